@@ -68,7 +68,7 @@ class ChildSpec:
         expose: what the operator shows it, to read and execute by system calls.
         home_files: the first entries of its HOME, if that is its own and empty.
         template_env: variables of a recipe, with places that are filled in at its start.
-        template_files: likewise, further entries of HOME.
+        template_files: of a recipe, entries of HOME with such places.
         audit: the journal is told which files of its workspaces it opens and changes.
         name: what a configuration calls it; None for one that has no name.
         model: the model that it may ask; None for the one of its view (spec L6).

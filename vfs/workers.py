@@ -2,8 +2,7 @@
 
 What it is: what lets go of the interpreter beside other work (``beside``), what changes the
 thread that does it (``apart``), and what is given back when nobody waits for it
-(``afterwards``).  What it is not: calls that a task
-waits for (``vfs.hostio``).
+(``afterwards``).  What it is not: calls that a task waits for (``vfs.hostio``).
 
 Rule of this file: where no thread can be started the work is done where it was asked for,
 or waits (``eventually``), or fails (``apart``).

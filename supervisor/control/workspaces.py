@@ -69,7 +69,7 @@ class WorkspaceOrders:
         await self._send_file(_write_patch, words, send)
 
     async def _export(self, words: dict[str, Any], send: Send) -> None:
-        """Send a patch for git or a layer for container tools, likewise."""
+        """Send an export in pieces: a patch for git, or a layer for container tools."""
         await self._send_file(_write_export, words, send)
 
     async def _send_file(self, write: Write, words: dict[str, Any], send: Send) -> None:

@@ -120,10 +120,12 @@ class FdService:
 
     def show_workspaces(self, child: Child, process: Process) -> None:
         """Let checkpoints of a child name snapshots of its workspaces."""
-        if child.spec.workspaces:
+        if child.session is not None and child.spec.workspaces:
             from supervisor.fds.workspaces import ChildWorkspaces  # noqa: PLC0415 - with one
 
-            process.shared.workspaces = ChildWorkspaces(child, self.journal)
+            process.shared.workspaces = ChildWorkspaces(
+                child.id, child.session.client, child.spec.workspaces, self.journal
+            )
 
     def client_attached(self, client: Client) -> None:
         """Give a client that was just attached what its parent has now."""

@@ -6,7 +6,7 @@ Rules:
  2. Only a client with the whole rights of its child has snapshots made or files restored:
     one that has given up rights (a nested child) must not change what others work on.
  3. Workspaces that children share have none: to copy one stops all of them.
-4. The layer of a child that runs is mounted, and nothing can take its place beneath it: a
+ 4. The layer of a child that runs is mounted, and nothing can take its place beneath it: a
     workspace goes back when the child has ended.
 """
 
@@ -24,11 +24,11 @@ from vfs.content.threads import in_thread
 from vfs.growth import MovedError, content_beneath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from supervisor.child import Child
     from supervisor.journal import Journal
     from supervisor.workspace.use import WorkspaceUse
+    from vfs.filesystem import Client
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -36,30 +36,33 @@ Ts = TypeVarTuple("Ts")
 _UPPER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def uses_with_snapshots(child: Child) -> tuple[WorkspaceUse, ...]:
-    """Return the workspaces of a child of which checkpoints have snapshots."""
-    uses = child.spec.workspaces
-    return tuple(use for use in uses if use.mode == "review" and not use.is_shared)
-
-
 class ChildWorkspaces:
     """The workspaces of one child that have layers (``snapshots.Workspaces``).
 
     Args:
-        child: whose.
-        journal: is told of each snapshot.
+        child_id: the child's.
+        client: of its first connection, which has its whole rights.
+        uses: all its workspaces.
+        journal: each snapshot is told there.
     """
 
-    def __init__(self, child: Child, journal: Journal) -> None:
-        self._child = child
+    def __init__(
+        self,
+        child_id: str,
+        client: Client,
+        uses: Iterable[WorkspaceUse],
+        journal: Journal,
+    ) -> None:
+        self._child_id = child_id
+        self._client = client
         self._journal = journal
-        self._uses = {use.name: use for use in uses_with_snapshots(child)}
+        self._uses = {
+            use.name: use for use in uses if use.mode == "review" and not use.is_shared
+        }
 
     def is_whole(self, caller: object) -> bool:
         """Tell whether a client has the whole rights of the child."""
-        session = self._child.session
-        policy = getattr(caller, "policy", None)
-        return session is not None and policy is session.client.policy
+        return getattr(caller, "policy", None) is self._client.policy
 
     async def take(self, caller: object, label: str) -> tuple[WorkspaceSnapshot, ...]:
         """Make a snapshot of each; none if the caller does not have the whole rights."""
@@ -79,7 +82,7 @@ class ChildWorkspaces:
     def _tell(self, use: WorkspaceUse, label: str, copied: int, stopped: int) -> None:
         self._journal.write(
             "workspace.snapshot",
-            child_id=self._child.id,
+            child_id=self._child_id,
             workspace=use.name,
             label=label,
             copied_bytes=copied,
@@ -114,11 +117,9 @@ class ChildWorkspaces:
         self, verb: str, use: WorkspaceUse, call: Callable[[*Ts], T], *args: *Ts
     ) -> T:
         """Do something with a workspace in a thread; what goes wrong is a tool's error."""
-        client = None if self._child.session is None else self._child.session.client
-        share = None if client is None else client.ledger.threads
         why = ""
         try:
-            return await in_thread(call, *args, share=share)
+            return await in_thread(call, *args, share=self._client.ledger.threads)
         except WorkspaceError as error:
             why = str(error)
         except OSError as error:

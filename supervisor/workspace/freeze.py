@@ -254,7 +254,7 @@ def guarded_stop(
 
     Args:
         device: as of ``StoppedProcesses``.
-        firsts: likewise.
+        firsts: as of ``StoppedProcesses``.
 
     Raises:
         FreezeError: one does not stop.

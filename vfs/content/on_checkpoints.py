@@ -169,5 +169,10 @@ def _xml(made: Summary) -> bytes:
 
 
 def _snapshot_xml(one: WorkspaceSnapshot, files: str = "") -> bytes:
-    attributes = (("workspace", one.workspace), ("label", one.label))
-    return fdxml.empty("snapshot", (*attributes, ("files", files))[: 3 if files else 2])
+    attributes: tuple[tuple[str, str], ...] = (
+        ("workspace", one.workspace),
+        ("label", one.label),
+    )
+    if files:
+        attributes = (*attributes, ("files", files))
+    return fdxml.empty("snapshot", attributes)

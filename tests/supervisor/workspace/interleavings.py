@@ -153,7 +153,7 @@ class Interleaving:
         (top / self.rng.choice((*FILES, *DIRECTORIES))).mkdir()
 
     def edit_within(self) -> None:
-        """Take note of a step of a commit; the operator edits at one of them."""
+        """Count a step of a commit; the operator edits at one of them."""
         self.edit_at -= 1
         if self.edit_at != 0:
             return

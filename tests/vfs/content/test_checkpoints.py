@@ -96,7 +96,7 @@ class Files:
         return tuple(one for one in snapshots if one in self.there)
 
     async def restore_later(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
-        """Take note of what is to be restored."""
+        """Record what is to be restored."""
         self.restored.extend(snapshots)
 
 
