@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from supervisor.workspace.settings import RESERVE
+from supervisor.workspace.settings import disk_room
 from supervisor.workspace.store import PATIENCE_S, WorkspaceError
 from supervisor.workspace.workspace import Workspace
 from vfs.content.errors import FILE_OPERATION, FdError
@@ -144,12 +144,11 @@ def _check_room(workspace: Workspace) -> None:
     """
     upper = os.open("upper", _UPPER, dir_fd=workspace.directory.fd)
     try:
-        disk = os.fstatvfs(upper)
+        free, kept = disk_room(upper)
         taken = _size_of(upper)
     finally:
         os.close(upper)
-    kept = int(disk.f_blocks * disk.f_frsize * RESERVE)
-    if disk.f_bavail * disk.f_frsize - taken < kept:
+    if free - taken < kept:
         text = f"cannot copy the layer of {workspace.name!r}: its disk is nearly full"
         raise WorkspaceError(f"{text}; remove something, or leave files out")
 

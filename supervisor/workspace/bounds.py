@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from supervisor.workspace.settings import RESERVE
+from supervisor.workspace.settings import disk_room
 from supervisor.workspace.store import path_of
 from vfs.growth import Content, MovedError, content_beneath
 from vfs.hostio import in_thread
@@ -120,9 +120,7 @@ class LayerBounds:
         return None
 
     def _look_at_disk(self, upper: int) -> Passed | None:
-        disk = os.fstatvfs(upper)
-        free = disk.f_bavail * disk.f_frsize
-        kept = int(disk.f_blocks * disk.f_frsize * RESERVE)
+        free, kept = disk_room(upper)
         slack_s = max(0, free - kept) / _BYTES_PER_S
         self._pause_s = min(LONGEST_PAUSE_S, max(PAUSE_S, slack_s))
         if free >= kept:

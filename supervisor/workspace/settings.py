@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,25 @@ GUARDED = (
 
 RESERVE = 0.05
 """The part of a file system that a layer, and what is kept beside it, leaves free."""
+
+
+class DiskRoom(NamedTuple):
+    """What a file system has left.
+
+    Attributes:
+        free_bytes: for an ordinary user.
+        kept_bytes: what has to stay free; 0 where the file system tells no bound.
+    """
+
+    free_bytes: int
+    kept_bytes: int
+
+
+def disk_room(fd: int) -> DiskRoom:
+    """Return what the file system of an open file has left, and has to keep."""
+    disk = os.fstatvfs(fd)
+    kept = int(disk.f_blocks * disk.f_frsize * RESERVE)
+    return DiskRoom(disk.f_bavail * disk.f_frsize, kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.workspace.settings import RESERVE
+from supervisor.workspace.settings import disk_room
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -64,15 +64,15 @@ def keep_texts(
         rows: of ``rows_to_keep``.
         record: is changed.
     """
-    disk = os.fstatvfs(directory)
-    room_bytes = (disk.f_bavail - int(disk.f_blocks * RESERVE)) * disk.f_frsize
+    free, kept = disk_room(directory)
+    room_bytes = free - kept
     for row in rows:
         seen = record[row.path]
         content = _read_as_seen(base, row, seen)
         if content is None or not is_text(content):
             continue
         room_bytes -= len(content)
-        if disk.f_blocks and room_bytes < 0:  # some file systems have no bound to tell
+        if kept and room_bytes < 0:  # some file systems have no bound to tell
             return  # what is not kept cannot be merged, which a commit says
         try:
             name = _write(directory, content)

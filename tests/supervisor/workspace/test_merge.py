@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from supervisor.workspace import commit as commit_module
+from supervisor.workspace import settings as settings_module
 from supervisor.workspace import texts as texts_module
 from supervisor.workspace import workspace as workspace_module
 from supervisor.workspace.git import NoGitError
@@ -251,7 +252,7 @@ def test_a_text_that_was_changed_before_a_record_was_made_is_not_kept(
 def test_no_text_is_kept_where_the_disk_has_only_its_reserve(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts_module, "RESERVE", 1.0)
+    monkeypatch.setattr(settings_module, "RESERVE", 1.0)
     prepare(scene)
     assert texts(scene) == []
     write(scene.base / "a", OURS)
