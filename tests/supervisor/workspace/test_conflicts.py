@@ -260,6 +260,38 @@ def test_an_editor_that_is_quicker_than_a_step_undoes_the_commit(
     assert (edited.base / "a").read_text() == "operator's\n"
 
 
+def commit_and_edit(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch, edit: Callable[[int], None]
+) -> int:
+    """Commit, with ``c`` edited too, and an edit before each rename, by its number.
+
+    Returns:
+        How many renames there were; the commit was undone.
+    """
+    with edited.run() as top:
+        write(top / "c", "new\n")
+    edited.end_run()
+    calls = 0
+
+    def edit_then_rename(*words: Any) -> None:
+        nonlocal calls
+        calls += 1
+        edit(calls)
+        rename(*words)
+
+    monkeypatch.setattr(commit_module, "rename", edit_then_rename)
+    assert commit(edited).applied == ()
+    monkeypatch.undo()
+    return calls
+
+
+def save_over(path: Path, text: str) -> None:
+    """Save a file as editors do: a new one takes its place."""
+    saved = path.with_name("saved")
+    write(saved, text)
+    saved.rename(path)
+
+
 # spec WS12
 @pytest.mark.parametrize(
     ("saves", "path"),
@@ -273,22 +305,11 @@ def test_an_editor_that_is_quicker_than_a_step_undoes_the_commit(
 def test_what_an_editor_saves_again_while_a_commit_is_undone_stays(
     edited: Scene, monkeypatch: pytest.MonkeyPatch, saves: dict[int, str], path: str
 ) -> None:
-    with edited.run() as top:
-        write(top / "c", "new\n")
-    edited.end_run()
-    calls = 0
+    def save(call: int) -> None:
+        if call in saves:
+            save_over(edited.base / saves[call], f"{call}\n")
 
-    def save_then_rename(*words: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls in saves:
-            write(edited.base / "saved", f"{calls}\n")
-            (edited.base / "saved").rename(edited.base / saves[calls])
-        rename(*words)
-
-    monkeypatch.setattr(commit_module, "rename", save_then_rename)
-    result = commit(edited)
-    assert result.applied == ()
+    calls = commit_and_edit(edited, monkeypatch, save)
     assert calls > max(saves)
     last = max(call for call, saved in saves.items() if saved == path)
     assert (edited.base / path).read_text() == f"{last}\n"
@@ -296,34 +317,21 @@ def test_what_an_editor_saves_again_while_a_commit_is_undone_stays(
 
 # spec WS12: what the operator writes into what a commit has put, before or while that is
 # undone: a was there before, b is new.
-@pytest.mark.parametrize(("path", "call"), [("a", 4), ("a", 6), ("b", 4), ("b", 5)])
+@pytest.mark.parametrize(("path", "at"), [("a", 4), ("a", 6), ("b", 4), ("b", 5)])
 def test_an_edit_in_place_of_what_a_commit_has_put_stays(
-    edited: Scene, monkeypatch: pytest.MonkeyPatch, path: str, call: int
+    edited: Scene, monkeypatch: pytest.MonkeyPatch, path: str, at: int
 ) -> None:
-    with edited.run() as top:
-        write(top / "c", "new\n")
-    edited.end_run()
-    calls = 0
-
-    def edit_then_rename(*words: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:  # before c is put, which undoes all
-            write(edited.base / "saved", "saved\n")
-            (edited.base / "saved").rename(edited.base / "c")
-        if calls == call:
+    def edit(call: int) -> None:
+        if call == 3:  # before c is put, which undoes all
+            save_over(edited.base / "c", "saved\n")
+        if call == at:
             (edited.base / path).write_text("operator's\n")
-        rename(*words)
 
-    monkeypatch.setattr(commit_module, "rename", edit_then_rename)
-    result = commit(edited)
-    assert result.applied == ()
-    assert calls > call - 1
+    assert commit_and_edit(edited, monkeypatch, edit) > at - 1
     assert (edited.base / path).read_text() == "operator's\n"
     assert (edited.base / "c").read_text() == "saved\n"
     assert (edited.base / "b").exists() is (path == "b")
     assert path == "a" or (edited.base / "a").read_text() == "old\n"
-    monkeypatch.undo()
     assert path in conflicts(commit(edited))
     assert (edited.base / path).read_text() == "operator's\n"
 
