@@ -50,6 +50,10 @@ class UsageFault(CommandError):  # noqa: N818 - beside click's own words
     """The words of the command are off."""
 
 
+_CONTROLS, _DELETE = 0x20, 0x7F
+"""The first code that is no control character of ASCII, and the one beyond its others."""
+
+
 def remedy(why: OSError) -> str:
     """Return what to do about an error of the system, as the end of a line.
 
@@ -58,6 +62,22 @@ def remedy(why: OSError) -> str:
     if why.strerror != os.strerror(why.errno or 0):
         return ""
     return _TO_DO.get(why.errno or 0, "")
+
+
+def show_controls(text: str) -> str:
+    r"""Return a line with what a terminal might obey as ``^[``, ``\x9b`` or ``\u202e``."""
+    if text.isprintable():
+        return text
+    return "".join(map(_shown, text))
+
+
+def _shown(char: str) -> str:
+    if char.isprintable() or char == "\t":
+        return char
+    code = ord(char)
+    if code < _CONTROLS or code == _DELETE:
+        return f"^{chr(code ^ 0x40)}"
+    return char.encode("ascii", "backslashreplace").decode()
 
 
 def print_text(text: str) -> None:

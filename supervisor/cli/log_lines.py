@@ -9,6 +9,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from supervisor.say import show_controls
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -18,7 +20,6 @@ MAX_LINE_BYTES = 65_536
 """Of a line that does not end; then it is shown as one that did."""
 
 _UNKNOWN = "-"
-_CONTROLS = 0x20
 
 
 class LogLines:
@@ -97,13 +98,4 @@ def _time(mark: LogMark | None) -> str:
 def visible(line: bytes) -> bytes:
     r"""Return a line with what a terminal might obey as ``^[``, ``\x9b`` or ``\u202e``."""
     text = line.removesuffix(b"\r").decode("utf-8", "backslashreplace")
-    return "".join(map(_visible, text)).encode()
-
-
-def _visible(char: str) -> str:
-    if char.isprintable() or char == "\t":
-        return char
-    code = ord(char)
-    if code < _CONTROLS or code == 0x7F:
-        return f"^{chr(code ^ 0x40)}"
-    return char.encode("ascii", "backslashreplace").decode()
+    return show_controls(text).encode()

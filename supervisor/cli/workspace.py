@@ -13,7 +13,13 @@ from supervisor.cli.help import Command, Group
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
 from supervisor.cli.options import directories, files
-from supervisor.say import CommandError, UsageFault, print_bytes, print_text
+from supervisor.say import (
+    CommandError,
+    UsageFault,
+    print_bytes,
+    print_text,
+    show_controls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -474,38 +480,26 @@ def _print_names(
 
 
 def _shown(path: bytes) -> bytes:
-    """Return a path for one line of text: control bytes are made visible."""
-    return b"".join(
+    """Return a path for one line of text: control bytes are made visible.
+
+    On a terminal that goes for all that it might obey, elsewhere for those of ASCII.
+    """
+    line = b"".join(
         bytes((byte,)) if byte >= 0x20 and byte != 0x7F else b"\\x%02x" % byte
         for byte in path
     )
+    if sys.stdout.isatty():
+        return show_controls(line.decode("utf-8", "backslashreplace")).encode()
+    return line
 
 
 def _print_patch(pieces: Iterator[bytes]) -> None:
-    is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    is_begun = False
+    from supervisor.workspace.terminal_patch import show_patch  # noqa: PLC0415
+
+    if sys.stdout.isatty():
+        pieces = show_patch(pieces, coloured="NO_COLOR" not in os.environ)
     while (data := _done(next, pieces, None)) is not None:
-        print_bytes(_coloured(data, is_begun=is_begun) if is_coloured else data)
-        is_begun = not data.endswith(b"\n") if data else is_begun
-
-
-_COLOURS = {b"+": b"\x1b[32m", b"-": b"\x1b[31m", b"@": b"\x1b[36m"}
-
-
-def _coloured(data: bytes, *, is_begun: bool = False) -> bytes:
-    """Return a piece of a patch for a terminal: coloured, escapes made visible.
-
-    Args:
-        data: the piece.
-        is_begun: it goes on with a line that an earlier piece has begun.
-    """
-    lines = []
-    for number, line in enumerate(data.replace(b"\x1b", b"\\x1b").split(b"\n")):
-        colour = _COLOURS.get(line[:1], b"\x1b[1m" if line[:4] == b"diff" else b"")
-        if is_begun and number == 0:
-            colour = b""
-        lines.append(colour + line + b"\x1b[0m" if colour else line)
-    return b"\n".join(lines)
+        print_bytes(data)
 
 
 def _print_commit(result: dict[str, Any], *, as_json: bool) -> int:

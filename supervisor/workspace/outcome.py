@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.workspace.selection import Selection
 from supervisor.workspace.store import WorkspaceError
+from supervisor.workspace.terminal_patch import show_patch
 from supervisor.workspace.verbs import event_of_commit
 from supervisor.workspace.workspace import CommitResult, Workspace
 
@@ -115,7 +116,8 @@ def _ask(
         sys.stderr.flush()
         answer = sys.stdin.readline().strip().lower()[:1]
         if answer == "d":
-            for data in workspace.patch():
+            coloured = "NO_COLOR" not in os.environ
+            for data in show_patch(workspace.patch(), coloured=coloured):
                 sys.stderr.buffer.write(data)
             continue
         if answer == "c":

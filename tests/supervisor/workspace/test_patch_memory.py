@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from supervisor.cli.workspace import _coloured
+from supervisor.workspace.terminal_patch import show_patch
 from tests.architecture.tree import ROOT
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, tree_of, write
@@ -95,8 +95,14 @@ def test_texts_that_git_would_need_much_memory_for_are_named(scene: Scene) -> No
 
 
 def test_a_line_that_goes_on_in_the_next_piece_has_one_colour() -> None:
-    assert _coloured(b"+one\n+tw") == b"\x1b[32m+one\x1b[0m\n\x1b[32m+tw\x1b[0m"
-    assert _coloured(b"-o\n-three", is_begun=True) == b"-o\n\x1b[31m-three\x1b[0m"
+    pieces = iter([b"+one\n+tw", b"-o\n-\xe2\x82", b"\xac three"])
+    green, red, end = b"\x1b[32m", b"\x1b[31m", b"\x1b[0m"
+    assert list(show_patch(pieces, coloured=True)) == [
+        green + b"+one" + end + b"\n" + green + b"+tw" + end,
+        b"-o\n" + red + b"-" + end,
+        b"\xe2\x82\xac three",
+        b"",
+    ]
 
 
 # spec WS8, attack 56
