@@ -460,6 +460,7 @@ async def open_host(
                     yield host
                     await host.stop()
             finally:
+                gc.unfreeze()
                 host.apart.close()
                 ask_for_slices(0)
                 nursery.cancel_scope.cancel()

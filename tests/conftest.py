@@ -1,5 +1,6 @@
 """What every test gets: the leak check, the search for the hosts' key, a TMPDIR, no clocks."""
 
+import gc
 import os
 import resource
 import signal
@@ -30,6 +31,9 @@ settings.load_profile("sandhost-ci" if os.environ.get("CI") else "sandhost")
 for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     signal.signal(_number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+MOST_DESCRIPTORS = 64
+"""What a process that runs tests may have open when they are over: 19 were seen."""
 
 # Nor is it known how many descriptors a process may have: hundreds of payloads that are
 # spooled take as many, and 1024 is what many start with.
@@ -66,6 +70,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def no_leaks() -> None:
     """Ask for the leak check in a test that is not marked `slow`."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_descriptors() -> Iterator[None]:
+    """Fail a run whose tests have left many descriptors, each of them few."""
+    yield
+    gc.collect()
+    left = sorted(holdings().descriptors.values())
+    assert len(left) < MOST_DESCRIPTORS, f"open after all tests: {'; '.join(left)}"
 
 
 @pytest.fixture(autouse=True)

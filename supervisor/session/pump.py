@@ -223,8 +223,12 @@ class Pump:
                     slice_end = self._slice_end()
         finally:
             precedence.rest()
-            self._epoll.close()
-            os.close(self._bell)
+            self.close()
+
+    def close(self) -> None:
+        """Give its descriptors back; `run` does so when it ends."""
+        self._epoll.close()
+        os.close(self._bell)
 
     def _slice_end(self) -> float:
         """Return until when others wait, from now on."""

@@ -35,8 +35,9 @@ class Dialogue:
         self.place = open_place(str(root), read=True, write=True, relative=b"")
         policy = Policy((self.place,), top_level=top_level, cwd_fd=-1)
         client = self.fs.connect(policy, Ledger(open_files=8), "test")
+        self._pump = Pump()
         self.session = Session(
-            Pump(),
+            self._pump,
             self.fs,
             client,
             fd,
@@ -73,3 +74,4 @@ class Dialogue:
         self.place.backend.close()
         os.close(self.session.read_fd)
         self.ours.close()
+        self._pump.close()
