@@ -43,7 +43,7 @@ from supervisor.workspace.linux import (
     set_times,
     sync_file_system,
 )
-from supervisor.workspace.record import digest_inside
+from supervisor.workspace.record import RecordUpdate, digest_inside
 from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
@@ -137,18 +137,16 @@ class CommitJournal(msgspec.Struct):
         staging: the name of the staging directory in ``holder``.
         holder: the directory that it is in: the base, or the workspace's own.
         steps: in their order.
-        linked: other paths whose base object changes with it: hard links.
-        contested: paths in conflict of which the workspace's side was chosen, or both.
-        merged: of these the files that get a merge of both.
+        merged: paths of files that get a merge of both sides.
+        update: of the record.
     """
 
     state: Literal["staging", "applying", "undoing", "applied", "undone"]
     staging: bytes
     holder: Literal["base", "own"]
     steps: list[Step] = []
-    linked: list[bytes] = []
-    contested: list[bytes] = []
     merged: list[bytes] = []
+    update: RecordUpdate = RecordUpdate()
 
     def old_path(self, path: bytes) -> bytes:
         """Return where the base had what a step has at a path, before any was done."""
@@ -222,8 +220,7 @@ class Committer:
         merged: LayeredTree,
         rows: Sequence[Row],
         merges: Mapping[bytes, MergedFile],
-        linked: list[bytes],
-        contested: list[bytes],
+        update: RecordUpdate,
         judge: Callable[[], None],
     ) -> None:
         """Apply rows to the base.
@@ -232,8 +229,7 @@ class Committer:
             merged: the workspace's layers.
             rows: of ``choose_rows``, judged to be in no conflict.
             merges: by path, what takes the place of the workspace's file.
-            linked: of ``Judge.linked_paths``.
-            contested: paths in conflict of which the workspace's side was chosen, or both.
+            update: of ``Judge.update_by_commit``.
             judge: called when each step knows what it expects in the base; raises
                 ``BaseChangedError`` if that is in conflict by then.
 
@@ -246,9 +242,8 @@ class Committer:
             "staging",
             name,
             self._holder(),
-            linked=linked,
-            contested=contested,
             merged=list(merges),
+            update=update,
         )
         self._save(journal)
         os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
@@ -367,11 +362,11 @@ def identity_of(status: os.stat_result) -> Identity:
     )
 
 
-def is_removal(step: Step) -> bool:
+def takes_directory(step: Step) -> bool:
     """Tell whether a step takes away what lies in a directory of the base."""
-    if isinstance(step, Put) and step.expected is not None:
-        return stat.S_ISDIR(step.expected.mode)
-    return isinstance(step, Take) and step.goes_to is None
+    if not isinstance(step, Put | Take) or step.expected is None:
+        return False
+    return stat.S_ISDIR(step.expected.mode)
 
 
 class _Stage:

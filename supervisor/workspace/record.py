@@ -38,11 +38,14 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
         kind: as of ``stat.S_IFMT``; 0 for nothing.
         device: of its file system.
         inode: its number there.
-        ctime_ns: when it was last changed; 0 of a directory, which every new entry changes.
+        ctime_ns: when it was last changed. Of a directory, which every new entry changes,
+            when a commit last wrote in it while a child had the workspace; else 0.
         mode: permission bits.
         inside: of a directory that was removed, a digest of all that was in it; of one that
             was renamed, of what the base had at the new path; else b"".
         text: of a file, what names its content among the kept texts; b"" if it was not kept.
+        origin: of a directory that was renamed, where the base has it: all but ``inside``
+            is of that path.
     """
 
     kind: int
@@ -52,10 +55,12 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     mode: int = 0
     inside: bytes = b""
     text: bytes = b""
+    origin: bytes = b""
 
     def is_still(self, now: Seen) -> bool:
         """Tell whether the base has this now; of that no text is kept yet."""
-        return msgspec.structs.replace(now, text=self.text) == self
+        ctime_ns = self.ctime_ns if self.kind == stat.S_IFDIR else now.ctime_ns
+        return msgspec.structs.replace(now, text=self.text, ctime_ns=ctime_ns) == self
 
 
 NOTHING = Seen(0)
@@ -64,6 +69,22 @@ CHANGED = Seen(-1)
 
 Record = dict[bytes, Seen]
 _decoder = msgspec.msgpack.Decoder(Record)
+
+
+class RecordUpdate(msgspec.Struct, frozen=True):
+    """What of a record changes with a commit, besides the paths that it takes.
+
+    Attributes:
+        linked: other paths whose base object changes with it: hard links.
+        contested: paths in conflict of which the workspace's side was chosen, or both.
+        left: digests of what it leaves in directories that the workspace has no more.
+        around: what was seen of the directories that it writes in.
+    """
+
+    linked: list[bytes] = []
+    contested: list[bytes] = []
+    left: dict[bytes, bytes] = {}
+    around: dict[bytes, Seen] = {}
 
 
 def load_record(data: bytes) -> Record:
@@ -80,20 +101,34 @@ def save_record(record: Record) -> bytes:
     return msgspec.msgpack.encode(record)
 
 
-def look_at_base(base: LayeredTree, row: Row) -> Seen:
-    """Return what the base has where a row's object comes from."""
+def look_at_base(
+    base: LayeredTree, row: Row, left_out: frozenset[bytes] = frozenset()
+) -> Seen:
+    """Return what the base has where a row's object comes from.
+
+    Args:
+        base: that has it.
+        row: of a changed path.
+        left_out: as of ``digest_inside``.
+    """
     # A new object may stand where a directory was that was renamed: the base has it still.
     old = base.find(row.path) if row.change is Change.ADDED else row.old
-    seen = seen_of(base, old, is_whole=_takes_all(row))
-    if row.replaced is None:
+    seen = seen_of(base, old, is_whole=_takes_all(row), left_out=left_out)
+    if row.origin is None:
         return seen
-    return msgspec.structs.replace(seen, inside=_digest(base, row.replaced))
+    inside = _digest(base, row.replaced, left_out)
+    return msgspec.structs.replace(seen, inside=inside, origin=row.origin)
 
 
-def _digest(base: LayeredTree, node: Node) -> bytes:
+def _digest(
+    base: LayeredTree, node: Node | None, left_out: frozenset[bytes] = frozenset()
+) -> bytes:
     """Return a digest of one of the base's objects, with all that is in it."""
-    facts = msgspec.msgpack.encode(seen_of(base, node, is_whole=True))
-    return hashlib.blake2b(facts, digest_size=16).digest()
+    if node is None:
+        return b""
+    facts = seen_of(base, node, is_whole=True, left_out=left_out)
+    data = msgspec.msgpack.encode(facts)
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _takes_all(row: Row) -> bool:
@@ -105,18 +140,30 @@ def _takes_all(row: Row) -> bool:
 
 def _lacks(row: Row, seen: Seen | None) -> bool:
     """Tell whether a record does not say what a commit of the row would replace."""
-    if seen is None:
+    if seen is None or _is_of_another(row, seen):
         return True
     return seen != CHANGED and _takes_all(row) and not seen.inside
 
 
-def seen_of(base: LayeredTree, node: Node | None, *, is_whole: bool) -> Seen:
+def _is_of_another(row: Row, seen: Seen) -> bool:
+    """Tell whether a record is of what the path had before it was renamed there, or since."""
+    return seen != CHANGED and seen.origin != (row.origin or b"")
+
+
+def seen_of(
+    base: LayeredTree,
+    node: Node | None,
+    *,
+    is_whole: bool,
+    left_out: frozenset[bytes] = frozenset(),
+) -> Seen:
     """Return what is recorded of one of the base's objects.
 
     Args:
         base: that has it.
         node: the object; None for nothing.
         is_whole: with all that is in it, if it is a directory.
+        left_out: as of ``digest_inside``.
     """
     if node is None:
         return NOTHING
@@ -127,7 +174,7 @@ def seen_of(base: LayeredTree, node: Node | None, *, is_whole: bool) -> Seen:
         status.st_ino,
         0 if node.is_directory else status.st_ctime_ns,
         stat.S_IMODE(status.st_mode),
-        digest_inside(base, node) if is_whole and node.is_directory else b"",
+        digest_inside(base, node, left_out) if is_whole and node.is_directory else b"",
     )
 
 
@@ -193,6 +240,7 @@ class Judge:
         record: what was seen.
         started_ns: when the run began of which there is no record yet.
         origins: handles of directories that stand for the base's, as of ``hidden``.
+        is_running: a child has the workspace, and may still see what the base had.
     """
 
     def __init__(
@@ -202,12 +250,15 @@ class Judge:
         record: Record,
         started_ns: int,
         origins: Mapping[bytes, bytes] | None = None,
+        *,
+        is_running: bool = False,
     ) -> None:
         self._base = base
         self._merged = merged
         self._record = record
         self._started_ns = started_ns
         self._origins = origins or {}
+        self._is_running = is_running
         self._directories: dict[bytes, str] = {}
         self._handles: frozenset[bytes] | None = None
         self._paths: list[bytes] | None = None
@@ -220,8 +271,11 @@ class Judge:
     def _conflict_at(self, row: Row) -> str:
         """Return why the base's object of a row is another one than was seen."""
         seen = self._record.get(row.path)
-        if seen is None or self._is_of_replaced(row, seen):
+        if seen is None:
             return self._conflict_unrecorded(row)
+        if _is_of_another(row, seen):
+            is_still = self._is_still_at(row.path, seen)
+            return self._conflict_unrecorded(row) if is_still else _CHANGED
         now = look_at_base(self._base, row)
         is_whole = row.change is Change.RENAMED or (seen.inside and now.inside)
         if not is_whole:  # what is inside has rows of its own
@@ -230,12 +284,12 @@ class Judge:
             return _CHANGED if now.kind else "it was removed in the base"
         return self._conflict_unrecorded(row) if _lacks(row, seen) else ""
 
-    def _is_of_replaced(self, row: Row, seen: Seen) -> bool:
-        """Tell whether a record is of what a directory was renamed over, as it is now."""
-        if row.change is not Change.RENAMED:
-            return False
-        now = seen_of(self._base, row.replaced, is_whole=bool(seen.inside))
-        return seen.is_still(now)
+    def _is_still_at(self, path: bytes, seen: Seen) -> bool:
+        """Tell whether the base has at a path what was seen there."""
+        node = self._base.find(path)
+        if seen.origin:
+            return _digest(self._base, node) == seen.inside
+        return seen.is_still(seen_of(self._base, node, is_whole=bool(seen.inside)))
 
     def update(self, rows: Sequence[Row]) -> Record:
         """Return the record with what it lacks, and without what is settled.
@@ -254,17 +308,23 @@ class Judge:
         return record
 
     def _refresh(self, record: Record, rows: Sequence[Row]) -> None:
-        """Record anew what both sides have alike: the workspace sees it as it is now."""
+        """Record anew what both sides have alike: the workspace sees it as it is now.
+
+        A child that runs may not (spec WS3c): of that there is no record any more.
+        """
         changed = with_parents(row.path for row in rows)
         apart = {row.path for row in rows if row.change is not Change.MODE}
         apart.update(row.origin for row in rows if row.origin is not None)
         for path, seen in self._record.items():
-            if path in changed or not apart.isdisjoint(_parents(path)):
+            if path in changed or not apart.isdisjoint((path, *_parents(path))):
                 continue
             node = self._base.find(path)
             now = seen_of(self._base, node, is_whole=bool(seen.inside))
-            if not seen.is_still(now):
-                record[path] = now
+            if seen.is_still(now):
+                continue
+            record[path] = now
+            if self._is_running:
+                del record[path]  # times decide again
 
     def seen_text(self, row: Row) -> Seen | None:
         """Return what was seen of a file whose conflict a merge of its text can settle.
@@ -281,15 +341,19 @@ class Judge:
             return None  # made anew: without the layer's file the base's does not show
         return None if self._directory_conflict(row) else seen
 
-    def strays(self, rows: Sequence[Row]) -> tuple[list[bytes], list[bytes]]:
+    def strays(self, rows: Sequence[Row]) -> tuple[dict[bytes, bytes], list[bytes]]:
         """Return the paths of objects whose base object is not where it was.
 
         Returns:
-            Directories that were renamed; and other files and directories.
+            Directories that were renamed, by path where the base has another one now, or
+            b""; and the paths of other files and directories.
         """
-        pointers = [
-            node.path for node in self._upper_directories() if self._is_lost(node)
-        ]
+        base = self._merged.base_layer
+        pointers = {
+            node.path: node.parts[-1].path if node.parts[-1].layer == base else b""
+            for node in self._upper_directories()
+            if self._is_lost(node)
+        }
         others = [
             row.path
             for row in rows
@@ -334,15 +398,27 @@ class Judge:
             return False
         return old is None or _handle_of(self._base, old.parts[0]) not in {None, handle}
 
-    def linked_paths(self, chosen: Sequence[Row], rows: Sequence[Row]) -> list[bytes]:
-        """Return the recorded paths whose base object changes with a commit.
-
-        They are other hard links to what the commit replaces or removes: the number of
-        links is part of an inode, so its time of change moves on.
+    def update_by_commit(
+        self, chosen: Sequence[Row], rows: Sequence[Row]
+    ) -> RecordUpdate:
+        """Return what of the record changes with a commit.
 
         Args:
             chosen: what is committed.
             rows: all that was changed.
+        """
+        return RecordUpdate(
+            self._linked_paths(chosen, rows),
+            [row.path for row in chosen if self.conflict(row)],
+            self._digests_left(chosen, rows),
+            self._directories_around(chosen),
+        )
+
+    def _linked_paths(self, chosen: Sequence[Row], rows: Sequence[Row]) -> list[bytes]:
+        """Return the recorded paths whose base object changes with a commit.
+
+        They are other hard links to what the commit replaces or removes: the number of
+        links is part of an inode, so its time of change moves on.
         """
         touched = set()
         for row in chosen:
@@ -363,15 +439,59 @@ class Judge:
                 linked.append(row.path)
         return linked
 
+    def _digests_left(
+        self, chosen: Sequence[Row], rows: Sequence[Row]
+    ) -> dict[bytes, bytes]:
+        """Return digests of what a commit leaves in directories that it takes a part of.
+
+        Of those that the workspace has no more, and that are as they were seen.
+        """
+        places = [row.origin or (row.old.path if row.old else b"") for row in chosen]
+        taken = frozenset(filter(None, places))
+        committed = {row.path for row in chosen}
+        found = {}
+        for row in rows:
+            seen = self._record.get(row.path)
+            old = row.old if row.replaced is None else row.replaced
+            if row.path in committed or seen is None or not seen.inside or old is None:
+                continue
+            if any(path.startswith(old.path + b"/") for path in taken):
+                left = look_at_base(self._base, row, taken).inside
+                # In this order what is changed meanwhile makes the record another one.
+                if seen.is_still(look_at_base(self._base, row)):
+                    found[row.path] = left
+        return found
+
+    def _directories_around(self, chosen: Sequence[Row]) -> dict[bytes, Seen]:
+        """Return what was seen of the base's directories that a commit writes in."""
+        around = {split(row.path)[0] for row in chosen}
+        around.update(split(row.origin)[0] for row in chosen if row.origin is not None)
+        found = {}
+        for path in around:
+            new = self._merged.find(path)
+            if new is None or new.parts[-1].layer != self._merged.base_layer:
+                continue
+            old = self._base.find(new.parts[-1].path)
+            if old is not None:
+                # The mode as the child sees it: another one of the base has a row.
+                mode = stat.S_IMODE(new.status.st_mode)
+                status = old.status
+                found[path] = Seen(old.kind, status.st_dev, status.st_ino, mode=mode)
+        return found
+
     def _conflict_unrecorded(self, row: Row) -> str:
         """Return why a row without a record is in conflict; "" if it is not."""
-        paths = [*_parents(row.path)]
+        places = {path: _place_of(path, row) for path in _parents(row.path)}
         if row.old is not None:
-            paths += _parents(row.old.path)
-        for path in paths:
+            places |= {path: path for path in _parents(row.old.path)}
+        for path, place in places.items():
             # The directory was removed in the workspace, and made anew since.
             seen = self._record.get(path)
-            if seen is not None and self._is_changed_inside(path, seen):
+            if seen is None:
+                continue
+            # A renamed directory has a row of its own.
+            where = path if seen.origin else place
+            if self._is_changed_inside(where, seen):
                 return f"its directory {os.fsdecode(path)!r} was changed in the base"
         return (
             self._conflict_where_it_was(row)
@@ -405,11 +525,17 @@ class Judge:
 
     def _conflict_inside(self, row: Row) -> str:
         """Return why something recorded in a directory that was removed is in conflict."""
-        if not _takes_all(row):
-            return ""
+        taken = row.old if _takes_all(row) else row.replaced
+        # It may lie in a renamed directory, and what is in it was seen before or after.
+        for path in () if taken is None else {row.path, taken.path}:
+            if conflict := self._conflict_beneath(path):
+                return conflict
+        return ""
+
+    def _conflict_beneath(self, directory: bytes) -> str:
         if self._paths is None:
             self._paths = sorted(self._record)
-        first = row.path + b"/"
+        first = directory + b"/"
         for path in self._paths[bisect.bisect(self._paths, first) :]:
             if not path.startswith(first):
                 break
@@ -417,8 +543,7 @@ class Judge:
             node = self._base.find(path)
             if node is None:
                 continue  # nothing there that a removal could take
-            now = seen_of(self._base, node, is_whole=bool(seen.inside))
-            if not seen.is_still(now):
+            if not self._is_still_at(path, seen):
                 return f"{os.fsdecode(path)!r} in it was changed in the base"
         return ""
 
@@ -435,6 +560,8 @@ class Judge:
     def _is_changed_inside(self, path: bytes, seen: Seen) -> bool:
         if seen == CHANGED:
             return True
+        if seen.origin:
+            return not self._is_still_at(path, seen)
         if not stat.S_ISDIR(seen.kind):
             return False
         now = seen_of(self._base, self._base.find(path), is_whole=bool(seen.inside))
@@ -455,7 +582,8 @@ class Judge:
         seen_ns = self._started_ns
         if old.is_directory or self._is_copy(row.new, old):
             seen_ns = self._born_ns(row.new)
-        return _CHANGED if old.status.st_ctime_ns >= seen_ns else ""
+        is_seen = old.status.st_ctime_ns < seen_ns or self._is_recorded(old.path)
+        return "" if is_seen else _CHANGED
 
     def _is_copy(self, new: Node, old: Node) -> bool:
         """Tell whether a file of the layer was copied from the base's one of now."""
@@ -490,8 +618,16 @@ class Judge:
         seen = self._record.get(path)
         if seen is None:
             return True
-        node = self._base.find(path)
-        return seen != seen_of(self._base, node, is_whole=bool(seen.inside))
+        if not self._is_still_at(path, seen):
+            return True
+        if seen.inside or not seen.ctime_ns:
+            return False
+        return seen.ctime_ns != status.st_ctime_ns
+
+    def _is_recorded(self, path: bytes) -> bool:
+        """Tell whether the base has at a path what a record says of it."""
+        seen = self._record.get(path)
+        return seen is not None and self._is_still_at(path, seen)
 
     def _born_ns(self, node: Node) -> int:
         """Return when an object came into the upper layer, in nanoseconds."""
@@ -614,6 +750,14 @@ class Judge:
             if old is not None and not self._is_copied_from(new, old):
                 return f"its directory {os.fsdecode(directory)!r} is another one"
         return ""
+
+
+def _place_of(directory: bytes, row: Row) -> bytes:
+    """Return where the base has a directory above a row's path, which may be renamed."""
+    inside = row.path[len(directory) :]
+    if row.old is None or not row.old.path.endswith(inside):
+        return directory
+    return row.old.path[: -len(inside)]
 
 
 def _lies_on_sealed(node: Node, base_layer: int) -> bool:

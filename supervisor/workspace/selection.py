@@ -225,13 +225,12 @@ def things_beneath(
 
 def _above(row: Row, by_path: dict[bytes, Row]) -> Iterable[Row]:
     """Yield the rows of new and renamed directories that a path lies in."""
-    if row.new is None and row.path not in by_path:
-        return  # a part of a deleted directory, which the base still has
     path = row.path
     while path:
         path, _ = split(path)
         above = by_path.get(path)
-        if above is not None and above.change is not Change.MODE:
+        # A part of a deleted directory does not take the whole along.
+        if above is not None and above.change not in {Change.MODE, Change.DELETED}:
             yield above
 
 

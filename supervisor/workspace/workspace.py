@@ -22,7 +22,7 @@ from supervisor.workspace.commit import (
     Put,
     Take,
     identity_of,
-    is_removal,
+    takes_directory,
 )
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.hidden import (
@@ -44,6 +44,7 @@ from supervisor.workspace.record import (
     NOTHING,
     Judge,
     Record,
+    Seen,
     load_record,
     look_at_base,
     save_record,
@@ -283,12 +284,11 @@ class Workspace:
                 drop_changes(trees.upper_fd, dropped)
                 if chosen:
                     judge = self.judge(trees)
-                    linked = judge.linked_paths(chosen, rows)
-                    contested = [row.path for row in chosen if judge.conflict(row)]
+                    update = judge.update_by_commit(chosen, rows)
                     again = partial(self._judge_again, trees, chosen, selection, merges)
                     try:
                         self._committer(trees).commit(
-                            trees.merged, chosen, merges, linked, contested, again
+                            trees.merged, chosen, merges, update, again
                         )
                     except BaseChangedError as why:
                         conflicts = [*conflicts, Conflict(why.path, why.reason)]
@@ -679,9 +679,11 @@ class Workspace:
         pointers, others = judge.strays(rows)
         if not (pointers or others) or self.directory.user():
             return rows
-        self.save_record(self.record() | dict.fromkeys(pointers, CHANGED))
+        # What is where one was counts as removed from then on, and the child moved it.
+        torn = (*pointers, *filter(None, pointers.values()))
+        self.save_record(self.record() | dict.fromkeys(torn, CHANGED))
         self._record_seen(trees, rows)
-        detach(trees.upper_fd, self.state.marks, pointers + others)
+        detach(trees.upper_fd, self.state.marks, [*pointers, *others])
         return self.rows(trees)
 
     def record(self) -> Record:
@@ -693,7 +695,14 @@ class Workspace:
         """Return a judge of what the base has changed as well."""
         started_ns = self.state.started_ns
         origins = load_origins(self.directory) if self.state.hidden else {}
-        return Judge(trees.base, trees.merged, self.record(), started_ns, origins)
+        return Judge(
+            trees.base,
+            trees.merged,
+            self.record(),
+            started_ns,
+            origins,
+            is_running=bool(self.directory.user()),
+        )
 
     def rows(self, trees: Trees, *, with_renames: bool = True) -> list[Row]:
         """Return what was changed, without what is hidden."""
@@ -780,8 +789,11 @@ class Workspace:
         self._record_applied(record, trees, journal, paths)
         _forget_gone(record, trees.base, journal)
         _record_above(record, trees, paths)
-        for row in compare(trees.base, trees.merged) if journal.linked else ():
-            if row.path in journal.linked:
+        _record_left(record, journal.update.left)
+        self._record_around(record, trees, journal)
+        linked = journal.update.linked
+        for row in compare(trees.base, trees.merged) if linked else ():
+            if row.path in linked:
                 record[row.path] = look_at_base(trees.base, row)
         self.save_record(record)
 
@@ -800,10 +812,24 @@ class Workspace:
             if node is not None and node.parts[0].layer == 0:
                 old = trees.base.find(path)
                 record[path] = seen_of(trees.base, old, is_whole=False)
-                is_edited = path in written and not _has_content_of(old, node)
+                if old is not None and old.is_directory:
+                    record[path] = _written_in(record[path], old)
+                is_edited = path in written and not _has_facts_of(old, node)
                 if is_edited or path in journal.merged:
                     # The layer lacks what the base has.
                     record[path] = CHANGED
+
+    def _record_around(
+        self, record: Record, trees: Trees, journal: CommitJournal
+    ) -> None:
+        """Record when a commit has written in directories of which a child has the layer."""
+        for path, seen in (
+            journal.update.around.items() if self.directory.user() else ()
+        ):
+            old = trees.base.find(path)
+            known = record.setdefault(path, seen)
+            if old is not None and (known.kind, known.inode) == (seen.kind, seen.inode):
+                record[path] = _written_in(known, old)
 
     def _left_for_later(self) -> list[bytes]:
         """Return the paths that were committed while a child had the layer."""
@@ -836,13 +862,14 @@ class Workspace:
             if identity_of(node.status) == expected:
                 key = (expected.device, expected.inode)
                 times_ns[key] = node.status.st_ctime_ns
-        for path in journal.contested:
+        for path in journal.update.contested:
             seen = record.get(path, NOTHING)
             times_ns.pop((seen.device, seen.inode), None)
         for path, seen in record.items():
             time_ns = times_ns.get((seen.device, seen.inode))
             if time_ns is not None:
                 record[path] = msgspec.structs.replace(seen, ctime_ns=time_ns)
+        self._record_around(record, trees, journal)
         self.save_record(record)
 
     def _guarded(
@@ -866,9 +893,14 @@ class Workspace:
         return Patterns(self.state.hidden)
 
 
-def _has_content_of(old: Node | None, new: Node) -> bool:
-    """Tell whether the base's object is what was put there, and was not written to since."""
-    if old is None or old.kind != new.kind:
+def _written_in(seen: Seen, directory: Node) -> Seen:
+    """Return what is seen of a directory that a commit has written in."""
+    return msgspec.structs.replace(seen, ctime_ns=directory.status.st_ctime_ns)
+
+
+def _has_facts_of(old: Node | None, new: Node) -> bool:
+    """Tell whether the base's object is what was put there, and was not changed since."""
+    if old is None or old.status.st_mode != new.status.st_mode:
         return False
     facts = [(one.status.st_size, one.status.st_mtime_ns) for one in (old, new)]
     return new.is_directory or facts[0] == facts[1]
@@ -876,10 +908,20 @@ def _has_content_of(old: Node | None, new: Node) -> bool:
 
 def _forget_gone(record: Record, base: LayeredTree, journal: CommitJournal) -> None:
     """Take from a record what went with a directory that a commit has taken away."""
-    gone = tuple(step.path + b"/" for step in journal.steps if is_removal(step))
+    gone = tuple(step.path + b"/" for step in journal.steps if takes_directory(step))
     for path in [path for path in record if path.startswith(gone)]:
         if base.find(path) is None:
             del record[path]
+
+
+def _record_left(record: Record, left: Mapping[bytes, bytes]) -> None:
+    """Record what a commit has left in directories that the workspace has no more."""
+    for path, inside in left.items():
+        record[path] = msgspec.structs.replace(record[path], inside=inside)
+        # What was seen of a directory in it is a part of that.
+        for other in [other for other in record if other.startswith(path + b"/")]:
+            if record[other].inside:
+                del record[other]
 
 
 def _record_above(record: Record, trees: Trees, paths: Sequence[bytes]) -> None:

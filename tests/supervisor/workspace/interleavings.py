@@ -168,6 +168,7 @@ class Interleaving:
         Args:
             top: of the mount of a child that has the workspace; None if none has.
         """
+        self.edit_at = -1
         self.scene.rows()  # a look: pointers to what the operator has moved are cut
         given: dict[str, list[str] | bool] = {
             "skips_conflicts": self.rng.random() < 0.5,
