@@ -289,7 +289,7 @@ class WorkspaceDirectory:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         fd = os.open("lock", flags, 0o600, dir_fd=self.fd)
         try:
-            self._lock(fd)
+            self._lock_alone(fd)
             os.ftruncate(fd, 0)
             os.write(fd, child.encode() + b"\n")
         except BaseException:
@@ -327,13 +327,23 @@ class WorkspaceDirectory:
         with contextlib.suppress(FileNotFoundError):
             fd = os.open("lock", os.O_RDWR | os.O_CLOEXEC, dir_fd=self.fd)
             try:
-                self._lock(fd)
+                self._share(fd)
             finally:
                 os.close(fd)
 
-    def _lock(self, fd: int) -> None:
+    def _lock_alone(self, fd: int) -> None:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            self._share(fd)
+            # No child has it: it is being looked at, which ends at once.
+            select.select((), (), (), _PAUSE_S)  # in a worker thread
+
+    def _share(self, fd: int) -> None:
+        """Take a lock together with those that look, as long as no child has it."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             who = _child_in(os.pread(fd, _LOCK_BYTES, 0))
             text = f"cannot use workspace {self.name!r}: child {who} has it"

@@ -1,11 +1,12 @@
 """The directory of a workspace, of which another command has the lock."""
 
+import fcntl
 import os
 
 import pytest
 
 from supervisor.workspace.run import prepare_use
-from supervisor.workspace.store import NoWorkspaceError
+from supervisor.workspace.store import NoWorkspaceError, look_at_state
 from supervisor.workspace.workspace import Workspace
 from tests.supervisor.workspace.scene import Scene
 
@@ -39,3 +40,21 @@ def test_a_run_that_waited_for_a_discard_has_a_new_workspace(discarded: Scene) -
     assert use.name == "w"
     assert os.listdir(discarded.state / "workspaces") == ["w"]
     assert discarded.rows() == []
+
+
+# spec WS18: a host's figures look at the lock of a mount at any moment.
+def test_a_look_for_figures_keeps_no_child_from_a_workspace(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.make()
+    with scene.open() as workspace:
+        os.close(workspace.directory.lock_for("first"))
+        look = os.open(scene.upper.parent / "lock", os.O_RDONLY)
+        fcntl.flock(look, fcntl.LOCK_SH)  # as long as it lasts
+        assert workspace.directory.user() == ""
+        ends = "supervisor.workspace.store.select.select"
+        monkeypatch.setattr(ends, lambda *_: os.close(look))
+        lock = workspace.directory.lock_for("second")
+        assert workspace.directory.user() == "second"
+        assert look_at_state(str(scene.state), "w") == "in use"
+        os.close(lock)
