@@ -401,13 +401,16 @@ def export(
 def _opened(state_dir: str | None, name: str) -> Workspace:
     from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
     from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
-    from supervisor.workspace.verbs import cut_off_note, restore_note  # noqa: PLC0415
+    from supervisor.workspace.verbs import (  # noqa: PLC0415
+        cut_off_note,
+        restore_note,
+        undone_note,
+    )
     from supervisor.workspace.workspace import Workspace  # noqa: PLC0415
 
     found: Workspace = _done(lambda: Workspace(find_state_dir(state_dir), name))
     if _done(found.finish_commit) is False:
-        text = "a commit that was interrupted was undone: the base is as it was"
-        print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
+        show_notes([undone_note(found)])
     if _done(found.is_cut_off):
         show_notes([cut_off_note(name)])
     if found.state.goes_back_to:

@@ -8,7 +8,8 @@ Rules:
  3. What a step replaces or removes is looked at before the base is judged for the last
     time, and again when it has come out. If that is not the same, the operator was
     quicker: every step is undone, in reverse order.
- 4. What was replaced or removed stays in the staging directory until all is synced.
+ 4. What was replaced or removed stays in the staging directory until all is synced. If
+    its place is taken when it is to go back, or gone, it gets a name of its own near it.
  5. Nothing is reached through a link: directories are opened beneath the base exactly.
 
 Spec WS11 to WS13.
@@ -31,7 +32,7 @@ from supervisor.launchpad.kernel import open_exactly
 from supervisor.scratch import remove_tree
 from supervisor.workspace.attributes import program_attributes
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import LayeredTree, Node, split
+from supervisor.workspace.layers import LayeredTree, Node, join, split
 from supervisor.workspace.linux import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -44,7 +45,6 @@ from supervisor.workspace.linux import (
     sync_file_system,
 )
 from supervisor.workspace.record import RecordUpdate, digest_inside
-from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 STAGING_PREFIX = b".sandhost-commit-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _USER_XATTRS = "user."
+_MARK_BYTES = 8
+_NAME_BYTES = 255
+"""Of a name, at most, as ``NAME_MAX`` says."""
+
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
@@ -139,6 +143,7 @@ class CommitJournal(msgspec.Struct):
         steps: in their order.
         merged: paths of files that get a merge of both sides.
         update: of the record.
+        aside: of what could not go back to its place: path -> path where it is.
     """
 
     state: Literal["staging", "applying", "undoing", "applied", "undone"]
@@ -147,6 +152,7 @@ class CommitJournal(msgspec.Struct):
     steps: list[Step] = []
     merged: list[bytes] = []
     update: RecordUpdate = RecordUpdate()
+    aside: dict[bytes, bytes] = {}
 
     def old_path(self, path: bytes) -> bytes:
         """Return where the base had what a step has at a path, before any was done."""
@@ -302,9 +308,11 @@ class Committer:
     def _undo(self, journal: CommitJournal, staging: int) -> None:
         if journal.state != "undoing":
             return
-        steps = _Steps(self._base, staging)
+        mark = journal.staging.removeprefix(STAGING_PREFIX)[:_MARK_BYTES]
+        steps = _Steps(self._base, staging, mark)
         for step in reversed(journal.steps):
             steps.undo(step)
+        journal.aside = steps.find_aside(journal.steps)
         sync_file_system(self._base)
         journal.state = "undone"
         self._save(journal)
@@ -571,11 +579,18 @@ def _copy_xattrs(source: int, target: int) -> None:
 
 
 class _Steps:
-    """Does and undoes one step after the other; doing one twice is doing it once."""
+    """Does and undoes one step after the other; doing one twice is doing it once.
 
-    def __init__(self, base: int, staging: int) -> None:
+    Args:
+        base: a descriptor of the base's top.
+        staging: of the staging directory.
+        mark: ends the names of what cannot go back to its place.
+    """
+
+    def __init__(self, base: int, staging: int, mark: bytes = b"") -> None:
         self._base = base
         self._staging = staging
+        self._mark = mark
 
     def do(self, step: Step) -> None:
         """Do a step.
@@ -601,8 +616,39 @@ class _Steps:
         try:
             with self._directory(step.path) as (directory, name):
                 self._undo_in(step, directory, name)
-        except BaseChangedError:
-            return  # its directory is not there, so nothing of it was done
+        except BaseChangedError:  # its directory is not there any more
+            if not isinstance(step, Put | Take) or step.expected is None:
+                return
+            if _inode(self._staging, step.staged) == step.expected.inode:
+                self._put_aside(step)
+
+    def find_aside(self, steps: Sequence[Step]) -> dict[bytes, bytes]:
+        """Return what did not go back to its place: path -> path where it is."""
+        found = {}
+        for step in steps:
+            if not isinstance(step, Put | Take) or step.expected is None:
+                continue
+            for path in self._paths_aside(step):
+                with contextlib.suppress(BaseChangedError), self._directory(path) as at:
+                    if _inode(*at) == step.expected.inode:
+                        found[step.path] = path
+        return found
+
+    def _paths_aside(self, step: Put | Take) -> Iterator[bytes]:
+        """Yield the paths where something may go that cannot go back, the nearest first."""
+        directory, name = split(step.path)
+        end = b".undone-%s-%s" % (self._mark, step.staged)
+        name = name[: _NAME_BYTES - len(end)] + end
+        while directory:
+            yield join(directory, name)
+            directory, _ = split(directory)
+        yield name
+
+    def _put_aside(self, step: Put | Take) -> None:
+        for path in self._paths_aside(step):
+            with contextlib.suppress(BaseChangedError), self._directory(path) as at:
+                rename(self._staging, step.staged, *at, RENAME_NOREPLACE)
+                return
 
     def _undo_in(self, step: Step, directory: int, name: bytes) -> None:
         match step:
@@ -655,11 +701,8 @@ class _Steps:
     def _undo_take(self, step: Take, directory: int, name: bytes) -> None:
         try:
             rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
-        except FileExistsError:
-            text = f"cannot undo a commit: {os.fsdecode(step.path)!r} was made anew"
-            raise WorkspaceError(
-                f"{text} in the base; move it away, and try again"
-            ) from None
+        except FileExistsError:  # the operator has made another one meanwhile
+            self._put_aside(step)
 
     def _undo_put(self, step: Put, directory: int, name: bytes) -> None:
         if _is_edited(step, directory, name):

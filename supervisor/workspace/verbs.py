@@ -380,12 +380,17 @@ def _opened(state_dir: str, name: str) -> Iterator[tuple[Workspace, list[str]]]:
 def _tell_cut(found: Workspace, notes: list[str]) -> None:
     """End a commit that was interrupted; note that, and what its last run has left."""
     if found.finish_commit() is False:
-        text = "a commit that was interrupted was undone: the base is as it was"
-        notes.append(f"{found.name}: {text}")
+        notes.append(undone_note(found))
     if found.is_cut_off():
         notes.append(cut_off_note(found.name))
     if found.state.goes_back_to:
         notes.append(restore_note(found))
+
+
+def undone_note(found: Workspace) -> str:
+    """Return what a person is to be told of a commit that was interrupted and undone."""
+    text = "a commit that was interrupted was undone"
+    return f"{found.name}: {text}: {found.text_of_undone()}"
 
 
 def restore_note(found: Workspace) -> str:

@@ -165,6 +165,8 @@ class Workspace:
         self.store = LayerStore(state_dir)
         self.has_room = True
         """Whether the last look could be recorded."""
+        self.aside: dict[bytes, bytes] = {}
+        """What a commit that was undone could not bring back: path -> path where it is."""
         self.has_redirects = True
         """Whether the last look met a directory that points to another one."""
         try:
@@ -292,6 +294,7 @@ class Workspace:
                         )
                     except BaseChangedError as why:
                         conflicts = [*conflicts, Conflict(why.path, why.reason)]
+                        conflicts += self._aside()
                         applied = set()
                         merges = {}
             left = [row.path for row in rows if row.path not in applied]
@@ -303,6 +306,14 @@ class Workspace:
                 tuple(sorted(merges)),
                 frozenset(hidden),
             )
+
+    def _aside(self) -> list[Conflict]:
+        """Return as conflicts what a commit that was undone could not bring back."""
+        text = "its place was taken meanwhile, and what was there is now"
+        return [
+            Conflict(path, f"{text} {os.fsdecode(aside)!r}")
+            for path, aside in self.aside.items()
+        ]
 
     def _merge(
         self,
@@ -407,6 +418,11 @@ class Workspace:
                 return self._committer(trees).finish(journal)
             except BaseChangedError:
                 return False
+
+    def text_of_undone(self) -> str:
+        """Return what ``finish_commit`` has made of the base when it undid a commit."""
+        texts = [f"{os.fsdecode(one.path)!r}: {one.reason}" for one in self._aside()]
+        return "; ".join(texts) or "the base is as it was"
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -774,6 +790,7 @@ class Workspace:
     def _settle(self, trees: Trees, journal: CommitJournal) -> None:
         """Take what was applied from the layer, and record it as seen."""
         if journal.state == "undone":
+            self.aside = journal.aside
             self._settle_undone(trees, journal)
             return
         paths = list(dict.fromkeys(step.path for step in journal.steps))

@@ -1,0 +1,125 @@
+"""A commit that is undone ends, whatever the operator has put where something goes back."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.workspace import commit as commit_module
+from supervisor.workspace.linux import rename
+from supervisor.workspace.verbs import undone_note
+from supervisor.workspace.workspace import CommitResult
+from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
+
+pytestmark = pytest.mark.slow
+
+
+class PowerCutError(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def changed(scene: Scene) -> Scene:
+    """Return a workspace in which ``d/a`` was removed, ``e`` is ``f``, ``z`` was edited."""
+    for path in ("d/a", "e/b", "z"):
+        write(scene.base / path, "old\n")
+    scene.make()
+    with scene.run() as top:
+        (top / "d/a").unlink()
+        (top / "e").rename(top / "f")
+        write(top / "z", "new\n")
+    scene.end_run()
+    return scene
+
+
+def make_file(base: Path) -> None:
+    write(base / "d/a", "operator's\n")
+
+
+def make_directory(base: Path) -> None:
+    write(base / "e/b", "operator's\n")
+
+
+def move_directory(base: Path) -> None:
+    (base / "d").rename(base / "moved")
+
+
+def remove_directory(base: Path) -> None:
+    shutil.rmtree(base / "d")
+
+
+def commit_and_undo(
+    changed: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    edit: Callable[[Path], None],
+    *,
+    is_cut: bool = False,
+) -> CommitResult:
+    """Commit while the operator saves ``z``, which undoes all, after another edit."""
+    saved = write(changed.top / "saved", "operator's\n")
+    is_undone = False
+
+    def edit_then_rename(directory: int, name: bytes, *words: Any) -> None:
+        nonlocal is_undone
+        if words[1] == b"z" and not is_undone:
+            is_undone = True
+            edit(changed.base)
+            os.rename(saved, changed.base / "z")
+        elif is_undone and is_cut and b"z" not in (name, words[1]):
+            raise PowerCutError
+        rename(directory, name, *words)
+
+    with monkeypatch.context() as patched, changed.open() as workspace:
+        patched.setattr(commit_module, "rename", edit_then_rename)
+        return workspace.commit(selection())
+
+
+# spec WS12
+@pytest.mark.parametrize(
+    ("edit", "made", "path", "aside"),
+    [
+        (make_file, "d/a", "d/a", "d/a.undone-*"),
+        (make_directory, "e/b", "e", "e.undone-*/b"),
+        (move_directory, "z", "d/a", "a.undone-*"),
+        (remove_directory, "z", "d/a", "a.undone-*"),
+    ],
+)
+def test_what_cannot_go_back_to_its_place_gets_a_name_near_it(
+    changed: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    edit: Callable[[Path], None],
+    made: str,
+    path: str,
+    aside: str,
+) -> None:
+    result = commit_and_undo(changed, monkeypatch, edit)
+    assert result.applied == ()
+    [found] = changed.base.glob(aside)
+    assert found.read_text() == "old\n"
+    reasons = {os.fsdecode(one.path): one.reason for one in result.conflicts}
+    assert aside.partition("*")[0] in reasons[path]
+    assert (changed.base / made).read_text() == "operator's\n"
+    assert (changed.base / "z").read_text() == "operator's\n"
+    with changed.open() as workspace:
+        assert workspace.finish_commit() is None
+
+
+# spec WS12
+def test_a_commit_that_is_undone_after_a_crash_says_what_could_not_go_back(
+    changed: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PowerCutError):
+        commit_and_undo(changed, monkeypatch, make_file, is_cut=True)
+    assert tree_of(changed.base)[b"d/a"][2] == b"operator's\n"
+    with changed.open() as workspace:
+        assert workspace.finish_commit() is False
+        note = undone_note(workspace)
+    [aside] = changed.base.rglob("*.undone-*")
+    assert aside.read_text() == "old\n"
+    assert str(aside.relative_to(changed.base)) in note
+    assert (changed.base / "e/b").read_text() == "old\n"
+    with changed.open() as workspace:
+        assert workspace.finish_commit() is None
