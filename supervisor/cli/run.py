@@ -324,6 +324,7 @@ def run_commands(
         why = f"not a transport: {given['transport']!r}; write socketpair or pipes"
         raise UsageFault(f"--transport: {why}")
     configured = _configure(given["config"])
+    places: dict[str, Any] = {}
     policy = configured.policy.get("run") if configured is not None else None
     try:
         sandboxes = configured.sandbox if configured is not None else None
@@ -387,8 +388,18 @@ def run_commands(
             policy=None if policy is None else "run",
         )
     except OptionError as why:
+        _drop_unused(places)
         raise UsageFault(str(why)) from None
     return run_children(name, launchpad, options)
+
+
+def _drop_unused(places: dict[str, Any]) -> None:
+    """Remove the workspaces that were made for a run that is refused."""
+    if uses := places.get("workspaces", ()):
+        from supervisor.workspace.outcome import drop_unused  # noqa: PLC0415 - with one
+
+        for use in uses:
+            drop_unused(use)
 
 
 def _about(option: str, read: Callable[[*Ts], T], *values: *Ts) -> T:

@@ -48,7 +48,11 @@ freeze_option = click.option(
 )
 
 
-@click.group(cls=Group, epilog="Example: sandhost workspace diff repo-1a2b3c --stat")
+@click.group(
+    cls=Group,
+    no_args_is_help=False,  # an error is one line
+    epilog="Example: sandhost workspace diff repo-1a2b3c --stat",
+)
 def workspace() -> None:
     """Look at changes; commit or discard them."""
 

@@ -69,18 +69,33 @@ def _faults(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
     for key in ("hide", "guard"):
         for pattern in getattr(section, key) or ():
             yield from named(key, check_pattern, pattern, OptionError)
-    if section.hide and section.mode in MODES and section.mode != "review":
-        why = f"mode {section.mode!r} shows the base itself, and hides nothing"
-        yield "hide", f"{why}; use review, or leave hide out"
-    if not section.durable and section.mode in MODES and section.mode != "review":
-        why = f"mode {section.mode!r} has no layer, and what is synced there is synced"
-        yield "durable", f"{why}; use review, or leave durable out"
+    if section.mode in MODES and section.mode != "review":
+        yield from _faults_without_layer(section)
     yield from _limit_faults(section.limits)
     if not 0 <= section.keep <= MOST_KEPT:
         yield "keep", f"at least 0, at most {MOST_KEPT}"
     if section.shared and os.geteuid() != 0:
         why = "it takes a host that is root: a user's child makes its own mount"
         yield "shared", f"{why}; leave it out, and give each child a workspace"
+
+
+def _faults_without_layer(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
+    """Yield what a mode that shows the base itself cannot keep."""
+    reasons = {}
+    if section.hide:
+        reasons["hide"] = "shows the base itself, and hides nothing"
+    if not section.durable:
+        reasons["durable"] = "has no layer, and what is synced there is synced"
+    if section.mode == "direct":
+        if section.guard is not None:
+            reasons["guard"] = "has no commit that could ask"
+        if section.limits != WorkspaceLimits():
+            reasons["limits"] = "has no layer to bound"
+    for key, why in reasons.items():
+        yield (
+            key,
+            f"mode {section.mode!r} {why}; use review, or leave {key} out",
+        )
 
 
 def _limit_faults(limits: WorkspaceLimits) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,8 @@ from supervisor.config.workspace import check_pattern, uses_of
 from supervisor.daemon_places import usual_state_dir
 from supervisor.here import absolute
 from supervisor.options import OptionError
-from supervisor.workspace.run import prepare_use
+from supervisor.workspace.outcome import drop_unused
+from supervisor.workspace.run import find_base, prepare_use
 from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.use import MODES, WorkspaceUse
 
@@ -66,14 +67,28 @@ def read_uses(
     own = {use.name for _, use in asked}
     others = uses_of((one for one in named if one not in own), sections, where)
     asked += [("policy.run.workspace", use) for use in others]
-    uses: list[WorkspaceUse] = []
     for option, patterns in (("--hide", hide), ("--guard", guard)):
         for pattern in patterns:
             _check(option, pattern)
-    for option, use in asked:
-        found = _prepared(option, use, name, (hide, guard))
-        _check_apart(option, found, uses)
-        uses.append(found)
+    found = [(option, _resolved(option, use)) for option, use in asked]
+    for number, (option, use) in enumerate(found):
+        _check_apart(option, use, [other for _, other in found[:number]])
+    return _prepare_all(found, name, (hide, guard))
+
+
+def _prepare_all(
+    asked: Sequence[tuple[str, WorkspaceUse]],
+    name: str | None,
+    more: tuple[Sequence[str], Sequence[str]],
+) -> tuple[WorkspaceUse, ...]:
+    """Return workspaces as they are on the disk; none is made if one cannot be used."""
+    uses: list[WorkspaceUse] = []
+    try:
+        uses.extend(_prepared(option, use, name, more) for option, use in asked)
+    except OptionError:
+        for use in uses:
+            drop_unused(use)
+        raise
     return tuple(uses)
 
 
@@ -94,6 +109,18 @@ def _asked(
         raise OptionError(f"--workspace: {why}; name that, or leave it out")
     (use,) = uses_of((name,), sections, where)
     return use if mode is None else replace(use, mode=mode)
+
+
+def _resolved(option: str, use: WorkspaceUse) -> WorkspaceUse:
+    """Return what is asked for with the path of its base without links.
+
+    Raises:
+        OptionError: it cannot be a base.
+    """
+    try:
+        return replace(use, base=find_base(use.base, use.state_dir))
+    except WorkspaceError as why:
+        raise OptionError(f"{option}: {why}") from None
 
 
 def _is_same(path: str, other: str) -> bool:
@@ -142,6 +169,8 @@ def _check_apart(
         OptionError: it does.
     """
     for other in others:
+        if use.base == other.base:
+            raise OptionError(f"{option}: {use.base!r} is named twice; leave one out")
         if f"{use.base}/".startswith(f"{other.base}/") or (
             f"{other.base}/".startswith(f"{use.base}/")
         ):

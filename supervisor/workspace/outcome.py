@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from supervisor.workspace.use import WorkspaceUse
 
     Tell = Callable[[str], None]
+
+_HOST_FAILED = 125
+"""The exit status of a run whose child was not started."""
 
 
 def end_run(
@@ -46,13 +50,11 @@ def end_run(
             # Another child may have it: then this one was refused, or another one started
             # since it ended. The end of that run is recorded when it comes.
             is_others = bool(workspace.directory.user())
-            if not is_others and (done := workspace.finish_restore()):
-                counts = {"label": done.label, "lost": done.lost}
-                write_event("workspace.restored", workspace=use.name, **counts)
-                text = f"went back to snapshot {done.label}, as its program asked"
-                tell(f"workspace {use.name}: {text}: {done.lost} changes dropped")
-            rows = workspace.changes() if is_others else workspace.end_run()
-            changed = len(rows)
+            if is_others and status == _HOST_FAILED:
+                return
+            if not is_others:
+                _finish_restore(workspace, use, tell, write_event)
+            changed = len(workspace.changes() if is_others else workspace.end_run())
             if not changed:
                 _drop(workspace, use)
             elif commit == "on-success" and status == 0:
@@ -62,18 +64,49 @@ def end_run(
                 tell(f"workspace {use.name}: {changed} changed; {hint}")
                 if commit == "ask":
                     _ask(workspace, use, tell, write_event)
-    except WorkspaceError as why:
-        tell(str(why))
-    except OSError as why:
-        name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
-        text = f"workspace {use.name}: cannot look at{name}: {why.strerror}"
-        tell(f"{text}; see 'sandhost workspace diff {use.name}'")
+    except (WorkspaceError, OSError) as why:
+        tell(_fault(use, why))
+
+
+def _fault(use: WorkspaceUse, why: WorkspaceError | OSError) -> str:
+    if not isinstance(why, OSError):
+        return str(why)
+    name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
+    text = f"workspace {use.name}: cannot look at{name}: {why.strerror}"
+    return f"{text}; see 'sandhost workspace diff {use.name}'"
+
+
+def _finish_restore(
+    workspace: Workspace,
+    use: WorkspaceUse,
+    tell: Tell,
+    write_event: Callable[..., None],
+) -> None:
+    """Go back to the snapshot that the child has asked for, if it has."""
+    if done := workspace.finish_restore():
+        counts = {"label": done.label, "lost": done.lost}
+        write_event("workspace.restored", workspace=use.name, **counts)
+        text = f"went back to snapshot {done.label}, as its program asked"
+        tell(f"workspace {use.name}: {text}: {done.lost} changes dropped")
+
+
+def drop_unused(use: WorkspaceUse) -> None:
+    """Remove a workspace of a run that was refused, if nothing is in it."""
+    if use.mode != "review":
+        return
+    with (
+        contextlib.suppress(WorkspaceError, OSError),
+        Workspace(use.state_dir, use.name) as workspace,
+    ):
+        if not workspace.changes():
+            _drop(workspace, use)
 
 
 def _drop(workspace: Workspace, use: WorkspaceUse) -> None:
     """Remove a workspace in which nothing is left and that nothing else keeps."""
     made = (one for one in workspace.state.snapshots if not one.of_checkpoint)
-    if not use.is_configured and next(made, None) is None:
+    is_kept = use.is_configured or bool(workspace.directory.user())
+    if not is_kept and next(made, None) is None:
         workspace.discard()
 
 

@@ -75,6 +75,9 @@ def prepare_use(
                 f"cannot use {base!r} with durable = false: mode {mode!r} has no layer"
             )
             raise WorkspaceError(f"{text}; use the mode 'review', or leave it out")
+        if mode == "direct" and (what := wished.bound_to_layer()):
+            text = f"cannot use {base!r} with {what}: mode 'direct' has no layer"
+            raise WorkspaceError(f"{text}; use the mode 'review', or leave it out")
         return WorkspaceUse(name or base, base, mode, state_dir, wished)
     wanted = new_name(os.fsencode(base)) if name is None else name
     with _open_or_make(state_dir, wanted, base, wished) as workspace:

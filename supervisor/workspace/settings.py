@@ -72,6 +72,12 @@ class WorkspaceSettings:
     durable: bool = True
     shared: bool = False
 
+    def bound_to_layer(self) -> str:
+        """Return a setting that keeps nothing from a base that is written to; "" if none."""
+        if self.guard != GUARDED:
+            return "guard"
+        return "" if (self.max_bytes, self.max_files) == (None, None) else "limits"
+
     def with_patterns(
         self, hide: Sequence[str], guard: Sequence[str]
     ) -> WorkspaceSettings:

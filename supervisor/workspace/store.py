@@ -392,6 +392,16 @@ def _state_in(data: bytes, name: str) -> State:
         raise WorkspaceError(f"{text}; discard it") from None
 
 
+def read_state(state_dir: str, name: str) -> State:
+    """Return what a workspace is while another command may work on it.
+
+    Raises:
+        WorkspaceError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    return _state_in(Path(path_of(state_dir, name), "state").read_bytes(), name)
+
+
 def read_states(state_dir: str) -> list[State]:
     """Return what each workspace is, those in use included.
 

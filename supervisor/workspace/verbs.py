@@ -20,6 +20,8 @@ from supervisor.workspace.store import (
     BaseGoneError,
     InUseError,
     WorkspaceError,
+    look_at_state,
+    read_state,
     workspaces_in,
 )
 from supervisor.workspace.sweep import finish_removals
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from supervisor.workspace.changes import Row
+    from supervisor.workspace.store import State
     from supervisor.workspace.workspace import CommitResult
 
 Tell = tuple[str, dict[str, Any]]
@@ -199,29 +202,38 @@ def workspace_rows(
 
 def _row(state_dir: str, name: str, notes: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "mode": "review", "snapshots": []}
-    row["cut_off"] = False
+    row |= {"cut_off": False, "base": "", "created_at": None}
+    with contextlib.suppress(WorkspaceError, OSError):
+        row |= _known(read_state(state_dir, name))
     try:
         with Workspace(state_dir, name) as found:
             _tell_cut(found, notes)
             child = found.directory.user()
+            row |= _known(found.state)
+            row |= {"state": "in use" if child else found.idle_state(), "child": child}
             rows = found.changes()
-            made = datetime.fromtimestamp(found.state.created_ns / 1e9, UTC)
             return row | {
-                "base": os.fsencode(found.state.base).decode(errors="replace"),
-                "state": "in use" if child else found.idle_state(),
-                "child": child,
-                "created_at": made.isoformat().replace("+00:00", "Z"),
                 "changed": len(rows),
                 "bytes": sum(one.size_bytes for one in rows),
-                "snapshots": found.state.labels(),
                 "cut_off": found.is_cut_off(),
             }
     except InUseError:
         state = "in use"
     except (WorkspaceError, OSError) as why:
         reason = why.strerror if isinstance(why, OSError) else None
-        state = f"cannot be read: {reason or why}"
-    return row | {"base": "", "state": state, "child": None, "changed": 0, "bytes": 0}
+        notes.append(f"{name}: {reason or why}")
+        state = look_at_state(state_dir, name) or "cannot be read"
+    return {"child": None, "changed": None, "bytes": None} | row | {"state": state}
+
+
+def _known(state: State) -> dict[str, Any]:
+    """Return what a row has of a workspace whose changes are not known."""
+    made = datetime.fromtimestamp(state.created_ns / 1e9, UTC)
+    return {
+        "base": state.base.decode(errors="replace"),
+        "created_at": made.isoformat().replace("+00:00", "Z"),
+        "snapshots": state.labels(),
+    }
 
 
 def _diff(state_dir: str, args: DiffArguments) -> Done:

@@ -293,6 +293,7 @@ def test_two_children_cannot_have_one_workspace(place: Place) -> None:
     second = subprocess.run(inner, env=ENVIRONMENT, capture_output=True, check=False)
     assert second.returncode == 125
     assert b"cannot use workspace 'w': child child-1 has it" in second.stderr
+    assert second.stderr.count(b"\n") == 1
     # Nor does the second one record an end of the first one's run.
     process.kill()
     process.communicate()

@@ -1,5 +1,6 @@
 """What cannot be a workspace, or cannot be done with one, is told in one line."""
 
+import json
 import os
 import subprocess
 import tempfile
@@ -47,6 +48,62 @@ def test_a_base_in_another_s_base_is_refused(
     assert again.status == 0
 
 
+# spec WS5, Forms
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--workspace", "missing"), "No such file or directory"),
+        (("--workspace", "repo/inner"), "lie in each other"),
+        (("--env", "wrong"), "not a variable"),
+    ],
+)
+def test_a_run_that_is_refused_leaves_no_workspace(
+    tmp_path: Path, options: tuple[str, ...], reason: str
+) -> None:
+    (tmp_path / "repo/inner").mkdir(parents=True)
+    words = ("--state-dir", "state", "--workspace", "repo", *options, "--", "true")
+    done = sandhost("run", *words, cwd=tmp_path)
+    assert done.status == 125
+    assert reason in one_line(done)
+    assert json.loads(ask(tmp_path, "list", "--json").out) == []
+
+
+# spec WS4
+@pytest.mark.parametrize(
+    ("mode", "setting", "key"),
+    [
+        ("direct", "guard = ['x']", "guard"),
+        ("direct", "limits = { files = 5 }", "limits"),
+        ("direct", "durable = false", "durable"),
+        ("read-only", "hide = ['x']", "hide"),
+    ],
+)
+def test_a_mode_refuses_what_it_cannot_keep(
+    tmp_path: Path, mode: str, setting: str, key: str
+) -> None:
+    config = tmp_path / "host.toml"
+    text = f"[workspace.repo]\nbase = {str(tmp_path)!r}\n{setting}\nmode = {mode!r}\n"
+    config.write_text(text)
+    done = sandhost("check-config", str(config))
+    assert done.status == 2
+    assert f"workspace.repo.{key}: mode {mode!r}" in one_line(done)
+
+
+# spec WS4
+def test_names_are_not_guarded_where_the_base_is_written_to(tmp_path: Path) -> None:
+    base = tmp_path / "repo"
+    base.mkdir()
+    where = (base.parent, Path(f"{base}:direct"))
+    done = run(*where, "--guard", "new")
+    assert done.status == 125
+    assert "with guard: mode 'direct' has no layer" in one_line(done)
+    assert os.listdir(base) == []
+
+
+def test_a_verb_that_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
+    assert "Missing command" in one_line(sandhost("workspace", cwd=tmp_path))
+
+
 # spec WS14
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_workspace_whose_base_is_gone_can_be_discarded(
@@ -59,6 +116,12 @@ def test_a_workspace_whose_base_is_gone_can_be_discarded(
     if is_replaced:
         base.mkdir()
     assert "discard the workspace" in one_line(ask(tmp_path, "commit", "w"))
+    listed = ask(tmp_path, "list", "--json")
+    assert "discard the workspace" in one_line(listed)
+    (row,) = json.loads(listed.out)
+    assert (row["base"], row["state"]) == (str(base), "idle")
+    assert (row["child"], row["changed"], row["bytes"]) == ("", None, None)
+    assert row["created_at"].endswith("Z")
     done = ask(tmp_path, "discard", "w", "--yes")
     assert done.status == 0
     assert "its base is gone" in one_line(done)
