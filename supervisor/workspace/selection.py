@@ -269,25 +269,40 @@ def guarded_paths(
     """Return the paths that a row changes and a commit takes only if they are allowed.
 
     Args:
-        row: what lies in a directory that it renames or removes is looked at too.
+        row: what lies in a directory that it renames, replaces or removes is looked at
+            too: where it was, and where it is then.
         guard: the workspace's patterns.
         trees: the base alone; the workspace's layers.
         top: the path of the base, for links.
     """
     base, merged = trees
-    node, tree = (row.old, base) if row.new is None else (row.new, merged)
-    if node is None:
-        return []
-    is_guarded = guard.match(row.path, node)
-    is_odd = row.new is not None and _is_odd(row, merged, top)
-    found = [row.path] if is_guarded or is_odd else []
-    if node.is_directory and row.change in {Change.DELETED, Change.RENAMED}:
-        found += [
-            path
-            for path, inside in things_beneath(tree, node, row.path)
-            if guard.match(path, inside)
-        ]
+    found = []
+    if row.new is not None:
+        if guard.match(row.path, row.new) or _is_odd(row, merged, top):
+            found.append(row.path)
+        if row.change is Change.RENAMED:
+            found += _guarded_beneath(merged, row.new, row.path, guard)
+    for gone in _taken_away(row):
+        if guard.match(gone.path, gone):
+            found.append(gone.path)
+        if gone.is_directory:
+            found += _guarded_beneath(base, gone, gone.path, guard)
     return found
+
+
+def _taken_away(row: Row) -> list[Node]:
+    """Return the objects of the base that are not at their paths any more."""
+    takes = row.change in {Change.DELETED, Change.TYPE, Change.RENAMED}
+    gone = (row.old if takes else None, row.replaced)
+    return [node for node in gone if node is not None]
+
+
+def _guarded_beneath(
+    tree: LayeredTree, directory: Node, path: bytes, guard: Guard
+) -> list[bytes]:
+    """Return what is guarded in a directory, as if that were at a path."""
+    inside = things_beneath(tree, directory, path)
+    return [name for name, node in inside if guard.match(name, node)]
 
 
 def _is_odd(row: Row, merged: LayeredTree, top: bytes) -> bool:

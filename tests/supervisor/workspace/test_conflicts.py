@@ -20,6 +20,8 @@ from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 pytestmark = pytest.mark.slow
 
+of_root = pytest.mark.skipif(os.geteuid() != 0, reason="others rename no directory")
+
 
 def commit(scene: Scene, **patterns: list[str] | bool) -> CommitResult:
     with scene.open() as workspace:
@@ -441,6 +443,47 @@ def test_what_the_operator_s_tools_run_is_taken_only_if_it_is_allowed(
     assert result.applied == ()
     assert tree_of(scene.base) == {}
     assert os.fsencode(path) in commit(scene, allow=[path]).applied
+
+
+def put_file_in_place(top: Path) -> None:
+    """Replace a directory by a file."""
+    shutil.rmtree(top / ".github")
+    write(top / ".github")
+
+
+def put_directory_in_place(top: Path) -> None:
+    """Replace a directory by another one of the base."""
+    shutil.rmtree(top / ".github")
+    (top / "other").rename(top / ".github")
+
+
+def move_aside(top: Path) -> None:
+    """Rename a directory."""
+    (top / ".github").rename(top / "aside")
+
+
+# spec WS6
+@pytest.mark.parametrize(
+    "take_away",
+    [
+        pytest.param(move_aside, marks=of_root),
+        put_file_in_place,
+        pytest.param(put_directory_in_place, marks=of_root),
+    ],
+)
+def test_what_is_guarded_is_taken_away_only_if_that_is_allowed(
+    scene: Scene, take_away: Callable[[Path], object]
+) -> None:
+    write(scene.base / ".github/workflows/x.yml")
+    write(scene.base / "other/file")
+    scene.make()
+    with scene.run() as top:
+        take_away(top)
+    before = tree_of(scene.base)
+    assert commit(scene).guarded == (b".github/workflows/x.yml",)
+    assert tree_of(scene.base) == before
+    assert commit(scene, allow=[".github/workflows/**"]).guarded == ()
+    assert not (scene.base / ".github/workflows").exists()
 
 
 # spec WS6
