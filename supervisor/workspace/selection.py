@@ -280,8 +280,9 @@ def guarded_paths(
     if row.new is not None:
         if guard.match(row.path, row.new) or _is_odd(row, merged, top):
             found.append(row.path)
-        if row.change is Change.RENAMED:
+        if row.origin is not None:
             found += _guarded_beneath(merged, row.new, row.path, guard)
+            found += _links_turned_out(merged, row.new, row.path, row.origin, top)
     for gone in _taken_away(row):
         if guard.match(gone.path, gone):
             found.append(gone.path)
@@ -303,6 +304,20 @@ def _guarded_beneath(
     """Return what is guarded in a directory, as if that were at a path."""
     inside = things_beneath(tree, directory, path)
     return [name for name, node in inside if guard.match(name, node)]
+
+
+def _links_turned_out(
+    merged: LayeredTree, directory: Node, path: bytes, origin: bytes, top: bytes
+) -> list[bytes]:
+    """Return the links in a renamed directory that lead out only from where they are now."""
+    found = []
+    for name, node in things_beneath(merged, directory, path):
+        if stat.S_ISLNK(node.status.st_mode):
+            target = merged.read_link(node)
+            was = origin + name[len(path) :]
+            if leads_out(target, name, top) and not leads_out(target, was, top):
+                found.append(name)
+    return found
 
 
 def _is_odd(row: Row, merged: LayeredTree, top: bytes) -> bool:

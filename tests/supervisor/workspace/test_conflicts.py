@@ -495,6 +495,21 @@ def test_a_link_in_place_of_a_guarded_directory_is_guarded(scene: Scene) -> None
     assert commit(scene).guarded == (b".github",)
 
 
+# spec WS6, WS13
+@of_root
+def test_a_link_that_leads_out_since_its_directory_was_renamed_is_guarded(
+    scene: Scene,
+) -> None:
+    write(scene.base / "a/b/file")
+    (scene.base / "a/b/inside").symlink_to("file")
+    (scene.base / "a/b/link").symlink_to("../../a")
+    (scene.base / "a/b/out").symlink_to("/etc/passwd")
+    scene.make()
+    with scene.run() as top:
+        (top / "a/b").rename(top / "b")
+    assert commit(scene).guarded == (b"b/link",)
+
+
 # spec WS13
 def test_objects_that_can_do_harm_are_taken_only_if_they_are_allowed(
     scene: Scene,
