@@ -100,8 +100,10 @@ def test_names_are_not_guarded_where_the_base_is_written_to(tmp_path: Path) -> N
     assert os.listdir(base) == []
 
 
-def test_a_verb_that_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
-    assert "Missing command" in one_line(sandhost("workspace", cwd=tmp_path))
+# spec WS7
+@pytest.mark.parametrize("command", ["workspace", "ws"])
+def test_a_verb_that_is_missing_is_told_in_one_line(command: str) -> None:
+    assert "Missing command" in one_line(sandhost(command))
 
 
 # spec WS14
