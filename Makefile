@@ -12,9 +12,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
 
-# Worker processes of pytest: one for each core, four at most, for a test has processes of
-# its own; 0 runs the tests one after the other, in twice the time.
-WORKERS ?= auto
+# Worker processes of pytest: one for each core and one for the tests that wait, four at
+# most, for a test has processes of its own; 0 runs the tests one after the other.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PARALLEL = -n $(WORKERS) --maxprocesses 4
 # Set where `make test` comes after `make check`: the quick tests are in it.
 TESTS_FOLLOW ?=
