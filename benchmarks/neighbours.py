@@ -49,16 +49,16 @@ NO_AIM = frozenset({AT_ONCE, LARGE, LARGE_BY_MANY})
 """A fork bomb until it is held back; and what keeps a client and the host as busy as two
 processes that compute are, which on two processors cost the others more than that."""
 
-READER = f"""
+READER = """
 import os, sys, time
 def ask(data):
     os.write(3, data)
     return os.read(3, 8192)
 number = ask(b'OPEN calm r false\\n').split()[1].decode()
-seek, read = f'SEEK {{number}} 0\\n'.encode(), f'READ {{number}} 4096\\n'.encode()
+seek, read = f'SEEK {number} 0\\n'.encode(), f'READ {number} 4096\\n'.encode()
 for line in sys.stdin:
     took = []
-    for _ in range({READS}):
+    for _ in range(int(line)):
         time.sleep(0.01)
         ask(seek)
         start = time.perf_counter()
@@ -181,11 +181,12 @@ BEGUN = "import os, time\ndef begun():\n    os.write(1, b'begun\\n')\n"
 
 
 class Crowd:
-    """Neighbours of one host, and who is let loose among them."""
+    """Neighbours of one host, each of which reads so often, and who is let loose there."""
 
-    def __init__(self, host: Host, where: Path) -> None:
+    def __init__(self, host: Host, where: Path, reads: int) -> None:
         self.host = host
         self.where = where
+        self.reads = reads
         self.readers: list[tuple[int, trio.lowlevel.FdStream]] = []
 
     async def start(
@@ -230,7 +231,7 @@ class Crowd:
 
             async def listen(reader: tuple[int, trio.lowlevel.FdStream]) -> None:
                 order, answer = reader
-                os.write(order, b"go\n")
+                os.write(order, b"%d\n" % self.reads)
                 text = b""
                 while not text.endswith(b"\n"):
                     text += await answer.receive_some(1 << 16)
@@ -247,14 +248,16 @@ class Crowd:
 
 
 @asynccontextmanager
-async def open_crowd(launchpad: LaunchpadProcess, where: Path) -> AsyncIterator[Crowd]:
+async def open_crowd(
+    launchpad: LaunchpadProcess, where: Path, reads: int
+) -> AsyncIterator[Crowd]:
     """Open a host with its neighbours; all end with the block."""
     for name in ("cwd", "root"):
         (where / name).mkdir()
     (where / "root" / "calm").write_bytes(b"c" * 4096)
     (where / "root" / "large").write_bytes(bytes(16 << 20))
     async with open_host(launchpad) as host:
-        crowd = Crowd(host, where)
+        crowd = Crowd(host, where, reads)
         try:
             await crowd.populate()
             await crowd.p99_ms_beside("idle")  # warmed up
@@ -267,13 +270,13 @@ async def open_crowd(launchpad: LaunchpadProcess, where: Path) -> AsyncIterator[
 
 
 async def measure(
-    launchpad: LaunchpadProcess, where: Path, rounds: int
+    launchpad: LaunchpadProcess, where: Path, rounds: int, reads: int
 ) -> dict[str, list[tuple[float, float]]]:
     """Return (at rest, beside it) in ms for each round, by what is let loose."""
     found: dict[str, list[tuple[float, float]]] = {}
     plan = [(name, name, SETTLED_S) for name in HOSTILE if name != "idle"]
     plan.append((AT_ONCE, "fork bomb", 0.0))
-    async with open_crowd(launchpad, where) as crowd:
+    async with open_crowd(launchpad, where, reads) as crowd:
         for number in range(rounds):
             for row, hostile, wait_s in plan:
                 order = ["idle", hostile] if number % 2 else [hostile, "idle"]
@@ -284,10 +287,18 @@ async def measure(
 
 def main(argv: Sequence[str] = ()) -> int:
     """Measure, print, and return the exit status."""
-    given = parse(parser(NAME, METHOD, rounds=ROUNDS), argv)
+    made = parser(NAME, METHOD, rounds=ROUNDS)
+    made.add_argument(
+        "--reads",
+        type=int,
+        default=READS,
+        metavar="N",
+        help=f"how often each neighbour reads in a round (default {READS})",
+    )
+    given = parse(made, argv)
     launchpad = start_launchpad()
     with workplace() as where:
-        figures = run_trio(measure, launchpad, where, given.rounds)
+        figures = run_trio(measure, launchpad, where, given.rounds, given.reads)
     rows = []
     for hostile, pairs in figures.items():
         ratio = statistics.median(beside / rest for rest, beside in pairs)

@@ -14,5 +14,5 @@ HOST_KILLS = 200 if LONG else 10
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or None
 """What the choices are drawn from; a failing run prints its own, to be run again."""
 
-SERVE_KILLS = 200 if LONG else 15
+SERVE_KILLS = 200 if LONG else 8
 """Rounds of random kill -9 of the daemon."""

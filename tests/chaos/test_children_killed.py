@@ -17,7 +17,7 @@ import trio
 
 from supervisor.host import Settings
 from tests.chaos.records import Expected, Store, faults, record
-from tests.chaos.rounds import ROUNDS, SEED
+from tests.chaos.rounds import LONG, ROUNDS, SEED
 from tests.helpers.hosts import (
     CHILDREN,
     NEIGHBOUR_S,
@@ -41,7 +41,7 @@ PYTHON_ONE_IN = 12
 SMALL_BUDGET_BYTES = 2 * 1024 * 1024
 """So that some payloads are spooled."""
 
-KILLS = 200
+KILLS = 200 if LONG else 40
 """Kills whose clean-up is measured."""
 
 ENDS = (

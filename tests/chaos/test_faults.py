@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.rounds import LONG
 from tests.helpers.children.scripted import PIECES
 from tests.helpers.command import TIMEOUT_S, read_until
 from tests.helpers.hostprocess import HostProcess, Hosts
@@ -55,6 +56,17 @@ EXPECTED = {
 
 APPEND = ("append", "none")
 DIRECT_SPEC = {"publish": "direct", "durability": "none"}
+
+REASONS = {"ENOSPC": b"No space left on device", "EIO": b"Input/output error"}
+
+FAULTS = [
+    pytest.param(mode, which, name, id=f"{name}-{'-'.join(mode)}-{which}")
+    for one, mode in enumerate(MODES)
+    for two, which in enumerate(("main", "worker"))
+    for three, name in enumerate(REASONS)
+    if LONG or (one + two + three) % 2 == 0
+]
+"""In the short form any two of mode, thread and reason meet; in the long one all three."""
 
 MOST_CALLS = 60
 """Far more than the write path has of any call: a loop that gets there never ends."""
@@ -173,20 +185,13 @@ def play(
 
 
 # spec W5, C1, O6; I6
-@pytest.mark.parametrize("which", ["main", "worker"])
-@pytest.mark.parametrize("mode", MODES, ids="-".join)
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("ENOSPC", b"No space left on device"), ("EIO", b"Input/output error")],
-    ids=["ENOSPC", "EIO"],
-)
-def test_every_call_that_fails_is_told_and_tears_nothing(  # noqa: PLR0917 - fixtures
+@pytest.mark.parametrize(("mode", "which", "name"), FAULTS)
+def test_every_call_that_fails_is_told_and_tears_nothing(
     tmp_path: Path,
     host_processes: Hosts,
     mode: tuple[str, str],
     which: str,
     name: str,
-    reason: bytes,
     tell: Callable[[str], None],
 ) -> None:
     failed = {}
@@ -201,7 +206,7 @@ def test_every_call_that_fails_is_told_and_tears_nothing(  # noqa: PLR0917 - fix
             failed[call] = number
             assert seen.replies, "the child was told nothing"
             for error in errors:
-                told = rb"ERROR failed to (open file 'a'|write|close): " + reason
+                told = rb"ERROR failed to (open file 'a'|write|close): " + REASONS[name]
                 assert re.fullmatch(told, error)
             assert seen.strange == (), f"a staged name remains: {seen.calls}"
             check_content(seen, mode[0])

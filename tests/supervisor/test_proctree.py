@@ -81,9 +81,9 @@ def test_a_list_that_is_open_tells_the_children_of_now(
     monkeypatch.setattr(proctree, "_KERNEL_LISTS_CHILDREN", is_listed)
     with contextlib.closing(proctree.OwnChildren()) as own:
         before = set(own.pids())
-        # More than fit into one page, of which a single read gives no more.
-        words = ["sleep", "1000"]
-        crowd = [os.posix_spawn("/bin/sleep", words, {}) for _ in range(1000)]
+        # More than fit into one page, of which a single read of the list gives no more.
+        words, count = ["sleep", "1000"], 1000 if is_listed else 50
+        crowd = [os.posix_spawn("/bin/sleep", words, {}) for _ in range(count)]
         assert set(own.pids()) - before == set(crowd)
         proctree.kill_children(crowd)
         for pid in crowd[1:]:

@@ -11,14 +11,15 @@ from hypothesis import HealthCheck, given, settings
 import supervisor.workspace.branches as branches_module
 from supervisor.workspace.changes import compare, compare_views
 from supervisor.workspace.layers import LayeredTree
+from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.operations import change
 from tests.supervisor.workspace.scene import Scene, Tree, layered, selection, tree_of
 from tests.supervisor.workspace.test_any_changes import differences, seeds
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 EXAMPLES = settings(
-    max_examples=20,
+    max_examples=20 if LONG else 6,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

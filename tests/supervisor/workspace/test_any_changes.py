@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from supervisor.workspace.changes import Change, compare
 from supervisor.workspace.layers import LayeredTree
+from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.operations import change
 from tests.supervisor.workspace.scene import (
     Scene,
@@ -24,10 +25,10 @@ from tests.supervisor.workspace.scene import (
     tree_of,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 EXAMPLES = settings(
-    max_examples=10 if is_in_user_namespace() else 60,
+    max_examples=60 if LONG and not is_in_user_namespace() else 10,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, selection
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 FILES = 30
 EXAMPLES = settings(

@@ -15,7 +15,7 @@ from supervisor.workspace.store import WorkspaceError
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of, write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 EVENTS = frozenset(
     {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink",
@@ -112,7 +112,7 @@ def _count_down(number: int, cut: Callable[[], None]) -> Callable[[], bool]:
 
 # spec WS12, WS18
 @pytest.mark.parametrize("cut", [kill, fail])
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(4 if LONG else 2))
 def test_a_cut_commit_leaves_the_old_base_or_ends_as_the_whole_new_one(
     scene: Scene, part: int, cut: Callable[[], None]
 ) -> None:

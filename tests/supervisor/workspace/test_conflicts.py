@@ -16,6 +16,7 @@ from supervisor.workspace.linux import rename, sync_file_system
 from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.upper import mark_opaque
 from supervisor.workspace.workspace import CommitResult, NoMatchError
+from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 pytestmark = pytest.mark.slow
@@ -384,6 +385,7 @@ def test_an_editor_that_is_quicker_than_the_staging_makes_a_conflict(
 
 
 # spec WS13
+@pytest.mark.chaos
 def test_no_link_of_the_base_is_followed_by_a_commit(scene: Scene) -> None:
     write(scene.base / "d/file", "old\n")
     outside = scene.top / "outside"
@@ -394,7 +396,7 @@ def test_no_link_of_the_base_is_followed_by_a_commit(scene: Scene) -> None:
     thread.start()
     applied = 0
     try:
-        for number in range(200):
+        for number in range(200 if LONG else 60):
             write(scene.upper / "d/file", f"{number}\n")  # as the child would
             with contextlib.suppress(OSError):
                 applied += len(commit(scene, theirs=["*"]).applied)
