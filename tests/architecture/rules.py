@@ -112,29 +112,61 @@ def tests_naming(path: Path) -> Iterator[tuple[ast.AST, str, str]]:
         before = end
 
 
-_AS_A_USER = frozenset({"passed_by_nobody", "nobodys_command", "run_as_a_user"})
+_AS_A_USER = frozenset(
+    {
+        "passed_by_nobody",
+        "file_passed_by_nobody",
+        "nobodys_command",
+        "run_as_a_user",
+    }
+)
 """Functions that run something as a user of no rights, or in a user namespace."""
 
-_THIS_FILE_AS_A_USER = "file_passed_by_nobody"
+
+@cache
+def marked_for_nobody() -> dict[str, frozenset[str]]:
+    """Return the tests marked `nobody`, by their files, sorted."""
+    found: dict[str, frozenset[str]] = {}
+    for path in tree_files():
+        file = relative(path)
+        if not file.startswith("tests/") or path.suffix != ".py":
+            continue
+        if "mark.nobody" not in path.read_text(encoding="utf-8"):
+            continue
+        tests = (
+            node.name
+            for node in parsed(path).body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and any(_is_mark_of_nobody(part) for part in node.decorator_list)
+        )
+        if names := frozenset(tests):
+            found[file] = names
+    return found
+
+
+def _is_mark_of_nobody(decorator: ast.expr) -> bool:
+    """Return whether a decorator marks a test, or some of its parameters, so."""
+    return any(
+        isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.nobody"
+        for node in ast.walk(decorator)
+    )
 
 
 def named_for_users() -> set[str]:
     """Return the rules that a test names which is run as a user of no rights.
 
-    Such a test calls what runs something as that user, or is in a file with one that
-    runs the whole file so, and is not marked as a test of root's.
+    Such a test is marked `nobody`, or calls what runs something as that user.
     """
     found = set()
     for path in tree_files():
         if not relative(path).startswith("tests/") or path.suffix != ".py":
             continue
+        marked = marked_for_nobody().get(relative(path), frozenset())
         source = path.read_text(encoding="utf-8")
-        if not any(name in source for name in (*_AS_A_USER, _THIS_FILE_AS_A_USER)):
+        if not marked and not any(name in source for name in _AS_A_USER):
             continue
-        is_run_whole = _THIS_FILE_AS_A_USER in _names_used(parsed(path))
-        for test, _, rule in tests_naming(path):
-            used = _names_used(test)
-            if used & _AS_A_USER or (is_run_whole and "of_root" not in used):
+        for test, name, rule in tests_naming(path):
+            if name in marked or _names_used(test) & _AS_A_USER:
                 found.add(rule)
     return found
 

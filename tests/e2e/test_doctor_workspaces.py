@@ -10,7 +10,6 @@ import pytest
 
 from supervisor.cli.doctor_workspaces import try_modes
 from supervisor.sandbox.attempts import used_layers
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import of_root
 from tests.helpers.command import SANDHOST, small_disk
 
@@ -28,6 +27,7 @@ def modes(**env: str) -> dict[str, tuple[str, str]]:
 
 
 # spec WS2a, WS4
+@pytest.mark.nobody
 def test_each_mode_is_tried_where_workspaces_are_kept(tmp_path: Path) -> None:
     found = modes(SANDHOST_STATE=str(tmp_path / "state"))
     assert {mode: state for mode, (state, _) in found.items()} == {
@@ -83,6 +83,7 @@ def test_a_full_temporary_directory_is_told(
 
 
 # spec WS4: where workspaces cannot be kept
+@pytest.mark.nobody
 def test_a_place_that_cannot_be_entered_is_told(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root enters every directory")
@@ -90,11 +91,3 @@ def test_a_place_that_cannot_be_entered_is_told(tmp_path: Path) -> None:
     found = modes(SANDHOST_STATE=str(tmp_path / "shut/state"))
     assert {state for state, _ in found.values()} == {"missing"}
     assert "Permission denied; name another directory" in found["review"][1]
-
-
-# spec WS3a
-@of_root
-def test_a_host_that_is_not_root_tells_what_it_gives(
-    request: pytest.FixtureRequest,
-) -> None:
-    assert len(file_passed_by_nobody(request)) == 2

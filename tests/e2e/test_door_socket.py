@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 
 pytestmark = pytest.mark.slow
@@ -62,7 +61,13 @@ sys.exit(run([sys.executable, "-c", script]).returncode)
 # spec HM6
 @pytest.mark.parametrize("walls", WALLS)
 @pytest.mark.parametrize(
-    "options", [(), ("--transport", "pipes"), ("--dialect", "1")], ids=" ".join
+    "options",
+    [
+        pytest.param((), marks=pytest.mark.nobody),
+        ("--transport", "pipes"),
+        ("--dialect", "1"),
+    ],
+    ids=" ".join,
 )
 def test_what_python_starts_without_descriptor_3_reaches_the_host(
     root: Path, walls: str, options: tuple[str, ...]
@@ -190,6 +195,7 @@ def test_a_relays_descriptor_3_counts_more_than_the_variable(
 
 
 # attack 24: a sibling that knows the path.
+@pytest.mark.nobody
 def test_a_sibling_cannot_connect(root: Path) -> None:
     first = "echo $FSPROXY_SOCKET; while echo; do sleep 0.02; done 2>/dev/null"
     second = (
@@ -209,6 +215,7 @@ def test_a_sibling_cannot_connect(root: Path) -> None:
     assert own == b"0"
 
 
+@pytest.mark.nobody
 def test_the_path_is_removed_at_the_end() -> None:
     done = run("import os; print(os.environ['FSPROXY_SOCKET'])", "--sandbox", "none")
     path = Path(os.fsdecode(done.out.strip()))
@@ -226,6 +233,7 @@ def test_a_path_too_long_for_others_is_none_for_these_clients(root: Path) -> Non
 
 
 # spec HM6: on the PATH of its root, whatever its host's PATH is.
+@pytest.mark.nobody
 def test_the_command_is_in_usr_local_bin(root: Path) -> None:
     script = "command -v sandhost; sandhost fs cat a; ls /usr/local/bin"
     env = {**ENVIRONMENT, "PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -244,9 +252,3 @@ def test_the_command_takes_no_module_of_the_child(root: Path, tmp_path: Path) ->
     script = "PYTHONPATH=. /usr/local/bin/sandhost fs cat a"
     words = ("--root", root, "--cwd", tmp_path, "--", "sh", "-c", script)
     assert sandhost("run", *words).out == b"hello\n"
-
-
-@of_root
-def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) > 10

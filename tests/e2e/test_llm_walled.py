@@ -53,6 +53,7 @@ def run(where: Path, config: str, *command: str, **changes: object) -> Outcome:
 
 
 # spec L13
+@pytest.mark.nobody
 def test_curl_reaches_it(place: Path, llm: str) -> None:
     outcome = run(place, llm + ENDPOINT, "sh", "-c", f"{STATUS}; {LISTENING}")
     assert (outcome.err, outcome.out) == (b"", b"200\n1\n")
@@ -159,6 +160,7 @@ path = ['{where}/bin']
 
 
 # spec L13: a tool has all the layers of its child, and no part in its account.
+@pytest.mark.nobody
 def test_a_tool_of_such_a_child_has_a_loopback_with_nobody_there(
     place: Path, llm: str
 ) -> None:
@@ -202,6 +204,7 @@ def test_children_of_a_daemon_reach_it_in_each_of_their_lives(
 
 
 # 3.1: what cannot be reached is told, where a profile has no net namespace.
+@pytest.mark.nobody
 def test_where_no_loopback_is_to_be_had_it_is_said(place: Path, llm: str) -> None:
     profile = (
         '[sandbox.kernels]\nlayers = ["landlock", "seccomp"]\n'

@@ -50,6 +50,7 @@ def run(work: Path, tmp: Path, script: str, *options: str | Path) -> Outcome:
 
 
 # spec face: COMMAND, its installation and --cwd can always be read.
+@pytest.mark.nobody
 @pytest.mark.parametrize("where", [".", "tmp", "a/b", "link"])
 def test_a_working_directory_around_tmpdir_is_readable(work: Path, where: str) -> None:
     (work / "tmp").mkdir(mode=0o700)
@@ -66,6 +67,7 @@ def test_a_working_directory_around_tmpdir_is_readable(work: Path, where: str) -
     assert not list(work.rglob("sandhost-*")), "and nothing is left"
 
 
+@pytest.mark.nobody
 def test_its_private_root_is_not_to_be_seen_there(work: Path) -> None:
     script = (
         "echo s3cret | sandhost fs put secret && sandhost fs cat secret;"
@@ -95,6 +97,7 @@ def test_a_program_may_lie_beside_its_own_directories(
 
 # A state directory that nobody's daemon has at the moment is hidden too; what a host is
 # to run in it is not.
+@pytest.mark.nobody
 @pytest.mark.parametrize("by_link", [False, True])
 def test_what_is_run_in_a_hidden_directory_is_there(work: Path, by_link: bool) -> None:
     state = work / "state"
@@ -218,6 +221,7 @@ def test_its_own_directories_are_nobodys_until_they_are_given(work: Path) -> Non
 
 
 # A checkpoint of one child's is none of another's to read.
+@pytest.mark.nobody
 def test_what_a_host_keeps_for_the_time_being_is_hidden(work: Path) -> None:
     config = work / "c.toml"
     config.write_text('[tools]\nenabled = ["read_fd"]\n')

@@ -53,6 +53,7 @@ CLONE3 = 435
 WITHOUT_NO_NEW_PRIVS = {"no_new_privs"} | ({"seccomp"} if os.geteuid() == 0 else set())
 
 
+@pytest.mark.nobody
 @pytest.mark.parametrize(
     ("number", "answer", "value", "lost"),
     [

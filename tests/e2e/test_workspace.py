@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 
 pytestmark = pytest.mark.slow
@@ -53,6 +52,7 @@ def place(tmp_path: Path) -> Place:
 
 
 # spec WS1, WS5
+@pytest.mark.nobody
 def test_a_program_works_in_the_base_s_own_path_and_the_base_stays(
     place: Place,
 ) -> None:
@@ -82,6 +82,7 @@ def test_the_operator_s_files_are_the_child_s_and_the_child_s_the_operator_s(
 
 
 # spec WS7, WS8
+@pytest.mark.nobody
 def test_a_diff_tells_what_was_changed(place: Place) -> None:
     place.named("echo more >> a.txt; mkdir d; echo new > d/b.txt")
     done = place.ask("diff", "w")
@@ -115,6 +116,7 @@ def test_a_diff_tells_what_was_changed(place: Place) -> None:
 
 
 # spec WS10
+@pytest.mark.nobody
 def test_a_commit_brings_what_is_chosen_and_leaves_the_rest(place: Place) -> None:
     place.named("echo more >> a.txt; echo new > b.txt")
     done = place.ask("commit", "w", "b.txt", "--json")
@@ -133,6 +135,7 @@ def test_a_commit_brings_what_is_chosen_and_leaves_the_rest(place: Place) -> Non
 
 
 # spec WS11
+@pytest.mark.nobody
 def test_a_conflict_is_told_and_nothing_is_overwritten(place: Place) -> None:
     place.named("echo child >> a.txt; echo new > b.txt")
     (place.base / "a.txt").write_text("operator\n")
@@ -143,6 +146,7 @@ def test_a_conflict_is_told_and_nothing_is_overwritten(place: Place) -> None:
 
 
 # spec WS11a
+@pytest.mark.nobody
 def test_a_text_that_both_changed_is_merged_if_that_is_asked(place: Place) -> None:
     place.named("echo child >> a.txt; echo new > b.txt")
     (place.base / "a.txt").write_text("operator\nhello\n")
@@ -189,6 +193,7 @@ def test_a_run_that_changes_nothing_leaves_no_workspace(place: Place) -> None:
 
 
 # spec WS4
+@pytest.mark.nobody
 def test_mode_direct_writes_to_the_base_and_read_only_to_nothing(place: Place) -> None:
     done = place.run("echo more >> a.txt; id -u > b; stat -c %u b", mode=":direct")
     assert (done.status, done.err) == (0, b"")
@@ -201,6 +206,7 @@ def test_mode_direct_writes_to_the_base_and_read_only_to_nothing(place: Place) -
     assert (place.base / "a.txt").read_text() == "hello\nmore\n"
 
 
+@pytest.mark.nobody
 def test_what_a_first_run_made_is_a_program_of_the_next(place: Place) -> None:
     place.named("printf '#!/bin/sh\\necho made here\\n' > tool; chmod +x tool")
     words = ("--state-dir", place.state, "--workspace", place.base)
@@ -209,6 +215,7 @@ def test_what_a_first_run_made_is_a_program_of_the_next(place: Place) -> None:
 
 
 # spec WS3a
+@pytest.mark.nobody
 def test_a_directory_that_was_removed_and_made_anew_is_the_new_one(
     place: Place,
 ) -> None:
@@ -222,6 +229,7 @@ def test_a_directory_that_was_removed_and_made_anew_is_the_new_one(
 
 
 # spec WS2
+@pytest.mark.nobody
 def test_the_mount_has_the_options_of_its_host(place: Place) -> None:
     done = place.named('grep " $PWD " /proc/self/mountinfo')
     options = done.out.decode().split()[-1].split(",")
@@ -230,6 +238,7 @@ def test_the_mount_has_the_options_of_its_host(place: Place) -> None:
 
 
 # spec WS18
+@pytest.mark.nobody
 def test_a_killed_host_leaves_a_workspace_that_can_be_looked_at(place: Place) -> None:
     words = ("--state-dir", place.state, "--workspace", place.base)
     script = "echo more >> a.txt; sync; echo ready; exec sleep 1000"
@@ -277,6 +286,7 @@ def test_what_cannot_be_a_workspace_is_refused(
 
 
 # spec WS19
+@pytest.mark.nobody
 def test_two_children_cannot_have_one_workspace(place: Place) -> None:
     inner = [
         SANDHOST, "run", "--state-dir", str(place.state),
@@ -334,6 +344,7 @@ def events(journal: Path) -> list[dict[str, Any]]:
 
 
 # spec WS20
+@pytest.mark.nobody
 def test_an_audit_tells_at_the_end_what_was_changed(place: Place) -> None:
     journal = place.base.parent / "journal"
     script = "rm a.txt; mkdir d; echo b > d/b; cat a.txt"
@@ -398,15 +409,9 @@ def test_commands_without_a_daemon_tell_the_journal_that_is_named(place: Place) 
     assert discarded["changed"] == 1
 
 
+@pytest.mark.nobody
 def test_a_workspace_is_discarded(place: Place) -> None:
     place.named("echo > b")
     assert place.ask("discard", "w", "--yes").status == 0
     assert place.rows("list") == []
     assert os.listdir(place.base) == ["a.txt"]
-
-
-# spec WS3a
-@of_root
-def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) > 23

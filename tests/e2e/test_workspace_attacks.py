@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import file_passed_by_nobody
-from tests.e2e.test_workspace import Place, of_root
+from tests.e2e.test_workspace import Place
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +55,7 @@ print(sorted(os.listdir("d")), sorted(os.listdir("made")))
 
 
 # spec WS2, WS8, WS12, attack 52
+@pytest.mark.nobody
 def test_forged_marks_of_the_kernel_hide_and_redirect_nothing(place: Place) -> None:
     taken, shown = run(place, FORGED)
     assert (taken, shown) == ("True", "['kept.txt'] []")
@@ -95,6 +95,7 @@ for kind, number in ((stat.S_IFCHR, 0), (stat.S_IFCHR, os.makedev(1, 3)),
 
 
 # spec WS13, attack 52
+@pytest.mark.nobody
 def test_a_program_makes_no_device_and_no_whiteout(place: Place) -> None:
     assert run(place, NODES) == ["EPERM"] * 3
     assert place.ask("diff", "w").status != 1
@@ -113,6 +114,7 @@ open("mine", "w").write("yes")
 
 
 # spec WS12, WS13, attack 54
+@pytest.mark.nobody
 def test_names_like_the_host_s_own_are_names(place: Place, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -137,6 +139,7 @@ os.unlink("d/kept.txt")
 
 
 # spec WS1, WS3b, attack 53
+@pytest.mark.nobody
 def test_a_hard_link_to_a_file_of_the_base_is_no_way_into_it(place: Place) -> None:
     before = (place.base / "a.txt").stat()
     run(place, LINKED)
@@ -169,11 +172,3 @@ def test_a_sparse_file_of_a_tebibyte_stays_one(place: Place) -> None:
     assert found.st_blocks * 512 < 1 << 20
     with (place.base / "huge").open("rb") as file:
         assert file.read(8) == b"head\0\0\0\0"
-
-
-@of_root
-def test_a_host_that_is_not_root_is_misled_by_none(
-    request: pytest.FixtureRequest,
-) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) == 5

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import Place, of_root
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 
@@ -28,6 +27,7 @@ def run_bounded(place: Place, limits: str, script: str, *options: str) -> Outcom
 
 
 # spec WS17
+@pytest.mark.nobody
 @pytest.mark.parametrize(
     ("limits", "script", "reason"),
     [
@@ -97,10 +97,3 @@ def test_the_disk_keeps_its_reserve(place: Place) -> None:
     assert int(status) in {128 + 9, 128 + 15}
     assert 94 <= int(percent.rstrip(b"%")) < 100
     assert b"is ended: workspace w: its disk has " in done.stderr
-
-
-# spec WS17
-@of_root
-def test_a_host_that_is_not_root_keeps_them_too(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) > 3

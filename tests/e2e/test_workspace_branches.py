@@ -10,7 +10,6 @@ import pytest
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.settings import WorkspaceSettings
 from supervisor.workspace.store import make_workspace
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.e2e.test_workspace import Place, of_root
 from tests.e2e.test_workspace_freeze import at_work
 from tests.helpers.command import small_disk
@@ -37,6 +36,7 @@ def labels(place: Place, name: str = "w") -> object:
 
 
 # spec WS15
+@pytest.mark.nobody
 def test_a_child_goes_on_above_a_snapshot_and_a_restore_goes_back(place: Place) -> None:
     run_in(place, "w", "echo one > a.txt; mkdir d; echo new > d/b.txt")
     assert place.ask("snapshot", "w").out == b"1\n"
@@ -106,6 +106,7 @@ def test_the_oldest_snapshots_go_when_there_are_more_than_are_kept(
 
 
 # spec WS15
+@pytest.mark.nobody
 def test_a_child_stands_still_while_a_snapshot_is_taken_and_goes_on(
     place: Place,
 ) -> None:
@@ -146,6 +147,7 @@ def run_with_fds(place: Place, script: str) -> list[str]:
 
 
 # spec WS16: at the end of `run`, before anything is looked at or committed
+@pytest.mark.nobody
 def test_a_program_s_checkpoint_has_its_files_and_run_goes_back_to_them(
     place: Place,
 ) -> None:
@@ -186,6 +188,7 @@ rm big; sandhost fd checkpoint | grep -c '<snapshot'"""
 
 
 # spec WS6, WS12a
+@pytest.mark.nobody
 def test_a_snapshot_of_a_renamed_directory_shows_nothing_that_is_hidden(
     place: Place,
 ) -> None:
@@ -208,6 +211,7 @@ def test_a_snapshot_of_a_renamed_directory_shows_nothing_that_is_hidden(
 
 
 # spec WS14
+@pytest.mark.nobody
 def test_an_export_is_a_patch_that_git_applies_or_a_layer_that_tar_reads(
     place: Place, tmp_path: Path
 ) -> None:
@@ -230,9 +234,3 @@ def test_an_export_is_a_patch_that_git_applies_or_a_layer_that_tar_reads(
     )  # fmt: skip
     assert (place.base / "d/b").read_bytes() == b"x\0"
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".w.")]
-
-
-@of_root
-def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) > 6

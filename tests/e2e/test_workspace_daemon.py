@@ -10,7 +10,6 @@ import pytest
 
 from supervisor.client import ControlError
 from supervisor.control.client import call
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import TIMEOUT_S, Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
 
@@ -226,6 +225,7 @@ def sizes(host: Daemon) -> list[tuple[str, int, int]]:
 
 
 # spec WS7, WS11a, WS20
+@pytest.mark.nobody
 def test_a_daemon_does_what_is_asked_of_its_workspaces(place: Place) -> None:
     script = "echo child >> a.txt; echo b > b.txt; cat a.txt; exec sleep 600"
     with daemon(place.top, place.config(script)) as host:
@@ -379,6 +379,7 @@ def test_children_share_a_workspace_that_says_so(place: Place) -> None:
 
 
 # spec WS19
+@pytest.mark.nobody
 def test_an_ordinary_user_s_host_shares_none(place: Place) -> None:
     if os.geteuid() == 0:
         pytest.skip("it takes a host that is not root")
@@ -397,6 +398,7 @@ def beneath(pid: int) -> list[int]:
 
 
 # spec WS18
+@pytest.mark.nobody
 def test_a_lock_lasts_as_long_as_the_mount_when_the_host_is_killed(
     place: Place,
 ) -> None:
@@ -437,6 +439,7 @@ def until_gone(pid: int) -> None:
 
 
 # spec WS18
+@pytest.mark.nobody
 def test_a_workspace_is_handed_over_to_the_next_program(place: Place) -> None:
     script = "echo x >> a.txt; echo done; exec sleep 600"
     with daemon(place.top, place.config(script)) as host:
@@ -453,10 +456,3 @@ def test_a_workspace_is_handed_over_to_the_next_program(place: Place) -> None:
         (row,) = json.loads(place.ask("list", "--json").out)
         assert row["state"] == "idle"
         assert host.end() == 0
-
-
-# spec WS3a
-@of_root
-def test_the_same_holds_for_an_ordinary_user(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) >= 5

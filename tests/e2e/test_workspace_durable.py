@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import file_passed_by_nobody
-from tests.e2e.test_workspace import of_root
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 from tests.helpers.daemon import daemon
 
@@ -122,6 +120,7 @@ def warnings(said: str) -> list[str]:
 
 
 # spec WS2
+@pytest.mark.nobody
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_mount_is_volatile_where_that_is_asked_for(
     place: Place, *, durable: bool
@@ -138,7 +137,9 @@ def test_a_mount_is_volatile_where_that_is_asked_for(
 
 
 # spec WS2, WS18
-@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize(
+    "durable", [True, pytest.param(False, marks=pytest.mark.nobody)]
+)
 def test_what_was_cut_off_works_again_and_is_told_once(
     place: Place, *, durable: bool
 ) -> None:
@@ -226,9 +227,3 @@ def test_a_daemon_tells_it_when_its_child_starts_again(place: Place) -> None:
     assert [len(some) for some in told] == [0, 1, 2, 2]
     assert all("Workspace repo " in line for line in told[-1])
     assert not place.has_mark()
-
-
-@of_root
-def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) == 9

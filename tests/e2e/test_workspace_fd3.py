@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 from tests.helpers.llmscene import key_file
 from tests.helpers.provider import provider_process
@@ -117,6 +116,7 @@ print('ok')
 
 
 # spec WS2, WS5
+@pytest.mark.nobody
 def test_what_is_written_by_one_way_is_seen_by_the_other(scene: Scene) -> None:
     done = scene.run(BOTH_WAYS)
     assert (done.out, done.status) == (b"ok\n", 0), done.err
@@ -184,6 +184,7 @@ def test_there_is_no_fresh_root_to_keep(scene: Scene) -> None:
 
 
 # spec A3b, WS2
+@pytest.mark.nobody
 def test_a_staged_file_appears_at_its_close_and_nothing_else_does(
     scene: Scene,
 ) -> None:
@@ -202,6 +203,7 @@ print(sorted(os.listdir()))
 
 
 # spec A3b, WS18
+@pytest.mark.nobody
 def test_a_host_that_is_killed_leaves_nothing_of_what_was_not_published(
     scene: Scene,
 ) -> None:
@@ -343,6 +345,7 @@ pwd; cat "$1"; echo tool > by-tool; stat -c %u by-tool
 
 
 # spec WS2: tools of the child work in the same tree.
+@pytest.mark.nobody
 def test_tools_of_the_child_work_in_the_workspace(scene: Scene) -> None:
     (scene.top / "bin").mkdir()
     (scene.top / "bin/go").write_text(TOOL)
@@ -430,10 +433,3 @@ def test_what_is_told_of_a_child_is_what_it_holds(scene: Scene) -> None:
     assert scene.run("open('x', 'w').close()").status == 0
     (row,) = json.loads(scene.ask("list", "--json").out)
     assert row["state"] == "idle"
-
-
-# spec WS3a
-@of_root
-def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) > 10

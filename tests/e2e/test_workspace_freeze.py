@@ -16,9 +16,8 @@ import pytest
 from supervisor.proctree import stat_fields
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.workspace import Workspace
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.chaos.rounds import LONG
-from tests.e2e.test_workspace import Place, of_root
+from tests.e2e.test_workspace import Place
 from tests.helpers.command import ENVIRONMENT, SANDHOST
 
 pytestmark = pytest.mark.slow
@@ -144,6 +143,7 @@ def stopped(place: Place) -> Iterator[None]:
 
 
 # spec WS8
+@pytest.mark.nobody
 def test_nothing_is_written_while_a_child_is_stopped_and_it_goes_on(
     place: Place,
 ) -> None:
@@ -195,6 +195,7 @@ def check_stops(place: Place, files: Collection[str]) -> None:
 
 
 # spec WS8, attack 55
+@pytest.mark.nobody
 def test_what_is_not_found_or_not_stopped_easily_stands_still_as_well(
     place: Place,
 ) -> None:
@@ -213,6 +214,7 @@ def test_what_is_not_found_or_not_stopped_easily_stands_still_as_well(
 
 
 # spec WS8, attack 55
+@pytest.mark.nobody
 def test_a_mount_that_a_process_has_hidden_from_itself_is_not_written_through(
     place: Place, tmp_path: Path
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_mount_that_a_process_has_hidden_from_itself_is_not_written_through(
 
 
 # spec WS8
+@pytest.mark.nobody
 def test_a_killed_command_leaves_no_child_stopped(place: Place) -> None:
     hold = (
         "import sys\n"
@@ -307,12 +310,3 @@ def test_processes_that_cannot_be_seen_are_told_of() -> None:
         guarded_stop(nothing, [(os.getpid(), 1)]),
     ):
         pass
-
-
-# spec WS8
-@of_root
-def test_a_host_that_is_not_root_stops_its_child_too(
-    request: pytest.FixtureRequest,
-) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) > 5

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import file_passed_by_nobody
-from tests.e2e.test_workspace import Place, of_root
+from tests.e2e.test_workspace import Place
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +24,7 @@ HIDING = ("--hide", ".env", "--hide", "**/*.pem")
 
 
 # spec WS5, WS6
+@pytest.mark.nobody
 def test_a_program_does_not_see_what_is_hidden(place: Place) -> None:
     script = "ls -A . deep/er; cat .env deep/er/key.pem; echo new > deep/er/new.txt"
     done = place.named(script, *HIDING)
@@ -51,6 +51,7 @@ def test_what_a_program_makes_under_a_hidden_name_is_not_committed(
 
 
 # spec WS6
+@pytest.mark.nobody
 def test_a_removed_directory_keeps_what_was_hidden_in_it(place: Place) -> None:
     place.named("rm -r deep", *HIDING)
     assert place.ask("diff", "w", "--name-only").out == b"deep/er/open.txt\n"
@@ -93,10 +94,3 @@ def test_the_time_of_a_walk_is_told(place: Place) -> None:
     assert b"Looked for what workspace" in done.err
     done = place.run("true", "--hide", "/.env", "--log-level", "INFO")
     assert b"Looked for" not in done.err
-
-
-# spec WS6
-@of_root
-def test_a_host_that_is_not_root_hides_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) > 7

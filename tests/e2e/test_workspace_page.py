@@ -1,13 +1,11 @@
 """The examples of docs/workspaces.md: every command prints what stands below it."""
 
-import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import ENVIRONMENT
 
 pytestmark = pytest.mark.slow
@@ -52,9 +50,3 @@ def test_every_command_prints_what_stands_below_it(title: str, tmp_path: Path) -
 
 def test_there_are_ten_examples() -> None:
     assert len(EXAMPLES) >= 10
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="it takes a host that is root")
-def test_an_ordinary_user_sees_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) == len(EXAMPLES) + 1

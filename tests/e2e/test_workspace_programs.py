@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.command import Outcome, sandhost
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -95,6 +94,7 @@ def make_wheel(where: Path) -> str:
 
 
 # spec HM4, HM2
+@pytest.mark.nobody
 def test_programs_know_their_user(work: Work) -> None:
     needs("python3", "node")
     script = (
@@ -153,6 +153,7 @@ def test_pip_installs_from_an_index_that_the_network_reaches(
 
 
 # spec HM4
+@pytest.mark.nobody
 def test_npm_installs_from_its_cache_and_runs_what_it_installed(work: Work) -> None:
     needs("node", "npm")
     package = {"name": "greet", "version": "1.0.0", "bin": "cli.js"}
@@ -193,6 +194,7 @@ def test_npm_installs_from_its_cache_and_runs_what_it_installed(work: Work) -> N
 
 
 # spec HM4, WS3a: the kernel refuses that rename in a user namespace
+@pytest.mark.nobody
 def test_git_commits_and_directories_are_renamed(work: Work) -> None:
     needs("git", "python3")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
@@ -249,6 +251,7 @@ def test_pytest_runs_a_project_s_tests(work: Work) -> None:
 
 
 # spec HM4, HM3
+@pytest.mark.nobody
 def test_programs_have_terminals_and_a_tmp(work: Work) -> None:
     needs("script", "tmux", "python3")
     script = (
@@ -318,10 +321,3 @@ def test_a_program_that_is_not_shown_is_named_with_what_to_expose(
         assert f"show it by --expose {str(prefix)!r}" in outcome.err.decode()
         shown = work.run("", *kept, "--expose", str(prefix), command=command)
         assert shown.status == 0
-
-
-@pytest.mark.skipif(not IS_ROOT, reason="the tests do not run as root")
-@pytest.mark.timeout(590)
-def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) >= 11

@@ -17,7 +17,6 @@ import pytest
 
 from supervisor.launchpad import overlay
 from supervisor.sandbox import held_mount
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.chaos.rounds import LONG
 from tests.helpers.command import SANDHOST, Outcome, running, sandhost
 from tests.helpers.older import without
@@ -90,6 +89,7 @@ print('ok')
 
 
 # spec WS2a, WS2, WS3, WS6, WS15: a run, its tools, a snapshot, a fork, a commit.
+@pytest.mark.nobody
 @pytest.mark.parametrize("way", OLDER)
 def test_each_way_gives_the_same(tmp_path: Path, way: str) -> None:
     place = Place(tmp_path, minor=OLDER[way])
@@ -206,6 +206,7 @@ def doctor(*wrapper: str) -> dict[str, tuple[str, str]]:
 
 
 # spec WS2a, WS4: a filter refuses layers by descriptor, as before Linux 6.13.
+@pytest.mark.nobody
 def test_doctor_tells_which_way_is_used() -> None:
     found = doctor(*without(FSCONFIG, errno.EINVAL, SET_FD, argument=1))
     why = f"refused: {os.strerror(errno.EINVAL)}"
@@ -222,13 +223,6 @@ def test_a_way_is_tried_and_leaves_nothing(way: str) -> None:
     with contextlib.suppress(OSError):
         held_mount.try_way(way)
     assert (os.listdir("/proc/self/fd"), os.readlink("/proc/self/ns/mnt")) == before
-
-
-# spec WS2a, WS3a: with a user namespace.
-@of_root
-def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) == 2
 
 
 OF_WORKSPACES = sorted(

@@ -46,6 +46,7 @@ def ready_in(scene: Scene) -> set[int]:
 
 
 # Forked for its order, and then from the stock.
+@pytest.mark.nobody
 async def test_each_child_reaches_the_endpoint_at_its_address(scene: Scene) -> None:
     waited: set[int] = set()
     for number in range(4):
@@ -68,6 +69,7 @@ async def test_each_child_reaches_the_endpoint_at_its_address(scene: Scene) -> N
 
 
 # attack 31: it is the model's port alone that has come in.
+@pytest.mark.nobody
 async def test_what_else_listens_on_the_machine_is_out_of_reach(scene: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -89,6 +91,7 @@ async def test_a_token_opens_its_own_account_by_whatever_way(scene: Scene) -> No
     assert await one.do("get()") == 200
 
 
+@pytest.mark.nobody
 async def test_what_a_child_has_begun_ends_with_it(scene: Scene) -> None:
     spare = scene.stage.host.fs.spare
     one, other = await scene.puppet(), await scene.puppet()
@@ -168,6 +171,7 @@ async def test_a_listener_that_fails_ends_alone(
 NONE, LANDLOCKED = PROFILES["none"], named("landlock", ["landlock", "seccomp"])
 
 
+@pytest.mark.nobody
 @pytest.mark.parametrize(
     ("changes", "reached"),
     [
@@ -247,6 +251,7 @@ async def test_what_an_attempt_that_failed_has_sent_is_not_the_childs(
     assert await puppet.do("get()") == 200
 
 
+@pytest.mark.nobody
 @pytest.mark.parametrize("room", [0, 1])
 async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
     scene: Scene,

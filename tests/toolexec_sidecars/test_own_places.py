@@ -70,6 +70,7 @@ SEEN = ["mine", "in/c.toml", "in/stderr"]
 
 
 # attack 25, spec E19: a tool writes what its workspace holds, and the host's lies there.
+@pytest.mark.nobody
 def test_a_tool_sees_nothing_of_its_host_s() -> None:
     with serving() as (around, one, two):
         for tools in (one, two):
@@ -92,6 +93,7 @@ def test_a_tool_sees_nothing_of_its_host_s() -> None:
 
 
 # attack 4: what they lie in is the tool's to move, as all of its workspace.
+@pytest.mark.nobody
 def test_what_is_moved_is_hidden_where_it_is() -> None:
     with serving() as (around, one, _):
         one.run("mv in moved")

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from supervisor.workspace.run import prepare_use
-from tests.attacks.test_unprivileged import file_passed_by_nobody
 from tests.helpers.daemon import daemon
 from tests.helpers.hosts import CHILDREN, PYTHON
 from tests.helpers.replacing import Hand, assert_clean, hands, replaced
@@ -41,6 +40,7 @@ def prepared(hand: Hand, where: Path, **changes: Any) -> dict[str, Any]:
 
 
 # spec WS2, WS3, WS18
+@pytest.mark.nobody
 @pytest.mark.parametrize("publish", ["direct", "on-close"])
 def test_a_root_that_is_a_workspace_goes_on(tmp_path: Path, publish: str) -> None:
     tmp_path.chmod(0o755)
@@ -89,6 +89,7 @@ policy = "p"
 
 
 # spec WS2, WS5: of a daemon; tools and FD 3 have the workspace before and after.
+@pytest.mark.nobody
 def test_tools_and_fd_3_of_a_daemon_go_on() -> None:
     script = (
         f"echo calls > calls; printf 'OPEN door w false\\n' >&3; read -r _ <&3;{TELL}"
@@ -109,10 +110,3 @@ def test_tools_and_fd_3_of_a_daemon_go_on() -> None:
             assert_clean(running)
             assert running.end() == 0
         assert os.listdir(where / "repo") == []
-
-
-# spec WS3a
-@pytest.mark.skipif(os.geteuid() != 0, reason="it takes a host that is root")
-def test_a_host_that_is_not_root_gives_the_same(request: pytest.FixtureRequest) -> None:
-    passed = file_passed_by_nobody(request)
-    assert len(passed) == 3

@@ -95,6 +95,7 @@ def agent(tmp_path: Path) -> Agent:
 
 
 # spec HM7
+@pytest.mark.nobody
 def test_an_agent_reads_edits_and_runs_in_its_workspace(agent: Agent) -> None:
     (agent.base / "a.py").write_text("def f():\n    return 1\n")
     answers = agent.call(
