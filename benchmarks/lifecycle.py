@@ -32,7 +32,7 @@ NAME = "lifecycle"
 METHOD = "one host in this program, idle but for one child"
 ROUNDS = 300
 ACCUSTOMED = 3
-"""Children after which somebody stands by for the next, at a socket of the host's."""
+"""Children after which one waits, forked, for the next order (ADR 47)."""
 WARM_UP = 10  # the first spawns import, allocate and fault in what later ones reuse
 KILL_AIM = at_most(10.0)
 SPAWN_AIM = at_most(2.0)

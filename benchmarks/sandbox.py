@@ -2,10 +2,9 @@
 
 From the request to the program that runs, in one host; the peers are posix_spawn(3) of
 the same program until its exec, and bubblewrap as a shell would start it, until its end
-(it says no sooner that it has started). The first two children in walls of a kind are forked
-when they are asked for, the others have waited forked (ADR 47): the medians are theirs, and
-the first two have rows of their own. Without walls nobody is forked (ADR 61), and from the
-third on a child has stood by for its order (ADR 75). The rows of a big host have one of 500 MB.
+(it says no sooner that it has started). The first two children of a kind are forked when they
+are asked for, the others have waited forked (ADR 47): the medians are theirs, and the first
+two have rows of their own. The rows of a big host have one of 500 MB.
 """
 
 import os
@@ -79,7 +78,7 @@ async def main():
 trio.run(main)
 """
 
-AIMS_MS = {"none": 0.5, "landlock": 4.0, "auto": 7.0}
+AIMS_MS = {"none": 1.0, "landlock": 4.0, "auto": 7.0}
 """What a start may take beyond the peer's, by profile."""
 
 WHAT = {

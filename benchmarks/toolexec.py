@@ -171,7 +171,7 @@ def rows(told: dict[str, object]) -> list[Row]:
             "executions of true, of Popen + wait",
             _ratio(trues),
             "x",
-            at_least(0.6),
+            at_least(0.4),
             f"{per_s:.0f} /s",
         ),
         Row("the same, with other arguments each time", _ratio(others), "x"),

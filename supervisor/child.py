@@ -876,7 +876,6 @@ class Child(ChildClients):
         )
         # As soon as it can be: what is written down of it goes beside it.
         self.begun.set()
-        process.will_stay()
         journal.write(
             "child.spawned",
             child_id=self.id,

@@ -1,7 +1,7 @@
 """The host: the nursery tree with everything that lives in it, on one screen.
 
     host nursery
-    |- launcher              the launchpad's messages, and who stands by
+    |- launcher              the launchpad's messages
     |- pump.run              every client's fast requests
     |- pump.watch_deadlines  messages that began and do not end
     |- pump.look_at_unwatched  clients for whom no epoll watch is left
@@ -444,7 +444,6 @@ async def open_host(
             await nursery.start(launcher.run)
             host = Host(launcher, settings or Settings(), journal, log)
             host.groups = groups
-            nursery.start_soon(launcher.replace_standby)
             nursery.start_soon(host.forks.run)
             nursery.start_soon(host.pump.run)
             nursery.start_soon(host.pump.watch_deadlines)

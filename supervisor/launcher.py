@@ -12,10 +12,7 @@ Rules:
     the `Launcher`'s.
  3. When `spawn` returned or raised, the child alone has copies of the sources (spec T2).
     A spawn that is cancelled leaves no child.
- 4. Who shares the launchpad's memory until its exec is told of before that: its pipe ends
-    with the exec, and this process hears of it at once (ADR 74).
- 5. Who stands by gets its order from here, and not from the launchpad (ADR 75).
- 6. If the launchpad is lost, so are the children: everything beneath the host is ended,
+ 4. If the launchpad is lost, so are the children: everything beneath the host is ended,
     everybody who waits is told, and the owner gets `LaunchpadLost`.
 Read next: ``supervisor/launchpad/main.py``, ``supervisor/launchpad/wire.py``.
 """
@@ -26,18 +23,14 @@ import contextlib
 import errno
 import os
 import signal as signals
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
 from supervisor.descendants import collect, end_descendants
-from supervisor.launchpad import calls, wire
-from supervisor.launchpad.order import missing_interpreter
+from supervisor.launchpad import wire
 from supervisor.spawned import Born, LaunchpadLost, Record, SpawnedProcess
-from supervisor.standby import Offers
 from supervisor.watches import wait_readable, wait_writable
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -86,7 +79,6 @@ class Launcher:
         self._last_ident = 0
         self._sending = trio.Lock()  # one writer waits for room, the others for it
         self._room = trio.Semaphore(SPAWNS_UNDER_WAY)
-        self._standby = Offers()
         self._lost: str | None = None
 
     async def run(
@@ -121,14 +113,6 @@ class Launcher:
 
         Cancellation: a child that was started all the same is killed.
         """
-        given = self._standby.take(request)
-        if given is not None:
-            ident, record = given
-            self._records[ident] = record
-            try:
-                return await self._begun(request, ident, record)
-            except ConnectionResetError:  # it had died: nobody has taken the order
-                self._records.pop(ident, None)
         try:  # what is free takes no turn of the loop: there is one below
             self._room.acquire_nowait()
         except trio.WouldBlock:
@@ -143,7 +127,12 @@ class Launcher:
                 raise
         finally:
             self._room.release()
-        return await self._begun(request, ident, record)
+        try:
+            born = await self._birth(request, record)
+        except BaseException:
+            await self._abandon(ident, record)
+            raise
+        return SpawnedProcess(self, ident, record, born)
 
     async def _ask(self, request: SpawnRequest) -> tuple[int, Record]:
         """Have the launchpad start a child; return its number and what is said of it."""
@@ -157,52 +146,7 @@ class Launcher:
         except BaseException:
             self._records.pop(ident, None)  # it was not sent
             raise
-        if calls.PLAIN_LAYERS.issuperset(request.layers):
-            self._ask_for_standby()
         return ident, record
-
-    def _ask_for_standby(self) -> None:
-        """Have somebody stand by, if children without walls are asked for often."""
-        try:
-            offers = self._standby.asked()
-        except OSError:  # this process may open no more; the next start asks again
-            return
-        if offers is not None:
-            with contextlib.closing(offers):
-                if not self._mention((wire.OFFERS, 0), (offers.fileno(),)):
-                    self._standby.close()
-
-    def will_stay(self, ident: int) -> None:
-        """Take note of a child that is not about to end; `replace_standby` does the rest.
-
-        Of one that ends soon, as tools do, the launchpad hears by that.
-        """
-        self._standby.will_stay(ident)
-
-    async def replace_standby(self) -> NoReturn:
-        """Have somebody else stand by, whenever who did so is a program and stays."""
-        while True:
-            ident = await self._standby.has_stayed()
-            if ident in self._records:
-                self._mention((wire.TAKEN, ident))
-
-    def _mention(self, message: tuple[object, ...], fds: tuple[int, ...] = ()) -> bool:
-        """Say something that spares time and that nobody waits for, if there is room."""
-        try:
-            return not self._sending.locked() and self._has_put(message, fds)
-        except (LaunchpadLost, OSError):  # its owner hears of it; no memory
-            return False
-
-    async def _begun(
-        self, request: SpawnRequest, ident: int, record: Record
-    ) -> SpawnedProcess:
-        """Wait until a child is its program."""
-        try:
-            born = await self._birth(request, record)
-        except BaseException:
-            await self._abandon(ident, record)
-            raise
-        return SpawnedProcess(self, ident, record, born)
 
     async def spare(self, groups: tuple[tuple[bytes, bytes], ...]) -> None:
         """Tell of groups that nobody is in: a child may wait in them for its order.
@@ -264,21 +208,7 @@ class Launcher:
         """The launchpad's pid; a child of this process until the launcher ends."""
         return self._launchpad.pid
 
-    def descriptors(self) -> tuple[int, ...]:
-        """Return what this holds of the host's descriptors while it runs.
-
-        Its own come first; then of each exec that is under way the pipe that tells of
-        it, and the pidfd; then what whoever stands by is offered by, and its own.
-        """
-        under_way = (
-            (*record.report, record.born[-1])
-            for record in self._records.values()
-            if record.report and record.born is not None
-        )
-        waiting = self._standby.descriptors()
-        return (*self.own_descriptors(), *chain.from_iterable(under_way), *waiting)
-
-    def own_descriptors(self) -> tuple[int, int]:
+    def descriptors(self) -> tuple[int, int]:
         """Return its control socket and the launchpad's pidfd."""
         return self._control.fileno(), self._launchpad.pidfd
 
@@ -349,21 +279,14 @@ class Launcher:
             if kind == wire.FAILED:
                 del self._records[ident]
             record.take(kind, rest, fds)
-        # Else who asked was cancelled; or it stood by, and never had an order.
+        # Else who asked was cancelled.
 
     async def _birth(self, request: SpawnRequest, record: Record) -> Born:
         """Wait for what the launchpad says to a request."""
         if not record.started.is_set():
             await record.started.wait()
-        if record.report and not await record.exec_is_over():
-            raise LaunchpadLost(self._lost)
         if record.failure is not None:
-            number, stage, detail = record.failure
-            if stage == "exec" and not detail and "mountns" not in request.layers:
-                name = os.fsencode(request.executable)
-                with contextlib.suppress(OSError):  # no thread: it goes without saying
-                    detail = await in_thread(missing_interpreter, name, number)
-            raise request.error(number, stage, detail)
+            raise request.error(*record.failure)
         if record.born is None:
             raise LaunchpadLost(self._lost)
         return record.born
@@ -388,7 +311,6 @@ class Launcher:
             record.started.set()
             record.tell_exit()
             record.swept.set()
-        self._standby.close()
         trio.lowlevel.notify_closing(self._control)
         self._control.close()
 

@@ -53,9 +53,6 @@ class ExitStatus:
     maxrss_kib: int = 0
 
 
-_OF_BIRTH = {wire.SPAWNED: 1, wire.BEGUN: 2}
-"""What tells of a birth, and how many descriptors come with it."""
-
 Born = tuple[int, int, tuple[tuple[str, str], ...], int, int]
 
 
@@ -69,9 +66,6 @@ class Record:
         swept: Set when nothing it left behind is alive.
         abandoned: Nobody waits for `born` any more.
         born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
-        report: The pipe, or the line of one that stood by, which ends with its exec
-            while that is under way: empty, or with a byte if there will be a `failure`.
-            Belongs to who waits for `started`.
         failure: (errno, stage, detail).
         stock: what a question, which has a record as well, was answered.
         owners: likewise, a descriptor; -1 if there is none. Belongs to who asked.
@@ -83,7 +77,6 @@ class Record:
     swept: trio.Event = field(default_factory=trio.Event)
     abandoned: bool = False
     born: Born | None = None
-    report: list[int] = field(default_factory=list)
     failure: tuple[int, str, bytes] | None = None
     status: ExitStatus | None = None
     stock: tuple[proctree.ProcessIdentity, ...] = ()
@@ -92,8 +85,8 @@ class Record:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether somebody waits for its start, its exec included."""
-        return not (self.started.is_set() or self.abandoned) or bool(self.report)
+        """Whether somebody waits for its start."""
+        return not (self.started.is_set() or self.abandoned)
 
     def take(self, kind: int, said: list[Any], fds: list[int]) -> None:
         """Take in what the launchpad says of it.
@@ -116,55 +109,25 @@ class Record:
         elif kind == wire.FAILED:
             self.failure = tuple(said)
             self.started.set()
-            # Killed between what failed and its word of that: somebody has it.
             self.tell_exit()
             self.swept.set()
-        elif kind in _OF_BIRTH:
-            self._take_born(said, fds, _OF_BIRTH[kind])
+        elif kind == wire.SPAWNED:
+            self._take_born(said, fds)
 
-    def _take_born(self, born: list[Any], fds: list[int], due: int) -> None:
-        if len(fds) < due:  # this process may open no more: nothing names the child
+    def _take_born(self, born: list[Any], fds: list[int]) -> None:
+        if not fds:  # this process may open no more: nothing names the child
             self.failure = (errno.EMFILE, "pidfd", b"")
-        if self.failure is not None or self.abandoned:
-            for fd in fds:
-                os.close(fd)
+        elif self.abandoned:
+            os.close(fds[0])
         else:
-            pidfd, *self.report = fds
-            self.born = (*born, pidfd)
+            self.born = (*born, fds[0])
         self.started.set()
 
-    async def exec_is_over(self) -> bool:
-        """Wait until one who has begun is its program, or there is a `failure`.
-
-        Returns:
-            False if nobody will say what has failed.
-
-        Raises:
-            ConnectionResetError: it stood by, and has died before it took its order.
-        """
-        (report,) = self.report
-        is_refused = None
-        while is_refused is None:
-            try:
-                is_refused = os.read(report, 1)
-            except BlockingIOError:
-                await wait_readable(report)
-        os.close(self.report.pop())
-        if is_refused and self.failure is None:
-            self.started = trio.Event()
-            await self.started.wait()
-            return self.failure is not None
-        return True
-
     def let_go(self) -> None:
-        """Give back what is held of one that nobody gets."""
+        """Close what is held of a child that no caller gets."""
         self.abandoned = True
-        if self.born is not None:  # it has begun, or there was a cancellation
+        if self.born is not None:  # it was born as the caller was cancelled
             os.close(self.born[-1])
-        while self.report:
-            # The launchpad has the same end: what epoll knows of it would outlive this one.
-            trio.lowlevel.notify_closing(self.report[-1])
-            os.close(self.report.pop())
 
     def tell_exit(self) -> None:
         """Tell who waits that `status` is there, or never will be."""
@@ -260,10 +223,6 @@ class SpawnedProcess:
     def is_swept(self) -> bool:
         """Whether nothing that it left behind is alive."""
         return self._record.swept.is_set()
-
-    def will_stay(self) -> None:
-        """Say that it is not about to end: if it stood by, somebody else is to now."""
-        self._launcher.will_stay(self._ident)
 
     def send_signal(self, signal: int) -> None:
         """Signal this process alone; nothing if it has ended already."""

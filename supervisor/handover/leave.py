@@ -78,7 +78,7 @@ class _Leaving:
     def state(self) -> HostState:
         host = self._host
         launcher = host.launcher
-        launchpad_fd, launchpad_pidfd = launcher.own_descriptors()
+        launchpad_fd, launchpad_pidfd = launcher.descriptors()
         self._fds |= {launchpad_fd, launchpad_pidfd}
         children = [self._child(child) for child in host.children.values()]
         return HostState(

@@ -1,8 +1,7 @@
 """What a forked child does to itself before it becomes its program.
 
 What it is: the steps between fork and exec, in the forked child, and the report of the
-one that failed. What it is not: nothing here runs in the launchpad's own process; who puts
-on no walls takes the same steps as a list of calls (``launchpad.vfork``).
+one that failed. What it is not: nothing here runs in the launchpad's own process.
 
 Rules:
  1. `STEPS` is the whole order. A sandbox layer is one row: those that need the file
@@ -46,7 +45,6 @@ from supervisor.launchpad.order import (
     JOINED,
     OVERLAY,
     frame,
-    missing_interpreter,
 )
 from supervisor.launchpad.stage import PartError
 
@@ -86,7 +84,7 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
     except OSError as error:
         number = error.errno or errno.EIO
         if stage == "exec":
-            detail = missing_interpreter(order.executable, number)
+            detail = _missing_interpreter(order.executable, number)
     except ValueError:  # resource.prlimit: soft limit above the hard one
         number = errno.EINVAL
     except MemoryError:
@@ -97,6 +95,29 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
             _tell(order, GAVE_UP, number, stage, detail[:DETAIL_BYTES])
         finally:
             os._exit(FAILED_STATUS)
+
+
+def _missing_interpreter(executable: bytes, number: int) -> bytes:
+    """What execve(2) did not find, if the file itself is there; b"" if it is not.
+
+    ENOENT names the file, the interpreter of its "#!" line or the loader of an ELF
+    program alike. Asked in the forked child, where one may block.
+    """
+    if number != errno.ENOENT:
+        return b""
+    try:
+        # What stands there now may be a FIFO: its child may have put it there.
+        fd = os.open(executable, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        start = os.read(fd, 256).partition(b"\n")[0]
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    words = start[2:].split() if start.startswith(b"#!") else []
+    return words[0] if words else b"its loader"
 
 
 def _tell(order: Order, *message: Any) -> None:
@@ -281,7 +302,8 @@ def _limit_resources(order: Order, _launchpad: int) -> None:
     for which, soft, hard in limits:
         # Not setrlimit: it turns EPERM into a ValueError.
         resource.prlimit(0, which, (soft, hard))
-    order.applied += order.limits_said(len(limits))
+    if "rlimits" in order.layers:
+        order.applied.append(("rlimits", f"{len(limits)} set"))
 
 
 def _fewer_descriptors() -> tuple[int, int, int]:
@@ -326,7 +348,7 @@ def _filter_calls(_order: Order, code: bytes) -> str:
 
 
 def _report(order: Order, _launchpad: int) -> None:
-    order.applied.append(order.fds_said())
+    order.applied.append(("descriptors", f"exactly {sorted(order.targets)}"))
     _tell(order, APPLIED, tuple(order.applied))
 
 

@@ -9,11 +9,8 @@ in `by_report` until its start has ended, well or badly.
 
 from __future__ import annotations
 
-# `signal` imports `enum`: 4 ms of a start that takes 9.
-import _signal  # type: ignore[import-not-found]
 import errno
 import os
-import select
 
 from supervisor import proctree
 from supervisor.launchpad.life import IS_FORKING, IS_STOCK
@@ -22,10 +19,10 @@ from supervisor.launchpad.order import ENDED, REPORT_BYTES, reports
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
+    import select
     from collections.abc import Iterator
     from typing import Any
 
-    from supervisor.launchpad.vfork import CallList
 
 NOBODY = -1
 """The ident of a child that is in stock."""
@@ -48,46 +45,38 @@ class Child:
     Attributes:
         state: of ``launchpad.life``.
         ident: the host's number for it; `NOBODY` while it is in stock.
-        pidfd: held until BEGUN or SPAWNED carries it away, then -1.
-        exec_end: likewise a second end of `report`, if that tells nothing but its end.
-        report: where the forked child tells how it fares, or the pipe that ends with
-            the exec of one that makes calls; -1 when that is known.
-        applied: (layer, detail) of its sandbox, as it told; as its calls say.
+        pidfd: held until SPAWNED carries it away, then -1.
+        report: where the forked child tells how it fares; -1 when that is known.
+        applied: (layer, detail) of its sandbox, as it told.
         failure: (errno, stage, detail), as it told; None if it did not.
         init: the init of its pid namespace; -1 for none.
         groups: directories of its groups of processes.
         line: by which an order reaches it; None if it has one.
         locks: descriptors that are kept until nothing of it is left.
-        calls: what it makes until it is its program; None if it was forked.
-        orders_at: the address of its order, if it stands by.
     """
 
     __slots__ = (
         "applied",
-        "calls",
         "create_time",
-        "exec_end",
         "failure",
         "groups",
         "ident",
         "init",
         "line",
         "locks",
-        "orders_at",
         "pid",
         "pidfd",
         "report",
         "state",
     )
 
-    def __init__(self, state: int, pid: int, report: int, pidfd: int = -1) -> None:
+    def __init__(self, state: int, pid: int, report: int) -> None:
         """Take note of a process that was forked.
 
         Args:
             state: of ``launchpad.life``.
             pid: its own.
             report: where it tells how it fares.
-            pidfd: its own, if there is one already; this one's then.
 
         Raises:
             OSError: it is not there.
@@ -101,12 +90,10 @@ class Child:
         self.groups: tuple[bytes, ...] = ()
         self.line: _socket.socket | None = None
         self.locks: list[int] = []
-        self.calls: CallList | None = None
-        self.pidfd = self.exec_end = -1
-        self.orders_at = 0
-        self.is_now(pid, pidfd)
+        self.pidfd = -1
+        self.is_now(pid)
 
-    def is_now(self, pid: int, pidfd: int = -1) -> None:
+    def is_now(self, pid: int) -> None:
         """Take note of the process that is to become the program.
 
         Raises:
@@ -114,8 +101,7 @@ class Child:
         """
         # Before any wait: the pid still names this process, be it dead already.
         create_time = _create_time(pid)
-        if pidfd < 0:
-            pidfd = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.pid, self.create_time, self.pidfd = pid, create_time, pidfd
@@ -125,10 +111,6 @@ class Child:
 
         ``(ENDED,)`` is the last: nobody can tell more.
         """
-        if self.calls is not None:  # what is in there is for the host
-            if _has_ended(self.report):
-                yield (ENDED,)
-            return
         try:
             told = os.read(self.report, REPORT_BYTES)
         except BlockingIOError:
@@ -137,39 +119,16 @@ class Child:
         if not told:
             yield (ENDED,)
 
-    def end(self, failure: tuple[int, str, bytes]) -> None:
-        """Kill one that makes calls; its end is told as a start that failed.
-
-        Not before it is dead: it reads its calls until then.
-        """
-        self.failure = failure
-        try:
-            _signal.pidfd_send_signal(self.pidfd, _signal.SIGKILL)
-        except PermissionError:  # a set-uid program by now
-            return
-
-    def read_calls(self) -> CallList | None:
-        """Take in what became of its calls: it is its program now, or has ended.
-
-        Returns:
-            The calls, which nobody needs any more.
-        """
-        done, self.calls = self.calls, None
-        if done is not None and self.failure is None:
-            self.failure = done.fault()
-        return done
-
     def let_go(self) -> None:
         """Close what is held of a child that comes to nothing."""
-        for fd in self.taken():
-            os.close(fd)
+        if self.pidfd >= 0:
+            os.close(self.take_pidfd())
         self.hang_up()
 
-    def taken(self) -> list[int]:
-        """Give away what goes to the host: the pidfd, then `exec_end`."""
-        fds = [fd for fd in (self.pidfd, self.exec_end) if fd >= 0]
-        self.pidfd = self.exec_end = -1
-        return fds
+    def take_pidfd(self) -> int:
+        """Return the pidfd, which belongs to the caller from now on."""
+        pidfd, self.pidfd = self.pidfd, -1
+        return pidfd
 
     def unlock(self) -> None:
         """Close what was kept for it: nothing of it is left."""
@@ -196,8 +155,6 @@ class Family:
         self.by_ident: dict[int, Child] = {}  # of those that have an order
         self.by_report: dict[int, Child] = {}  # until exec or failure
         self.inits: set[int] = set()  # of pid namespaces whose child is there
-        # What was starting when all was forgotten.
-        self._unfinished: tuple[Child, ...] = ()
 
     def listen(self, report: int) -> None:
         """Hear of it when all is told that comes by a pipe.
@@ -270,8 +227,7 @@ class Family:
 
     def talking(self) -> tuple[Child, ...]:
         """Return those who may tell something before their start has ended."""
-        # Who makes calls tells nothing, and whose end is to be known is dead by then.
-        return tuple(one for one in self.by_report.values() if one.calls is None)
+        return tuple(self.by_report.values())
 
     @property
     def is_forking(self) -> bool:
@@ -282,10 +238,7 @@ class Family:
         """Return those that wait for an order, and their inits."""
         found = []
         for child in self.by_report.values():
-            if child.state in IS_STOCK and not (
-                # It is its program, and nobody has looked yet.
-                child.orders_at and _has_ended(child.report)
-            ):
+            if child.state in IS_STOCK:
                 found.append((child.pid, child.create_time))
                 if child.init >= 0:
                     found.append((child.init, _create_time(child.init)))
@@ -299,8 +252,6 @@ class Family:
     def clear(self) -> list[bytes]:
         """Forget all: every process is a leftover now; return their groups."""
         groups: list[bytes] = []
-        # Until they are dead they write into their calls.
-        self._unfinished = tuple(self.by_report.values())
         for child in self.children.values():
             child.let_go()
             groups += child.groups
@@ -314,13 +265,6 @@ def no_fork(error: OSError) -> tuple[int, str, bytes]:
     """Return why nobody could be forked, as the host is told."""
     about = error.filename if isinstance(error.filename, str) else ""
     return error.errno or errno.EIO, "fork", os.fsencode(about)
-
-
-def _has_ended(pipe: int) -> bool:
-    """Tell whether nobody can write into a pipe any more."""
-    poll = select.poll()
-    poll.register(pipe, 0)
-    return bool(poll.poll(0))
 
 
 def _create_time(pid: int) -> int:

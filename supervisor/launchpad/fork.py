@@ -37,15 +37,15 @@ _SYS_CLONE3 = 435
 CLONE_PARENT = 0x00008000
 _CLONE_NEWPID = 0x20000000
 _CLONE_INTO_CGROUP = 0x200000000
-SIGCHLD = int(_signal.SIGCHLD)
+_SIGCHLD = int(_signal.SIGCHLD)
 
 _INIT_NAME = b"sandhost-init"
 
 # Nobody can help by trying in another way.
-NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
+_NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
 
 
-class CloneArguments(ctypes.Structure):
+class _CloneArguments(ctypes.Structure):
     """struct clone_args of clone3(2), Linux 5.7; what is not named is 0."""
 
     _fields_ = tuple(  # type: ignore[mutable-override]
@@ -63,7 +63,7 @@ def fork(flags: int = 0) -> int:
     Raises:
         OSError: no process to be had.
     """
-    return system_call(_SYS_CLONE, flags | SIGCHLD)
+    return system_call(_SYS_CLONE, flags | _SIGCHLD)
 
 
 def fork_into(group: int, flags: int = 0) -> tuple[int, bool]:
@@ -80,14 +80,14 @@ def fork_into(group: int, flags: int = 0) -> tuple[int, bool]:
         OSError: no process to be had.
     """
     if group >= 0:
-        arguments = CloneArguments(flags | _CLONE_INTO_CGROUP, cgroup=group)
+        arguments = _CloneArguments(flags | _CLONE_INTO_CGROUP, cgroup=group)
         if not flags & CLONE_PARENT:  # which takes its parent's
-            arguments.exit_signal = SIGCHLD
+            arguments.exit_signal = _SIGCHLD
         size = ctypes.sizeof(arguments)
         try:
             return system_call(_SYS_CLONE3, ctypes.addressof(arguments), size), True
         except OSError as error:
-            if error.errno in NO_PROCESS:
+            if error.errno in _NO_PROCESS:
                 raise
             # Linux before 5.7, a filter, a group that takes nobody: the child joins
             # it by itself, and if that fails, says why.

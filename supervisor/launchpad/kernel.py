@@ -24,10 +24,10 @@ _libc.syscall.restype = ctypes.c_long
 # is the same on every architecture but alpha, and older C libraries have no name for it.
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
-PR_SET_NAME = 15
+_PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-SYS_CLOSE_RANGE = 436
-CLOSE_RANGE_CLOEXEC = 4
+_SYS_CLOSE_RANGE = 436
+_CLOSE_RANGE_CLOEXEC = 4
 # <asm/unistd.h>: newer architectures share one number. struct sigaction of the kernel
 # is 32 bytes at most: handler, flags, restorer, mask.
 _SYS_RT_SIGACTION = {"x86_64": 13}
@@ -38,7 +38,7 @@ _SYS_SCHED_SETATTR_GENERIC = 274  # sched_getattr(2) is the next one, everywhere
 _SYS_SIGNALFD4 = {"x86_64": 289}
 _SYS_SIGNALFD4_GENERIC = 74
 # A set of signals, as the kernel takes it.
-SIGNAL_SET = struct.Struct("Q")
+_SIGNAL_SET = struct.Struct("Q")
 # <linux/sched.h>, <linux/sched/types.h>: size, policy, flags, nice, priority, runtime,
 # deadline, period; as of the first version of the structure.
 _SCHED_ATTRIBUTES = struct.Struct("IIQiIQQQ")
@@ -144,7 +144,7 @@ def prctl(option: int, value: int) -> None:
 def set_name(name: bytes) -> None:
     """Name this process, 15 bytes at most, for ps(1): PR_SET_NAME."""
     text = ctypes.create_string_buffer(name)
-    prctl(PR_SET_NAME, ctypes.addressof(text))
+    prctl(_PR_SET_NAME, ctypes.addressof(text))
 
 
 def open_exactly(path: bytes, top: int = -1, flags: int = os.O_PATH) -> int:
@@ -223,16 +223,16 @@ def signal_descriptor(signal: int) -> int:
         OSError: no descriptor or memory to be had.
     """
     number = _SYS_SIGNALFD4.get(os.uname().machine, _SYS_SIGNALFD4_GENERIC)
-    told = ctypes.create_string_buffer(SIGNAL_SET.pack(1 << (signal - 1)))
-    where, size = ctypes.addressof(told), SIGNAL_SET.size
+    told = ctypes.create_string_buffer(_SIGNAL_SET.pack(1 << (signal - 1)))
+    where, size = ctypes.addressof(told), _SIGNAL_SET.size
     return system_call(number, 0xFFFFFFFF, where, size, os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def close_at_exec(first: int) -> None:
     """Mark every descriptor from `first` on close-on-exec: close_range(2)."""
-    last, flags = 0xFFFFFFFF, CLOSE_RANGE_CLOEXEC
+    last, flags = 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC
     try:
-        system_call(SYS_CLOSE_RANGE, first, last, flags)
+        system_call(_SYS_CLOSE_RANGE, first, last, flags)
     except OSError as error:
         if error.errno not in {errno.ENOSYS, errno.EINVAL, errno.EPERM}:
             raise

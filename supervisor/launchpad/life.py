@@ -10,10 +10,6 @@ Rules:
     two an unknown child of the launchpad is no leftover.
  3. A pipe of reports that is closed ends the start, well or badly; a process is
     buried after that.
- 4. Who makes a list of calls (``launchpad.vfork``) has begun when it was started, and is
-    told of then. How its start has ended is told only if that is badly.
- 5. Who stands by (``launchpad.standby``) is the host's from the beginning: its end is
-    told, whether it had an order or not.
 
 Plain numbers: ``enum`` takes 4 ms of a start that takes 9.
 """
@@ -23,30 +19,27 @@ from __future__ import annotations
 STATES = (
     "in stock",
     "in stock, forking",
-    "standing by",
     "starting",
     "starting, forking",
-    "begun",
     "running",
     "dropped",
     "gone",
 )
-IN_STOCK, STOCK_FORKING, STANDING_BY, STARTING, START_FORKING = range(5)
-BEGUN, RUNNING, DROPPED, GONE = range(5, 9)
+IN_STOCK, STOCK_FORKING, STARTING, START_FORKING = range(4)
+RUNNING, DROPPED, GONE = range(4, 7)
 
-EVENTS = ("ordered", "forking", "became", "began", "closed", "failed", "died")
-ORDERED, FORKING, BECAME, BEGAN, CLOSED, FAILED, DIED = range(7)
+EVENTS = ("ordered", "forking", "became", "closed", "failed", "died")
+ORDERED, FORKING, BECAME, CLOSED, FAILED, DIED = range(6)
 
 ACTIONS = (
     "-",
     "rename",
-    "tell begun",
     "tell spawned",
     "tell failed",
     "tell exited",
     "discard",
 )
-NOTHING, RENAME, TELL_BEGUN, TELL_SPAWNED, TELL_FAILED, TELL_EXITED, DISCARD = range(7)
+NOTHING, RENAME, TELL_SPAWNED, TELL_FAILED, TELL_EXITED, DISCARD = range(6)
 
 Step = tuple[int, int]
 
@@ -60,20 +53,18 @@ _BORN = (RUNNING, TELL_SPAWNED)
 
 # One row a state, one column an event, in the order of `EVENTS`.
 TABLE: tuple[tuple[Step | None, ...], ...] = (
-    (_ORDERED, _FORKED, None, None, _DISCARDED, _DISCARDED, None),
-    (_FORKING_ON, None, _IS_IN_STOCK, None, _DISCARDED, _DISCARDED, None),
-    (None, None, None, None, (RUNNING, NOTHING), _REFUSED, None),
-    (None, _FORKING_ON, None, (BEGUN, TELL_BEGUN), _BORN, _REFUSED, None),
+    (_ORDERED, _FORKED, None, _DISCARDED, _DISCARDED, None),
+    (_FORKING_ON, None, _IS_IN_STOCK, _DISCARDED, _DISCARDED, None),
+    (None, _FORKING_ON, None, _BORN, _REFUSED, None),
     # Closed without a word: killed between its two reports; its exit follows.
-    (None, None, (STARTING, RENAME), None, _BORN, _REFUSED, None),
-    (None, None, None, None, (RUNNING, NOTHING), _REFUSED, None),
-    (None, None, None, None, None, None, (GONE, TELL_EXITED)),
-    (None, None, None, None, None, None, (GONE, NOTHING)),
-    (None, None, None, None, None, None, None),
+    (None, None, (STARTING, RENAME), _BORN, _REFUSED, None),
+    (None, None, None, None, None, (GONE, TELL_EXITED)),
+    (None, None, None, None, None, (GONE, NOTHING)),
+    (None, None, None, None, None, None),
 )
 
 IS_FORKING = frozenset({STOCK_FORKING, START_FORKING})
-IS_STOCK = frozenset({IN_STOCK, STOCK_FORKING, STANDING_BY})
+IS_STOCK = frozenset({IN_STOCK, STOCK_FORKING})
 
 
 def step(state: int, event: int) -> Step:

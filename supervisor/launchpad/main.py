@@ -18,10 +18,8 @@ Rules:
     the host, a subreaper too, ends the rest.
  6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
     hangs alone. Without events the launchpad sleeps.
- 7. Who puts on no walls shares this memory until its exec (``launchpad.vfork``), and
-    may get its order from the host itself (``launchpad.standby``). What else is asked
-    for again and again waits forked (``launchpad.stock``); whoever waits is made while
-    nobody waits for the launchpad.
+ 7. What is asked for again and again waits forked (``launchpad.stock``), and is forked
+    while nobody waits for the launchpad.
  8. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
     no ``json``: it starts in the time of a bare interpreter plus 4 ms.
 
@@ -47,9 +45,7 @@ from supervisor.launchpad.family import Child, Family, no_fork
 from supervisor.launchpad.fork import PidNamespaces, fork_into
 from supervisor.launchpad.order import APPLIED, BECAME, FORKING, GAVE_UP, Order
 from supervisor.launchpad.outbox import Outbox
-from supervisor.launchpad.standby import Standby
 from supervisor.launchpad.stock import Stock, hand_over
-from supervisor.launchpad.vfork import Starter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,15 +53,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from supervisor.launchpad.stock import Kind
-    from supervisor.launchpad.vfork import CallList
 
 _NAME = b"sandhost-pad"
 
 # Who was started runs this long, on this processor, before anybody is forked that is
 # not waited for: that takes as long as a small program does.
 _HEAD_START_S = 0.0005
-
-_OF_BIRTH = {life.TELL_SPAWNED: wire.SPAWNED, life.TELL_BEGUN: wire.BEGUN}
 
 
 class _Launchpad:
@@ -81,8 +74,6 @@ class _Launchpad:
         self._ends = Ends(self._family, self._hear_all, self._bury, self._outbox.put)
         self._has_begun = False  # somebody, a moment ago
         self._namespaces = PidNamespaces()
-        self._starter = Starter()
-        self._standby = Standby(self._starter)
         self._deaths = setup.Deaths()
         self._epoll.register(control.fileno(), select.EPOLLIN)
         self._epoll.register(self._deaths.fd, select.EPOLLIN)
@@ -91,10 +82,8 @@ class _Launchpad:
         """Serve the host until it is gone, then end every process beneath this one."""
         try:
             while self._outbox.host_is_there:
-                is_low = not self._family.is_starting and (
-                    self._standby.is_wanted or self._stock.wanted() is not None
-                )
-                is_busy = is_low or self._ends.has_more_to_do
+                wanted = None if self._family.is_starting else self._stock.wanted()
+                is_busy = wanted is not None or self._ends.has_more_to_do
                 if is_busy and self._has_begun:
                     self._has_begun = False
                     select.select([self._epoll], (), (), _HEAD_START_S)
@@ -103,8 +92,8 @@ class _Launchpad:
                     self._serve(fd, what)
                 if self._ends.has_more_to_do:
                     self._ends.tidy()
-                elif is_low and not events:
-                    self._fill_up()
+                elif wanted is not None and not events:
+                    self._put_in_stock(wanted)
         finally:
             self._outbox.host_is_there = False
             self._ends.left_groups += self._stock.groups()
@@ -161,15 +150,6 @@ class _Launchpad:
         elif kind == wire.LIST:
             stock = tuple(self._family.stock())
             self._outbox.put((wire.LISTED, ident, stock))
-        elif kind == wire.OFFERS:
-            if fds:  # else this process may open no more
-                self._standby.begin(fds.pop())
-        else:
-            self._do_seldom(kind, ident, body)
-
-    def _do_seldom(self, kind: int, ident: int, body: tuple[Any, ...]) -> None:
-        if kind == wire.TAKEN:
-            self._taken(ident)
         elif kind == wire.OWNERS:
             namespace = os.dup(owners.owners_of(*body))
             self._outbox.put((wire.OWNED, ident), namespace)
@@ -184,7 +164,7 @@ class _Launchpad:
             if "uid" in order.layers and "mountns" in order.layers:
                 stage = "uid"
                 order.owners = owners.owners_of(order.layers["uid"])
-            child = self._vfork(order) or self._take_from_stock(order, body, fds)
+            child = self._take_from_stock(order, body, fds)
             if child is None:
                 stage = "pidns"
                 self._make_namespace(order)
@@ -196,29 +176,8 @@ class _Launchpad:
         for lock in order.locks:
             fds.remove(lock)  # who received them closes the others
         self._family.order(child, ident)
-        if child.calls is not None and child.failure is None:
-            self._happened(child, life.BEGAN)
-            self._look_for_standby()
         for unwanted in self._stock.surplus():
             unwanted.hang_up()
-
-    def _vfork(self, order: Order) -> Child | None:
-        """Start a child that shares this memory until its exec; None if it cannot."""
-        if not self._starter.can(order):
-            return None
-        self._namespaces.come_back()  # should it have failed the last time
-        try:
-            child = self._starter.start(order)
-        except OSError:
-            self._ends.sweep()  # of what nobody knows: leftovers
-            raise
-        if child is not None:
-            self._family.enter(child, -1)
-            try:
-                self._family.listen(child.report)
-            except OSError as error:
-                child.end(no_fork(error))
-        return child
 
     def _take_from_stock(
         self, order: Order, body: tuple[Any, ...], fds: list[int]
@@ -235,33 +194,6 @@ class _Launchpad:
         self._namespaces.come_back()  # should it have failed the last time
         if "pidns" in order.layers and "userns" not in order.layers:
             self._namespaces.make()
-
-    def _fill_up(self) -> None:
-        """Start somebody who waits for an order."""
-        if not self._standby.is_wanted:
-            if kind := self._stock.wanted():
-                self._put_in_stock(kind)
-            return
-        try:
-            child = self._standby.make()
-        except OSError:  # whoever asks for a child is told why not
-            self._ends.sweep()
-            return
-        if child is not None:
-            self._family.enter(child, -1)
-            self._family.order(child, child.ident)
-            self._standby.tell(child)
-
-    def _look_for_standby(self) -> None:
-        """Look whether who stood by is its program: nobody wakes up for that."""
-        if child := self._standby.child:
-            self._hear(child)
-
-    def _taken(self, ident: int) -> None:
-        """Take note that who stood by is its program, as the host has heard."""
-        child = self._standby.child
-        if child is not None and child.ident == ident:
-            self._start_is_over(child)  # its pipe may end a moment after its line
 
     def _put_in_stock(self, kind: Kind) -> None:
         """Fork a child that waits for an order of some kind."""
@@ -335,31 +267,18 @@ class _Launchpad:
                 self._start_is_over(child)
 
     def _start_is_over(self, child: Child) -> None:
-        self._forget_start(child, self._take_start(child))
-
-    def _take_start(self, child: Child) -> CallList | None:
-        """Take in how a start has ended, and tell that; return the calls it was made of."""
-        done = child.read_calls()
+        """Tell how a start has ended, and close what it was heard by."""
         well = child.failure is None
         self._happened(child, life.CLOSED if well else life.FAILED)
-        return done
-
-    def _forget_start(self, child: Child, done: CallList | None) -> None:
-        """Give back what a start took, now that it is over."""
-        if done is not None:
-            self._standby.is_over(child)
-            self._starter.is_over(done)
-        if not child.orders_at:
-            self._has_begun = True
+        self._has_begun = True
         self._family.start_is_over(child)
 
     def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:
         """Take note that a child was reaped, and tell its end."""
-        if child.report >= 0 and child.calls is None:
+        if child.report >= 0:
             self._hear(child)
-        done, is_starting = None, child.report >= 0
-        if is_starting:  # it is dead: all is told that will ever be
-            done = self._take_start(child)
+        if child.report >= 0:  # it is dead: all is told that will ever be
+            self._start_is_over(child)
         child.state, action = life.step(child.state, life.DIED)
         if action == life.TELL_EXITED:
             code = os.waitstatus_to_exitcode(status)
@@ -369,9 +288,6 @@ class _Launchpad:
             self._ends.ended(child)
         else:
             child.unlock()
-        # Somebody waits for what was told, and for none of the rest.
-        if is_starting:
-            self._forget_start(child, done)
         self._ends.remember(child.groups)
         self._family.bury(child)
 
@@ -384,9 +300,9 @@ class _Launchpad:
         elif action == life.TELL_FAILED:
             child.let_go()
             self._outbox.fail(child.ident, *(child.failure or ()))
-        elif action in _OF_BIRTH:
+        elif action == life.TELL_SPAWNED:
             facts = (child.pid, child.create_time, child.applied, child.init)
-            self._outbox.put((_OF_BIRTH[action], child.ident, *facts), *child.taken())
+            self._outbox.put((wire.SPAWNED, child.ident, *facts), child.take_pidfd())
 
 
 def main() -> None:

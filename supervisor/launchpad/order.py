@@ -174,16 +174,6 @@ class Order:
         count = len(self.targets)
         self.sources, self.held = self.sources[:count], self.sources[count:]
 
-    def limits_said(self, count: int) -> tuple[tuple[str, str], ...]:
-        """Return what is told once so many limits are set, if they are a layer."""
-        if "rlimits" not in self.layers:
-            return ()
-        return (("rlimits", f"{count} set"),)
-
-    def fds_said(self) -> tuple[str, str]:
-        """Return what is told of its descriptors once they are in their places."""
-        return "descriptors", f"exactly {sorted(self.targets)}"
-
     def open_group(self) -> None:
         """Open the group of version 2 that the child is to be forked into, if any."""
         groups = self.layers.get("cgroup", ())
@@ -215,27 +205,3 @@ def reports(heard: bytes) -> Iterator[tuple[Any, ...]]:
         size = int.from_bytes(heard[:2], "little")
         yield marshal.loads(heard[2 : 2 + size])  # noqa: S302 - our own fork wrote it
         heard = heard[2 + size :]
-
-
-def missing_interpreter(executable: bytes, number: int) -> bytes:
-    """What execve(2) did not find, if the file itself is there; b"" if it is not.
-
-    ENOENT names the file, the interpreter of its "#!" line or the loader of an ELF
-    program alike. Asked where one may block: in the forked child, or by the host for who
-    shared the launchpad's memory.
-    """
-    if number != errno.ENOENT:
-        return b""
-    try:
-        # What stands there now may be a FIFO: its child may have put it there.
-        fd = os.open(executable, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        start = os.read(fd, 256).partition(b"\n")[0]
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
-    words = start[2:].split() if start.startswith(b"#!") else []
-    return words[0] if words else b"its loader"

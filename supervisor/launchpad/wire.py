@@ -19,8 +19,6 @@ Rules:
     ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
     ``(SPARE, 0, groups)``: groups that a coming child may be asked to be in.
     ``(LIST, id)``: which children are in stock.
-    ``(OFFERS, 0)`` with a socket: where the host looks for whoever stands by.
-    ``(TAKEN, id)``: who stood by is its program, and has been for a while.
     ``(OWNERS, id, user, owner)``: for the namespace that shows one's files as the other's.
 
  4. Launchpad to host:
@@ -28,26 +26,17 @@ Rules:
     ``(SPAWNED, id, pid, create_time, applied, init)`` with the pidfd: the exec
     succeeded; ``applied`` are ``(layer, detail)``, as the child itself told before it;
     ``init`` is the pid of the init of its pid namespace, -1 if it has none.
-    ``(BEGUN, id, pid, create_time, applied, init)`` with the pidfd and a pipe: as
-    SPAWNED, but the exec is under way. The pipe ends with it: empty if it succeeded; if
-    there is a byte, FAILED follows.
     ``(FAILED, id, errno, stage, detail)``: it did not, and it ends.
     ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
     ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
     ``(LISTED, id, stock)``: (pid, create_time) of each, its init's too.
     ``(OWNED, id)`` with that user namespace; or FAILED.
-    SPAWNED (or BEGUN), EXITED, SWEPT of one id come in this order.
+    SPAWNED, EXITED, SWEPT of one id come in this order.
  5. The launchpad and a child in stock (``launchpad.stock``) speak in the same way:
     ``((executable, ... layers), has_owners)`` is an order; the last descriptor is a
     user namespace if `has_owners`.
- 6. By the socket of OFFERS the launchpad says ``(id, pid, create_time, address)`` of who
-    stands by (``launchpad.standby``), with its pidfd and the line by which the host gives
-    it its order: calls that are made for that address. The line ends with the exec, as
-    the pipe of BEGUN. The launchpad gives such ids, below 0; EXITED and SWEPT, or
-    FAILED, follow whether there was an order or not.
- 7. A launchpad outlives its host's program (``handover``): one that is changed so that
-    the program before cannot speak with it has a new ``VERSION``. That goes for the form
-    of an order as well: ``launchpad.calls``, and the numbers in ``launchpad.standby``.
+ 6. A launchpad outlives its host's program (``handover``): one that is changed so that
+    the program before cannot speak with it has a new ``VERSION``.
 """
 
 from __future__ import annotations
@@ -65,10 +54,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 13
+VERSION = 14
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
-BEGUN, OFFERS, TAKEN, OWNERS, OWNED = 9, 10, 11, 12, 13
+OWNERS, OWNED = 9, 10
 
 # A bigger message travels in a memfd, sent as the last descriptor: a datagram must fit into
 # the socket's buffer (208 KiB by default). The datagram then says what message that is, for

@@ -30,7 +30,7 @@ from tests.helpers.canary import (
     told,
 )
 from tests.helpers.canary_plugin import ENOUGH_HOSTS, PLACES, Watch, faults
-from tests.helpers.hosts import PYTHON, Stage, opened, stage
+from tests.helpers.hosts import PYTHON, Stage, eventually, opened, stage
 
 __all__ = ["stage"]
 
@@ -167,7 +167,10 @@ def test_the_key_is_found_in_what_somebody_says() -> None:
 
 async def plant(stage: Stage, place: str) -> None:
     """Start a child that has the key somewhere."""
-    words = [*PYTHON, "-c", "import time; time.sleep(1000)"]
+    # The kernel tells of an exec after it has closed what the host hears it by.
+    runs = stage.where / "runs"
+    program = f"import time; open({str(runs)!r}, 'x'); time.sleep(1000)"
+    words = [*PYTHON, "-c", program]
     changes: dict[str, Any] = {}
     if place == "environment":
         changes["env"] = {"PATH": os.defpath, "A": OTHER}
@@ -178,6 +181,7 @@ async def plant(stage: Stage, place: str) -> None:
         changes["stdio"] = (stage.null, fd, 2)
     await stage.spawn(*words, **changes)
     os.close(fd)
+    await eventually(runs.exists)
 
 
 # A host is started when it is watched already, as the tests' hosts are: its launchpad is

@@ -158,9 +158,7 @@ class Stage:
     def _held(self) -> Holdings:
         """What the host holds: without the pipes by which the test talks to children."""
         held = holdings()
-        # Whoever stands by, does so for the next child.
-        others = {*self._pipes, *self.host.launcher.descriptors()}
-        mine = {n: t for n, t in held.descriptors.items() if n not in others}
+        mine = {n: t for n, t in held.descriptors.items() if n not in self._pipes}
         return Holdings(mine, held.children)
 
     def close(self) -> None:

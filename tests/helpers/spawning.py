@@ -20,24 +20,17 @@ import trio
 
 from supervisor import proctree
 from supervisor.launcher import Launcher
-from supervisor.launchpad import wire
 from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.launchpad.standby import ORDER_BYTES
 from supervisor.launchpad.start import start_launchpad
 from supervisor.spawn_request import SpawnRequest
-from supervisor.spawned import ExitStatus, Record, SpawnedProcess
+from supervisor.spawned import ExitStatus, SpawnedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 
-# Who puts no walls on itself shares the launchpad's memory until its exec (ADR 61), and
-# may have stood by for its order (ADR 75).
-WAYS: dict[str, dict[str, object]] = {
-    "shared": {},
-    "standing by": {},
-    "forked": {"no_new_privs": None},
-}
+WAYS = ("forked", "from stock")
+"""How a child starts: forked for its order, or forked before, and waiting for it (ADR 47)."""
 
 # A whole family that does not want to die: the child, a stopped grandchild, and a
 # daemon (double fork, own session, empty environment) that holds descriptor 3.
@@ -97,61 +90,39 @@ trio.run(main)
 async def started(way: str, cwd: Path) -> AsyncIterator["Stage"]:
     """Open a stage whose children start in one of the `WAYS`."""
     async with staged(cwd) as stage:
-        stage.layers = WAYS[way]
-        if way == "standing by":
-            with standing_by(await accustomed(stage)):
+        if way == "from stock":
+            for _ in range(2):  # what was asked for twice is kept in stock
+                _, status = await stage.output(("/bin/true",))
+                assert status.code == 0
+            with from_stock(stage.launcher):
                 yield stage
         else:
             yield stage
 
 
-async def accustomed(stage: "Stage") -> Launcher:
-    """Ask for children until somebody is to stand by for the next one."""
-    while stage.launcher._standby._offers is None:
-        _, status = await stage.output(("/bin/true",))
-        assert status.code == 0
-    return stage.launcher
-
-
-async def offered(launcher: Launcher) -> None:
-    """Wait until somebody stands by, whatever has become of who did so."""
+async def stocked(launcher: Launcher) -> set[int]:
+    """Wait until a child is in stock; return the pids of those that are."""
     with trio.fail_after(30):
-        while not is_offered(launcher):
-            for ident, record in launcher._records.items():
-                if not record.report:  # its exec is over
-                    launcher._mention((wire.TAKEN, ident))
+        while True:
+            if stock := await launcher.stock():
+                return {pid for pid, _ in stock}
             await trio.sleep(0.002)
 
 
-def is_offered(launcher: Launcher) -> bool:
-    """Whether somebody stands by; nobody is taken by that."""
-    standby = launcher._standby
-    if standby._offers is None or standby._waiting is not None:
-        return standby._waiting is not None
-    return bool(select.select([standby._offers], [], [], 0)[0])
-
-
 @contextmanager
-def standing_by(launcher: Launcher) -> Iterator[None]:
-    """Have somebody stand by for each child, and see to it that children are such ones."""
-    spawn, take, taken = launcher.spawn, launcher._standby.take, [0, 0]
+def from_stock(launcher: Launcher) -> Iterator[None]:
+    """Start each child when one is in stock; check that children are such ones."""
+    spawn, came = launcher.spawn, list[bool]()
 
     async def wait_and_spawn(request: SpawnRequest) -> SpawnedProcess:
-        await offered(launcher)
-        return await spawn(request)
+        stock = await stocked(launcher)
+        process = await spawn(request)
+        came.append(process.pid in stock)
+        return process
 
-    def take_and_count(request: SpawnRequest) -> tuple[int, Record] | None:
-        found = take(request)
-        if len(repr(request)) < ORDER_BYTES // 4:  # else it is another's
-            taken[found is not None] += 1
-        return found
-
-    with (
-        patch.object(launcher, "spawn", wait_and_spawn),
-        patch.object(launcher._standby, "take", take_and_count),
-    ):
+    with patch.object(launcher, "spawn", wait_and_spawn):
         yield
-    assert taken[1] > 0 or taken[0] == 0, "nobody has stood by"
+    assert any(came) or not came, "no child came from the stock"
 
 
 def host_command(where: str | Path, count: int, argv: tuple[str, ...]) -> list[str]:
@@ -212,7 +183,6 @@ async def staged(cwd: Path) -> AsyncIterator["Stage"]:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(launcher.run)
-            nursery.start_soon(launcher.replace_standby)
             stage = Stage(launcher, launchpad.pid, nursery.cancel_scope, cwd)
             try:
                 yield stage

@@ -1,4 +1,4 @@
-"""Starts that take long: whoever stands by is stopped, so that its exec does not come."""
+"""Starts that take long: the child in stock is stopped, so that its exec does not come."""
 
 import math
 import os
@@ -23,7 +23,7 @@ from supervisor.toolexec.starts import LEAST_S, Start
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import LOOK_PIECES, Wire
 from tests.helpers.hosts import eventually
-from tests.helpers.spawning import offered
+from tests.helpers.spawning import stocked
 from tests.helpers.toolscene import (
     Scene,
     Tenant,
@@ -47,14 +47,12 @@ async def timed(tmp_path: Path) -> AsyncIterator[Scene]:
 
 @asynccontextmanager
 async def stopped(scene: Scene) -> AsyncIterator[int]:
-    """Stop whoever stands by, and yield a pidfd of it; it must have ended in the end."""
+    """Stop the child in stock, and yield a pidfd of it; it must have ended in the end."""
     launcher = scene.stage.host.launcher
     for _ in range(4):
         assert (await scene.run("tool=true")).status == 200
-    await offered(launcher)
-    waiting = launcher._standby._waiting = launcher._standby._next()
-    assert waiting is not None
-    pidfd = os.pidfd_open(waiting.pid)
+    (pid,) = await stocked(launcher)
+    pidfd = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
         yield pidfd

@@ -70,7 +70,7 @@ while True:
 
 @pytest.fixture(params=WAYS)
 async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    """A launcher whose children start in one of the three ways."""
+    """A launcher whose children start in one of the two ways."""
     async with started(request.param, tmp_path) as stage:
         yield stage
 

@@ -25,9 +25,6 @@ CANARY = "a key of the host"
 
 Message = tuple[Any, ...]
 
-BORN = (wire.BEGUN, wire.SPAWNED)
-"""Which of them depends on how it is started."""
-
 # No answer of a launchpad takes so long, however busy the machine is.
 PATIENCE_S = 30.0
 
@@ -77,10 +74,11 @@ class Pad:
         return received
 
     def born(self) -> tuple[int, int]:
-        """The next message, which is BEGUN or SPAWNED: pid and pidfd."""
+        """The next message, which is SPAWNED: pid and pidfd."""
         (kind, _, pid, *_), fds = self.answer()
-        assert kind in BORN
-        return pid, pidfd_of(fds)
+        assert kind == wire.SPAWNED
+        (pidfd,) = fds
+        return pid, pidfd
 
     def end(self) -> os.waitid_result | None:
         """Close the socket and wait for the end of the launchpad."""
@@ -101,16 +99,6 @@ def pad(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pad]:
     prctl(PR_SET_CHILD_SUBREAPER, 0)  # `start_launchpad` made the test process one
 
 
-def pidfd_of(fds: list[int]) -> int:
-    """Take the pidfd of a message, once the exec is over."""
-    pidfd, *reports = fds
-    for report in reports:
-        assert select.select([report], [], [], PATIENCE_S)[0]
-        assert os.read(report, 1) == b""
-        os.close(report)
-    return pidfd
-
-
 def is_over(pidfd: int) -> bool:
     """Whether the process behind it has ended."""
     return bool(select.select([pidfd], [], [], 0)[0])
@@ -127,8 +115,8 @@ def test_the_pidfd_is_the_childs_even_if_it_is_long_gone(pad: Pad) -> None:
     swept: set[int] = set()
     while len(swept) < 20:  # the host looks when all of it is over
         (kind, ident, *_), fds = pad.answer()
-        if kind in BORN:
-            born[ident] = pidfd_of(fds)
+        if kind == wire.SPAWNED:
+            (born[ident],) = fds
         elif kind == wire.EXITED:
             assert ident in born, "an exit was told before the birth"
             ended.append(ident)
@@ -160,9 +148,9 @@ def test_a_host_that_does_not_read_stalls_no_child(pad: Pad) -> None:
     swept: set[int] = set()
     while len(swept) < 300:
         (kind, ident, *_), fds = pad.answer()
-        if kind in BORN:
+        if kind == wire.SPAWNED:
             born.add(ident)
-            os.close(pidfd_of(fds))
+            os.close(*fds)
         elif kind == wire.EXITED:
             ended.add(ident)
         else:

@@ -28,15 +28,6 @@ def test_from_every_state_a_child_can_be_buried() -> None:
             # Told exactly once, or nobody's.
             assert action in {life.DISCARD, life.TELL_SPAWNED, life.TELL_FAILED}
             assert life.step(after, life.DIED)[0] == life.GONE
-    assert life.step(life.STARTING, life.BEGAN) == (life.BEGUN, life.TELL_BEGUN)
-    for state in (life.BEGUN, life.STANDING_BY):
-        for event, told in (
-            (life.CLOSED, life.NOTHING),
-            (life.FAILED, life.TELL_FAILED),
-        ):
-            after, action = life.step(state, event)
-            assert action == told
-            assert life.step(after, life.DIED)[0] == life.GONE
     assert not any(life.TABLE[life.GONE])
 
 
@@ -48,13 +39,10 @@ def test_only_who_was_told_of_as_born_is_told_of_as_ended() -> None:
         if found is not None and found[1] == life.TELL_EXITED
     ]
     assert told == [(life.RUNNING, life.DIED)]
-    told_before = {life.BEGUN, life.STANDING_BY}
     entered = {
-        (state if state in told_before else None, found[1])
-        for state, row in enumerate(life.TABLE)
+        found[1]
+        for row in life.TABLE
         for found in row
         if found is not None and found[0] == life.RUNNING
     }
-    # Who has begun was told of at that, and who stands by from the beginning.
-    quietly = {(state, life.NOTHING) for state in told_before}
-    assert entered == {(None, life.TELL_SPAWNED), *quietly}
+    assert entered == {life.TELL_SPAWNED}
