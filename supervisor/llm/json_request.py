@@ -46,8 +46,12 @@ than a millisecond."""
 LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 64) - 1
 """What readers with integers of 64 bits can take."""
 
-_LONG_TEXT = re2.compile(rb'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"')
+# Without the surrogates named the engine takes any bytes that look like UTF-8.
+_LONG_TEXT = re2.compile(
+    rb'"(?:[^"\\\x00-\x1f\x{d800}-\x{dfff}]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+)
 _BLANKS = re.compile(r"[ \t\n\r]*")
+_COLON = re2.compile(rb"[ \t\n\r]*:")
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -172,7 +176,7 @@ def _outline(data: bytes, most_values: int) -> tuple[bytes, list[tuple[int, int]
     cuts, pieces, at = [], [], 0
     try:
         for start, end in texts_in(data, most_values, "what is long is a text"):
-            if end - start > LONG_TEXT_BYTES:
+            if end - start > LONG_TEXT_BYTES and not _COLON.match(data, end):
                 _check_long_text(data, start, end)
                 cuts.append((start + 1, end - 1))
                 pieces.append(data[at : start + 1])

@@ -155,3 +155,24 @@ def test_a_request_that_is_cut_is_refused() -> None:
     for end in range(len(whole)):
         with pytest.raises(BadJsonError):
             read(whole[:end])
+
+
+# spec MD2: in a long request, too, a text that is no UTF-8 is refused.
+@pytest.mark.parametrize(
+    "wrong", [b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf4\x90\x80\x80"]
+)
+def test_a_long_text_that_is_no_utf8_is_refused(wrong: bytes) -> None:
+    long = b"x" * json_request.INLINE_BYTES
+    with pytest.raises(BadJsonError):
+        read(b'{"a":"%b%b"}' % (long, wrong))
+
+
+# spec MD2: only values are left out of what is decoded.
+def test_long_keys_of_a_long_request_are_kept() -> None:
+    first, second = "k" * 300, "l" * 300
+    long = "x" * json_request.INLINE_BYTES
+    found = read(json.dumps({first: 1, second: {first: 2}, "a": long}).encode())
+    assert list(found.members) == [first, second, "a"]
+    assert found.value[second] == {first: 2}
+    with pytest.raises(BadJsonError, match="stands twice"):
+        read(b'{"%b":1,"%b":2,"a":"%b"}' % (*[first.encode()] * 2, long.encode()))
