@@ -42,6 +42,7 @@ ORDERS = {
     "broken": "answer with what is no JSON",
     "truncated": "break off in the middle",
     "cut=N": "break off after N bytes of the body",
+    "unended": "break off after the last event",
     "empty": "answer without choices, output or content",
     "nothing": "answer with an empty body",
     "huge=N": "answer with N MiB that are no answer",

@@ -110,6 +110,8 @@ class Sending:
         if self._served.pieces == int(orders.get("hang-after", -1)):
             await self._line.hang()
         self._served.reported = self._answer.reported
+        if "unended" in orders:
+            await self._line.break_off()
         await self._line.end()
         self._finish()
 

@@ -31,6 +31,8 @@ _OWN_WAY = frozenset({"index", "delta", "message", "logprobs"})
 class Answer(AnswerReader):
     """Puts one completion together."""
 
+    ends_with_done = True
+
     def __init__(self) -> None:
         super().__init__()
         self._head: Object = {}

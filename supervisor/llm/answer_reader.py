@@ -17,7 +17,7 @@ Rules of this file.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -57,6 +57,10 @@ class AnswerError(Exception):
     """What came is no answer; the text says why, in one line."""
 
 
+class BrokenOffError(AnswerError):
+    """The connection ended before the reply did."""
+
+
 class ProviderError(Exception):
     """The provider says that it failed, in the middle of its answer.
 
@@ -77,13 +81,18 @@ class AnswerReader(ABC):
         output_bytes: text that the model has written so far.
         output_pieces: in how many pieces it came; a piece is a token at least.
         kept_bytes: memory that what is kept of its events takes, beside that text.
+        has_early_usage: what was reported of the output is no more than its beginning.
+        ends_with_done: a stream of the API may end with ``[DONE]``.
     """
+
+    ends_with_done: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.events = 0
         self.output_bytes = 0
         self.output_pieces = 0
         self.kept_bytes = 0
+        self.has_early_usage = False
         self._size = 0
         self._pending = bytearray()
         self._searched = 0  # of what is pending: it holds no LF
@@ -95,6 +104,11 @@ class AnswerReader(ABC):
     def pending_bytes(self) -> int:
         """How long what has come of an event is, or of an answer in one piece."""
         return len(self._pending)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last event of a stream has come; a reply may go on behind it."""
+        return self._is_done
 
     @property
     def held_bytes(self) -> int:
@@ -140,9 +154,9 @@ class AnswerReader(ABC):
             elif not line and self._data:
                 text = b"\n".join(self._data)
                 self._data.clear()
-                if self._is_done or text == DONE:
-                    self._is_done = True
-                else:
+                if text == DONE:
+                    self._is_done = self._is_done or self.ends_with_done
+                elif not self._is_done:
                     self.events += 1
                     events += self._take_event(parse_object(text), len(text))
         return events
@@ -215,6 +229,18 @@ class AnswerReader(ABC):
         if size_bytes:
             self.output_bytes += size_bytes
             self.output_pieces += 1
+
+
+def kind_of(event: Object) -> str:
+    """Return the type of an event, which is its name in a stream too.
+
+    Raises:
+        AnswerError: it has none that can stand in one line.
+    """
+    kind = event.get("type")
+    if not isinstance(kind, str) or not kind.isprintable():
+        raise AnswerError("an event of another API: its type is no name")
+    return kind
 
 
 def read_usage(reported: object, prompt: str, output: str) -> Usage | None:

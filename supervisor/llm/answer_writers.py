@@ -14,6 +14,7 @@ Rules of this file.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -24,7 +25,7 @@ from supervisor.llm.errors import api_error, responses_code
 from supervisor.llm.gateway import FailedCallError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from supervisor.llm.apis import Api
     from supervisor.llm.errors import RefusedRequestError
@@ -72,7 +73,7 @@ class AnswerWriter(ABC):
 
     def frame(self, event: Object) -> bytes:
         """Return an event that is named by its type, as server-sent events have it."""
-        name = str(event["type"]).encode()
+        name = self.redactor.text(event["type"]).encode()
         return b"event: %b\ndata: %b\n\n" % (name, self.encode(event))
 
 
@@ -291,23 +292,27 @@ class TranslatedWriter(AnswerWriter):
         """See ``AnswerWriter``."""
         frames = self._all_frames(self._events.finish(completion))
         usage = completion.object.get("usage")
-        return [*frames, *self._frames(self._maker.finish(usage))]
+        return [*frames, *self._frames(partial(self._maker.finish, usage))]
 
     def fail(self, why: RefusedRequestError) -> list[bytes]:
         """See ``AnswerWriter``."""
         is_messages = self._api.name == "messages"
         word = api_error("messages", why)["error"]["type"] if is_messages else ""
-        return self._frames(self._maker.fail(word or responses_code(why), str(why)))
+        code = word or responses_code(why)
+        return self._frames(partial(self._maker.fail, code, str(why)))
 
     def _all_frames(self, events: Iterable[Object]) -> list[bytes]:
         return [
-            frame for event in events for frame in self._frames(self._maker.feed(event))
+            frame
+            for event in events
+            for frame in self._frames(partial(self._maker.feed, event))
         ]
 
-    def _frames(self, events: Iterable[Object]) -> list[bytes]:
+    def _frames(self, make: Callable[[], list[Object]]) -> list[bytes]:
+        # The first events are made before all others, for they are numbered as made.
         first = [] if self._has_begun else self._maker.begin()
         self._has_begun = True
-        return [self.frame(event) for event in (*first, *events)]
+        return [self.frame(event) for event in (*first, *make())]
 
     def whole(self, completion: Completion) -> bytes:
         """See ``AnswerWriter``.

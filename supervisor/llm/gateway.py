@@ -21,7 +21,7 @@ import errno
 import math
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,7 +29,7 @@ import msgspec
 import trio
 
 from supervisor.llm.answer import first_text
-from supervisor.llm.answer_reader import AnswerError, ProviderError
+from supervisor.llm.answer_reader import AnswerError, BrokenOffError, ProviderError
 from supervisor.llm.apis import CHAT, EMBEDDINGS
 from supervisor.llm.deltas import drop_logprobs
 from supervisor.llm.provider import MAX_RETRIES, CallError, Request
@@ -37,7 +37,8 @@ from supervisor.llm.quota import QuotaError, Usage, Weights
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from supervisor.journal import Journal
     from supervisor.llm.answer_reader import AnswerReader
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 256 * 1024
 """Longest text that is encoded or decoded in the Trio thread: about a millisecond."""
+
+END_S = 0.5
+"""How long a reply may go on behind the last event of its answer: the connection is used
+again if it ends by then."""
 
 NO_MEMORY = "other requests of this child take its memory; ask again when one has ended"
 
@@ -189,6 +194,10 @@ OnEvent: TypeAlias = "Callable[[dict[str, Any], bool], Awaitable[None]]"
 """Told of each event of the stream as it comes, not redacted, and whether it is large."""
 
 
+TakeEvents: TypeAlias = "Callable[[list[dict[str, Any]], bool], Awaitable[None]]"
+"""The same of the events that a piece of the stream completes."""
+
+
 class Gateway:
     """Makes calls.
 
@@ -292,7 +301,7 @@ class Gateway:
         reservation: Reservation,
         answer: AnswerReader,
         request: Request,
-        take: Callable[[list[dict[str, Any]], bool], Awaitable[None]],
+        take: TakeEvents,
     ) -> dict[str, Any]:
         bound = reservation.max_tokens
         if call.max_tokens is None and bound is not None and bound > MAX_SENT_TOKENS:
@@ -301,19 +310,9 @@ class Gateway:
             data = await in_thread(call.encode, bound)
         else:
             data = call.encode(bound)
-        received = 0
         ask = call.model.provider.ask
-        async with ask(
-            call.api, data, request, call.headers, call.max_retries
-        ) as pieces:
-            async for piece in pieces:
-                received += len(piece)
-                is_large = answer.pending_bytes > LARGE_BYTES
-                if is_large:
-                    events = await in_thread(answer.feed, piece)
-                else:
-                    events = answer.feed(piece)
-                await take(events, is_large)
+        asking = ask(call.api, data, request, call.headers, call.max_retries)
+        received = await _receive(asking, answer, take)
         if received > LARGE_BYTES:
             return await in_thread(answer.finish)
         return answer.finish()
@@ -367,6 +366,40 @@ class Gateway:
             asked=call.asked,
             latency_ms=round(1000 * latency_s, 3),
         )
+
+
+async def _receive(
+    asking: AbstractAsyncContextManager[AsyncIterator[bytes]],
+    answer: AnswerReader,
+    take: TakeEvents,
+) -> int:
+    """Read an answer to its end; return its length in bytes.
+
+    Behind its last event it is whole, whatever becomes of the connection.
+
+    Args:
+        asking: the request, which yields the answer's bytes.
+        answer: reads them.
+        take: is told of events.
+    """
+    received = 0
+    try:
+        with trio.CancelScope() as scope:
+            async with asking as pieces:
+                async for piece in pieces:
+                    received += len(piece)
+                    is_large = answer.pending_bytes > LARGE_BYTES
+                    if is_large:
+                        events = await in_thread(answer.feed, piece)
+                    else:
+                        events = answer.feed(piece)
+                    await take(events, is_large)
+                    if answer.has_ended and scope.deadline == math.inf:
+                        scope.deadline = trio.current_time() + END_S
+    except BrokenOffError:
+        if not answer.has_ended:
+            raise
+    return received
 
 
 def _learn(call: Call, usage: Usage) -> None:
@@ -438,10 +471,16 @@ class _Meter:
             reported = self._answer.usage()
         except AnswerError:
             reported = None
-        if reported is not None:
+        if reported is not None and not self._answer.has_early_usage:
             return reported, 0.0
         bound = self._reservation.max_tokens
         usage = self._answer.estimate(self._call.prompt_tokens, bound)
+        if reported is not None:  # before the output was written (spec MD5)
+            usage = replace(
+                reported,
+                prompt=max(reported.prompt, usage.prompt),
+                completion=max(reported.completion, usage.completion),
+            )
         # Reasoning is not shown: there may have been as much as was allowed.
         is_hidden = self._call.has_reasoning
         return usage, max(self._reservation.amounts) if is_hidden else 0.0

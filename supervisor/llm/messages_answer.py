@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
+
 from supervisor.llm.answer_reader import (
     AnswerError,
     AnswerReader,
     ProviderError,
+    kind_of,
     table_in,
     tokens_in,
 )
@@ -40,8 +43,8 @@ class MessagesAnswer(AnswerReader):
 
     def _take_event(self, event: Object, size_bytes: int) -> list[Object]:
         del size_bytes
-        kind = event.get("type")
-        if not isinstance(kind, str) or kind.startswith("response."):
+        kind = kind_of(event)
+        if kind.startswith("response."):
             raise AnswerError("an event of another API than Messages")
         if kind == "error":
             raise _failure(event)
@@ -59,6 +62,7 @@ class MessagesAnswer(AnswerReader):
         self._has_begun = True
         put_id(message, "msg")
         self._take_usage(message)
+        self.has_early_usage = True
         return [event]
 
     def _begin_block(self, event: Object) -> list[Object]:
@@ -85,6 +89,8 @@ class MessagesAnswer(AnswerReader):
 
     def _take_end(self, event: Object) -> list[Object]:
         self._take_usage(event)
+        if table_in(event, "usage").get("output_tokens") is not None:
+            self.has_early_usage = False
         return [*self._closing(), event]
 
     def _end(self, event: Object) -> list[Object]:
@@ -118,6 +124,7 @@ class MessagesAnswer(AnswerReader):
         # The last word counts: the output is told as a sum each time.
         told = (reported or {}).items()
         self._usage |= {name: value for name, value in told if value is not None}
+        self.usage()  # before the event is passed on
 
     def _take_plain(self, found: Object) -> None:
         if found.get("type") == "error" or "error" in found:
@@ -130,6 +137,8 @@ class MessagesAnswer(AnswerReader):
             if not isinstance(block, dict):
                 raise AnswerError("a block that is not an object")
             self.count_output(*(block.get(name) for name in _TEXTS))
+            if block.get("input"):  # what a stream has as text
+                self.add_output(len(msgspec.json.encode(block["input"])))
         self._take_usage(found)
 
     def _finish_stream(self) -> Object:

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import trio
 
-from supervisor.llm.answer_reader import AnswerError
+from supervisor.llm.answer_reader import BrokenOffError
 from supervisor.llm.apis import ASKABLE, CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Provider:
             with wire.errors_translated():
                 yield pieces
         except (httpx2.HTTPError, httpx2.StreamError) as why:
-            raise AnswerError(f"broken off: {_cause_text(why)}") from None
+            raise BrokenOffError(f"broken off: {_cause_text(why)}") from None
         finally:
             await wire.break_off(pieces)
             await response.aclose()

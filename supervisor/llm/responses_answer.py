@@ -16,6 +16,7 @@ from supervisor.llm.answer_reader import (
     AnswerError,
     AnswerReader,
     ProviderError,
+    kind_of,
     read_usage,
     table_in,
 )
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from supervisor.llm.quota import Usage
 
 _ENDS = frozenset({"response.completed", "response.incomplete"})
+
+_ITEM_ENDS = frozenset({"response.output_item.added", "response.output_item.done"})
+"""The events with which an item begins and ends."""
 
 _TEXTS = ("text", "arguments", "input", "refusal")
 """Members of an item, or of its parts, that the model has written."""
@@ -43,18 +47,18 @@ class ResponsesAnswer(AnswerReader):
 
     def _take_event(self, event: Object, size_bytes: int) -> list[Object]:
         del size_bytes
-        kind = event.get("type")
+        kind = kind_of(event)
         if kind in ("error", "response.failed"):
             raise _failure(event)
         if kind == "keepalive":
             return [event]
-        if not isinstance(kind, str) or not kind.startswith("response."):
+        if not kind.startswith("response."):
             raise AnswerError("an event of another API than Responses")
         if kind in _ENDS:
             return self._end(event)
         if kind == "response.created" or isinstance(event.get("response"), dict):
             self._take_state(kind, _response_of(event))
-        elif "output_index" in event:
+        elif "output_index" in event or kind in _ITEM_ENDS:
             self._take_item(kind, event)
         if kind.endswith(".delta"):
             self.count_output(event.get("delta"))
@@ -66,9 +70,9 @@ class ResponsesAnswer(AnswerReader):
         self._id = put_id(response, "resp", self._id)
 
     def _take_item(self, kind: str, event: Object) -> None:
-        index = event["output_index"]
+        index = event.get("output_index")
         if type(index) is not int or index in self._ended:
-            raise AnswerError(f"{kind} of an item that has ended")
+            raise AnswerError(f"{kind} of an item that has ended, or of none")
         if kind == "response.output_item.added":
             if index in self._begun:
                 raise AnswerError(f"{kind} came twice")
@@ -104,15 +108,16 @@ class ResponsesAnswer(AnswerReader):
             if not isinstance(item, dict):
                 raise AnswerError("an item that is not an object")
             self.count_output(*(item.get(name) for name in _TEXTS))
-            parts = item.get("content")
-            for part in parts if isinstance(parts, list) else ():
-                if isinstance(part, dict):
-                    self.count_output(*(part.get(name) for name in _TEXTS))
+            for parts in (item.get("content"), item.get("summary")):
+                for part in parts if isinstance(parts, list) else ():
+                    if isinstance(part, dict):
+                        self.count_output(*(part.get(name) for name in _TEXTS))
         self._take_response(found)
 
     def _take_response(self, response: Object) -> None:
         if response.get("usage") is not None:
             self._reported = response["usage"]
+            self.usage()  # before the event is passed on
 
     def _finish_stream(self) -> Object:
         if not self._is_done:

@@ -98,6 +98,17 @@ async def answered_with_head(
     return int(head.split()[1]), lines, body
 
 
+def unchunked(body: bytes) -> bytes:
+    """Return a reply's body without the sizes of its chunks."""
+    pieces, at = [], 0
+    while at < len(body):
+        end = body.index(b"\r\n", at)
+        size = int(body[at:end], 16)
+        pieces.append(body[end + 2 : end + 2 + size])
+        at = end + 2 + size + 2
+    return b"".join(pieces)
+
+
 def ask(text: str, **more: object) -> dict[str, object]:
     """Return a request's body."""
     return {"model": "m", "messages": [{"role": "user", "content": text}], **more}

@@ -12,9 +12,17 @@ import pytest
 import trio
 from anthropic import AsyncAnthropic
 
+from supervisor.llm.apis import MESSAGES
 from supervisor.llm.endpoint import PER_CHILD
 from tests.helpers.canary import KEY
-from tests.helpers.doors import Door, Scene, answered, answered_with_head, open_scene
+from tests.helpers.doors import (
+    Door,
+    Scene,
+    answered,
+    answered_with_head,
+    open_scene,
+    unchunked,
+)
 from tests.helpers.hosts import eventually
 from tests.helpers.provider import provider_process
 from tests.helpers.turns import watched
@@ -517,13 +525,7 @@ async def streamed(
     if status != 200:
         return status, [json.loads(data)]
     assert head[b"content-type"].startswith(b"text/event-stream")
-    pieces, at = [], 0
-    while at < len(data):
-        end = data.index(b"\r\n", at)
-        size = int(data[at:end], 16)
-        pieces.append(data[end + 2 : end + 2 + size])
-        at = end + 2 + size + 2
-    return 200, events_of(b"".join(pieces))
+    return 200, events_of(unchunked(data))
 
 
 # spec MD3: an error in the middle is the API's own, and what came is charged.
@@ -548,12 +550,47 @@ async def test_an_error_in_the_middle_is_the_apis_own(
                 assert numbers == list(range(len(events))), order
             await eventually(lambda: not scene.service.root.reserved)
             assert scene.service.root.spent > before
+            # What came is charged, whatever was told of it at the beginning (spec MD5).
+            row = scene.stage.events("llm.called")[-1]
+            assert row["completion_tokens"] >= scene.provider.served[-1].pieces, order
         # Nothing of an answer has come: the status tells it.
         other = "chat" if way is NATIVE else "responses"
         status, events = await streamed(door, path, f"!words=9 !foreign={other}")
         assert status == 502
         assert "another API" in events[0]["error"]["message"]
         assert scene.service.root.calls == 4
+
+
+# spec MD3: nothing comes behind the end, whatever becomes of the connection.
+@WAYS
+@pytest.mark.parametrize("order", ["!unended", "!hang-after=3"])
+async def test_an_answer_is_whole_when_its_last_event_has_come(
+    tmp_path: Path, way: dict[str, Any], order: str
+) -> None:
+    async with opened(tmp_path, **way) as (scene, door):
+        for path, end in (
+            ("/v1/messages", "message_stop"),
+            ("/v1/responses", "response.completed"),
+        ):
+            _, events = await streamed(door, path, f"!words=3 {order}")
+            assert events[-1]["type"] == end
+        rows = scene.stage.events("llm.called")
+        assert [row["outcome"] for row in rows] == ["ok", "ok"]
+        assert [row["completion_tokens"] for row in rows] == [3, 3]
+
+
+# spec MD5: usage that is told at the beginning alone is no usage of the output.
+def test_usage_at_the_beginning_of_a_message_is_not_its_output() -> None:
+    reader = MESSAGES.reader()
+    usage = {"input_tokens": 9, "output_tokens": 1}
+    first = {"type": "message_start", "message": {"id": "m", "usage": usage}}
+    last: dict[str, Any] = {"type": "message_delta", "delta": {}, "usage": {}}
+    for event in (first, last):
+        reader.feed(b"data: %b\n\n" % json.dumps(event).encode())
+        assert reader.has_early_usage
+    last["usage"] = {"output_tokens": 7}
+    reader.feed(b"data: %b\n\n" % json.dumps(last).encode())
+    assert not reader.has_early_usage
 
 
 # spec MD3: what clients cannot do without is put in.
