@@ -117,9 +117,10 @@ cover: $(STAMP)
 bench: $(STAMP)  ## the figures, with peers and limits in the same run
 	$(BIN)/python -m benchmarks $(ARGS)
 
-fuzz: $(FUZZ_STAMP)  ## coverage-guided fuzzing, a minute for each wire
+fuzz: $(FUZZ_STAMP)  ## coverage-guided fuzzing, a minute for each wire and the model's doors
 	$(BIN)/python tests/fuzz/fuzz_protocol.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_toolexec.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_doors.py -max_total_time=$(FUZZ_SECONDS)
 
 soak: $(STAMP)  ## children come and go for an hour; nothing may grow (SOAK_SECONDS)
 	$(BIN)/python -m benchmarks.soak --seconds $(SOAK_SECONDS)

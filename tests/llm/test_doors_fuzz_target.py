@@ -1,0 +1,34 @@
+"""The fuzzer's target for the model's doors takes any input, and sees a difference."""
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.llm.redact import StreamRedactor
+from tests.fuzz import fuzz_doors
+from tests.fuzz.door_words import KEY
+
+
+@given(st.binary(max_size=60))
+def test_the_target_takes_any_input(data: bytes) -> None:
+    fuzz_doors.check(data)
+
+
+def test_the_target_sees_a_text_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = fuzz_doors.CHECKS.index(fuzz_doors.check_redactor)
+    beginning = fuzz_doors.TEXTS.index(KEY[:5])
+    data = bytes([number, 1, 3, beginning])
+    fuzz_doors.check(data)
+    monkeypatch.setattr(StreamRedactor, "rest", lambda _: "")
+    with pytest.raises(AssertionError, match="another text"):
+        fuzz_doors.check(data)
+
+
+def test_without_atheris_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "atheris", None)
+    assert fuzz_doors.main(["fuzz_doors.py"]) == 2
+    assert capsys.readouterr().err.startswith("fuzz_doors: cannot fuzz: atheris")
