@@ -144,8 +144,9 @@ class Interleaving:
         return b"".join([*lines[:where], b"%s %d\n" % (by, self.lines), *lines[where:]])
 
     def set_mode(self, top: Path, _: bytes, __: set[bytes]) -> None:
-        """Set the mode of a file."""
-        (top / self.rng.choice(FILES)).chmod(self.rng.choice((0o600, 0o644, 0o755)))
+        """Set the mode of a file or of a directory."""
+        path = top / self.rng.choice((*FILES, *DIRECTORIES))
+        path.chmod(self.rng.choice((0o700, 0o755) if path.is_dir() else (0o600, 0o644)))
 
     def make_directory(self, top: Path, _: bytes, __: set[bytes]) -> None:
         """Make a directory, where there may be a file."""
