@@ -78,7 +78,7 @@ class RecordUpdate(msgspec.Struct, frozen=True):
         linked: other paths whose base object changes with it: hard links.
         contested: paths in conflict of which the workspace's side was chosen, or both.
         left: digests of what it leaves in directories that the workspace has no more.
-        around: what was seen of the directories that it writes in.
+        around: what was seen of the directories that it writes in, if a child runs.
     """
 
     linked: list[bytes] = []
@@ -411,7 +411,7 @@ class Judge:
             self._linked_paths(chosen, rows),
             [row.path for row in chosen if self.conflict(row)],
             self._digests_left(chosen, rows),
-            self._directories_around(chosen),
+            self._directories_around(chosen) if self._is_running else {},
         )
 
     def _linked_paths(self, chosen: Sequence[Row], rows: Sequence[Row]) -> list[bytes]:

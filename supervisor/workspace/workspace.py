@@ -807,7 +807,7 @@ class Workspace:
         _forget_gone(record, trees.base, journal)
         _record_above(record, trees, paths)
         _record_left(record, journal.update.left)
-        self._record_around(record, trees, journal)
+        _record_around(record, trees.base, journal.update.around)
         linked = journal.update.linked
         for row in compare(trees.base, trees.merged) if linked else ():
             if row.path in linked:
@@ -835,18 +835,6 @@ class Workspace:
                 if is_edited or path in journal.merged:
                     # The layer lacks what the base has.
                     record[path] = CHANGED
-
-    def _record_around(
-        self, record: Record, trees: Trees, journal: CommitJournal
-    ) -> None:
-        """Record when a commit has written in directories of which a child has the layer."""
-        for path, seen in (
-            journal.update.around.items() if self.directory.user() else ()
-        ):
-            old = trees.base.find(path)
-            known = record.setdefault(path, seen)
-            if old is not None and (known.kind, known.inode) == (seen.kind, seen.inode):
-                record[path] = _written_in(known, old)
 
     def _left_for_later(self) -> list[bytes]:
         """Return the paths that were committed while a child had the layer."""
@@ -886,7 +874,7 @@ class Workspace:
             time_ns = times_ns.get((seen.device, seen.inode))
             if time_ns is not None:
                 record[path] = msgspec.structs.replace(seen, ctime_ns=time_ns)
-        self._record_around(record, trees, journal)
+        _record_around(record, trees.base, journal.update.around)
         self.save_record(record)
 
     def _guarded(
@@ -934,11 +922,24 @@ def _forget_gone(record: Record, base: LayeredTree, journal: CommitJournal) -> N
 def _record_left(record: Record, left: Mapping[bytes, bytes]) -> None:
     """Record what a commit has left in directories that the workspace has no more."""
     for path, inside in left.items():
+        if path not in record:
+            continue
         record[path] = msgspec.structs.replace(record[path], inside=inside)
         # What was seen of a directory in it is a part of that.
         for other in [other for other in record if other.startswith(path + b"/")]:
             if record[other].inside:
                 del record[other]
+
+
+def _record_around(
+    record: Record, base: LayeredTree, around: Mapping[bytes, Seen]
+) -> None:
+    """Record when a commit has written in directories, of which a child has the layer."""
+    for path, seen in around.items():
+        old = base.find(path)
+        known = record.setdefault(path, seen)
+        if old is not None and (known.kind, known.inode) == (seen.kind, seen.inode):
+            record[path] = _written_in(known, old)
 
 
 def _record_above(record: Record, trees: Trees, paths: Sequence[bytes]) -> None:
