@@ -45,7 +45,7 @@ PIPES = ("READ 1 B, pipes / C socketpair", at_least(1.0))
 
 CROWD = 16
 CROWD_TITLE = f"READ 1 B, {CROWD} clients, sum"
-CROWD_AIM = at_least(0.55)
+CROWD_AIM = at_least(0.5)
 # All clients begin together: this long after the start of the server, warming up until
 # then. It holds the start of a Python host and the spawns under the load of the first.
 CROWD_LEAD_S = 2.0

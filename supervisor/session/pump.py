@@ -8,9 +8,8 @@ Rules of this file.
    ``POLLS`` times; then it parks in Trio on the epoll descriptor itself.  An idle host
    never wakes up.
 3. Trio's other tasks get their turn at least every ``SLICE_S``.
-4. Many that ask at once are served before others (``precedence``).  Of one child's
-   connections, those it has attached included, a turn serves ``SHARE`` (spec S7), and
-   a turn of the loop sends large files to as many.
+4. Of one child's connections, those it has attached included, a turn serves ``SHARE``
+   (spec S7), and a turn of the loop sends large files to as many.
 5. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
    Of one that its task owns the set may still be asked whether its client hangs up.
 6. Whom no epoll watch is left for (``watches``) is looked at from time to time: that is a
@@ -31,7 +30,6 @@ import trio
 
 from supervisor.session.base import EOF, SLOW
 from supervisor.session.counts import SAMPLE_TURNS, Counts
-from supervisor.session.precedence import CROWD, Precedence
 from supervisor.session.sent import POLLS
 from supervisor.watches import LOOK_PAUSE_S, note_unwatched, wait_readable
 from vfs.policy import SHARE
@@ -192,28 +190,21 @@ class Pump:
         yield_core = os.sched_yield
         misses = 0
         slice_end = self._slice_end()
-        precedence = Precedence()
         try:
             while True:
                 if self._paused is not None:
-                    precedence.rest()
                     await self._paused.wait()
                 events = poll(0, _BATCH)
                 if events or self._left_over:
                     known = len(self.sessions)
-                    served = self._serve(events)
-                    if served >= CROWD or precedence.is_ahead:
-                        precedence.turn(served)
+                    self._serve(events)
                     # Who has left asks nothing soon: nobody yields to the dead.
                     misses = 0 if len(self.sessions) == known else POLLS
                 elif misses < POLLS:
-                    if precedence.is_ahead:
-                        precedence.turn(0)
                     misses += 1
                     yield_core()
                     continue
                 else:
-                    precedence.rest()
                     await wait_readable(self._epoll)
                     misses = 0
                     slice_end = self._slice_end()
@@ -222,7 +213,6 @@ class Pump:
                     await trio.lowlevel.checkpoint()
                     slice_end = self._slice_end()
         finally:
-            precedence.rest()
             self.close()
 
     def close(self) -> None:
@@ -255,11 +245,10 @@ class Pump:
             left_over.clear()
         return turn
 
-    def _serve(self, events: list[tuple[int, int]]) -> int:
-        """Serve those whose turn it is; return how many that were."""
+    def _serve(self, events: list[tuple[int, int]]) -> None:
+        """Serve the clients whose turn it is."""
         turn = self._turn(events)
-        served = len(turn)
-        alone = served == 1 and not self._left_over
+        alone = len(turn) == 1 and not self._left_over
         counts = self.counts
         counts.turns -= 1
         if counts.turns <= 0:
@@ -271,7 +260,6 @@ class Pump:
             conn = session.conn
             if self._deadlines or conn.body_left or not conn.idle:
                 self._watch(session)
-        return served
 
     def _serve_timed(self, turn: dict[SessionBase, None]) -> None:
         """Serve the first session of a turn for one request, and look at the clock.
