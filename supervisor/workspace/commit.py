@@ -112,12 +112,21 @@ class Take(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetMode(msgspec.Struct, frozen=True, tag=True):
-    """Set the permission bits of what is at a path."""
+    """Set the permission bits of what is at a path.
+
+    Attributes:
+        path: in the base.
+        inode: of what is there.
+        old: its bits now.
+        new: its bits then.
+        content: (size, time of change in ns) of a file now; None of anything else.
+    """
 
     path: bytes
     inode: int
     old: int
     new: int
+    content: tuple[int, int] | None = None
 
 
 class SetTimes(msgspec.Struct, frozen=True, tag=True):
@@ -462,7 +471,9 @@ class _Stage:
             return []
         old = stat.S_IMODE(row.old.status.st_mode)
         new = stat.S_IMODE(row.new.status.st_mode)
-        return [] if old == new else [SetMode(row.path, inode, old, new)]
+        if old == new:
+            return []
+        return [SetMode(row.path, inode, old, new, _content(row.old.status))]
 
     def _put(self, row: Row, new: Node) -> Put:
         expected = None
@@ -792,7 +803,9 @@ class _Steps:
                 status = os.fstat(fd)
                 is_link = stat.S_ISLNK(status.st_mode)
                 is_same = status.st_ino == step.inode and not is_link
-                if not is_same or stat.S_IMODE(status.st_mode) not in {old, new}:
+                mode = stat.S_IMODE(status.st_mode)
+                is_edited = new == step.new != mode and _content(status) != step.content
+                if not is_same or mode not in {old, new} or is_edited:
                     raise BaseChangedError(step.path, "it was changed in the base")
                 set_mode(fd, new)
         except OSError as why:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.workspace import commit as commit_module
 from supervisor.workspace import workspace as workspace_module
+from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.upper import mark_opaque, remove_committed
 from supervisor.workspace.workspace import CommitResult
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
@@ -286,6 +288,24 @@ def test_a_directory_that_a_commit_wrote_in_gets_its_mode_from_the_next(
     commit_of_running_child(filled, made, lambda top: (top / path).chmod(0o700))
     assert commit(filled).conflicts == ()
     assert (filled.base / path).stat().st_mode & 0o777 == 0o700
+
+
+# spec WS12: what was judged was another content.
+def test_a_file_that_is_written_to_before_its_mode_is_set_is_a_conflict(
+    filled: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with filled.run() as top:
+        (top / "d/one").chmod(0o600)
+    filled.end_run()
+
+    def edit_then_sync(fd: int) -> None:
+        monkeypatch.undo()
+        (filled.base / "d/one").write_text("operator's\n")
+        sync_file_system(fd)
+
+    monkeypatch.setattr(commit_module, "sync_file_system", edit_then_sync)
+    assert conflicts(commit(filled)) == ["d/one"]
+    assert (filled.base / "d/one").stat().st_mode & 0o777 == 0o644
 
 
 def make_another(base: Path) -> None:
