@@ -31,6 +31,7 @@ from supervisor.llm.recipe import Recipe, read_recipe
 from supervisor.templates import fill
 from tests.agents.installing import PROGRAM, install, order, program_of
 from tests.agents.table import AGENTS, ALL, CALC, NEW, OLD, SHORT, TASK, Agent
+from tests.architecture.tree import ROOT
 
 KEY = "sk-canary-of-the-agents-0123456789"
 TIMEOUT_S = 180
@@ -52,6 +53,8 @@ class Add(unittest.TestCase):
         self.assertEqual(add(1, 2), 3)
 """
 SANDHOST = str(Path(sys.executable).with_name("sandhost"))
+INSTALLATION = (Path(SANDHOST).parents[1], ROOT)
+"""What `sandhost` needs to run within a child; it is installed as a link to its sources."""
 
 
 @dataclass
@@ -244,6 +247,9 @@ async def _run(trial: Trial, recipe: Recipe, program: Path, place: Place) -> Non
         if command[0] != str(program) or "PROGRAM" in recipe.command:
             # COMMAND is a shell, or takes a program from there: it is shown by name.
             words += ["--expose", str(program.parents[1])]
+        if trial.agent.has_files:
+            for place_shown in INSTALLATION:
+                words += ["--expose", str(place_shown)]
         began = trio.current_time()
         done = await _sandhost(*words, "--", *command, place=place)
         trial.seconds = trio.current_time() - began

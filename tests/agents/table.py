@@ -43,6 +43,20 @@ STEPS: tuple[Any, ...] = (
 )
 """Ten steps: look, read, read, a failing test, edit, a failing test, mend, read, test, end."""
 
+FILES: tuple[Any, ...] = (
+    [["list", {}]],
+    [["read", {"path": "calc.py"}]],
+    [["exec", {"command": "env; cat test_calc.py"}]],
+    [["exec", {"command": TESTS}]],
+    [["edit", {"path": "calc.py", "old": OLD, "new": WRONG}]],
+    [["exec", {"command": TESTS}]],
+    [["edit", {"path": "calc.py", "old": WRONG, "new": NEW}]],
+    [["read", {"path": "calc.py"}]],
+    [["exec", {"command": TESTS}]],
+    "All tests pass now.",
+)
+"""The same by the tools of `sandhost mcp --files`."""
+
 SED = f"sed -i 's/a - b/a + b/' calc.py && {TESTS}"
 CODE = """import subprocess
 print(subprocess.run("COMMAND 2>&1", shell=True, capture_output=True, text=True).stdout)"""
@@ -59,6 +73,7 @@ class Agent:
         program: of its installation; empty for the first word of the recipe's command.
         after: what is run in its package's directory after the installation.
         passes: what it can pass.
+        has_files: its tools are those of `sandhost mcp --files`, which it is shown.
     """
 
     name: str
@@ -67,6 +82,7 @@ class Agent:
     program: str = ""
     after: tuple[str, ...] = ()
     passes: tuple[str, ...] = ALL
+    has_files: bool = False
 
 
 def block(old: str, new: str) -> str:
@@ -125,6 +141,7 @@ AGENTS = (
     ),
     Agent("openai-agents", program="python3"),
     Agent("pydantic-ai", program="python3"),
+    Agent("pydantic-ai-mcp", answers=FILES, program="python3", has_files=True),
     Agent("langgraph", program="python3"),
     Agent(
         "llm",
