@@ -229,8 +229,8 @@ def _row(state_dir: str, name: str, notes: list[str]) -> dict[str, Any]:
 def _known(state: State) -> dict[str, Any]:
     """Return what a row has of a workspace whose changes are not known."""
     made = datetime.fromtimestamp(state.created_ns / 1e9, UTC)
-    return {
-        "base": state.base.decode(errors="replace"),
+    return path_fields("base", state.base) | {
+        "base": state.base.decode(errors="replace"),  # for a table
         "created_at": made.isoformat().replace("+00:00", "Z"),
         "snapshots": state.labels(),
     }

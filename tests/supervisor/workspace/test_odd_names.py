@@ -129,6 +129,7 @@ def test_a_base_with_an_odd_name_is_told_of_on_one_line(scene: Scene, ask: Ask) 
         fill(os.fsencode(top), b"made", b"new\n")
     (row,) = json.loads(ask("list", "--json")[1])
     assert row["changed"] == 1
+    assert base64.b64decode(row["base_b64"]) == os.fsencode(scene.base)
     assert ask("list")[1].count(b"\n") == 2
     scene.base.rename(scene.top / "aside")
     status, out, err = ask("commit", "w")
