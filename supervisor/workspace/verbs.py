@@ -217,8 +217,10 @@ def _row(state_dir: str, name: str, notes: list[str]) -> dict[str, Any]:
                 "bytes": sum(one.size_bytes for one in rows),
                 "cut_off": found.is_cut_off(),
             }
-    except InUseError:
+    except InUseError:  # by a command, which may be the end of a run
         state = "in use"
+        if look_at_state(state_dir, name) == "idle":
+            state, row["child"] = "idle", ""
     except (WorkspaceError, OSError) as why:
         reason = why.strerror if isinstance(why, OSError) else None
         notes.append(f"{name}: {reason or why}")

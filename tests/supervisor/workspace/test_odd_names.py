@@ -120,6 +120,17 @@ def test_a_commit_tells_odd_names_whole_and_on_one_line(odd: Scene, ask: Ask) ->
     assert odd.rows() == [(os.fsdecode(b"\xfe\n"), "added")]
 
 
+# spec WS7
+def test_a_workspace_that_another_command_works_on_is_not_listed_as_in_use(
+    scene: Scene, ask: Ask
+) -> None:
+    scene.make()
+    with scene.open():
+        (row,) = json.loads(ask("list", "--json")[1])
+    assert (row["state"], row["child"], row["changed"]) == ("idle", "", None)
+    assert row["base"] == str(scene.base)
+
+
 # spec WS7, WS10
 def test_a_base_with_an_odd_name_is_told_of_on_one_line(scene: Scene, ask: Ask) -> None:
     scene.base = scene.top / os.fsdecode(b"re\npo\xff")
