@@ -30,21 +30,21 @@ class MeasureError(Exception):
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
-    """Make a directory on tmpfs, and remove it at the end.
+def workplace(where: Path = TMPFS) -> Iterator[Path]:
+    """Make a directory, on tmpfs where nothing is said, and remove it at the end.
 
     Raises:
-        MeasureError: there is no tmpfs to write to, or it is nearly full.
+        MeasureError: it cannot be written to, or is nearly full.
     """
     try:
-        free_bytes = shutil.disk_usage(TMPFS).free
-        place = tempfile.TemporaryDirectory(prefix="bench-", dir=TMPFS)
+        free_bytes = shutil.disk_usage(where).free
+        place = tempfile.TemporaryDirectory(prefix="bench-", dir=where)
     except OSError as error:
-        raise MeasureError(f"cannot use {TMPFS}: {error.strerror}") from error
+        raise MeasureError(f"cannot use {where}: {error.strerror}") from error
     with place as name:
         if free_bytes < TMPFS_FREE_BYTES:
             raise MeasureError(
-                f"cannot use {TMPFS}: {free_bytes >> 20} MiB free, "
+                f"cannot use {where}: {free_bytes >> 20} MiB free, "
                 f"{TMPFS_FREE_BYTES >> 20} MiB needed"
             )
         yield Path(name)

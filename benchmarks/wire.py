@@ -1,8 +1,8 @@
 """The wire: operations per second through FD 3, of those of a minimal C server.
 
 The same client binary talks to the host under test and to `fspeer`, both ends on one
-core, the directory on tmpfs, peers in turn, the figure being the median of the ratios
-of neighbouring runs. The physical limits (a round trip, a bulk transfer) are taken in
+core, the directory on a disk, the host's client in the walls of `auto`, peers in turn,
+the figure being the median of the ratios of neighbouring runs. The physical limits (a round trip, a bulk transfer) are taken in
 the same run. How and why: `benchmarks/README.md`.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.compiler import yardstick
+from benchmarks.compiler import BUILD, yardstick
 from benchmarks.crowd import crowd_command
 from benchmarks.hosts import run_command
 from benchmarks.measure import MeasureError, in_turn, one_core, run, workplace
@@ -30,18 +30,19 @@ LIMIT_ROUNDS = 3
 READ_FILE_BYTES = 64 << 20
 
 SINGLE = {
-    "read1": ("READ 1 B", at_least(0.75)),
-    "write1": ("WRITE 1 B", at_least(0.75)),
-    "openclose": ("OPEN+CLOSE", at_least(0.6)),
-    "read4k": ("READ 4 KiB", at_least(0.75)),
-    "read64k": ("READ 64 KiB", at_least(0.8)),
+    "mix": ("a mix, no line twice", at_least(0.6)),
+    "read1": ("READ 1 B", at_least(0.7)),
+    "write1": ("WRITE 1 B", None),
+    "openclose": ("OPEN+CLOSE", at_least(0.55)),
+    "read4k": ("READ 4 KiB", None),
+    "read64k": ("READ 64 KiB", None),
     "read1m": ("READ 1 MiB", at_least(1.0)),
-    "write1m": ("WRITE 1 MiB", at_least(0.8)),
+    "write1m": ("WRITE 1 MiB", None),
 }
-WALLED = {"walled-read1": "read1", "walled-write1": "write1"}
-"""Without an aim: what the walls cost the client, whose system calls are looked at."""
+WITHOUT_WALLS = {"plain-mix": "mix", "plain-read1": "read1", "plain-write1": "write1"}
+"""Without an aim, nor walls, which look at each of the client's system calls."""
 
-PIPES = ("READ 1 B, pipes / C socketpair", at_least(1.0))
+PIPES = ("READ 1 B, pipes / C socketpair", None)
 
 CROWD = 16
 CROWD_TITLE = f"READ 1 B, {CROWD} clients, sum"
@@ -156,7 +157,7 @@ def single(
     measure: tuple[str, Aim | None],
     *,
     transport: str = "socketpair",
-    sandbox: str = "none",
+    sandbox: str = "auto",
 ) -> Duel:
     """Return a measure (title, aim) of one client, on one core with its server.
 
@@ -194,10 +195,10 @@ def duels(sandhost: Path, place: Path, transport: str) -> dict[str, Duel]:
         for test, measure in SINGLE.items():
             made[test] = single(sandhost, place, test, measure)
         made["crowd"] = many(place)
-        for name, test in WALLED.items():
+        for name, test in WITHOUT_WALLS.items():
             title, _ = SINGLE[test]
-            walled = f"{title}, client in all walls", None
-            made[name] = single(sandhost, place, test, walled, sandbox="auto")
+            plain = f"{title}, client without walls", None
+            made[name] = single(sandhost, place, test, plain, sandbox="none")
     if transport != "socketpair":
         made["pipes"] = single(sandhost, place, "read1", PIPES, transport="pipes")
     return made
@@ -244,10 +245,18 @@ def main(argv: Sequence[str] = ()) -> int:
         "--only",
         type=lambda text: text.split(","),
         metavar="TEST[,TEST]",
-        help=f"some of: {', '.join([*SINGLE, *WALLED, 'pipes', 'crowd'])}",
+        help=f"some of: {', '.join([*SINGLE, *WITHOUT_WALLS, 'pipes', 'crowd'])}",
+    )
+    options.add_argument(
+        "--place",
+        type=Path,
+        default=BUILD,
+        metavar="DIR",
+        help="where the files lie, on which disk (default: beside the yardsticks)",
     )
     given = parse(options, argv)
-    with workplace() as place:
+    BUILD.mkdir(exist_ok=True)
+    with workplace(given.place) as place:
         (place / "read.dat").write_bytes(b"x" * READ_FILE_BYTES)
         made = duels(given.sandhost, place, given.transport)
         only = given.only or list(made)

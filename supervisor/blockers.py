@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor import holdings
+from supervisor.session.counts import NAMES_OF
 
 if TYPE_CHECKING:
+    from protocol.messages import Request
     from supervisor.child import Child
 
 MAX_FILES = 5
@@ -50,11 +52,11 @@ def blocker(child: Child) -> dict[str, object]:
     }
 
 
-def last_request(request: object) -> str | None:
+def last_request(request: Request | None) -> str | None:
     """Return a request as its line begins; content never appears."""
     if request is None:
         return None
-    words = [type(request).__name__.upper()]
+    words = [NAMES_OF[type(request)]]
     for part in ("name", "fileno", "size"):
         value = getattr(request, part, None)
         if isinstance(value, bytes):

@@ -315,50 +315,6 @@ class Filesystem(OpenFiles):
         if self.observer is not None:
             self.observer.file_opened(file)
 
-    def reopener(self, file: OpenFile) -> Callable[[], OpenFile] | None:
-        """Return what opens a top-level file once more, in fewer steps than ``open``.
-
-        For an OPEN that a client sends again and again.  What its line was parsed to
-        stays; who asks, how much may be open and what the name stands for now are
-        looked at each time.
-
-        Returns:
-            None for a file for which more has to be done.
-        """
-        client, mode, name = file.client, file.mode, file.name
-        ledger, policy, tables = client.ledger, client.policy, self.tables
-        everybodys, own, used = tables.files, client.files, ledger.used
-        limit = ledger.limits[OPEN_FILES]
-        if (
-            not (file.is_plain and file.is_top_level)
-            or mode.empties
-            or mode.creates
-            or ledger.parent is not None
-            or limit is None
-        ):
-            return None
-        word, flags = mode.text.encode(), mode.flags
-        open_again = policy.host.open_again
-
-        def again() -> OpenFile:
-            if (
-                client.policy is not policy
-                or self.observer is not None
-                or used[OPEN_FILES] >= limit
-                or len(everybodys) >= self._max_host_files
-            ):
-                return self.open(client, name, word, True)
-            handle = open_again(name, flags)
-            if handle.mount.is_proc or self.is_secret is not None:
-                self._refuse_secret(handle)
-            used[OPEN_FILES] += 1
-            fileno = next(tables.filenos)
-            new = OpenFile(fileno, name, mode, client, handle, True, None, None, False)
-            everybodys[fileno] = own[fileno] = new
-            return new
-
-        return again
-
     def _refuse_secret(self, handle: Handle) -> None:
         """Close a file that no client may have, and raise for it."""
         ask = (self.shows_host if handle.mount.is_proc else None, self.is_secret)

@@ -36,7 +36,6 @@ __all__ = [
     "INLINE_WRITE_BYTES",
     "MAX_THREADS",
     "MOUNTS",
-    "PAGE_BYTES",
     "SLOW_MOUNT_S",
     "SLOW_WRITE_S",
     "THREADS_PER_CHILD",
@@ -210,15 +209,6 @@ def _pread_never(fd: int, size: int, offset: int) -> bytes:
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
-PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-"""What the kernel writes as one."""
-
-# Where files may not grow beyond a limit, a write may stop in the middle of a page.
-_PAGES_ARE_WHOLE = (
-    resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-)
-
-
 class Mount:
     """How one mounted file system is to be read and written.
 
@@ -237,9 +227,6 @@ class Mount:
         read: ``pread(fd, size, offset)`` that never waits: it raises
             ``BlockingIOError`` where the data is not in memory, may answer less than
             there is, and answers nothing only at the end of the file.
-        write_page: ``pwrite(fd, data, offset)`` for data within one page, which is
-            written whole or not at all; None where that, or the time it takes, is not
-            certain.
     """
 
     __slots__ = (
@@ -254,7 +241,6 @@ class Mount:
         "is_sure",
         "kind",
         "read",
-        "write_page",
     )
 
     def __init__(self, kind: str) -> None:
@@ -273,9 +259,6 @@ class Mount:
             self.read = os.pread
         else:
             self.read = _pread_nowait if self._nowait else _pread_never
-        self.write_page: Callable[[int, bytes, int], int] | None = None
-        if self.in_memory and _PAGES_ARE_WHOLE:
-            self.write_page = os.pwrite
 
     def note(self, seconds: float, slept: int = -1) -> None:
         """Take note of how long an inline write took.

@@ -11,7 +11,11 @@
  *   START    CLOCK_MONOTONIC seconds at which printed tests may begin; warm-ups
  *            run until then, which lines many clients up. Too late is an error.
  *   TEST     openclose, read1 read4k read64k read1m, write1 write4k write64k
- *            write1m; "~TEST" is a warm-up: it runs and prints nothing
+ *            write1m, mix; "~TEST" is a warm-up: it runs and prints nothing
+ *
+ * `mix` is a client that does not repeat itself: of 20 requests 12 are READs of one
+ * file and 6 are WRITEs to another, of 1 to 4093 bytes and each of another size than
+ * the one before, and each 20 have an OPEN and a CLOSE of a file with another name.
  *
  * Prints per test: NAME OPS SECONDS OPS/S MB/S P50_US P99_US
  * The claim in OPEN is FSPROXY_TOP_LEVEL of the environment, else "true".
@@ -32,6 +36,7 @@ enum {
     PAYLOAD_BYTES = 1 << 20, /* the largest WRITE */
     FILE_BYTES = 64 << 20,   /* a handle is closed and opened anew after this */
     SAMPLES = 1 << 21,       /* latencies kept per test */
+    MIX_NAMES = 509,         /* files that `mix` writes, one after the other */
 };
 
 static int in_fd, out_fd;
@@ -171,7 +176,7 @@ static const struct test tests[] = {
     {"read4k", "r", 4096},         {"read64k", "r", 65536},
     {"read1m", "r", 1 << 20},      {"write1", "w", 1},
     {"write4k", "w", 4096},        {"write64k", "w", 65536},
-    {"write1m", "w", 1 << 20},
+    {"write1m", "w", 1 << 20},     {"mix", "m", 0},
 };
 
 static const struct test *find_test(const char *name) {
@@ -231,6 +236,54 @@ static size_t run_test(const struct test *test, const char *path, double end_s) 
     return ops;
 }
 
+/* Runs `mix` until the clock passes end_s; returns how many requests. */
+static size_t run_mix(const char *read_path, const char *write_path, double end_s) {
+    enum { SIZES = 4093, STEP = 1327, READS = 12, PERIOD = 20 };
+    char name[1040];
+    unsigned long reader = 0, writer = 0;
+    size_t left = 0, ops = 0;
+    double begun, done;
+    sample_count = 0;
+    do {
+        size_t size = 1 + ops * STEP % SIZES, step = ops % PERIOD;
+        if (left < size) {
+            if (reader)
+                fs_close(reader);
+            reader = fs_open(read_path, "r");
+            left = FILE_BYTES;
+        }
+        begun = now_s();
+        if (step == 0) {
+            snprintf(name, sizeof name, "%s.%zu", write_path, ops / PERIOD % MIX_NAMES);
+            writer = fs_open(name, "w");
+        } else if (step == PERIOD - 1) {
+            fs_close(writer);
+            writer = 0;
+        } else if (step <= READS) {
+            fs_read(reader, size);
+            left -= size;
+        } else {
+            fs_write(writer, size);
+        }
+        done = now_s();
+        if (sample_count < SAMPLES)
+            samples[sample_count++] = (done - begun) * 1e6;
+        ops++;
+    } while (done < end_s);
+    if (writer)
+        fs_close(writer);
+    fs_close(reader);
+    return ops;
+}
+
+static void remove_mix(const char *write_path) {
+    char name[1040];
+    for (size_t i = 0; i < MIX_NAMES; i++) {
+        snprintf(name, sizeof name, "%s.%zu", write_path, i);
+        unlink(name);
+    }
+}
+
 static void take_descriptors(const char *argument) {
     const char *given = getenv("FSPROXY_FD");
     char *rest;
@@ -274,11 +327,15 @@ int main(int argc, char **argv) {
         if (warm_up && start_s && begun >= start_s)
             fail("came %.3f s too late for the common start", begun - start_s);
         double end_s = warm_up && start_s ? start_s : begun + seconds;
-        size_t ops = run_test(test, writing ? write_path : read_path, end_s);
+        int mixed = test->mode && *test->mode == 'm';
+        size_t ops = mixed ? run_mix(read_path, write_path, end_s)
+                           : run_test(test, writing ? write_path : read_path, end_s);
         if (!warm_up)
             print_result(test, ops, now_s() - begun);
         if (writing)
             unlink(write_path);
+        if (mixed && !warm_up)
+            remove_mix(write_path);
     }
     return 0;
 }

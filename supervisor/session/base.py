@@ -5,7 +5,6 @@ one object, each in a file of its own, because every request goes through severa
 them: parts that are objects would cost it a hop each (ADR 46).
 
     session    answers, does the slow work, ends
-    prepared   lines that lead straight to their answer
     sent       replies that did not fit at once, files that leave uncopied
     received   the body of a message, while it is on its way
     base       this one
@@ -50,23 +49,8 @@ FAULT = "internal error"
 Reply = bytes | None
 """What a handler returns: the reply, or None when it comes later."""
 
-Again = Callable[[], Reply]
-"""Answers a prepared line."""
-
-Row = Callable[[bytes, int], tuple[bytes | None, int]]
-"""Answers one prepared line for as long as it comes again.
-
-Takes what came and the most requests to answer; returns what came last and is not
-answered, None if nothing is left to do now, and how many requests may still be. Raises
-BlockingIOError if nothing has come since the last reply.
-"""
-
 Job = Callable[[], Awaitable[bytes | None]]
 """Slow work of one request; what it returns is the reply."""
-
-
-def _not_prepared(data: bytes) -> Reply:
-    raise RuntimeError(f"no WRITE is prepared, and {len(data)} bytes came for one")
 
 
 class SessionBase(ABC):
@@ -91,12 +75,10 @@ class SessionBase(ABC):
         bytes_out: sent to it.
         errors: replies that were errors.
         last_error: the last of them.
+        last_request: the last request that was looked at; None: there was none.
         begun: the last request whose body had not come whole with its line.
         unsent: of a reply, what the client has not taken; None while none waits.
         transfer: of a READ, likewise.
-        prepared: what answers each line that is known by heart (``session.prepared``).
-        lines_of: of these the OPENs and READs, by the file they are about.
-        noted_lines: how many there are in ``lines_of``.
         redo: makes the bytes of a request that waits and has done nothing yet.
         carried: (descriptor, reply) of an ATTACH that the client has not taken.
         top: the ledger of its topmost child, which stands for that (spec S7).
@@ -137,32 +119,23 @@ class SessionBase(ABC):
         "fs",
         "last_error",
         "last_request",
-        "lines_of",
         "max_write_bytes",
         "memory",
         "narrowed_places",
         "nested",
-        "noted_lines",
         "on_attach",
         "parent",
-        "prepared",
         "pump",
         "read_fd",
         "redo",
         "requests",
         "reserved",
-        "rows",
         "services",
         "top",
         "transfer",
         "unsent",
         "why_closed",
-        "write_again",
         "write_fd",
-        "write_fileno",
-        "write_line",
-        "write_row",
-        "write_size",
         "zero_copy",
     )
 
@@ -208,16 +181,7 @@ class SessionBase(ABC):
         self.errors = 0
         self.last_error = b""
         self._kind = 0
-        self.prepared: dict[bytes, Again] = {}
-        self.lines_of: dict[int, list[bytes]] = {}
-        self.noted_lines = 0
-        self.write_fileno = -1
-        self.write_line = b""
-        self.write_size = -1
-        self.write_row: Row | None = None
-        self.rows: dict[bytes, Row] = {}
-        self.write_again: Callable[[bytes], Reply] = _not_prepared
-        self.last_request: object = None
+        self.last_request: Request | None = None
         self.begun: Request | None = None
         self.unsent: memoryview | None = None
         self.transfer: FileTransfer | None = None
@@ -244,17 +208,8 @@ class SessionBase(ABC):
         self.closed_files: list[int] = []
 
     @abstractmethod
-    def serve_one(self) -> bool:
-        """Answer one request of one client among many."""
-
-    @abstractmethod
-    def serve(self, *, alone: bool, data: bytes | None = None) -> bool:
+    def serve(self, *, alone: bool) -> bool:
         """Answer what has come, without waiting."""
-
-    def forget_write(self) -> None:
-        """Forget the WRITE that is prepared: its next line is looked at as a new one."""
-        self.write_size = -1
-        self.write_row = None
 
     def note_error(self, reply: bytes | memoryview, kind: int) -> None:
         """Take note that a request of this kind is answered with an error."""

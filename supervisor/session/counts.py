@@ -7,9 +7,7 @@ Rules of this file.
 
 1. Counting is always on and costs a request some 0.1 us: an index, two sums, one byte
    compared.  There is no lock; one thread counts.
-2. A prepared line (ADR 0015) is counted by its first byte, a parsed one by its class;
-   ``INDEX`` makes one number of both.
-3. The time of a request is taken of one turn of the pump in ``SAMPLE_TURNS``; of a job,
+2. The time of a request is taken of one turn of the pump in ``SAMPLE_TURNS``; of a job,
    which waits for something anyway, always.
 """
 
@@ -33,26 +31,16 @@ BOUNDS_S = (
 )  # fmt: skip
 """Upper bounds of the histograms: 5 us, a READ from memory, to 30 s, a model's answer."""
 
-ERROR = 69
-"""The first byte of ``ERROR``; a reply without an error begins with ``O``."""
-
-WRITE = 87
-"""The first byte of a WRITE's line."""
-
 NAMES_OF: dict[type[m.Request], str] = {
     **{row.message: row.word.decode() for row in COMMANDS.values()},
     m.Refusal: "invalid",
 }
 """What each request is called in figures; ``invalid`` is a line that did not parse."""
 
-PREPARED = (m.Open, m.Read, m.Write, m.Close)
-"""What a prepared line may be."""
-
 INDEX: dict[type[m.Request], int] = {
-    **{kind: number for number, kind in enumerate(NAMES_OF)},
-    **{kind: ord(NAMES_OF[kind][0]) for kind in PREPARED},
+    kind: number for number, kind in enumerate(NAMES_OF)
 }
-"""Where a request is counted: no other one's number is a letter."""
+"""Where a request is counted."""
 
 NAMES = {index: NAMES_OF[kind] for kind, index in INDEX.items()}
 
@@ -114,8 +102,8 @@ class Counts:
     )
 
     def __init__(self) -> None:
-        self.requests = [0] * 128
-        self.errors = [0] * 128
+        self.requests = [0] * len(INDEX)
+        self.errors = [0] * len(INDEX)
         self.inline: dict[int, Histogram] = {}
         self.jobs: dict[int, Histogram] = {}
         self.turns = SAMPLE_TURNS

@@ -10,13 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from protocol import echo, error, invalid, limits
-from supervisor.session.on_files_again import (
-    read_again,
-    read_row,
-    write_again,
-    write_row,
-)
-from supervisor.session.prepared import NO_FILE
 from supervisor.session.replies import (
     NOT_READABLE,
     NOT_WRITABLE,
@@ -31,8 +24,6 @@ from vfs.hostio import INLINE_WRITE_BYTES, in_thread
 from vfs.policy import must_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from protocol import messages as m
     from supervisor.session.session import Session
     from vfs.filesystem import OpenFile
@@ -64,16 +55,7 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     if file.must_empty:
         session.start(partial(_open_waiting, session, file))
         return None
-    fileno = file.fileno
-    if file.is_plain:
-        line = b"CLOSE %d\n" % fileno
-        session.prepared[line] = partial(_close, session, file, line)
-        if request is not session.last_request:
-            session.last_request = request
-        elif (opening := session.line_of_open(request)) is not None:
-            again = _open_again(session, request, file)
-            session.prepare(opening, NO_FILE, again)
-    return b"OK %d\n" % fileno
+    return b"OK %d\n" % file.fileno
 
 
 def _not_opened(session: Session, request: m.Open, why: Exception) -> bytes:
@@ -105,27 +87,6 @@ async def _open_in_turn(session: Session, request: m.Open) -> bytes:
     return b"OK %d\n" % file.fileno
 
 
-def _open_again(
-    session: Session, request: m.Open, file: OpenFile
-) -> Callable[[], bytes | None]:
-    """Return what answers this OPEN again."""
-    open_file = session.fs.reopener(file)
-    if open_file is None:
-        return partial(do_open, session, request)
-    prepared = session.prepared
-
-    def again() -> bytes | None:
-        try:
-            opened = open_file()
-        except (AccessDeniedError, UnavailableError, OSError):
-            return do_open(session, request)  # it has the words for it
-        line = b"CLOSE %d\n" % opened.fileno
-        prepared[line] = partial(_close, session, opened, line)
-        return b"OK %d\n" % opened.fileno
-
-    return again
-
-
 async def _open_waiting(session: Session, file: OpenFile) -> bytes:
     """Finish an OPEN for which a long file is to be truncated."""
     try:
@@ -136,23 +97,7 @@ async def _open_waiting(session: Session, file: OpenFile) -> bytes:
     return b"OK %d\n" % file.fileno
 
 
-def _close(session: Session, file: OpenFile, line: bytes) -> bytes | None:
-    """Answer the CLOSE of a file, whose ``line`` may have been prepared."""
-    session.prepared.pop(line, None)
-    fileno = file.fileno
-    if fileno in session.lines_of or fileno == session.write_fileno:
-        session.forget(fileno)
-    if not file.closes_inline:
-        session.start(partial(_close_waiting, session, file))
-        return None
-    try:
-        session.fs.close(file)
-    except OSError as why:
-        return error(b"failed to close: " + reason(why))
-    return OK
-
-
-def do_read(  # noqa: C901, PLR0911 - the hot path, in one piece
+def do_read(  # noqa: PLR0911 - the hot path, in one piece
     session: Session, request: m.Read
 ) -> bytes | None:
     """READ (spec R1-R3)."""
@@ -174,14 +119,6 @@ def do_read(  # noqa: C901, PLR0911 - the hot path, in one piece
     got = len(data)
     if got != size:
         return b"OK %d\n%b" % (got, data)
-    if request is not session.last_request:
-        session.last_request = request
-    elif file.handle.fd >= 0:
-        line = b"READ %b %d\n" % (request.token, size)
-        if line not in session.prepared:
-            again = read_again(session, file, request, do_read)
-            session.prepare(line, request.fileno, again)
-            session.rows[line] = read_row(session, file, request, line)
     return request.head + data
 
 
@@ -275,12 +212,6 @@ def _write_now(
             session.fs.write(file, data)
     except OSError as why:
         return error(b"failed to write: " + reason(why))
-    if request is not session.last_request:
-        session.last_request = request
-    elif file.is_plain and handle.fd >= 0:
-        again = write_again(session, file, request, _write_now)
-        session.prepare_write(request, again)
-        session.write_row = write_row(session, file, request)
     return request.head
 
 
@@ -314,7 +245,14 @@ def do_close(session: Session, request: m.Close) -> bytes | None:
     file = session.files.get(request.fileno)
     if file is None:
         return unknown(request)
-    return _close(session, file, b"CLOSE %d\n" % file.fileno)
+    if not file.closes_inline:
+        session.start(partial(_close_waiting, session, file))
+        return None
+    try:
+        session.fs.close(file)
+    except OSError as why:
+        return error(b"failed to close: " + reason(why))
+    return OK
 
 
 async def _close_waiting(session: Session, file: OpenFile) -> bytes:

@@ -255,7 +255,7 @@ class Pump:
             counts.turns = SAMPLE_TURNS
             self._serve_timed(turn)
         for session in turn:
-            if session.serve(alone=True) if alone else session.serve_one():
+            if session.serve(alone=alone):
                 self._left_over[session] = None
             conn = session.conn
             if self._deadlines or conn.body_left or not conn.idle:
@@ -272,7 +272,7 @@ class Pump:
         counts = self.counts
         before, answered = counts.requests.copy(), session.requests
         begun_s = time.monotonic()
-        if session.serve_one():
+        if session.serve(alone=False):
             self._left_over[session] = None
         took_s = time.monotonic() - begun_s
         if session.requests - answered == 1:

@@ -69,7 +69,6 @@ class Sending(Receiving):
             return b""  # rule 2; the offset is where the READ has led it
         self.bytes_out += transfer.left  # of which a client that ends may take less
         self.zero_copy = True
-        self.forget_write()  # a WRITE has to look at what this READ lends
         if not self._is_deep:
             self._is_deep = True
             deepen(self.write_fd)

@@ -13,8 +13,6 @@ Rules of this file.
    it (spec F8); between messages a client may idle for ever.
 4. Whatever goes wrong with the transport closes the session, once (spec S2); so does
    a fault of this program in a request: it costs that client, not the host.
-5. A line that is likely to come is *prepared* (``session.prepared``): its bytes lead
-   straight to what answers it.
 
 The layers beneath are listed in ``session.base``.
 """
@@ -30,7 +28,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.chat import ChatBody
-from protocol.limits import MEMO_LINE_BYTES
 from supervisor.session.base import (
     EOF,
     FAULT,
@@ -39,11 +36,10 @@ from supervisor.session.base import (
     SLOW,
     Job,
 )
-from supervisor.session.counts import ERROR, INDEX
+from supervisor.session.counts import INDEX
 from supervisor.session.dispatch import HANDLERS, POSTHUMOUS
-from supervisor.session.prepared import Preparing
 from supervisor.session.replies import REPLACED
-from supervisor.session.sent import POLLS
+from supervisor.session.sent import POLLS, Sending
 from supervisor.session.transport import bytes_waiting, revoke
 from vfs.policy import OPEN_FILES, close_places
 
@@ -70,64 +66,21 @@ _yield_core = os.sched_yield
 _now_s = time.monotonic
 
 
-class Session(Preparing):
+class Session(Sending):
     """One client's conversation."""
 
     __slots__ = ()
 
     # The hot side
 
-    def serve_one(self) -> bool:  # noqa: C901 - the hot path of a crowd
-        """Answer one request of one client among many: ``serve``, or less than that.
-
-        What is prepared is answered here, with the fewest steps; with many clients
-        this process is what all of them wait for.
-
-        Returns:
-            Whether requests are left over that this turn did not get to.
-        """
-        conn = self.conn
-        if conn.body_left or not conn.idle:
-            return self.serve(alone=False)
-        try:
-            data = _read(self.read_fd, RECEIVE_BYTES)
-            again = self.prepared.get(data)
-            if again is None:
-                return self.serve(alone=False, data=data)
-            self.bytes_in += len(data)
-            self.counts.requests[data[0]] += 1
-            reply = again()
-            if reply is None:
-                self._kind = data[0]
-                return False
-            if reply[0] == ERROR:
-                self.note_error(reply, data[0])
-            try:
-                sent = _write(self.write_fd, reply)
-            except BlockingIOError:
-                sent = 0
-            self.bytes_out += sent
-            if sent != len(reply):
-                self.start(partial(self.send, memoryview(reply)[sent:]))
-                return False
-            self.requests += 1
-        except BlockingIOError:
-            return False
-        except OSError as why:
-            self.close_soon(EOF, why)
-        except Exception as why:  # noqa: BLE001 - a fault here costs one client
-            self.close_soon(FAULT, why)
-        return False
-
     def serve(  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path, in one piece
-        self, *, alone: bool, data: bytes | None = None
+        self, *, alone: bool
     ) -> bool:
         """Answer what has come, without waiting.
 
         Args:
             alone: no other client is active, so the core may be yielded to this one
                 after a reply: its next request then comes without a wake-up.
-            data: what was received already, at the start of a message.
 
         Returns:
             Whether requests are left over that this turn did not get to.
@@ -135,10 +88,8 @@ class Session(Preparing):
         conn = self.conn
         read_fd = self.read_fd
         write_fd = self.write_fd
-        prepared = self.prepared
         misses = 0
         turns = TURN_REQUESTS
-        counted = 0  # of what this turn has answered
         pieces = TURN_PIECES
         message = conn.next_message() if conn.pending else None
         until_s = _now_s() + TURN_S
@@ -147,41 +98,25 @@ class Session(Preparing):
                 if message is not None:
                     kind = self._kind = INDEX[type(message)]
                     self.counts.requests[kind] += 1
+                    self.last_request = message
                     reply = HANDLERS[type(message)](self, message)
                 else:
                     try:
                         if conn.body_left:
                             reply = self._receive_body()
                         else:
-                            if data is None:
-                                data = _read(read_fd, RECEIVE_BYTES)
-                            size = len(data)
-                            self.bytes_in += size
-                            if conn.idle and (
-                                size == self.write_size
-                                or (size < MEMO_LINE_BYTES and data in prepared)
-                            ):
-                                before = self.requests
-                                rest = self.serve_prepared(
-                                    data, (turns or 1) if alone else 1
-                                )
-                                if rest is None:
-                                    return False
-                                data = rest
-                                counted += self.requests - before
-                                turns -= self.requests - before
+                            data = _read(read_fd, RECEIVE_BYTES)
+                            self.bytes_in += len(data)
                             if not data:
                                 self.close_soon(EOF)
                                 return False
                             message = conn.receive_data(data)
-                            data = None
                             if message is None:  # a part of a line
                                 pieces -= 1
                                 if pieces < 0:
                                     return False
                             continue
                     except BlockingIOError:
-                        data = None  # what came before is answered
                         misses += 1
                         if misses > POLLS or not alone:
                             return False
@@ -224,7 +159,7 @@ class Session(Preparing):
             self.close_soon(FAULT, why)
             return False
         finally:
-            self.requests += TURN_REQUESTS - turns - counted
+            self.requests += TURN_REQUESTS - turns
 
     # The slow side
 

@@ -15,10 +15,10 @@ from tests.architecture.tree import PACKAGES, ROOT, module_name, product_files
 CIRCLES = 16
 """Most circles: groups of modules of which each one leads to each other one."""
 
-LARGEST = 42
+LARGEST = 40
 """Most modules in one circle."""
 
-LISTED = 181
+LISTED = 180
 """Most entries in the lists of `ignore_imports`."""
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from supervisor.host_proc import shows_host
 from tests.helpers.hosts import Stage
-from vfs.backends import HostDirectory
+from vfs.backends import MODES, HostDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -61,7 +61,9 @@ def test_the_memory_of_the_machine_is_shown_to_nobody(
         return name if path.startswith(fds) and link(path) == other else link(path)
 
     everything = HostDirectory(-1, beneath=False)
-    handle = everything.open_again(other.encode(), os.O_RDONLY)
+    handle = everything.open(
+        other.encode(), MODES[b"r"], create=False, exclusive=False, staged=False
+    )
     try:
         monkeypatch.setattr(os, "readlink", readlink)
         monkeypatch.setattr(os, "stat", lambda p: stat(other if p == name else p))

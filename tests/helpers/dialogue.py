@@ -57,10 +57,7 @@ class Dialogue:
     def serve(self, sent: bytes) -> None:
         """Send bytes and let the session have its turn."""
         self.ours.sendall(sent)
-        if self.alone:
-            self.session.serve(alone=True)
-        else:
-            self.session.serve_one()
+        self.session.serve(alone=self.alone)
 
     def open(self, name: str, mode: str) -> bytes:
         """Open a file and return its fileno's token."""

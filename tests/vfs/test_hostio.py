@@ -197,20 +197,6 @@ def test_a_slow_mount_is_written_by_threads_for_a_while(
     assert [*after, mount.inline] == [False, True]
 
 
-# spec W5: what may be written by pages is written whole, and only in memory.
-def test_pages_are_written_where_they_are_whole(
-    file: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = Mount("tmpfs").write_page
-    assert write is not None
-    assert write(file, b"xyz", 7) == 3
-    assert os.pread(file, 5, 6) == b"\x06xyz\x0a"
-    for kind in ("ext4", "nfs", "unknown"):
-        assert Mount(kind).write_page is None
-    monkeypatch.setattr(hostio, "_PAGES_ARE_WHOLE", False)
-    assert Mount("tmpfs").write_page is None
-
-
 # Threads
 
 

@@ -128,26 +128,6 @@ class HostDirectory:
             os.close(fd)
             raise
 
-    def open_again(self, name: bytes, flags: int) -> HostHandle:
-        """Open a name of the top-level view that was opened before; ``open``, shorter.
-
-        Args:
-            name: as it was.
-            flags: of the mode, one that neither makes nor empties a file.
-        """
-        fd = os.open(name, flags | OPEN_FLAGS, dir_fd=self.dir_fd)
-        try:
-            status = os.fstat(fd)
-            if status.st_mode & _KIND_AND_SET_ID != stat.S_IFREG:
-                _check_regular(status.st_mode)
-                _take_set_id(fd, status.st_mode, flags)
-            if not status.st_nlink:
-                self._check_named(name, fd, status)
-            return HostHandle(fd, status)
-        except BaseException:
-            os.close(fd)
-            raise
-
     def _check_named(self, name: bytes, fd: int, found: os.stat_result) -> None:
         """Refuse a file without a name: what a process has open, and ``/proc`` leads to.
 

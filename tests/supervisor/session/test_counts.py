@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import COMMANDS
+from protocol.messages import Read
 from supervisor.session.counts import BOUNDS_S, INDEX, NAMES, SAMPLE_TURNS, Histogram
 from supervisor.session.dispatch import HANDLERS
 from tests.helpers.hosts import eventually
@@ -34,20 +35,12 @@ def test_every_request_has_a_number_of_its_own_and_a_name() -> None:
     assert set(NAMES.values()) == {w.decode() for w in COMMANDS} | {"invalid"}
 
 
-def test_a_prepared_line_is_counted_where_its_parsed_one_is() -> None:
-    for word in ("OPEN", "READ", "WRITE", "CLOSE"):
-        assert NAMES[ord(word[0])] == word
-    letters = [n for i, n in NAMES.items() if chr(i).isalpha()]
-    assert sorted(letters) == ["CLOSE", "OPEN", "READ", "WRITE"]
-
-
-async def test_requests_are_counted_whether_prepared_or_not(hall: Hall) -> None:
+async def test_each_request_is_counted_once_under_its_name(hall: Hall) -> None:
     (hall.root / "a").write_bytes(b"x" * 100)
     line = hall.connect()
     fileno = await line.open(b"a")
     for _ in range(10):
         await line.read(fileno, 3)
-    assert line.session.prepared, "reads that come again are prepared"
     await line.ask(b"CLOSE %d\n" % fileno)
     await line.ask(b"PING\n")
     await line.ask(b"NONSENSE\n")
@@ -106,8 +99,8 @@ async def test_one_request_of_a_turn_in_64_is_timed(hall: Hall) -> None:
         if counts.inline:
             break
     assert [NAMES[kind] for kind in counts.inline] == ["READ"]
-    assert counts.inline[ord("R")].total < requests(line)["READ"]
-    assert 0 < counts.inline[ord("R")].sum_s < 5
+    assert counts.inline[INDEX[Read]].total < requests(line)["READ"]
+    assert 0 < counts.inline[INDEX[Read]].sum_s < 5
 
 
 @given(st.lists(st.floats(0, 100, allow_nan=False)))

@@ -64,13 +64,13 @@ def test_who_asked_in_advance_comes_last(
     ahead, calm = Dialogue(tmp_path), Dialogue(tmp_path)
     pump = calm.session.pump = ahead.session.pump
     served: list[Session] = []
-    serve_one = Session.serve_one
+    serve = Session.serve
 
-    def noted(session: Session) -> bool:
+    def noted(session: Session, *, alone: bool) -> bool:
         served.append(session)
-        return serve_one(session)
+        return serve(session, alone=alone)
 
-    monkeypatch.setattr(Session, "serve_one", noted)
+    monkeypatch.setattr(Session, "serve", noted)
     try:
         for one in (ahead, calm):
             pump.add(one.session)

@@ -155,7 +155,7 @@ async def test_a_read_that_fails(
 
 # The zero-copy rule: what comes behind a large READ does not change what was read.
 @pytest.mark.parametrize("where", ["disk", "tmpfs"])
-@pytest.mark.parametrize("how", ["WRITE", "TRUNCATE", "prepared"])
+@pytest.mark.parametrize("how", ["WRITE", "TRUNCATE", "repeated"])
 async def test_a_change_behind_a_large_read(
     hall: Hall, line: Line, where: str, how: str
 ) -> None:
@@ -169,18 +169,18 @@ async def test_a_change_behind_a_large_read(
     flag = b"true" if where == "tmpfs" else b"false"
     try:
         fileno = await line.open(os.fsencode(name), b"r+", flag)
-        if how == "prepared":
+        if how == "repeated":
             for _ in range(3):
                 assert await line.write(fileno, b"a" * 100) == b"OK 100"
                 assert await line.ask(b"SEEK %d 0\n" % fileno) == b"OK 0"
         requests = b"READ %d %d\nSEEK %d 0\n" % (fileno, size, fileno)
-        count = 100 if how == "prepared" else size
+        count = 100 if how == "repeated" else size
         if how == "TRUNCATE":
             requests += b"TRUNCATE %d 10\nTRUNCATE %d %d\n" % (fileno, fileno, size)
         else:
             requests += b"WRITE %d %d\n%b" % (fileno, count, b"b" * count)
         async with trio.open_nursery() as nursery:
-            if how == "prepared":  # each line alone, as the host has prepared it
+            if how == "repeated":  # each line alone, as a client that waits sends it
                 head, _, rest = requests.partition(b"WRITE")
                 for piece in (*head.splitlines(keepends=True), b"WRITE" + rest):
                     await line.send(piece)

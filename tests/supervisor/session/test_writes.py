@@ -370,7 +370,7 @@ async def test_a_long_file_without_a_name_is_closed_where_nobody_waits(  # noqa:
     else:
         (hall.root / name.decode()).write_bytes(b"x" * size)
         first = await line.open(name)
-    again = await line.open(name)  # by a line that may have been prepared
+    again = await line.open(name)
     if name == b"gone" and new_s:
         assert await line.ask(b"REMOVE false gone\n") == b"OK"
     elif name == b"gone":
