@@ -235,16 +235,12 @@ def check(
     found = decided(head, is_authorized)
     if found is not None:
         return found
-    asked: Request | Refusal | None = head.asked.get(body)
-    if asked is None:
-        path, query, exec_id = head.place
-        try:
-            form = toolexec_form.pairs(query, body)
-            asked = _PATHS[path].read(head, _Asked(exec_id, form))
-        except toolexec_form.FormError as why:
-            return bad_request(str(why))
-        head.remember(body, asked)
-    return asked
+    path, query, exec_id = head.place
+    try:
+        form = toolexec_form.pairs(query, body)
+        return _PATHS[path].read(head, _Asked(exec_id, form))
+    except toolexec_form.FormError as why:
+        return bad_request(str(why))
 
 
 def decided(

@@ -9,16 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-KNOWN_BODY_BYTES = 512
-"""Longest body of which is remembered what it means, with one head."""
-
-KNOWN_BODIES = 8
-"""Most of them; with one more all are forgotten."""
 
 REPLAY = b"/exec/ID"
 """Stands for the paths of executions; no path in lower case is the same."""
@@ -28,10 +22,7 @@ _ABSOLUTE = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a request; header names in lower case.
-
-    What follows from it is found once: who asks for tools sends the same head for each.
-    """
+    """The head of a request; header names in lower case."""
 
     method: bytes
     target: bytes
@@ -45,18 +36,6 @@ class Head:
     def says(self, name: bytes) -> bool:
         """Whether a header switches something on with ``1``."""
         return b"1" in self.values(name)
-
-    @cached_property
-    def asked(self) -> dict[bytes, Any]:
-        """What bodies mean that came with it; see ``remember``."""
-        return {}
-
-    def remember(self, body: bytes, asked: object) -> None:
-        """Take note of what a body means that comes with this head, if it is small."""
-        if len(body) <= KNOWN_BODY_BYTES:
-            if len(self.asked) >= KNOWN_BODIES:
-                self.asked.clear()
-            self.asked[body] = asked
 
     @cached_property
     def place(self) -> tuple[bytes, bytes, bytes]:

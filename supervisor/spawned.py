@@ -196,11 +196,6 @@ class SpawnedProcess:
         """How it has ended; None if it has not, or nobody will ever know."""
         return self._record.status
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether somebody waits for its pidfd, or has: not to be closed under them."""
-        return self._is_awaited
-
     def at_exit(self, call: Callable[[], None] | None) -> None:
         """Have something called when its exit is told, at once if it was; see `Record`.
 

@@ -117,22 +117,9 @@ class Connection(Replies):
             self.wire.close()
 
     async def _serve_or_fail(self, task: Task | None, unsent: bytes) -> None:
-        is_new = task is None and not unsent and self.idle_since is not None
-        request = refusal = None
-        if is_new and not self._is_refused:
-            try:
-                request = self.wire.receive_at_once()
-            except RefusedAtOnceError as why:
-                refusal = why.refusal
-        if request is not None:  # it never idles: no scope is made
-            self.idle_since = None
-            await self._reply_to(*request)
-            return
         with self.scope:
             try:
-                if refusal is not None:
-                    await self._refuse_at_once(refusal)
-                elif self._is_refused:
+                if self._is_refused:
                     await self.wire.drain()
                 elif task is None and not unsent:
                     await self._serve()

@@ -8,8 +8,8 @@ Rules of this file.
 2. stdout and stderr are one pipe, stdin is the null device, and nothing else of the
    host is open in a tool.
 3. What is printed is logged as fast as the log takes it: the pipe is the backpressure.
-4. Its tasks are the child's: one moves what is printed, and waits for the end where that
-   takes long; those that end it, or what others still print, are cancelled when it has.
+4. Its tasks are the child's: one moves what is printed, and waits for the end; those that
+   end it, or what others still print, are cancelled when it has.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ class Execution:
         door_client: the nested client that its tool is; empty for none.
         climbs: (ladder, when it was begun) of each way in which it is being ended.
         timeout_at: when its time is up.
-        at_finish: called when it is finished; at once, and so not to wait.
         start: what can give its start up; None for one that the program before began.
     """
 
@@ -103,7 +102,6 @@ class Execution:
         self.door_client = ""
         self.climbs: list[tuple[Ladder, float]] = []
         self.timeout_at = math.inf
-        self.at_finish: Callable[[], None] | None = None
         self.start: Start | None = None
         self._pump: OutputPump | None = None
         self._nursery: trio.Nursery | None = None
@@ -196,7 +194,7 @@ class Execution:
             raise RuntimeError("an execution that was not spawned cannot run")
         self._nursery = nursery
         nursery.start_soon(self._live, process, pump)
-        process.at_exit(partial(self._exited, process, pump))
+        process.at_exit(partial(self._exited, pump))
         if timeout_s > 0:
             self._do_aside(self._enforce_timeout, timeout_s)
         if self.owner.growth is not None and not self.passed:
@@ -223,59 +221,21 @@ class Execution:
                 await pump.discard_rest()
 
     async def _live(self, process: SpawnedProcess, pump: OutputPump) -> None:
-        try:
-            await self._pump_all(pump)
-            is_closing = self.owner.nursery is None  # and nobody looks any more
-            is_near = self._is_brief and not (process.has_exited or is_closing)
-        except BaseException:
-            await self._be_over(process, None)
-            raise
-        if is_near:
-            self.owner.lookout.put_down(self)  # `_exited` does the rest, or `look`
-        else:
-            await self._wait_for_end(process)
-
-    @property
-    def _is_brief(self) -> bool:
-        """Whether its end takes nothing that has to be waited for."""
-        return self.owner.growth is None and self._door is None
-
-    def look(self) -> None:
-        """Wait for its end: it runs on with its output closed, or its end is not told."""
-        if self._nursery is not None:
-            self.wait_on(self._nursery)
-
-    def wait_on(self, nursery: trio.Nursery) -> None:
-        """Wait for its end in a task, if that was left to who tells of it."""
-        if self.process is not None and self.owner.lookout.has(self):
-            self.owner.lookout.cross_out(self)
-            nursery.start_soon(self._wait_for_end, self.process)
-
-    async def _wait_for_end(self, process: SpawnedProcess) -> None:
         status = None
         try:
+            await self._pump_all(pump)
             status = await process.wait_exit_soon()
             if self.owner.growth is not None and self._nursery is not None:
                 await self.owner.growth.last_look(self._nursery)
         finally:
-            await self._be_over(process, status)
+            process.at_exit(None)
+            self._finish(status)
+            await self._close_door()
 
-    async def _be_over(
-        self, process: SpawnedProcess, status: ExitStatus | None
-    ) -> None:
-        process.at_exit(None)
-        self._finish(status)
-        await self._close_door()
-
-    def _exited(self, process: SpawnedProcess, pump: OutputPump) -> None:
-        """Take note that its process has ended: what it has printed is in the pipe."""
+    def _exited(self, pump: OutputPump) -> None:
+        """Wait no longer than a while for others that hold the pipe of an ended tool."""
         if not pump.has_ended:
             self._do_aside(self._outwait_holders, pump)
-        elif process.status is None:
-            self.look()  # the launchpad is lost: how it ended is never told
-        # Else it ran on with its output closed, and who waits for its pidfd finishes it.
-        elif self._is_brief and not process.is_awaited:
-            self._finish(process.status)  # and not a turn of the loop later
 
     async def _outwait_holders(self, pump: OutputPump) -> None:
         await trio.sleep(HOLDERS_S)
@@ -359,13 +319,9 @@ class Execution:
             return
         if self.code is None:
             self.code = TIMED_OUT if self.timed_out else exit_code(status)
-        self.owner.lookout.cross_out(self)
         self.owner.finished(self, keep=keep)
         self.log.finish(self._note())
         self.finished.set()
-        if self.at_finish is not None:
-            with suppress(Exception):  # who is called meets it again in its own task
-                self.at_finish()
         if self._pump is not None:
             self._pump.close()
         if self.process is not None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.host import Host
-    from supervisor.toolexec.lookout import Lookout
 
 END_TIMEOUT_S = 5.0
 """Longest wait for the executions of an ended child; they are killed at once, and only
@@ -56,14 +55,12 @@ class Means:
 
     Attributes:
         slots: for all of them.
-        lookout: for what of them takes long.
         log_limit_bytes: of one log.
         directory: where logs are made.
         null_fd: the null device.
     """
 
     slots: Slots
-    lookout: Lookout
     log_limit_bytes: int
     directory: str
     null_fd: int
@@ -78,7 +75,6 @@ class ChildExecutions:
         means: what it shares with the other children's.
 
     Attributes:
-        lookout: for ends that take long.
         null_fd: the null device.
         nursery: in which they run; the child's.
         token: stands for the child.
@@ -94,7 +90,6 @@ class ChildExecutions:
     def __init__(self, host: Host, child: Child, means: Means) -> None:
         self.host = host
         self.child = child
-        self.lookout = means.lookout
         self.null_fd = means.null_fd
         self.nursery: trio.Nursery | None = None
         self.token = ""
@@ -230,9 +225,6 @@ class ChildExecutions:
     async def close(self) -> None:
         """End every execution and forget all output: the child has ended."""
         nursery, self.nursery = self.nursery, None
-        if nursery is not None:  # a task of each can be cancelled, and hears of a loss
-            for execution in tuple(self.live.values()):
-                execution.wait_on(nursery)
         with trio.move_on_after(END_TIMEOUT_S, shield=True):
             async with trio.open_nursery() as ending:
                 for execution in tuple(self.live.values()):

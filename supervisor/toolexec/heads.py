@@ -3,12 +3,6 @@
 What it is: one head at a time, of which nothing is kept but what it said.  What it is
 not: connections (``wire``); each has one request and one reply, so that none of h11's
 states is worth keeping.
-
-Rules of this file.
-
-1. A head that was read before means the same again: the last ``KNOWN_HEADS`` small ones
-   are remembered, for a program that asks for tools sends the same one for each.
-2. Whose it is is not known here: every head is asked for its token each time.
 """
 
 from __future__ import annotations
@@ -21,11 +15,6 @@ import h11
 from protocol import toolexec
 from protocol.toolexec_body import MAX_HEAD_BYTES
 from protocol.toolexec_head import Head
-
-KNOWN_HEADS = 64
-"""Small heads that are remembered, of all clients, and small requests (``wire``): 0.3 MiB,
-and 10 where each is nothing but headers.  Measured: reading one takes 70 of the 400 us until a tool's process is asked
-for, looking it up 15."""
 
 CONTENT_TYPE = (b"Content-Type", b"text/plain; charset=utf-8")
 CLOSE = (b"Connection", b"close")
@@ -80,10 +69,6 @@ def read(text: bytes) -> tuple[Head, bool]:
     headers = tuple(event.headers)
     head = Head(event.method, event.target, headers, event.http_version)
     return head, http.they_are_waiting_for_100_continue
-
-
-read_small = lru_cache(maxsize=KNOWN_HEADS)(read)
-"""As ``read``, for heads that are small enough to be remembered (rule 1)."""
 
 
 def written(status: int, headers: Headers) -> bytes:

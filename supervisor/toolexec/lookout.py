@@ -45,10 +45,6 @@ class Lookout:
         """Forget something that is over; nothing if it is not there."""
         self._under_way.discard(one)
 
-    def has(self, one: Brief) -> bool:
-        """Whether something is put down, and not crossed out."""
-        return one in self._under_way
-
     async def run(self) -> NoReturn:
         """Look at those that take long, until cancelled."""
         while True:

@@ -202,34 +202,18 @@ class Replies:
         reader = self._reader(task)
         with log.attached(reader):
             # Nothing is sent yet: it begins anew where the host is replaced now.
-            execution.at_finish = partial(self._reply_at_once, task)
-            try:
-                with trio.move_on_after(HEAD_WAITS_S):
-                    await log.wait_beyond(0)
-            finally:
-                execution.at_finish = None
-            if execution.finished.is_set() and not self.wire.has_last:
-                self._reply_at_once(task)
-            if self.wire.has_last:
-                await self.wire.send(self.wire.unsent)
-                return None
-            return await self._watched(partial(self._stream, task, reader))
-
-    def _reply_at_once(self, task: Task) -> None:
-        """Send all of a tool that has ended already: its client wakes up once.
-
-        Where its end is heard of, before this connection has its turn. What cannot be
-        sent now is left to that.
-        """
-        execution = task.execution
-        said = execution.log.in_memory()
-        if said is None or execution.fault is not None:
-            return
-        parts = [chunked_head(execution.id)]
-        for text in filter(None, said):
-            parts += _chunk(text)
-        self.wire.put_last(*parts, trailer(execution.code or 0))
-        task.moment = Moment.LAST if self.wire.unsent else Moment.BUSY
+            with trio.move_on_after(HEAD_WAITS_S):
+                await log.wait_beyond(0)
+            said = log.in_memory() if execution.finished.is_set() else None
+            if said is None or execution.fault is not None:
+                return await self._watched(partial(self._stream, task, reader))
+            # All of a tool that has ended already: its client wakes up once.
+            parts = [chunked_head(execution.id)]
+            for text in filter(None, said):
+                parts += _chunk(text)
+            task.moment = Moment.LAST
+            await self.wire.send(*parts, trailer(execution.code or 0))
+        return None
 
     async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
         execution = task.execution

@@ -109,7 +109,7 @@ class ToolExec:
         left: what the program before has left, until all of it is entered.
         entered: the executions among that, by child, in the order of the state.
         places: for connections, over all that listens.
-        lookout: for starts and ends of tools that take long.
+        lookout: for starts of tools that take long.
         heads: the turn in which large heads are parsed, for parts of it (``Server``).
         large_output: makes a handle of a finished execution's output, or answers None
             to have it sent as it is; None where nobody can.
@@ -184,7 +184,6 @@ class ToolExec:
         """Make what a child's executions are in; it ends with the child."""
         means = Means(
             self._slots,
-            self.lookout,
             self._settings.log_limit_bytes,
             self._log_dir,
             self._null_fd,

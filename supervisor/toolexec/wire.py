@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 import socket
 from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import trio
@@ -74,31 +73,9 @@ SEND_BYTES = 256 * 1024
 """Two pieces of output wait in a socket at most, for a client that is a little late."""
 
 SMALL_HEAD_BYTES = 2048
-"""Longest head that is parsed when it comes, and longest request that is remembered; h11
-may take 0.2 us for a byte."""
+"""Longest head that is parsed when it comes; h11 may take 0.2 us for a byte."""
 
 _IS_HEAD = re.compile(rb"(?:\r?\n)?HEAD ")
-
-
-@lru_cache(maxsize=heads.KNOWN_HEADS)
-def _small_request(data: bytes) -> tuple[Head, bytes]:
-    """Cut a request out of all that has come of it.
-
-    Raises:
-        RefusedAtOnceError: its head is none.
-        FramingError: it is not whole, or something follows it; or as ``BodyReader``.
-        HeadTooLargeError, BodyTooLargeError: it passes a bound.
-    """
-    cut = HeadReader().feed(data)
-    if cut is None:
-        raise FramingError
-    text, rest = cut
-    head, _ = heads.read_small(text)
-    body = BodyReader(head.headers, head.version)
-    body.feed(rest)
-    if not body.is_complete or body.rest:
-        raise FramingError
-    return head, bytes(body.body)
 
 
 class GoneError(Exception):
@@ -116,7 +93,6 @@ class Wire:
         received: what brings another wire to where this one is in its request, while
             that is being received: its head, then what the body's reader holds.
         unsent: what the client has not taken of what is being sent.
-        has_last: that is the last of the reply.
     """
 
     def __init__(self, sock: socket.socket, turn: Throttle) -> None:
@@ -127,33 +103,8 @@ class Wire:
         self._wants_100 = False
         self.received: list[bytes | bytearray] = []
         self.unsent = memoryview(b"")
-        self.has_last = False
 
     # The request
-
-    def receive_at_once(self) -> tuple[Head, bytes] | None:
-        """Receive a request that is small and came with its connection, as most do.
-
-        Returns:
-            As ``receive``; None where that is to find out what has come, and it begins.
-
-        Raises:
-            RefusedAtOnceError: its head is none that is understood here.
-        """
-        data = self._ahead = self._ahead or self._there()
-        if not data or len(data) > SMALL_HEAD_BYTES:
-            return None
-        self._is_head = _IS_HEAD.match(data) is not None
-        try:
-            found = _small_request(data)
-        except (FramingError, HeadTooLargeError, BodyTooLargeError):
-            return None
-        # The kernel cuts what it gives, at descriptors and at urgent data.
-        if self._has_more():
-            return None
-        self._ahead = b""
-        self.received = [data]
-        return found
 
     async def receive(
         self, first_look: Callable[[Head], Refusal | Throttle]
@@ -199,13 +150,6 @@ class Wire:
         body.feed(data)
         self.received[1:] = body.held()
 
-    def _there(self) -> bytes:
-        """Return what has come; nothing may mean the end."""
-        try:
-            return self.sock.recv(RECEIVE_BYTES)
-        except BlockingIOError:
-            return b""
-
     async def _receive_head(self) -> Head:
         reader = HeadReader()
         so_far = bytearray()
@@ -240,8 +184,7 @@ class Wire:
         return text
 
     def _parse(self, text: bytes) -> Head:
-        read = heads.read_small if len(text) <= SMALL_HEAD_BYTES else heads.read
-        head, self._wants_100 = read(text)
+        head, self._wants_100 = heads.read(text)
         return head
 
     async def _receive_body(
@@ -331,18 +274,6 @@ class Wire:
         A piece of output should fit, or the host waits in the middle of each.
         """
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-
-    def put_last(self, *parts: bytes) -> None:
-        """Send the last of a reply as far as it can be sent at once; the rest is unsent.
-
-        Its end goes on its heels: a client that reads to that is not woken up for it.
-        """
-        view = self.unsent = memoryview(b"".join(parts))
-        self.has_last = True
-        with suppress(OSError):  # who sends the rest meets it again
-            self.unsent = view[self.sock.send(view, socket.MSG_NOSIGNAL) :]
-            if not self.unsent:
-                self.sock.shutdown(socket.SHUT_WR)
 
     async def reply(
         self, status: int, body: bytes, exit_code: int, headers: Headers | None = None

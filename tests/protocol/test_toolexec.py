@@ -1,7 +1,6 @@
 """ToolExec requests as they are checked: the order, tokens, versions, fields, ids."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ from protocol.toolexec import (
     Request,
     Signal,
 )
-from protocol.toolexec_head import KNOWN_BODIES, KNOWN_BODY_BYTES, Head
+from protocol.toolexec_head import Head
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
 AUTHORIZATION = b"authorization", b"Bearer " + TOKEN
@@ -50,31 +49,6 @@ def ask(
 def status(found: Request | Refusal) -> int:
     """Return the status of a refusal; 200 for a request."""
     return found.status if isinstance(found, Refusal) else 200
-
-
-# What is remembered
-
-
-@given(st.lists(st.binary(max_size=20).map(lambda end: b"tool=a&arg=" + end)))
-def test_what_was_asked_for_before_is_the_same_again(bodies: list[bytes]) -> None:
-    head = Head(b"POST", b"/exec", ((b"x-aifo-proto", b"2"), AUTHORIZATION))
-    for body in (*bodies, *reversed(bodies)):
-        assert toolexec.check(head, body, knows) == ask(body)
-        assert len(head.asked) <= KNOWN_BODIES
-
-
-# spec E4: whose it is, is asked each time; and a large body is not kept.
-def test_only_what_a_body_means_is_remembered() -> None:
-    head = Head(b"POST", b"/exec", ((b"x-aifo-proto", b"2"), AUTHORIZATION))
-    assert toolexec.check(head, b"tool=a", knows) == ask(b"tool=a")
-    assert toolexec.check(head, b"tool=a", lambda _: False) == toolexec.UNAUTHORIZED
-    other = replace(head, headers=(*head.headers, (b"x-aifo-detach", b"1")))
-    found = toolexec.check(other, b"tool=a", knows)
-    assert isinstance(found, Exec)
-    assert found.detach
-    large = b"tool=a&arg=" + b"x" * KNOWN_BODY_BYTES
-    assert toolexec.check(head, large, knows) == ask(large)
-    assert list(head.asked) == [b"tool=a"]
 
 
 # The order of checks: path 404, method 405, token 401, version 426, fields 400.

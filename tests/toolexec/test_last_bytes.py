@@ -1,8 +1,7 @@
 """A short tool's reply whose client takes a part of it: the rest comes, and comes once.
 
-What it is: replies that are sent where the end of a tool is heard of (ADR 76), by sockets
-that have room for a few thousand bytes. What it is not: those that go as a whole;
-`test_quick.py`.
+What it is: replies of tools that have ended already, by sockets that have room for a few
+thousand bytes.
 """
 
 import os
@@ -18,7 +17,6 @@ import trio.testing
 
 from supervisor.toolexec import handover, replies
 from supervisor.toolexec.connection import Connection
-from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.handover_state import ToolExecState
 from supervisor.toolexec.moments import Moment
 from supervisor.toolexec.outputlog import OutputLog
@@ -35,12 +33,9 @@ SCRIPT = f"seq {LINES}; exit 3"
 ROOM_BYTES = 8192
 
 
-@pytest.fixture(params=["its end", "its turn"])
-def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have little room in sockets, and each tool answered when it has ended already.
-
-    With the news of its end, or by the connection in its own turn.
-    """
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have little room in sockets, and each tool answered when it has ended already."""
     made = Wire.__init__
 
     def make(self: Wire, sock: socket.socket, *more: Any) -> None:
@@ -54,14 +49,6 @@ def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Wire, "__init__", make)
     monkeypatch.setattr(OutputLog, "wait_beyond", wait_for_all)
     monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
-    finish = Execution._finish
-
-    def finish_unheard(self: Execution, *args: Any, **more: Any) -> None:
-        self.at_finish = None
-        finish(self, *args, **more)
-
-    if request.param == "its turn":
-        monkeypatch.setattr(Execution, "_finish", finish_unheard)
 
 
 @asynccontextmanager
@@ -121,7 +108,7 @@ async def test_a_client_that_goes_before_the_rest_is_forgotten(scene: Scene) -> 
 
 
 @pytest.mark.usefixtures("short")
-# ADR 76: what is left is sent by the next program, which has no execution to answer with.
+# What is left is sent by the next program, which has no execution to answer with.
 async def test_the_rest_is_sent_by_the_next_program(scene: Scene) -> None:
     async with begun(scene) as (sock, server, connection):
         first = await receive(sock, 1000)

@@ -1,9 +1,8 @@
-"""What a short tool costs no more than once: turns of the loop, heads, wake-ups (ADR 66)."""
+"""Short tools: heads that come again, listeners that fail, one wake-up for the client."""
 
 import errno
 import os
 import socket
-from typing import Any
 
 import pytest
 import trio
@@ -11,39 +10,13 @@ import trio.testing
 
 from protocol import toolexec
 from supervisor.accepting import ACCEPT_PAUSE_S, accepted_socket
-from supervisor.toolexec import heads, replies
-from supervisor.toolexec.execution import Execution
-from supervisor.toolexec.handover import busy
+from supervisor.toolexec import replies
 from supervisor.toolexec.outputlog import OutputLog
-from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import Wire
 from tests.helpers.hosts import eventually
-from tests.helpers.toolscene import Scene, pair, parse, receive_all, receive_until, send
+from tests.helpers.toolscene import Scene, parse, receive_all, receive_until, send
 
-HEAD = b"POST /exec HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
-
-
-# Heads that are remembered
-
-
-def test_a_small_head_is_read_once() -> None:
-    heads.read_small.cache_clear()
-    first, again = heads.read_small(HEAD), heads.read_small(bytes(bytearray(HEAD)))
-    assert again is first
-    assert first == heads.read(HEAD)
-    for number in range(2 * heads.KNOWN_HEADS):
-        heads.read_small(HEAD[:-2] + b"X: %d\r\n\r\n" % number)
-    assert heads.read_small.cache_info().currsize == heads.KNOWN_HEADS
-
-
-@pytest.mark.parametrize(
-    "text", [b"nothing\r\n\r\n", b"POST / HTTP/3.7\r\n\r\n", b"G\r\n b\r\n\r\n"]
-)
-def test_a_head_that_is_none_is_so_each_time(text: bytes) -> None:
-    for _ in range(2):
-        with pytest.raises(heads.RefusedAtOnceError) as caught:
-            heads.read_small(text)
-        assert caught.value.refusal.status == 400
+# Heads
 
 
 @pytest.mark.slow
@@ -83,49 +56,6 @@ async def test_a_request_that_is_not_whole_at_first(scene: Scene, size: int) -> 
         await trio.testing.wait_all_tasks_blocked()
         await send(sock, request[size:])
         assert parse(await receive_all(sock)).status == 200
-
-
-# The last bytes
-
-
-async def test_the_end_comes_on_the_heels_of_the_last_bytes() -> None:
-    ours, theirs = pair()
-    wire = Wire(ours, Throttle())
-    with theirs:
-        wire.put_last(b"a", b"b")
-        assert theirs.recv(16) == b"ab"
-        assert theirs.recv(16) == b""
-        assert not wire.unsent
-        wire.close()
-
-
-async def test_last_bytes_for_which_there_is_no_room_yet_are_waited_for() -> None:
-    ours, theirs = pair()
-    last = b"e" * 4_000_000
-    wire = Wire(ours, Throttle())
-    with theirs:
-        async with trio.open_nursery() as nursery:
-            wire.put_last(last)
-            assert 0 < len(wire.unsent) < len(last)
-            nursery.start_soon(wire.send, wire.unsent)
-            got = bytearray()
-            while len(got) < len(last):
-                got += theirs.recv(1 << 20)
-                await trio.testing.wait_all_tasks_blocked()
-        assert got == last
-        wire.close()
-        assert theirs.recv(1) == b""
-
-
-async def test_last_bytes_for_somebody_who_is_gone() -> None:
-    ours, theirs = pair()
-    theirs.close()
-    wire = Wire(ours, Throttle())
-    wire.put_last(b"x")
-    assert bytes(wire.unsent) == b"x"
-    with pytest.raises(BrokenPipeError):
-        await wire.send(wire.unsent)
-    wire.close()
 
 
 # Accepting
@@ -218,7 +148,7 @@ async def test_others_are_accepted_while_one_is_served(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-# ADR 76: no task is made for a connection where one has served another before.
+# No task is made for a connection where one has served another before.
 async def test_who_has_served_is_the_next_to_accept(scene: Scene) -> None:
     (server,) = (one for one in scene.tool.servers if not one._is_shared)
     nursery = server._nursery
@@ -247,42 +177,29 @@ async def test_who_has_served_is_the_next_to_accept(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-# ADR 76: with the news of its end, and not a turn later; until its connection has had
-# that, it is nothing that another program can go on with.
-async def test_a_short_tool_is_answered_when_its_end_is_heard_of(
+async def test_a_tool_that_ends_at_once_is_answered_in_one_piece(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[tuple[bool, str | None]] = []
-    finish = Execution._finish
+    sent: list[bytes] = []
+    send_parts = Wire.send
 
-    def finish_and_look(self: Execution, *args: Any, **more: Any) -> None:
-        is_news = not self.finished.is_set()
-        finish(self, *args, **more)
-        if is_news:
-            (server,) = (one for one in scene.tool.servers if one.connections)
-            (connection,) = server.connections.values()
-            found.append((connection.wire.has_last, busy(scene.tool)))
-
-    monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
-    monkeypatch.setattr(Execution, "_finish", finish_and_look)
-    put_last = Wire.put_last
-
-    def put_and_look(self: Wire, *parts: bytes) -> None:
+    async def noted(self: Wire, *parts: bytes) -> None:
         (executions,) = scene.tool.children.values()
         assert not executions.live  # rule 1 of `execution`
         assert not scene.tool.slots.used
-        put_last(self, *parts)
+        sent.append(b"".join(parts))
+        await send_parts(self, *parts)
 
-    monkeypatch.setattr(Wire, "put_last", put_and_look)
-    for _ in range(4):
-        reply = await scene.run("tool=true")
-        assert (reply.status, reply.code, reply.body) == (200, 0, b"")
-        await eventually(lambda: busy(scene.tool) is None)
-    assert (True, "a tool's client is being answered") in found
+    monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
+    monkeypatch.setattr(Wire, "send", noted)
+    reply = await scene.run("tool=true")
+    assert (reply.status, reply.code, reply.body) == (200, 0, b"")
+    (whole,) = sent
+    assert whole.startswith(b"HTTP/1.1 200 ")
+    assert whole.endswith(b"X-Exit-Code: 0\r\n\r\n")
 
 
 @pytest.mark.slow
-# A fault of ours, where the host hears of all ends.
 async def test_a_fault_in_an_answer_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
-"""The moment between a tool's last byte and the word of its end: nobody waits in it.
+"""The moment between a tool's last byte and the word of its end.
 
-The launchpad's word of a tool's end is held up, so that the moment lasts (ADR 79).
+The launchpad's word of a tool's end is held up, so that the moment lasts.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ import trio
 
 from supervisor import spawned
 from supervisor.launchpad import wire
-from supervisor.toolexec import door, executions, lookout
+from supervisor.toolexec import door, executions
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.outputpump import OutputPump
 from tests.helpers.hosts import eventually
@@ -28,6 +28,15 @@ class Held:
     def __init__(self) -> None:
         self.launcher: Launcher | None = None
         self.words: list[tuple[Any, ...]] = []
+
+    async def end(self, scene: Scene) -> Execution:
+        """Wait until the word of a tool's end is held up; return its execution."""
+        owner = scene.tool.children[scene.child.puppet.child.id]
+        await eventually(
+            lambda: self.words and any(e.process for e in owner.live.values())
+        )
+        (execution,) = owner.live.values()
+        return execution
 
     def tell(self) -> None:
         """Let them go, and hold no more."""
@@ -63,34 +72,10 @@ def held(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Held:
     return held
 
 
-async def brief(scene: Scene) -> Execution:
-    """Wait until a tool's output has ended; return its execution."""
-    owner = scene.tool.children[scene.child.puppet.child.id]
-    await eventually(lambda: any(map(scene.tool.lookout.has, owner.live.values())))
-    (execution,) = owner.live.values()
-    return execution
-
-
-async def test_nobody_waits_for_an_end_that_is_near(
-    scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lookout, "LOOK_S", 1000.0)
-    with await scene.connect() as sock:
-        await send(sock, scene.request(b"tool=sh&arg=-c&arg=exit+3"))
-        execution = await brief(scene)
-        await eventually(lambda: bool(held.words))
-        assert not execution.finished.is_set()
-        held.tell()
-        assert execution.finished.is_set()  # and not a turn of the loop later
-        assert not scene.tool.lookout._under_way
-        assert parse(await receive_all(sock)).code == 3
-
-
 # spec E23: how it ended nobody knows any more; that it has, its pidfd says.
 async def test_an_end_that_nobody_tells_of_is_looked_for(
     scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOOK_S", 0.01)
     monkeypatch.setattr(spawned, "EXIT_REPORT_TIMEOUT_S", 0.01)
     reply = await scene.run("tool=true")
     assert reply.code == 128 + 9
@@ -103,11 +88,9 @@ async def test_an_end_that_nobody_tells_of_is_looked_for(
 async def test_an_end_that_will_never_be_told_is_no_secret(
     scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOOK_S", 1000.0)
     with await scene.connect() as sock:
         await send(sock, scene.request(b"tool=true"))
-        execution = await brief(scene)
-        await eventually(lambda: bool(held.words))
+        execution = await held.end(scene)
         assert execution.process is not None
         execution.process._record.tell_exit()
         with trio.fail_after(3):
@@ -118,7 +101,6 @@ async def test_an_end_that_will_never_be_told_is_no_secret(
 async def test_an_end_that_was_told_first_is_not_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOOK_S", 1000.0)
     run = OutputPump.run
 
     async def run_later(self: OutputPump) -> None:
@@ -138,22 +120,19 @@ async def test_a_child_that_ends_in_that_moment_leaves_nothing(
     monkeypatch.setattr(
         executions, "END_TIMEOUT_S", 2.0
     )  # that all is gone is not told
-    monkeypatch.setattr(lookout, "LOOK_S", 1000.0)
     with await scene.connect() as sock:
         await send(sock, scene.request(b"tool=true"))
-        execution = await brief(scene)
+        execution = await held.end(scene)
         child = scene.child.puppet.child
         assert child.process is not None
         child.process.send_signal(9)
         await eventually(execution.finished.is_set, 1.0)
         with trio.fail_after(20):
             await child.wait_gone()
-    assert not scene.tool.lookout._under_way
     assert not scene.tool._slots.used
     held.tell()
 
 
-# Who has a door is waited for: that is closed behind it.
 async def test_a_tools_door_is_closed_behind_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
