@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.memory_directory import MemoryDirectory
 from vfs.backends import (
     MODES,
     Backend,
     Handle,
     HostDirectory,
-    MemoryDirectory,
     MountDirectory,
 )
 

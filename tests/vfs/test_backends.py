@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.memory_directory import MemoryDirectory
 from tests.helpers.trees import (
     content,
     host_directory,
@@ -17,7 +18,7 @@ from tests.helpers.trees import (
     swapped_users,
     tree,
 )
-from vfs.backends import MODES, Backend, MemoryDirectory
+from vfs.backends import MODES, Backend
 
 __all__ = ["swapped_users", "tree"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.memory_directory import MemoryDirectory
 from tests.helpers.trees import PROJECT, SHM, opened, put
-from vfs.backends import MemoryDirectory
 
 __all__ = []
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.helpers.memory_directory import MemoryDirectory
 from tests.helpers.trees import content, names, opened, put, swapped_users, tree
-from vfs.backends import Backend, HostDirectory, MemoryDirectory
+from vfs.backends import Backend, HostDirectory
 from vfs.errors import AccessDeniedError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.memory_directory import MemoryDirectory
 from tests.helpers.worlds import World, close, world
-from vfs.backends import MemoryDirectory
 from vfs.filesystem import Client, Filesystem, OpenFile, timestamp
 from vfs.ledger import Ledger
 from vfs.places import Place

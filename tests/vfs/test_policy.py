@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.memory_directory import MemoryDirectory
 from tests.helpers.worlds import ALL_MODES, World, world
-from vfs.backends import MemoryDirectory
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.places import _ODD, Place, open_place
 

@@ -1,8 +1,7 @@
-"""Where files can live: one interface (``base``), the host's disk and plain memory."""
+"""Where files can live: one interface (``base``), the host's directories, plain or mounted."""
 
 from vfs.backends.base import KEPT, MODES, Backend, FileStatus, Handle, Mode, Removed
 from vfs.backends.host import HostDirectory
-from vfs.backends.memory import MemoryDirectory
 from vfs.backends.mount import MountDirectory
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "FileStatus",
     "Handle",
     "HostDirectory",
-    "MemoryDirectory",
     "Mode",
     "MountDirectory",
     "Removed",

@@ -1,7 +1,6 @@
-"""Files that live in this process's memory; nothing of them outlives the tree.
+"""A directory in this process's memory: no disk, and faults at will.
 
-For children whose scratch must never reach a disk, and for tests: it passes the same
-contract suite as the host's disk.  Links do not exist here.
+It passes the same contract suite as the host's directories.  Links do not exist here.
 """
 
 from __future__ import annotations
@@ -299,7 +298,7 @@ class MemoryDirectory:
             raise _error(errno.EXDEV)
         directory, last = self._entry(old)
         with about_the_target():
-            new_directory, new_last = target._entry(new)  # noqa: SLF001 - same class
+            new_directory, new_last = target._entry(new)
         node = _enter(directory, last)
         _check_slash(old, node)
         _check_slash(new, node)
