@@ -8,7 +8,6 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from vfs.backends.base import REMOVALS
 from vfs.errors import AccessDeniedError
 from vfs.ledger import FILES, SIZE_BYTES
 
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
     from vfs.ledger import Ledger
     from vfs.places import Place
 
-
-NEW_S = 0.001
-"""A file that was opened in the last millisecond has its name still, if the host took none
-from any file since: to ask it would be half a microsecond in each OPEN and CLOSE."""
-
-TRUSTED_BYTES = 256 * 1024 * 1024
-"""Longest file of which that is taken for granted: its own child may remove it in just that
-millisecond, and others wait some 20 ms then, however many there are."""
 
 _now = time.time
 
@@ -304,19 +295,11 @@ class OpenFile:
     @property
     def closes_inline(self) -> bool:
         """Whether ``close`` waits for nothing, and gives little back."""
-        handle, opened_at = self.handle, self.opened_at
-        if (
-            0 <= _now() - opened_at < NEW_S
-            and opened_at > REMOVALS.at
-            and self.is_plain
-            and handle.opened_bytes() <= TRUSTED_BYTES
-        ):
-            return True
-        if self.staged or handle.mount.is_distant:
+        if self.staged or self.handle.mount.is_distant:
             return False
         if self.durability != "none" and self.mode.writes:
             return False
-        return not handle.frees_much()
+        return not self.handle.frees_much()
 
 
 def _check_file_size(ledger: Ledger, size: int) -> None:

@@ -158,9 +158,6 @@ class MemoryHandle:
     def links(self) -> int:
         return self._file.links
 
-    def opened_bytes(self) -> int:
-        return 0  # nothing that the kernel would take back
-
     def frees_much(self) -> bool:
         return False
 

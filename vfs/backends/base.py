@@ -8,7 +8,6 @@ calls are synchronous and short, or made by ``hostio`` in a thread; all raise
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -35,23 +34,6 @@ class Removed(NamedTuple):
     size: int
     identity: tuple[int, int]
     was_last: bool
-
-
-class Removals:
-    """When this program last took a name from a file of the host.
-
-    Attributes:
-        at: seconds since the epoch.
-    """
-
-    at = 0.0
-
-    def note(self) -> None:
-        """Take note of one, just now."""
-        self.at = time.time()
-
-
-REMOVALS = Removals()
 
 
 class Handle(Protocol):
@@ -104,9 +86,6 @@ class Handle(Protocol):
 
     def links(self) -> int:
         """Return how many names the file has; none after its removal."""
-
-    def opened_bytes(self) -> int:
-        """Return what was allocated for the file when it was opened, bytes."""
 
     def frees_much(self) -> bool:
         """Tell whether to close it may give much back, which takes long."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, Self
 
-from vfs.backends.base import REMOVALS, Backend, FileStatus, Mode, Removed
+from vfs.backends.base import Backend, FileStatus, Mode, Removed
 from vfs.backends.host_file import (
     HostHandle,
     StagedHandle,
@@ -225,7 +225,6 @@ class HostDirectory:
                 os.rmdir(last, dir_fd=fd)
             else:
                 os.unlink(last, dir_fd=fd)
-                REMOVALS.note()
             return goes
 
     def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
@@ -241,7 +240,6 @@ class HostDirectory:
             _check_slash(new, status.st_mode)
             replaced = what_goes(new_fd, new_last)
             os.rename(old_last, new_last, src_dir_fd=old_fd, dst_dir_fd=new_fd)
-            REMOVALS.note()
             if replaced and replaced.identity == (status.st_dev, status.st_ino):
                 return None  # two names of one file: rename(2) leaves both
             return replaced

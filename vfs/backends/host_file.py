@@ -23,7 +23,7 @@ import stat
 import time
 
 from vfs.backends.acting import acting_as
-from vfs.backends.base import REMOVALS, Removed
+from vfs.backends.base import Removed
 from vfs.errors import UnflushedError
 from vfs.hostio import MOUNTS, mount_of
 from vfs.hostio_close import close_file, frees_much
@@ -131,9 +131,6 @@ class HostHandle:
     def links(self) -> int:
         return os.fstat(self.fd).st_nlink
 
-    def opened_bytes(self) -> int:
-        return self._opened.st_blocks * 512
-
     def frees_much(self) -> bool:
         return frees_much(self.fd)
 
@@ -208,7 +205,6 @@ class StagedHandle(HostHandle):
                 src_dir_fd=self._temporary_fd,
                 dst_dir_fd=self._dir_fd,
             )
-        REMOVALS.note()
         self._temporary = b""
         if durable:
             try:

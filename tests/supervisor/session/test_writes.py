@@ -353,25 +353,23 @@ def closers(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 # spec C1, T3, S5: what the last close gives back to the kernel takes it long.
 @pytest.mark.parametrize("name", [b"file", b"gone"])
 @pytest.mark.parametrize("size", [1000, 300_000])
-@pytest.mark.parametrize("new_s", [1e9, 0.0])
-async def test_a_long_file_without_a_name_is_closed_where_nobody_waits(  # noqa: PLR0917
+@pytest.mark.parametrize("has_grown", [False, True])
+async def test_a_long_file_without_a_name_is_closed_where_nobody_waits(
     hall: Hall,
     line: Line,
     closers: dict[int, int],
-    monkeypatch: pytest.MonkeyPatch,
     name: bytes,
     size: int,
-    new_s: float,
+    has_grown: bool,
 ) -> None:
-    monkeypatch.setattr("vfs.openfile.NEW_S", new_s)
-    if not new_s:  # it grows, and is closed long after it was opened
+    if has_grown:
         first = await line.open(name, b"w+")
         assert await line.write(first, b"x" * size) == b"OK %d" % size
     else:
         (hall.root / name.decode()).write_bytes(b"x" * size)
         first = await line.open(name)
     again = await line.open(name)
-    if name == b"gone" and new_s:
+    if name == b"gone" and not has_grown:
         assert await line.ask(b"REMOVE false gone\n") == b"OK"
     elif name == b"gone":
         (hall.root / "gone").unlink()
@@ -389,26 +387,12 @@ async def test_a_long_file_without_a_name_is_closed_where_nobody_waits(  # noqa:
 
 
 # spec S5: a child that removes its file by itself between its OPEN and its CLOSE.
-async def test_a_very_long_file_is_looked_at_however_new_it_is(
-    hall: Hall, line: Line, closers: dict[int, int], monkeypatch: pytest.MonkeyPatch
+async def test_a_long_file_is_looked_at_however_new_it_is(
+    hall: Hall, line: Line, closers: dict[int, int]
 ) -> None:
-    monkeypatch.setattr("vfs.openfile.NEW_S", 1e9)
-    monkeypatch.setattr("vfs.openfile.TRUSTED_BYTES", 200_000)
     (hall.root / "file").write_bytes(b"x" * 300_000)
     fileno = await line.open(b"file")
     (hall.root / "file").unlink()
     fd = hall.fs.tables.files[fileno].handle.fd
     assert await line.ask(b"CLOSE %d\n" % fileno) == b"OK"
     assert closers[fd] != threading.get_ident()
-
-
-async def test_a_file_that_was_just_opened_is_not_looked_at_again(
-    hall: Hall, line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vfs.openfile.NEW_S", 1e9)
-    (hall.root / "file").write_bytes(b"short")
-    filenos = [await line.open(b"file") for _ in range(2)]
-    monkeypatch.setattr("vfs.hostio_close.frees_much", pytest.fail)
-    monkeypatch.setattr("vfs.backends.host_file.frees_much", pytest.fail)
-    for fileno in filenos:
-        assert await line.ask(b"CLOSE %d\n" % fileno) == b"OK"
