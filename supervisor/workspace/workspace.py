@@ -254,6 +254,7 @@ class Workspace:
             branches.unite(self)
         result = self._commit(selection, is_dry=is_dry)
         if not is_dry:
+            self._prune_later()  # of which this commit may have settled the rest
             self.sweep_store()
         return result
 
@@ -847,13 +848,14 @@ class Workspace:
         if not later or self.directory.user():
             return
         with self.trees() as trees:
-            # What has changed again is needed, and so is the mark of a directory in
-            # which something was removed since.
-            changed = {row.path for row in compare(trees.base, trees.merged)}
-            changed |= {split(path)[0] for path in changed}
+            # What has changed again is needed, and so are the marks of the directories
+            # above it: something may have been removed there since.
+            rows = compare(trees.base, trees.merged)
+            changed = with_parents(row.path for row in rows)
             paths = [path for path in later if path not in changed]
             remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
-        self.directory.write(_LATER, None)
+        left = [path for path in later if path in changed]
+        self.directory.write(_LATER, msgspec.msgpack.encode(left) if left else None)
 
     def _settle_undone(self, trees: Trees, journal: CommitJournal) -> None:
         """Record the times of what was moved and brought back: the moves changed them."""

@@ -290,6 +290,23 @@ def test_a_directory_that_a_commit_wrote_in_gets_its_mode_from_the_next(
     assert (filled.base / path).stat().st_mode & 0o777 == 0o700
 
 
+# spec WS11: what the child removed after a commit stays removed.
+def test_a_directory_that_was_committed_and_made_anew_lacks_what_was_in_it(
+    scene: Scene,
+) -> None:
+    def make_anew(top: Path) -> None:
+        shutil.rmtree(top / "d")
+        write(top / "d/e/two")
+
+    scene.make()
+    commit_of_running_child(scene, "d/e/one", make_anew)
+    assert commit(scene).applied == (b"d/e/one", b"d/e/two")
+    assert names(scene.base) == ["d", "d/e", "d/e/two"]
+    write(scene.base / "d/three", "operator's\n")
+    assert scene.rows() == []
+    assert scene.seen() == tree_of(scene.base)
+
+
 # spec WS12: what was judged was another content.
 def test_a_file_that_is_written_to_before_its_mode_is_set_is_a_conflict(
     filled: Scene, monkeypatch: pytest.MonkeyPatch
