@@ -25,11 +25,13 @@ from supervisor.child_clients import ChildClients
 from supervisor.child_ends import Ends
 from supervisor.door_socket import VARIABLE, has_door_socket, open_door_socket
 from supervisor.home import check_owner, fill_home
+from supervisor.launchpad import order
 from supervisor.launchpad.kernel import open_exactly
 from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import walled
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import PROFILES, Wanted
+from supervisor.services import KEYS, is_withheld
 from supervisor.session.base import PROCESS_EXIT
 from supervisor.session.traffic import Traffic
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
@@ -62,13 +64,6 @@ STANDARD = (0, 1, 2)
 
 WORKSPACE_LOCK = "workspace lock"
 """What the lock of a workspace is called among what a child holds."""
-
-_KEYS = {
-    "OPENAI_BASE_URL": "OPENAI_API_KEY",
-    "ANTHROPIC_BASE_URL": "ANTHROPIC_AUTH_TOKEN",
-    "AIFO_TOOLEEXEC_URL": "AIFO_TOOLEEXEC_TOKEN",
-}
-"""Address that a service sets -> what it sets for that alone."""
 
 
 class Child(ChildClients):
@@ -167,16 +162,16 @@ class Child(ChildClients):
         own = self.spec.own_env
         for name, value in offered.items():
             if name in own:
-                key = _KEYS.get(name)
-                is_withheld = key is not None and key not in own
-                without = f", and {key} is not set" if is_withheld else ""
+                key = KEYS.get(name)
+                is_keyless = key is not None and key not in own
+                without = f", and {key} is not set" if is_keyless else ""
                 self._host.log.write(
                     "WARNING",
                     f"{name} is as --env or [child] env has it{without}; leave it out"
                     " there to have the host's own",
                     child_id=self.id,
                 )
-            elif any(name == key and address in own for address, key in _KEYS.items()):
+            elif is_withheld(name, own):
                 env.pop(name, None)  # nor one that was only passed on
             else:
                 env[name] = value
@@ -425,7 +420,7 @@ class Child(ChildClients):
         for fd, word in ((users, view.USERS), (seen, view.VIEW)):
             self._hold(stack, fd, word)
         self._set_aside(stack, (view.USERS, view.VIEW))
-        wanted.joined = (users, seen)
+        wanted.joined = {order.USERS: users, order.VIEW: seen}
         root = self.places[0] if self.spec.has_workspace_root else None
         await in_thread(view.fill_root, root, mounts)
 

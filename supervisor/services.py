@@ -54,6 +54,38 @@ class Service(Protocol):
         ...
 
 
+KEYS = {
+    "OPENAI_BASE_URL": "OPENAI_API_KEY",
+    "ANTHROPIC_BASE_URL": "ANTHROPIC_AUTH_TOKEN",
+    "AIFO_TOOLEEXEC_URL": "AIFO_TOOLEEXEC_TOKEN",
+}
+"""Address that a service sets -> what it sets for that alone."""
+
+
+def is_withheld(name: str, own: Collection[str]) -> bool:
+    """Tell whether a variable is a key whose address was set by somebody else.
+
+    It is not set beside that: the program would send it there.
+
+    Args:
+        name: what a service offers.
+        own: what was set for this program.
+    """
+    return any(name == key and address in own for address, key in KEYS.items())
+
+
+class Doors(NamedTuple):
+    """How a child's programs reach the model's endpoint (spec MD1).
+
+    Attributes:
+        env: variables that say so, the child's token among them.
+        listener_fd: the host's on loopback of the child's net namespace; -1 for none.
+    """
+
+    env: Mapping[str, str]
+    listener_fd: int
+
+
 class ModelService(Service, Protocol):
     """The model, as a conversation sees it whose rights shrink (spec A5)."""
 
@@ -63,6 +95,14 @@ class ModelService(Service, Protocol):
 
     def limit(self, client: Client, quota: float) -> None:
         """Hold a client to so many weighted tokens; a limit only shrinks."""
+        ...
+
+    def doors_of(self, client: Client) -> Doors | None:
+        """Return how programs reach the model for a child; None if they cannot.
+
+        Args:
+            client: the child's own.
+        """
         ...
 
     def quota_rows(self) -> list[dict[str, object]]:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from supervisor.launchpad import wire
-from supervisor.launchpad.order import LOCKS, SENT
+from supervisor.launchpad.order import JOINS, LOCKS, SENT
 from supervisor.say import USED_UP
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class SpawnRequest:
         mounts: Mounts of the host's that `layers` names in "mountns"; the caller's.
         locks: What the launchpad keeps open as long as it or what it left is alive,
             also if this host ends; the caller's.
-        joined: The user and the mount namespace of the child whose mounts it sees, where
-            the words of "userns" say so; the caller's.
+        joined: Namespaces by name of the child whose tool it is, where the words of
+            "userns", "netns" or a mount say so; the caller's.
         sends: The way of the mounts that it makes itself; None if the host wants none.
     """
 
@@ -100,7 +100,7 @@ class SpawnRequest:
     mounts: tuple[int, ...] = ()
     sends: InnerMounts | None = None
     locks: tuple[int, ...] = ()
-    joined: tuple[int, ...] = ()
+    joined: Mapping[str, int] = field(default_factory=dict)
 
     def body(self) -> tuple[object, ...]:
         """The request as a SPAWN message, without its kind and id; `sources` go with it.
@@ -139,6 +139,8 @@ class SpawnRequest:
             more[SENT] = ()
         if self.locks:
             more[LOCKS] = len(self.locks)
+        if self.joined:
+            more[JOINS] = tuple(self.joined)
         return {**self.layers, **more}
 
     @property
@@ -148,7 +150,7 @@ class SpawnRequest:
         sources = (source for source, _ in self.fds)
         if self.sends is not None:
             way = (self.sends.way, *way)
-        mounts = (*self.mounts, *self.joined)
+        mounts = (*self.mounts, *self.joined.values())
         return (self.cwd_fd, *self.locks, *sources, *mounts, *way)
 
     def error(self, number: int, stage: str, detail: bytes) -> SpawnError:

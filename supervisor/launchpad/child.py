@@ -43,7 +43,10 @@ from supervisor.launchpad.order import (
     GAVE_UP,
     GROUP_TO_FORK_INTO,
     JOINED,
+    NET,
     OVERLAY,
+    USERS,
+    VIEW,
     frame,
 )
 from supervisor.launchpad.stage import PartError
@@ -196,12 +199,24 @@ def _layer(
 
 def _enter_user(order: Order, who: tuple[int, int] | str) -> str:
     if who == JOINED:
-        return namespaces.join_user(order.joined[0])
+        return namespaces.join_user(order.joined[USERS])
     return namespaces.enter_user(*who)
 
 
 def _namespace(name: str) -> tuple[str, Callable[[Order, int], None]]:
     return _layer(name, lambda _order, _nothing: namespaces.enter(name))
+
+
+def _enter_net(order: Order, _launchpad: int) -> None:
+    """Enter a fresh net namespace, which needs no order."""
+    if order.layers.get("netns", JOINED) != JOINED:
+        order.applied.append(("netns", namespaces.enter("netns")))
+
+
+def _join_net(order: Order, _launchpad: int) -> None:
+    """Enter a child's, which comes with the order."""
+    if order.layers.get("netns") == JOINED:
+        order.applied.append(("netns", namespaces.join_net(order.joined[NET])))
 
 
 def _enter_pids(order: Order, _nothing: None) -> str:
@@ -260,7 +275,7 @@ def _change_root(order: Order, view: tuple[Any, ...]) -> str:
     namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
     made = mounts.Made(links, files, command)
-    joined = order.joined[1] if order.joined else -1
+    joined = order.joined.get(VIEW, -1)
     passed = mounts.Passed(order.held, order.mounts_fd, joined)
     return mounts.build(made, trees, order.owners, passed, fresh_proc=fresh_proc)
 
@@ -361,7 +376,7 @@ STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
     ("fork", _keep_to_itself),
     ("signals", _unblock_signals),
     _layer("userns", _enter_user),
-    _namespace("netns"),
+    ("netns", _enter_net),
     _namespace("ipcns"),
     _namespace("utsns"),
     _layer("pidns", _enter_pids),
@@ -372,6 +387,7 @@ STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
     ("bounding", _drop_bounding_set),
     ("landlock", _prepare_rules),
     ("order", _await_order),
+    ("netns", _join_net),
     # No wall: what a service of the host listens on in there, in a fresh net namespace.
     _layer("listener", _listen),
     _layer("mountns", _change_root),

@@ -90,6 +90,16 @@ def join_user(fd: int) -> str:
     return "its child's"
 
 
+def join_net(fd: int) -> str:
+    """Enter the net namespace of the child whose tool this is.
+
+    Raises:
+        OSError: this process has no rights there.
+    """
+    system_call(_SYS_SETNS, fd, _CLONE_NEW["netns"])
+    return "its child's"
+
+
 def enter(kind: str) -> str:
     """Enter a fresh namespace of a kind; of pids, for what is forked next.
 

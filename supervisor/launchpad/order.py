@@ -45,7 +45,13 @@ LOCKS = "locks"
 """A word of an order, and no layer: how many descriptors the launchpad keeps for it."""
 
 JOINED = "joined"
-"""The kind of a mount of another child's; and the words of "userns" for its namespace."""
+"""The kind of a mount of another child's; the words of "userns" and "netns" for its own."""
+
+JOINS = "joins"
+"""A word of an order, and no layer: which namespaces of another child come with it."""
+
+USERS, VIEW, NET = "users", "view", "net"
+"""What those are called: of users, of mounts, of the network."""
 
 SENT = "sent"
 """A word of an order, and no layer: the child sends the host its overlays, and its user
@@ -64,7 +70,7 @@ class Order:
         common: rules of Landlock that the order, still to come, will have most likely,
             and whether it restricts TCP; None if nothing is known.
         group: the directory of its group of processes, version 2; -1 for none.
-        joined: the user and the mount namespace of a child whose mounts it sees.
+        joined: namespaces of the child whose tool it is, by name.
         init: of the pid namespace that it was forked into; -1 for none.
         is_bounded: nothing is left in its bounding set of capabilities.
         is_in_group: it was forked into that group.
@@ -121,7 +127,7 @@ class Order:
         self.cwd_fd = -1
         self.listener_fd = -1
         self.mounts_fd = -1
-        self.joined: list[int] = []
+        self.joined: dict[str, int] = {}
         self.sources: list[int] = []
         self.held: list[int] = []
         self.locks: list[int] = []
@@ -158,8 +164,8 @@ class Order:
         mounts = sum(kind == HELD for _, kind, _ in trees)
         sends = SENT in self.layers
         locks = self.layers.get(LOCKS, 0)
-        joins = 2 * (self.layers.get("userns") == JOINED)
-        others = mounts + joins + sends + listens
+        joins = self.layers.get(JOINS, ())
+        others = mounts + len(joins) + sends + listens
         if len(fds) != 1 + locks + len(self.targets) + others:
             raise OSError(errno.EMFILE, "a descriptor was not received")
         self.cwd_fd, *self.sources = fds
@@ -169,8 +175,8 @@ class Order:
         if sends:
             self.mounts_fd = self.sources.pop()
         if joins:
-            self.joined = self.sources[-joins:]
-            del self.sources[-joins:]
+            self.joined = dict(zip(joins, self.sources[-len(joins) :], strict=True))
+            del self.sources[-len(joins) :]
         count = len(self.targets)
         self.sources, self.held = self.sources[:count], self.sources[count:]
 

@@ -67,12 +67,12 @@ DATAGRAM_BYTES = 65_536
 # execve(2) takes 6 MiB of arguments and environment at most, whatever the limits.
 TEXT_BYTES = 6 * 1024 * 1024
 # SCM_MAX_FD of the kernel is 253; the working directory, the ways of mounts and of a
-# listener, the user namespace of an order, two of a child that a tool joins and the memfd
-# are seven of them.
-TARGETS = 246
+# listener, the user namespace of an order, three of a child that a tool joins and the memfd
+# are eight of them.
+TARGETS = 245
 
 _LONG = b"\0"
-_RIGHTS_SPACE = _socket.CMSG_SPACE(4 * (TARGETS + 7))
+_RIGHTS_SPACE = _socket.CMSG_SPACE(4 * (TARGETS + 8))
 
 
 class CutOffError(OSError):

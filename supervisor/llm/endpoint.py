@@ -33,6 +33,7 @@ from supervisor.gate import Gate
 from supervisor.llm.endpoint_call import Asker, answer
 from supervisor.llm.endpoint_http import ConnectionTestError, HttpConnection
 from supervisor.llm.errors import MalformedRequestError, RefusedRequestError
+from supervisor.services import Doors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -149,18 +150,31 @@ class Endpoint:
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         account = self.open_account(token, client, stack)
-        env = {
-            "OPENAI_BASE_URL": self.base_url,
-            "OPENAI_API_KEY": token,
-            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
-            "ANTHROPIC_AUTH_TOKEN": token,
-        }
+        env = self._variables(token)
         if child.spec.run_dir is not None:
             listener = _unix_listener(child.spec)
             self.listen_for(account, listener, child.spec, stack)
             env["SANDHOST_LLM_SOCKET"] = account.path
         child.listen_within(self._port, partial(self._take, account, stack), stack)
         return env
+
+    def _variables(self, token: str) -> dict[str, str]:
+        """Return what tells a program of the endpoint, by the names that clients read."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": token,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_AUTH_TOKEN": token,
+        }
+
+    def doors_of(self, client: Client) -> Doors | None:
+        """See ``services.ModelService``."""
+        for token, account in self._accounts.items():
+            if account.client is client:
+                inner = account.inner
+                fd = -1 if inner is None else inner.socket.fileno()
+                return Doors(self._variables(token), fd)
+        return None
 
     def _take(
         self, account: Account, stack: AsyncExitStack, listener: socket.socket

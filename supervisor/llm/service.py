@@ -31,7 +31,7 @@ from supervisor.llm.prompt_size import PromptSize
 from supervisor.llm.quota import Node, Weights, quota_text, status_text
 from supervisor.llm.redact import MIN_SECRET_CHARS, Redactor
 from supervisor.options import parse_duration
-from supervisor.services import Account
+from supervisor.services import Account, Doors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,6 +115,10 @@ class LlmService:
         if self.endpoint is None:
             return {}
         return await self.endpoint.admit(child, client, stack)
+
+    def doors_of(self, client: Client) -> Doors | None:
+        """Return how programs reach the endpoint for a child; None if there is none."""
+        return None if self.endpoint is None else self.endpoint.doors_of(client)
 
     async def _open_account(self, child: Child, client: Client) -> Node:
         if child.spec.account is not None:

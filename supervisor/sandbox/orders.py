@@ -11,7 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, cast
 
-from supervisor.launchpad.order import HELD, JOINED, OVERLAY
+from supervisor.launchpad.order import HELD, JOINED, NET, OVERLAY, USERS, VIEW
 from supervisor.launchpad.stage import HIDE
 from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import seccomp_filter
@@ -23,7 +23,7 @@ from supervisor.spawn_request import SpawnError
 from vfs.hostio import other_names
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from supervisor.launchpad.stage import Tree
     from supervisor.sandbox.accounts import OwnFiles
@@ -50,8 +50,7 @@ def layers_on_the_wire(
     """
     found: dict[str, object] = dict.fromkeys(layers & _NO_WORDS)
     no_internet = wanted.network == "none" and "netns" not in layers
-    if "userns" in layers:
-        found["userns"] = JOINED if wanted.joined else (os.geteuid(), os.getegid())
+    found.update(_joined_or_own(layers, wanted))
     if layers & {"landlock", "mountns"}:
         view = _view(layers, wanted, executable).hiding(wanted.hidden)
         _check_nothing_hidden(wanted)
@@ -77,6 +76,17 @@ def layers_on_the_wire(
             alone="pidns" in layers,
         )
     return found
+
+
+def _joined_or_own(
+    layers: Collection[str], wanted: Wanted
+) -> Iterator[tuple[str, object]]:
+    """Yield the words of the layers that are its own, or those of a tool's child."""
+    if "userns" in layers:
+        is_joined = USERS in wanted.joined
+        yield "userns", JOINED if is_joined else (os.geteuid(), os.getegid())
+    if "netns" in layers and NET in wanted.joined:
+        yield "netns", JOINED
 
 
 def _view(layers: Collection[str], wanted: Wanted, executable: str) -> View:
@@ -129,6 +139,8 @@ def neutral(layers: Mapping[str, object]) -> dict[str, object]:
     walls = _walls(common, layers.keys(), no_internet=no_internet)
     if layers.get("userns") == JOINED:
         walls["userns"] = (os.geteuid(), os.getegid())
+    if layers.get("netns") == JOINED:
+        walls["netns"] = None
     return {**layers, **walls}
 
 
@@ -186,7 +198,7 @@ def _with_held(trees: tuple[Tree, ...], wanted: Wanted) -> tuple[Tree, ...]:
         if mount.fd >= 0:
             shown[path] = (path, HELD, position)
             position += 1
-        elif wanted.joined:
+        elif VIEW in wanted.joined:
             shown[path] = (path, JOINED, False)
         else:
             shown[path] = (path, OVERLAY, os.fsencode(mount.own))

@@ -423,8 +423,9 @@ class Wanted:
         share: bounds the threads that may look at what is its own.
         mounts: mounts of the host's that it sees.
         locks: descriptors of the locks of its workspaces, somebody else's.
-        joined: the user and the mount namespace of the child that has made the mounts
-            without a descriptor, whose tool this is; somebody else's.
+        joined: namespaces by name (``launchpad.order``) of the child whose tool this is:
+            its users, its mounts if it has made those without a descriptor, its network
+            if that is joined; somebody else's.
         home: a directory of the operator to write, where what is root's is shown as its
             own; "" for none.
         has_command: ``sandhost`` is to be in its ``/usr/local/bin``.
@@ -450,7 +451,7 @@ class Wanted:
     share: trio.CapacityLimiter | None = None
     mounts: tuple[ShownMount, ...] = ()
     locks: tuple[int, ...] = ()
-    joined: tuple[int, ...] = ()
+    joined: Mapping[str, int] = field(default_factory=dict)
     home: str = ""
     kept_memory: int | None = None
     has_command: bool = False

@@ -31,6 +31,7 @@ from supervisor.spawned import LaunchpadLost
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.heads import RefusedAtOnceError
+from supervisor.toolexec.launching import with_doors
 from supervisor.toolexec.moments import Kind, Moment, Task
 from supervisor.toolexec.replies import Replies
 from supervisor.toolexec.routes import RefusedError
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from protocol.toolexec_head import Head
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
+    from supervisor.toolexec.routes import SpawnPlan, Target
     from supervisor.toolexec.service import ToolExec
     from supervisor.toolexec.throttle import Throttle
 
@@ -278,7 +280,7 @@ class Connection(Replies):
             execution.start = Start(lookout, self.wire, timeout_s, detach=detach)
             try:
                 with execution.start:
-                    plan = await target.command(child, tool, request.args, cwd_fd)
+                    plan = await self._plan(target, owner, request, cwd_fd)
                     await execution.spawn(plan, cwd_fd, tty=target.tty, fd3=target.fd3)
             except SpawnError as why:
                 if why.stage != "exec" or why.errno not in _EXEC_ANSWERS:
@@ -298,6 +300,14 @@ class Connection(Replies):
             words = toolexec_log.redacted(request.args)
             self._service.tell(f"exec {execution.id}: {tool} {words}")
         return execution
+
+    async def _plan(
+        self, target: Target, owner: ChildExecutions, request: Exec, cwd_fd: int
+    ) -> SpawnPlan:
+        """Say what to spawn, with the model's doors if the token stands for the child."""
+        child, tool = owner.child, request.tool
+        plan = await target.command(child, tool, request.args, cwd_fd)
+        return plan if self._rights.is_narrowed else with_doors(owner, plan)
 
     def _check_wanted(self, request: Exec) -> None:
         # What is detached runs for whoever asks for it later.

@@ -1,17 +1,71 @@
-"""Starting a tool's process: in all that its child runs in, or as the host runs."""
+"""Starting a tool's process: in all that its child runs in, or as the host runs.
+
+Rule: what a narrowed token starts has no way to the model, for its holder may have none.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from supervisor.launchpad.order import NET, USERS
 from supervisor.sandbox import walled
+from supervisor.services import is_withheld
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from supervisor.sandbox.plan import Wanted
     from supervisor.spawn_request import SpawnRequest
     from supervisor.spawned import SpawnedProcess
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.routes import SpawnPlan
+
+
+_SIOCGSKNS = 0x894C  # <linux/sockios.h>
+_NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
+
+
+def with_doors(owner: ChildExecutions, plan: SpawnPlan) -> SpawnPlan:
+    """Return a plan whose tool reaches the model as its child does (spec MD1).
+
+    What the sidecar sets wins. One that runs as the host does belongs to no child alone.
+    """
+    model, session = owner.host.services.llm, owner.child.session
+    if not plan.is_walled or model is None or session is None:
+        return plan
+    doors = model.doors_of(session.client)
+    if doors is None:
+        return plan
+    offered = {n: v for n, v in doors.env.items() if not is_withheld(n, plan.env)}
+    return replace(plan, env={**offered, **plan.env}, within_fd=doors.listener_fd)
+
+
+@contextmanager
+def _joined(wanted: Wanted, within_fd: int) -> Iterator[Mapping[str, int]]:
+    """Give the namespaces that a tool joins, for its start.
+
+    Args:
+        wanted: what it runs in.
+        within_fd: a listener in its child's net namespace; -1 for none.
+
+    Raises:
+        OSError: the listener is closed, for the child is ending.
+    """
+    if within_fd < 0:
+        yield wanted.joined
+        return
+    with ExitStack() as stack:
+        net = fcntl.ioctl(within_fd, _SIOCGSKNS)
+        stack.callback(os.close, net)
+        joined = {NET: net}
+        if os.geteuid() != 0:  # the user namespace that the child made it in
+            joined[USERS] = fcntl.ioctl(net, _NS_GET_USERNS)
+            stack.callback(os.close, joined[USERS])
+        yield {**joined, **wanted.joined}
 
 
 async def launch(
@@ -52,5 +106,6 @@ async def launch(
         # Where they are now: a tool may have moved what they lie in.
         hidden=host.apart.locations(child.spec.made_in),
     )
-    process, _ = await walled.spawn(host.launcher, host.machine, request, wanted)
+    with _joined(wanted, plan.within_fd) as wanted.joined:
+        process, _ = await walled.spawn(host.launcher, host.machine, request, wanted)
     return process

@@ -46,6 +46,8 @@ class SpawnPlan:
         shared: what it may write there: the workspace.
         kept: likewise, of the child's own.
         programs: what it may read and execute there.
+        within_fd: a listener of the host's in the net namespace of its child, which it
+            joins; -1: its net namespace is its own, if its child has one.
         reads_signals: signals do not reach the tool; it reads their names, one a line,
             from its input, and ends when that ends.
     """
@@ -60,6 +62,7 @@ class SpawnPlan:
     shared: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    within_fd: int = -1
     reads_signals: bool = False
 
     def request(self, cwd_fd: int, fds: tuple[tuple[int, int], ...]) -> SpawnRequest:

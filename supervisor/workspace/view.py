@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from supervisor.launchpad import order
 from supervisor.sandbox.held_mount import HeldMount
 from supervisor.sandbox.plan import ShownMount
 from vfs.policy import MountDirectory, Place, open_place
@@ -60,7 +61,7 @@ def show_again(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None
     """Add a child's workspaces, of which the program before held the mounts."""
     fds = {word: fd for fd, word in held.items()}
     if {USERS, VIEW} <= fds.keys():
-        wanted.joined = (fds[USERS], fds[VIEW])
+        wanted.joined = {order.USERS: fds[USERS], order.VIEW: fds[VIEW]}
     for index, use in enumerate(spec.workspaces):
         fd = fds.get(mount_word(index), -1)
         mount = HeldMount(fd, fds.get(namespace_word(index), -1)) if fd >= 0 else None

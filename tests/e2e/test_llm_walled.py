@@ -52,7 +52,7 @@ def run(where: Path, config: str, *command: str, **changes: object) -> Outcome:
     return sandhost(*words, "--", *command, **{"cwd": where, **changes})
 
 
-# spec L13
+# spec L13, MD1: curl is a process of the child's own, and has what the child has.
 @pytest.mark.nobody
 def test_curl_reaches_it(place: Path, llm: str) -> None:
     outcome = run(place, llm + ENDPOINT, "sh", "-c", f"{STATUS}; {LISTENING}")
@@ -159,17 +159,17 @@ path = ['{where}/bin']
 """
 
 
-# spec L13: a tool has all the layers of its child, and no part in its account.
+# spec L13, MD1: a tool has all the layers of its child, and the same way to the model.
 @pytest.mark.nobody
-def test_a_tool_of_such_a_child_has_a_loopback_with_nobody_there(
+def test_a_tool_of_such_a_child_reaches_the_model_as_it_does(
     place: Path, llm: str
 ) -> None:
-    program(place / "bin", "go", f"env | grep -c OPENAI; {LISTENING}")
+    program(place / "bin", "go", f"env | grep -c OPENAI; {LISTENING}; {STATUS}")
     root = place / "root"
     assert sandhost("shim", root / "shims").status == 0
     config = llm + ENDPOINT + TOOLS.format(where=place)
     outcome = run(place, config, "sh", "-c", f"./shims/go; {STATUS}", cwd=root)
-    assert outcome.out.splitlines() == [b"0", b"0", b"200"], outcome.err
+    assert outcome.out.split() == [b"2", b"1", b"200", b"200"], outcome.err
 
 
 CHILD = """
