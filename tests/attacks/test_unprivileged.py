@@ -121,6 +121,7 @@ BY_NOBODY = (
 )  # fmt: skip
 NOT_BY_NOBODY = {
     "canary": "the canary below is that user's",
+    "key_in_memory": "root looks into processes of all users",
     "neighbours": "it measures",
     "rights_shrink": "walls have no part in it, nor has the user: the door is asked",
     "unprivileged": "it is this file",
