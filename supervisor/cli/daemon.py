@@ -65,6 +65,16 @@ _child = click.argument(
 )
 
 
+def _no_recipe(
+    context: click.Context, option: click.Parameter, agent: str | None
+) -> None:
+    """Refuse a recipe: what a child of a daemon may have is its policy's to say."""
+    del context, option
+    if agent is not None:
+        how = f"set recipe = {agent!r} in [policy.NAME], and name that by --policy"
+        raise UsageFault(f"--recipe: a child of a daemon has its policy's; {how}")
+
+
 @click.command(
     cls=Command,
     context_settings=COMMAND_LINE,
@@ -86,6 +96,7 @@ _child = click.argument(
 @click.option(
     "--cwd", metavar="DIR", shell_complete=directories, help="Working directory."
 )
+@click.option("--recipe", metavar="AGENT", hidden=True, callback=_no_recipe)
 @control_option
 @json_option
 def spawn(  # noqa: PLR0913 - one option each
@@ -96,6 +107,7 @@ def spawn(  # noqa: PLR0913 - one option each
     restart: str,
     env: tuple[str, ...],
     cwd: str | None,
+    recipe: None,
     control: str | None,
     as_json: bool,
 ) -> int:
@@ -103,6 +115,7 @@ def spawn(  # noqa: PLR0913 - one option each
 
     It is a command, or --name of a configured child.
     """
+    del recipe  # refused before
     if not command and name is None:
         raise UsageFault("give a command after --, or --name of a configured child")
     try:

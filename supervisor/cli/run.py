@@ -156,6 +156,12 @@ _OPTIONS = (
         shell_complete=one_of("none", "host"),
         help="Default none: no network of its own.",
     ),
+    click.option(
+        "--recipe",
+        metavar="AGENT",
+        shell_complete=agents,
+        help="Set what an agent needs; see 'sandhost recipe'.",
+    ),
 )
 """The options of both, in the order of their help."""
 
@@ -179,12 +185,6 @@ def _with_options(function: Callable[..., int]) -> Callable[..., int]:
     shell_complete=files,
 )
 @_with_options
-@click.option(
-    "--recipe",
-    metavar="AGENT",
-    shell_complete=agents,
-    help="Set what an agent needs; see 'sandhost recipe'.",
-)
 @click.option(
     "--workspace",
     metavar="DIR[:MODE]",
@@ -342,7 +342,7 @@ def run_commands(
         env = _about("env", parse_env, given["env"])
         passed = _about("pass-env", parse_names, given["pass_env"])
         recipe = None
-        if given.get("recipe") is not None:
+        if given["recipe"] is not None:
             recipe = _about("recipe", apply_recipe, given["recipe"], configured)
             has_home = bool(walls["sandbox"].layers or given["home"] or base.home)
             _about("recipe", _check_home, recipe, env, passed, has_home)

@@ -111,6 +111,24 @@ def test_a_recipes_variables_are_filled_in_at_the_start(tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.slow
+def test_each_child_of_a_pipeline_has_the_recipe(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    script = '{ cat; grep -c "$OPENAI_BASE_URL" ~/.codex/config.toml; } <&0'
+    part = ("sh", "-ec", script)
+    words = ("--config", config, "--recipe", "codex")
+    outcome = sandhost("pipeline", *words, "--", *part, ":::", *part)
+    assert outcome.out.split() == [b"1", b"1"], outcome.err
+
+
+# What a child of a daemon has is for the operator to say, not for a caller of its socket.
+@pytest.mark.slow
+def test_spawn_tells_where_a_recipe_belongs() -> None:
+    outcome = sandhost("spawn", "--recipe", "codex", "--", "codex")
+    assert outcome.status == 2
+    assert outcome.said("set recipe = 'codex' in [policy.NAME]")
+
+
 # The same by a policy, for children of a daemon, too.
 @pytest.mark.slow
 def test_a_policy_names_a_recipe(tmp_path: Path) -> None:
