@@ -28,8 +28,8 @@ AGENTS = re.compile(
     re.DOTALL,
 )
 AGENTS_HEAD = (
-    "| agent | version | starts | reaches the model | edits | runs tests | known limits |",
-    "|---|---|---|---|---|---|---|",
+    "| agent | version | starts | reaches the model | edits | tests | as a user | limits |",
+    "|---|---|---|---|---|---|---|---|",
 )
 INVARIANT = re.compile(r"^(## (I\d+)\..*?^Named by: )[^\n]*$", re.MULTILINE | re.DOTALL)
 
@@ -72,8 +72,8 @@ def agents(text: str, named: Named) -> str:
 def _agent_row(recipe: Recipe) -> str:
     tried = recipe.tried
     if tried is None:
-        return f"| `{recipe.agent}` | | no recipe | | | | {recipe.reason} |"
-    did = [tried.starts, tried.reaches, tried.edits, tried.tests]
+        return f"| `{recipe.agent}` | | no recipe | | | | | {recipe.reason} |"
+    did = [tried.starts, tried.reaches, tried.edits, tried.tests, tried.as_user]
     cells = [f"`{recipe.agent}`", recipe.version_tried, *did, recipe.limits]
     return f"| {' | '.join(cells)} |"
 

@@ -31,12 +31,17 @@ class Off(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Tried(msgspec.Struct, forbid_unknown_fields=True):
-    """What an agent did when it was tried: ``yes``, ``no`` or in part."""
+    """What an agent did when it was tried: ``yes``, ``no`` or in part.
+
+    Attributes:
+        as_user: how that went behind a host of an ordinary user.
+    """
 
     starts: str
     reaches: str
     edits: str
     tests: str
+    as_user: str = "not tried"
 
 
 class Recipe(msgspec.Struct, forbid_unknown_fields=True):

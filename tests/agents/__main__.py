@@ -1,6 +1,6 @@
 """Runs real agents, as their registries have them, and says what came of each.
 
-    python -m tests.agents [--into DIR] [--short] [--native] [--direct] [AGENT...]
+    python -m tests.agents [--into DIR] [--short] [--native] [--direct] [--as-nobody] [AGENT...]
 
 Each is installed beneath DIR (a temporary directory if none is named), and started once
 by ``sandhost run --recipe AGENT --workspace`` in the default sandbox, unmodified. A
@@ -8,7 +8,8 @@ stand-in takes the model's place (`demo/provider`) and leads it through the step
 `table.py`. It is a provider of Chat, to which the host translates; with ``--native`` one
 of all three APIs. With ``--direct`` an agent runs without a host and asks the stand-in
 itself: that shows whether the two fit. With ``--refused`` all calls but the first are refused, as beyond a quota,
-and what counts is that the agent gives up within a minute. It needs the network, to install.
+and what counts is that the agent gives up within a minute. Started by root, hosts are root's;
+with ``--as-nobody`` they are an ordinary user's. It needs the network, to install.
 """
 
 import argparse
@@ -57,6 +58,23 @@ INSTALLATION = (Path(SANDHOST).parents[1], ROOT)
 """What `sandhost` needs to run within a child; it is installed as a link to its sources."""
 
 
+@dataclass(frozen=True)
+class Host:
+    """How a host is started.
+
+    Attributes:
+        words: what runs `sandhost`.
+        path: directories with the programs of a trial.
+        python: an interpreter that its user may start.
+        user: whose it is; None for who runs this.
+    """
+
+    words: tuple[str, ...] = (SANDHOST,)
+    path: str = os.pathsep.join((str(Path(SANDHOST).parent), os.environ["PATH"]))
+    python: str = sys.executable
+    user: int | None = None
+
+
 @dataclass
 class Trial:
     """What came of one agent.
@@ -64,6 +82,7 @@ class Trial:
     Attributes:
         agent: the agent.
         columns: what it can pass.
+        host: behind which it runs.
         version: what was installed.
         passed: columns that it passed.
         seconds: how long the run took.
@@ -73,6 +92,7 @@ class Trial:
 
     agent: Agent
     columns: tuple[str, ...]
+    host: Host = Host()
     version: str = "-"
     passed: set[str] = field(default_factory=set)
     seconds: float = 0.0
@@ -107,9 +127,11 @@ class Place:
 
     Attributes:
         top: the directory of the trial.
+        host: works there.
     """
 
     top: Path
+    host: Host
 
     @property
     def base(self) -> Path:
@@ -155,6 +177,12 @@ class Place:
         order(*git, "add", ".")
         order(*git, "commit", "-q", "-m", "an addition that subtracts")
 
+    def give(self) -> None:
+        """Make all of it the host's user's."""
+        if self.host.user is not None:
+            for path in (self.top, *self.top.rglob("*")):
+                os.chown(path, self.host.user, self.host.user, follow_symlinks=False)
+
 
 def main() -> int:
     """Try the agents; return 1 if one that was installed did not pass."""
@@ -164,6 +192,7 @@ def main() -> int:
     parser.add_argument("--direct", action="store_true")
     parser.add_argument("--native", action="store_true")
     parser.add_argument("--refused", action="store_true")
+    parser.add_argument("--as-nobody", action="store_true")
     parser.add_argument("agents", nargs="*", metavar="AGENT")
     given = parser.parse_args()
     wanted = set(given.agents) | set(SHORT if given.short else ())
@@ -174,13 +203,26 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="agents-") as name:
         os.chmod(name, 0o755)
         into = (given.into or Path(name) / "installed").absolute()
+        host = _nobodys_host(Path(name) / "nobody") if given.as_nobody else Host()
         trials = [
-            _try(Trial(one, one.passes), into, Path(name), given) for one in chosen
+            _try(Trial(one, one.passes, host), into, Path(name), given)
+            for one in chosen
         ]
     names = shown(trials[0].columns if trials else ALL)
     head = " | ".join(["agent", "version", *names, "time", "reason"])
     sys.stdout.write("\n".join([head, *(trial.row() for trial in trials), ""]))
     return int(any(not one.is_whole and one.version != "-" for one in trials))
+
+
+def _nobodys_host(where: Path) -> Host:
+    """Return a host of an ordinary user's, with an installation that it may enter."""
+    from tests.attacks.test_unprivileged import NOBODY, nobodys_command  # noqa: PLC0415
+
+    where.mkdir()
+    words, _ = nobodys_command(where)
+    python = Path(words[-1])
+    path = os.pathsep.join((str(python.parent), os.environ["PATH"]))
+    return Host((*words, "-m", "supervisor"), path, str(python.resolve()), NOBODY)
 
 
 def _try(trial: Trial, into: Path, scratch: Path, given: argparse.Namespace) -> Trial:
@@ -195,11 +237,11 @@ def _try(trial: Trial, into: Path, scratch: Path, given: argparse.Namespace) -> 
         trial.columns = tuple(n for n in REFUSED if n != "refused" or not asks_once)
     recipe = read_recipe(agent.name)
     try:
-        program, trial.version = install(agent, recipe, into / agent.name)
+        program, trial.version = install(agent, recipe, into, trial.host.python)
     except (OSError, subprocess.SubprocessError) as why:
         trial.reason = f"not installed: {_last_line(str(why))}"
         return trial
-    place = Place(scratch / agent.name)
+    place = Place(scratch / agent.name, trial.host)
     place.make()
     trio.run(_run_direct if given.direct else _run, trial, recipe, program, place)
     sys.stderr.write(f"{trial.row()}\n")
@@ -250,6 +292,7 @@ async def _run(trial: Trial, recipe: Recipe, program: Path, place: Place) -> Non
         if trial.agent.has_files:
             for place_shown in INSTALLATION:
                 words += ["--expose", str(place_shown)]
+        place.give()
         began = trio.current_time()
         done = await _sandhost(*words, "--", *command, place=place)
         trial.seconds = trio.current_time() - began
@@ -265,7 +308,7 @@ async def _run(trial: Trial, recipe: Recipe, program: Path, place: Place) -> Non
 
 async def _sandhost(*words: str, place: Place) -> subprocess.CompletedProcess[bytes]:
     env = {
-        "PATH": os.pathsep.join((str(Path(SANDHOST).parent), os.environ["PATH"])),
+        "PATH": place.host.path,
         "HOME": str(place.top),
         "LANG": "C.UTF-8",
         "TMPDIR": str(place.tmp),
@@ -274,7 +317,7 @@ async def _sandhost(*words: str, place: Place) -> subprocess.CompletedProcess[by
     run = partial(
         trio.run_process, capture_stdout=True, capture_stderr=True, check=False
     )
-    return await run([SANDHOST, *words], env=env, cwd=place.top)
+    return await run([*place.host.words, *words], env=env, cwd=place.top)
 
 
 async def _judge(

@@ -14,20 +14,29 @@ PROGRAMS = Path(__file__).with_name("programs")
 PROGRAM = "program.py"
 
 
-def install(agent: Agent, recipe: Recipe, where: Path) -> tuple[Path, str]:
+def install(
+    agent: Agent, recipe: Recipe, into: Path, python: str = sys.executable
+) -> tuple[Path, str]:
     """Install an agent where it is not yet; return its program and its version.
+
+    Args:
+        agent: the agent.
+        recipe: names its packages.
+        into: where those of all agents are.
+        python: an interpreter that its user may start; one of another has its own place.
 
     Raises:
         OSError: there is no program to install it by.
         SubprocessError: it cannot be installed; the text is the installer's.
     """
-    if "pip" in recipe.packages:
-        return _install_by_pip(
-            agent, recipe.packages["pip"], where, program_of(agent, recipe)
+    program = program_of(agent, recipe)
+    if "pip" not in recipe.packages:
+        return _install_by_npm(
+            agent, recipe.packages["npm"], into / agent.name, program
         )
-    return _install_by_npm(
-        agent, recipe.packages["npm"], where, program_of(agent, recipe)
-    )
+    is_own = python == sys.executable
+    where = into / (agent.name if is_own else f"{agent.name}-as-nobody")
+    return _install_by_pip(agent, recipe.packages["pip"], where, program, python)
 
 
 def program_of(agent: Agent, recipe: Recipe) -> str:
@@ -48,12 +57,12 @@ def order(*words: str, cwd: Path | None = None) -> str:
 
 
 def _install_by_pip(
-    agent: Agent, packages: list[str], where: Path, program: str
+    agent: Agent, packages: list[str], where: Path, program: str, base: str
 ) -> tuple[Path, str]:
     python = where / "bin" / "python"
     if not _is_whole(where):
         shutil.rmtree(where, ignore_errors=True)
-        order(sys.executable, "-m", "venv", str(where))
+        order(base, "-m", "venv", str(where))
         order(str(python), "-m", "pip", "install", "-q", *packages)
         _mark(where)
     text = PROGRAMS / f"{agent.name}.txt"
