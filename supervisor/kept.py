@@ -87,7 +87,9 @@ class Kept:
         reason: why it is there; None while there is nothing to say.
         child: its process now; None between two.
         status: of its last process; None before the first has ended.
-        begun: set when its first process was started, or will not be.
+        has_lived: its last process was started, however soon it has ended.
+        begun: set when its process was started, or will not be; also between two.
+        ended: set but for the time from a process's end to what follows from that.
         settled: set while nothing of it runs or is about to.
         configured: it stands in the configuration.
     """
@@ -109,7 +111,10 @@ class Kept:
         self.reason: str | None = None
         self.child: Child | None = None
         self.status: int | None = None
+        self.has_lived = False
         self.begun = trio.Event()
+        self.ended = trio.Event()
+        self.ended.set()
         self.settled = trio.Event()
         self.settled.set()
         self.configured = True
@@ -133,14 +138,20 @@ class Kept:
         if not self.settled.is_set():
             if self.phase is Phase.BACKING_OFF:
                 self._waiting.cancel()
+                self._is_about_to_begin()
             return False
         self.settled = trio.Event()
-        self.begun = trio.Event()
+        self._is_about_to_begin()
         self.phase = Phase.WAITING
         self.reason = None
         self._start_until = math.inf
         self.restarts.begin_anew()
         return True
+
+    def _is_about_to_begin(self) -> None:
+        self.has_lived = False
+        if self.begun.is_set():  # else some wait for it already
+            self.begun = trio.Event()
 
     def stop(self, grace_s: float | None = None) -> None:
         """Ask it to end for good; ``settled`` tells when it has."""
@@ -171,6 +182,7 @@ class Kept:
             await self._rounds()
         finally:
             self.begun.set()
+            self.ended.set()
             self.settled.set()
 
     async def _rounds(self) -> None:
@@ -184,7 +196,9 @@ class Kept:
         """Take note of a process's end; wait until the next is due, if there is one."""
         self.status = status
         meaning = self.restarts.ended(status)
-        if self._happened(meaning) is not Deed.WAIT:
+        deed = self._happened(meaning)
+        self.ended.set()
+        if deed is not Deed.WAIT:
             self._tell_end(meaning)
             return False
         return await self._back_off()
@@ -213,7 +227,10 @@ class Kept:
         self._due_at = trio.current_time() + wait_s
         with trio.CancelScope() as self._waiting:
             await trio.sleep_until(self._due_at)
-        return self._happened(Happening.WAITED) is Deed.SPAWN
+        is_wanted = self._happened(Happening.WAITED) is Deed.SPAWN
+        if is_wanted:
+            self._is_about_to_begin()
+        return is_wanted
 
     def _tell_end(self, meaning: Happening) -> None:
         if meaning is not Happening.ENDED_TOO_OFTEN or self.phase is not Phase.GIVEN_UP:
@@ -342,6 +359,7 @@ class Kept:
 
     async def _live(self, child: Child) -> int:
         self.child = child
+        self.has_lived = True
         self.begun.set()
         if self.phase is Phase.ENDING and child.state is State.RUNNING:
             child.stop()  # that was asked for while it was being started
@@ -349,6 +367,7 @@ class Kept:
             status = await child.wait_gone()
         finally:
             self.child = None
+            self.ended = trio.Event()
             self._last_end = child.end_fields()
         if child.failure is not None:
             return self._not_started(child.failure.text)
@@ -358,6 +377,7 @@ class Kept:
 
     def _not_started(self, text: str) -> int:
         self.reason = f"did not start{self.section.under_policy()}: {text}"
+        self.has_lived = False
         self.begun.set()
         self._host.log.write(
             "WARNING",

@@ -111,13 +111,13 @@ class DaemonOrders:
 
     async def _spawn(self, words: dict[str, Any]) -> dict[str, object]:
         args = msgspec.convert(words, SpawnArgs)
-        kept = self._begin(args)
+        kept = await self._begin(args)
         await kept.begun.wait()
         child = kept.child
         if child is None or child.failure is not None:
             if child is not None:
                 await child.gone.wait()
-            if child is None and kept.status is not None:
+            if child is None and kept.has_lived:
                 # It was started and has ended already: that is no failure to start.
                 return {"name": kept.name, "id": None, "pid": None, "client_id": None}
             why = f"cannot spawn {kept.name}"
@@ -127,9 +127,9 @@ class DaemonOrders:
             raise OrderError(f"{why}{under}: {child.failure.text}")
         return _born(kept, child)
 
-    def _begin(self, args: SpawnArgs) -> Kept:
+    async def _begin(self, args: SpawnArgs) -> Kept:
         if args.command is None:
-            return self._begin_configured(args.name)
+            return await self._begin_configured(args.name)
         section = self._section(args, args.command)
         if len(self._host.children) >= self._host.settings.max_children:
             raise OrderError(
@@ -141,7 +141,7 @@ class DaemonOrders:
         except ValueError as why:
             raise OrderError(f"cannot spawn: {why}") from None
 
-    def _begin_configured(self, name: str | None) -> Kept:
+    async def _begin_configured(self, name: str | None) -> Kept:
         kept = None if name is None else self._children.find(name)
         if kept is None:
             raise OrderError(
@@ -149,6 +149,8 @@ class DaemonOrders:
             )
         if kept.child is not None:
             raise OrderError(f"cannot spawn {name}: it runs already")
+        # What its last process has left is removed first.
+        await kept.ended.wait()
         self._children.start(kept)
         return kept
 

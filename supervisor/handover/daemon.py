@@ -293,6 +293,7 @@ class EnteredKept(Kept):
                 await self._rounds()
         finally:
             self.begun.set()
+            self.ended.set()
             self.settled.set()
 
     async def _end_of(self, left: KeptState, child: Child) -> int:
