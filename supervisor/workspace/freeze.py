@@ -3,8 +3,9 @@
 Rules:
  1. A cgroup in which there is no other process is frozen, and its processes do not notice.
     Other processes get SIGSTOP; one that was stopped before stays so.
- 2. All in a pid namespace get it at once, from inside: kill(2) lets no fork escape. Where a
-    child has neither, a look counts only if no process ended meanwhile.
+ 2. All in a pid namespace get it at once, from inside: kill(2) lets no fork escape. A child
+    that has neither is not stopped: one of its processes could hide the mount from its
+    table (pivot_root(2)), leave its parent, and write on through a file that it holds open.
  3. A forked guard does it for a command, and lets all go on when the command ends, even if
     it is killed. It lets nobody look into it, for it forks into the child's namespace.
 
@@ -113,6 +114,7 @@ class StoppedProcesses:
         quiet = 0
         while quiet < _QUIET_LOOKS:
             seen = self._look()
+            self._check_kept(seen)
             restless = [pid for pid in seen.starts if not self._is_at_rest(pid)]
             is_sure = seen.is_whole or not self._has_outside(seen)
             quiet = quiet + 1 if is_sure and not restless else 0
@@ -144,6 +146,22 @@ class StoppedProcesses:
         for space, pid in inside.items():
             if _stop_inside(pid, space):
                 self._spaces.add(space)
+
+    def _check_kept(self, seen: Sighting) -> None:
+        """Refuse a child of which a process could go where no look finds it.
+
+        Raises:
+            FreezeError: it has neither a pid namespace nor a cgroup of its own.
+        """
+        for pid, space in seen.spaces.items():
+            group = self._group_of(pid)
+            is_grouped = group in self._groups or self._is_own_group(group, seen)
+            if space == self._own_space and not (group and is_grouped):
+                text = (
+                    "cannot stop the child: a process of it could hide, for its profile"
+                )
+                how = "give it one, or wait for the child's end"
+                raise FreezeError(f"{text} has neither 'pidns' nor 'cgroup'; {how}")
 
     def _has_outside(self, seen: Sighting) -> bool:
         """Tell whether a process of a look could have forked while it was taken."""

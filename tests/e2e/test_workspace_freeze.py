@@ -77,6 +77,11 @@ def hide_mounts():  # unshare(2), pivot_root(2): what stays is a file held open
         os._exit(1)
     write(fd)
 
+def leave_and_hide():  # nothing but the file leads to it
+    if os.fork() == 0:
+        hide_mounts()
+    os._exit(0)
+
 NUMBERS = {"exit": 60, "pivot_root": 155} if os.uname().machine == "x86_64" else {
     "exit": 93, "pivot_root": 41}
 for name in sys.argv[1:]:
@@ -225,6 +230,24 @@ def test_a_mount_that_a_process_has_hidden_from_itself_is_not_written_through(
     script = f"exec python3 -S -c {shlex.quote(WRITERS)} hide_mounts"
     with at_work(place, script, "--config", str(config), "--sandbox", "plain"):
         check_stops(place, ["hidden"])
+
+
+# spec WS8
+@pytest.mark.nobody
+def test_a_child_whose_processes_could_hide_is_not_said_to_be_stopped(
+    place: Place, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    layers = ["mountns"] if os.geteuid() == 0 else ["userns", "mountns"]
+    config.write_text(f"[sandbox.plain]\nlayers = {layers}\n")
+    script = f"exec python3 -S -c {shlex.quote(WRITERS)} leave_and_hide"
+    with at_work(place, script, "--config", str(config), "--sandbox", "plain"):
+        wait_until_more(place, ["hidden"])
+        for verb in ("diff", "commit"):
+            done = place.ask(verb, "w", "--freeze")
+            assert (done.status, done.out) == (2, b"")
+            assert b"has neither 'pidns' nor 'cgroup'; give it one, or wait" in done.err
+        wait_until_more(place, ["hidden"])
 
 
 # spec WS8
