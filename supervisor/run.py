@@ -31,7 +31,7 @@ from supervisor.metrics.registry import open_metrics
 from supervisor.offers import offered
 from supervisor.options import limit_named
 from supervisor.sandbox import cgroups
-from supervisor.say import line_of, remedy, say, speak_json
+from supervisor.say import line_of, remedy, say, shown_path, speak_json
 from supervisor.scratch import Scratch
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
@@ -152,11 +152,12 @@ def what_failed(why: BaseException) -> str:
     """Word an error of the system with what it was about."""
     if not isinstance(why, OSError) or not why.strerror:
         return str(why)
-    if why.filename is None:
+    path = shown_path(why)
+    if not path:
         if why.strerror != os.strerror(why.errno or 0):
             return why.strerror  # a whole sentence
         return f"cannot go on: {why.strerror}{remedy(why)}"
-    return f"cannot use {os.fsdecode(why.filename)!r}: {why.strerror}{remedy(why)}"
+    return f"cannot use {path}: {why.strerror}{remedy(why)}"
 
 
 def heeded_signals(

@@ -54,6 +54,18 @@ _CONTROLS, _DELETE = 0x20, 0x7F
 """The first code that is no control character of ASCII, and the one beyond its others."""
 
 
+def shown_path(why: OSError) -> str:
+    """Return the path that an error is of, in quotes; "" where it has none.
+
+    Of a call that was given a descriptor it has that number, which tells a person nothing.
+    """
+    path = why.filename
+    if not isinstance(path, str | bytes):
+        return ""
+    shown = os.fsdecode(path)
+    return "" if shown.startswith("/proc/self/fd/") else repr(shown)
+
+
 def remedy(why: OSError) -> str:
     """Return what to do about an error of the system, as the end of a line.
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.sandbox import giving
+from supervisor.say import shown_path
 from supervisor.temporary import temporary_directory
 
 if TYPE_CHECKING:
@@ -354,5 +355,6 @@ def _open_up(dir_fd: int, name: str) -> None:
 
 
 def _line(path: Path, why: OSError) -> str:
-    name = "" if why.filename is None else f" ({os.fsdecode(why.filename)!r})"
-    return f"cannot remove {str(path)!r}: {why.strerror}{name}; remove it by hand"
+    name = shown_path(why)
+    inside = f" ({name})" if name else ""
+    return f"cannot remove {str(path)!r}: {why.strerror}{inside}; remove it by hand"

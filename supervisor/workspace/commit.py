@@ -24,7 +24,7 @@ import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, assert_never
+from typing import TYPE_CHECKING, Literal, NamedTuple, assert_never
 
 import msgspec
 
@@ -45,6 +45,7 @@ from supervisor.workspace.linux import (
     sync_file_system,
 )
 from supervisor.workspace.record import RecordUpdate, digest_inside
+from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,14 +120,14 @@ class SetMode(msgspec.Struct, frozen=True, tag=True):
         inode: of what is there.
         old: its bits now.
         new: its bits then.
-        content: (size, time of change in ns) of a file now; None of anything else.
+        expected: what is there now; None in a journal of an older program.
     """
 
     path: bytes
     inode: int
     old: int
     new: int
-    content: tuple[int, int] | None = None
+    expected: Identity | None = None
 
 
 class SetTimes(msgspec.Struct, frozen=True, tag=True):
@@ -153,6 +154,7 @@ class CommitJournal(msgspec.Struct):
         merged: paths of files that get a merge of both sides.
         update: of the record.
         aside: of what could not go back to its place: path -> path where it is.
+        dropped: paths of which the base's side was chosen: what the layer has there goes.
     """
 
     state: Literal["staging", "applying", "undoing", "applied", "undone"]
@@ -162,6 +164,7 @@ class CommitJournal(msgspec.Struct):
     merged: list[bytes] = []
     update: RecordUpdate = RecordUpdate()
     aside: dict[bytes, bytes] = {}
+    dropped: list[bytes] = []
 
     def old_path(self, path: bytes) -> bytes:
         """Return where the base had what a step has at a path, before any was done."""
@@ -206,6 +209,33 @@ class BaseChangedError(Exception):
         self.reason = reason
 
 
+class Chosen(NamedTuple):
+    """What a commit is to bring about.
+
+    Attributes:
+        rows: of ``choose_rows``, judged to be in no conflict.
+        merges: by path, what takes the place of the workspace's file.
+        dropped: paths of which the base's side was chosen.
+    """
+
+    rows: Sequence[Row]
+    merges: Mapping[bytes, MergedFile]
+    dropped: list[bytes]
+
+
+class UnfinishedCommitError(WorkspaceError):
+    """A commit that has begun cannot be ended now; the next command tries it again."""
+
+    def __init__(self, why: OSError, journal: CommitJournal) -> None:
+        where = {
+            "staging": "the base is as it was",
+            "undone": "the base is as it was",
+            "applied": "its changes are in the base",
+        }.get(journal.state, "a part of it is in the base")
+        text = f"cannot end the commit: {why.strerror}; {where}"
+        super().__init__(f"{text}: mend that, then 'sandhost workspace list' ends it")
+
+
 class Committer:
     """Applies one commit, or ends one that a crash interrupted.
 
@@ -233,8 +263,7 @@ class Committer:
     def commit(
         self,
         merged: LayeredTree,
-        rows: Sequence[Row],
-        merges: Mapping[bytes, MergedFile],
+        chosen: Chosen,
         update: RecordUpdate,
         judge: Callable[[], None],
     ) -> None:
@@ -242,8 +271,7 @@ class Committer:
 
         Args:
             merged: the workspace's layers.
-            rows: of ``choose_rows``, judged to be in no conflict.
-            merges: by path, what takes the place of the workspace's file.
+            chosen: what is to be done.
             update: of ``Judge.update_by_commit``.
             judge: called when each step knows what it expects in the base; raises
                 ``BaseChangedError`` if that is in conflict by then.
@@ -251,22 +279,24 @@ class Committer:
         Raises:
             BaseChangedError: the base was changed meanwhile; it is as it was.
             OSError: a thing cannot be read or written; the base is as it was.
+            UnfinishedCommitError: it has begun, and cannot be ended now.
         """
         name = STAGING_PREFIX + secrets.token_hex(8).encode()
         journal = CommitJournal(
             "staging",
             name,
             self._holder(),
-            merged=list(merges),
+            merged=list(chosen.merges),
             update=update,
+            dropped=chosen.dropped,
         )
         self._save(journal)
         os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
         try:
             staging = self._open_staging(journal)
             try:
-                stage = _Stage(staging, merged, self._tree, merges)
-                journal.steps = stage.prepare(rows)
+                stage = _Stage(staging, merged, self._tree, chosen.merges)
+                journal.steps = stage.prepare(chosen.rows)
                 judge()
                 sync_file_system(staging)
             finally:
@@ -286,33 +316,47 @@ class Committer:
 
         Raises:
             BaseChangedError: the base was changed meanwhile; all is undone.
-            OSError: a step cannot be done now; the journal stays.
+            OSError: a step cannot be done; all is undone.
+            UnfinishedCommitError: it cannot be ended now; the journal stays.
         """
+        try:
+            reason = self._end(journal)
+        except OSError as why:
+            raise UnfinishedCommitError(why, journal) from why
+        if reason is not None:
+            raise reason
+        return journal.state == "applied"
+
+    def _end(self, journal: CommitJournal) -> BaseChangedError | OSError | None:
+        """End a commit; return why it was undone, if that was decided now."""
+        reason = None
         if journal.state in {"applying", "undoing"}:
             staging = self._open_staging(journal)
             try:
                 if journal.state == "applying":
-                    self._apply(journal, staging)
+                    reason = self._apply(journal, staging)
                 self._undo(journal, staging)
             finally:
                 os.close(staging)
         self._remove(journal)
-        return journal.state == "applied"
+        return reason
 
-    def _apply(self, journal: CommitJournal, staging: int) -> None:
+    def _apply(
+        self, journal: CommitJournal, staging: int
+    ) -> BaseChangedError | OSError | None:
+        """Do every step; else return why one cannot be done, and have it undone."""
         steps = _Steps(self._base, staging)
         try:
             for step in journal.steps:
                 steps.do(step)
-        except (BaseChangedError, OSError):
+        except (BaseChangedError, OSError) as why:
             journal.state = "undoing"
             self._save(journal)
-            self._undo(journal, staging)
-            self._remove(journal)
-            raise
+            return why
         sync_file_system(self._base)
         journal.state = "applied"
         self._save(journal)
+        return None
 
     def _undo(self, journal: CommitJournal, staging: int) -> None:
         if journal.state != "undoing":
@@ -425,7 +469,7 @@ class _Stage:
                 steps += self._move(row, *places[row.path])
             elif row.change is Change.DELETED:
                 steps.append(self._removal(row))
-            elif row.change is Change.MODE and row.old and not _has_links(row.old):
+            elif row.old is not None and self._is_mode_alone(row, row.old):
                 steps += self._mode_steps(row, row.old.status.st_ino)
             elif row.new is not None:
                 put = self._put(row, row.new)
@@ -466,6 +510,20 @@ class _Stage:
             found = msgspec.structs.replace(found, inside=inside)
         return found
 
+    def _is_mode_alone(self, row: Row, old: Node) -> bool:
+        """Tell whether a new mode of the base's own object is all that there is to do."""
+        new = row.new
+        if row.change is not Change.MODE or new is None:
+            return False
+        if new.is_directory:
+            return True
+        # A change of the inode shows under each of its names.
+        if old.status.st_nlink > 1 or _facts(new.status) != _facts(old.status):
+            return False
+        if new.kind != stat.S_IFREG:
+            return True
+        return _xattrs_in(self._merged, new) == _xattrs_in(self._base, old)
+
     def _mode_steps(self, row: Row, inode: int) -> list[Step]:
         if row.new is None or row.old is None:
             return []
@@ -473,7 +531,7 @@ class _Stage:
         new = stat.S_IMODE(row.new.status.st_mode)
         if old == new:
             return []
-        return [SetMode(row.path, inode, old, new, _content(row.old.status))]
+        return [SetMode(row.path, inode, old, new, identity_of(row.old.status))]
 
     def _put(self, row: Row, new: Node) -> Put:
         expected = None
@@ -516,7 +574,7 @@ class _Stage:
             return
         self._links[key] = name
         if node.is_directory:
-            os.mkdir(name, 0o700, dir_fd=self._staging)
+            self._make_directory(name, node)
         elif stat.S_ISREG(status.st_mode):
             self._copy(name, node)
         elif stat.S_ISLNK(status.st_mode):
@@ -524,6 +582,18 @@ class _Stage:
         else:
             os.mknod(name, status.st_mode, status.st_rdev, dir_fd=self._staging)
         self._copy_attributes(name, node)
+
+    def _make_directory(self, name: bytes, node: Node) -> None:
+        os.mkdir(name, 0o700, dir_fd=self._staging)
+        target = os.open(name, _DIRECTORY, dir_fd=self._staging)
+        try:
+            source = self._merged.open(node.parts[0], _DIRECTORY)
+            try:
+                _copy_xattrs(source, target)
+            finally:
+                os.close(source)
+        finally:
+            os.close(target)
 
     def _copy(self, name: bytes, node: Node) -> None:
         target = self._open_new(name)
@@ -569,9 +639,17 @@ def _times(row: Row, put: Put) -> list[Step]:
     return [SetTimes(row.path, put.inode, pair)]
 
 
-def _has_links(node: Node) -> bool:
-    """Tell whether a change of a file's inode shows under another of its names."""
-    return not node.is_directory and node.status.st_nlink > 1
+def _facts(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what else comes along than mode and attributes."""
+    return status.st_uid, status.st_gid, status.st_mtime_ns
+
+
+def _xattrs_in(tree: LayeredTree, file: Node) -> dict[str, bytes]:
+    fd = tree.open_file(file)
+    try:
+        return dict(_xattrs(fd))
+    finally:
+        os.close(fd)
 
 
 def _set_owner(name: bytes, directory: int, status: os.stat_result) -> None:
@@ -582,11 +660,16 @@ def _set_owner(name: bytes, directory: int, status: os.stat_result) -> None:
         )
 
 
-def _copy_xattrs(source: int, target: int) -> None:
-    """Copy the attributes of the user namespace; overlayfs's own stay behind."""
-    for name, own_name in program_attributes(source):
+def _xattrs(fd: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the attributes of the user namespace; overlayfs's own stay behind."""
+    for name, own_name in program_attributes(fd):
         if name.startswith(_USER_XATTRS):
-            os.setxattr(target, own_name, os.getxattr(source, name))
+            yield own_name, os.getxattr(fd, name)
+
+
+def _copy_xattrs(source: int, target: int) -> None:
+    for name, value in _xattrs(source):
+        os.setxattr(target, name, value)
 
 
 class _Steps:
@@ -804,7 +887,8 @@ class _Steps:
                 is_link = stat.S_ISLNK(status.st_mode)
                 is_same = status.st_ino == step.inode and not is_link
                 mode = stat.S_IMODE(status.st_mode)
-                is_edited = new == step.new != mode and _content(status) != step.content
+                now = identity_of(status)
+                is_edited = new == step.new != mode and step.expected not in {now, None}
                 if not is_same or mode not in {old, new} or is_edited:
                     raise BaseChangedError(step.path, "it was changed in the base")
                 set_mode(fd, new)

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from supervisor.say import shown_path
 from supervisor.workspace.selection import Selection
 from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.terminal_patch import show_patch
@@ -71,8 +72,8 @@ def end_run(
 def _fault(use: WorkspaceUse, why: WorkspaceError | OSError) -> str:
     if not isinstance(why, OSError):
         return str(why)
-    name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
-    text = f"workspace {use.name}: cannot look at{name}: {why.strerror}"
+    name = shown_path(why) or "it"
+    text = f"workspace {use.name}: cannot look at {name}: {why.strerror}"
     return f"{text}; see 'sandhost workspace diff {use.name}'"
 
 

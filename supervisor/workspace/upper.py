@@ -33,15 +33,20 @@ _NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP})
 
 
 def remove_committed(
-    upper: int, base: int, marks: bytes, paths: Collection[bytes]
+    upper: int,
+    base: int,
+    marks: bytes,
+    paths: Collection[bytes],
+    dropped: Collection[bytes] = (),
 ) -> None:
-    """Remove from the upper layer what the base has now.
+    """Remove from the upper layer what the base has now, and what is to be dropped.
 
     Args:
         upper: a descriptor of its top.
         base: of the base's top.
         marks: how the names of overlayfs's attributes begin.
         paths: what the commit changed.
+        dropped: where the base's side was chosen.
     """
     merged = LayeredTree((upper, base), marks)
     alone = LayeredTree((base,))
@@ -50,6 +55,9 @@ def remove_committed(
         if node is not None and node.is_directory:
             _remove_marks(upper, marks, path)
     rows = compare(alone, merged)
+    if dropped:
+        drop_changes(upper, [row for row in rows if row.path in dropped])
+        rows = compare(alone, merged)
     needed: set[bytes] = set()
     for row in rows:
         path = row.path

@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
-import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from supervisor.say import shown_path
 from supervisor.workspace.selection import Patterns, Selection
 from supervisor.workspace.store import (
     BaseGoneError,
@@ -169,11 +169,11 @@ def worded() -> Iterator[None]:
 
 def word_error(why: OSError) -> str:
     """Word an error of the system in a command that has changed nothing by it."""
-    name = "" if why.filename is None else f" {os.fsdecode(why.filename)!r}"
+    name = shown_path(why)
     if why.errno in {errno.ENOSPC, errno.EDQUOT}:
-        text = f"cannot write{name or ' to the base or the state directory'}"
+        text = f"cannot write {name or 'to the base or the state directory'}"
         return f"{text}: {why.strerror}; nothing changed: make room, and try again"
-    return f"cannot use{name}: {why.strerror}; nothing changed"
+    return f"cannot use {name or 'the workspace'}: {why.strerror}; nothing changed"
 
 
 # What each does
@@ -254,7 +254,7 @@ def full_notes(found: Workspace) -> list[str]:
     """Return the note of a look for whose record its disk had no room; else none."""
     if found.has_room:
         return []
-    how = "make room, or drop what is large: 'sandhost workspace commit NAME --mine P'"
+    how = "make room, or drop what is large: 'sandhost workspace commit NAME --only P --mine P'"
     return [f"{found.name}: nothing was recorded, for the disk is full; {how}"]
 
 
@@ -307,7 +307,12 @@ def _commit(state_dir: str, args: CommitArguments) -> Done:
         result = found.commit(selection, is_dry=args.dry_run, is_frozen=args.freeze)
         is_done = not (result.left or result.is_refused or args.dry_run)
         if is_done and not (found.directory.user() or found.state.snapshots):
-            found.discard()
+            try:
+                found.discard()
+            except OSError as why:
+                text = f"all is committed, but it cannot be removed: {why.strerror}"
+                how = f"'sandhost workspace discard {found.name}'"
+                notes.append(f"{found.name}: {text}; {how}")
     event = None if args.dry_run else event_of_commit(result)
     return Done(commit_row(result), notes, event)
 

@@ -16,10 +16,12 @@ from supervisor.workspace import branches
 from supervisor.workspace.changes import Row, compare, compare_views
 from supervisor.workspace.commit import (
     BaseChangedError,
+    Chosen,
     CommitJournal,
     Committer,
     MergedFile,
     Put,
+    SetTimes,
     Take,
     identity_of,
     takes_directory,
@@ -254,8 +256,9 @@ class Workspace:
             branches.unite(self)
         result = self._commit(selection, is_dry=is_dry)
         if not is_dry:
-            self._prune_later()  # of which this commit may have settled the rest
-            self.sweep_store()
+            with contextlib.suppress(OSError):  # it is tried again by the next command
+                self._prune_later()  # of which this commit may have settled the rest
+                self.sweep_store()
         return result
 
     def _commit(self, selection: Selection, *, is_dry: bool) -> CommitResult:
@@ -274,30 +277,26 @@ class Workspace:
                 merges, conflicts = self._merge(merger, judge, chosen, conflicts)
             self._check_layer_stays(chosen, dropped, merges)
             _check_shows(trees, dropped)
-            if selection.skips_conflicts:
-                chosen = _without(chosen, {found.path for found in conflicts})
-            elif conflicts:
-                chosen = []
-            if guarded:
-                chosen = []
+            is_refused = guarded or (conflicts and not selection.skips_conflicts)
+            left_out = {found.path for found in conflicts}
+            chosen = [] if is_refused else _without(chosen, left_out)
             applied = {row.path for row in chosen}
             merges = {path: one for path, one in merges.items() if path in applied}
             if not is_dry:
                 self._record_if_room(trees, rows)
-                drop_changes(trees.upper_fd, dropped)
                 if chosen:
-                    judge = self.judge(trees)
-                    update = judge.update_by_commit(chosen, rows)
+                    what = Chosen(chosen, merges, _places(dropped))
+                    update = self.judge(trees).update_by_commit(chosen, rows)
                     again = partial(self._judge_again, trees, chosen, selection, merges)
                     try:
-                        self._committer(trees).commit(
-                            trees.merged, chosen, merges, update, again
-                        )
+                        self._committer(trees).commit(trees.merged, what, update, again)
                     except BaseChangedError as why:
                         conflicts = [*conflicts, Conflict(why.path, why.reason)]
                         conflicts += self._aside()
                         applied = set()
                         merges = {}
+                elif not is_refused:  # this takes no room, but makes some
+                    drop_changes(trees.upper_fd, dropped)
             left = [row.path for row in rows if row.path not in applied]
             return CommitResult(
                 tuple(sorted(applied)),
@@ -801,8 +800,9 @@ class Workspace:
             later = dict.fromkeys((*self._left_for_later(), *paths))
             self.directory.write(_LATER, msgspec.msgpack.encode(list(later)))
         else:
+            tops = (trees.upper_fd, trees.base_fd)
             remove_merged(trees.upper_fd, journal.merged)
-            remove_committed(trees.upper_fd, trees.base_fd, self.state.marks, paths)
+            remove_committed(*tops, self.state.marks, paths, journal.dropped)
         record = self.record()
         self._record_applied(record, trees, journal, paths)
         _forget_gone(record, trees.base, journal)
@@ -862,7 +862,7 @@ class Workspace:
         record = self.record()
         times_ns: dict[tuple[int, int], int] = {}
         for step in journal.steps:
-            expected = step.expected if isinstance(step, Put | Take) else None
+            expected = None if isinstance(step, SetTimes) else step.expected
             node = trees.base.find(journal.old_path(step.path))
             if expected is None or node is None or node.is_directory:
                 continue
@@ -998,6 +998,12 @@ def _conflicts(
         if reason and not selection.theirs.match(row.path):
             found.append(Conflict(row.path, reason))
     return found
+
+
+def _places(rows: Sequence[Row]) -> list[bytes]:
+    """Return where the layer has something of rows: a renamed directory also where it was."""
+    found = [row.path for row in rows]
+    return found + [row.origin for row in rows if row.origin is not None]
 
 
 def _sides(rows: Sequence[Row], selection: Selection) -> tuple[list[Row], list[Row]]:

@@ -207,14 +207,15 @@ def test_a_layer_that_has_filled_its_disk_is_looked_at_and_a_part_of_it_taken(
       -- sh -c 'echo new > kept; cat /dev/zero > big 2>/dev/null; :' 2>run
     "$1" workspace diff w --state-dir state --name-only 2>looked
     "$1" workspace commit w --state-dir state 2>refused; echo "$? $(cat repo/kept)"
-    "$1" workspace commit w --state-dir state --mine big; echo "$? $(cat repo/kept)"
+    "$1" workspace commit w --state-dir state --only big --mine big; echo "$?"
+    "$1" workspace commit w --state-dir state; echo "$? $(cat repo/kept)"
     """
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", SANDHOST],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stderr == ""
-    assert done.stdout == "big\nkept\n2 old\ncommitted  kept\n0 new\n"
+    assert done.stdout == "big\nkept\n2 old\n0\ncommitted  kept\n0 new\n"
     (line,) = (tmp_path / "looked").read_text().splitlines()
     assert "nothing was recorded, for the disk is full; make room, or drop" in line
     (line,) = (tmp_path / "refused").read_text().splitlines()
