@@ -83,7 +83,11 @@ PASSED = re.compile(r"^PASSED (tests/\S+\.py)::(\w+)(?:\[(.*)\])?$", re.MULTILIN
 
 
 def passed_by_nobody(
-    where: Path, *options: str, wrapper: tuple[str, ...] = ()
+    where: Path,
+    *options: str,
+    wrapper: tuple[str, ...] = (),
+    rounds: int | None = None,
+    timeout_s: float = 560,
 ) -> list[tuple[str, str, str]]:
     """Run tests as that user; fail if not all that were not skipped passed.
 
@@ -91,15 +95,19 @@ def passed_by_nobody(
         where: the user's directory.
         options: of pytest.
         wrapper: words before the interpreter.
+        rounds: of chaos; None for the short form.
+        timeout_s: how long they may take.
 
     Returns:
         (file, test, parameters) of each that passed.
     """
     (*become, python), env = nobodys_command(where)
+    if rounds is not None:
+        env["CHAOS_ROUNDS"] = str(rounds)
     usual = ("-q", "-rp", "-p", "no:cacheprovider", f"--basetemp={where}/base")
     done = subprocess.run(
         [*become, *wrapper, python, "-m", "pytest", *usual, *options],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=560, check=False,
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
     said = PASSED.sub("", done.stdout)
     assert done.returncode == 0, said[-4000:] + done.stderr[-1000:]
@@ -107,11 +115,12 @@ def passed_by_nobody(
 
 
 def file_passed_by_nobody(
-    request: pytest.FixtureRequest,
+    request: pytest.FixtureRequest, *, rounds: int | None = None, timeout_s: float = 560
 ) -> list[tuple[str, str, str]]:
     """Run all tests of the current test's own file as that user; as above."""
+    file = request.node.path.as_posix()
     with tempfile.TemporaryDirectory(prefix="sandhost-tests-") as name:
-        return passed_by_nobody(Path(name), request.node.path.as_posix())
+        return passed_by_nobody(Path(name), file, rounds=rounds, timeout_s=timeout_s)
 
 
 BY_NOBODY = (

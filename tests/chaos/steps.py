@@ -24,7 +24,7 @@ KINDS = (
     "move",
 )
 
-PAUSE_S = 0.001
+PAUSE_S = 0.003
 """So that many steps are not taken before anything is killed."""
 
 
