@@ -61,6 +61,11 @@ def ended(host: Daemon, name: str = "agent") -> None:
     host.wait(lambda: host.row(name).pid is None, "its end")
 
 
+def names(host: Daemon) -> set[str | None]:
+    """Return the names of the children that a daemon keeps."""
+    return {row.name for row in host.client.ps()}
+
+
 def events(place: Place, name: str) -> list[dict[str, object]]:
     """Return the journal's events of one name."""
     found = []
@@ -369,6 +374,7 @@ def test_children_share_a_workspace_that_says_so(place: Place) -> None:
         host.client.spawn(["sh", "-c", script], policy="agent", name="fourth")
         host.wait(lambda: b"two" in host.log("fourth"), "its own word")
         assert host.log("fourth") == b"hello\none\nhello\none\ntwo\n"
+        host.wait(lambda: names(host) == {"agent", "other"}, "their ends")
         (row,) = json.loads(place.ask("list", "--json").out)
         assert row["state"] == "in use"
         host.client.stop_child("other")
