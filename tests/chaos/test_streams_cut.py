@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import trio
@@ -179,13 +179,14 @@ async def test_answers_are_cut_at_random_bytes(
     outcomes: Counter[str] = Counter()
     async with open_scene(tmp_path, api=apis, max_tokens=None, quota=quota) as scene:
         door = await scene.puppet()
-        for number in range(CUTS):
-            cut = drawn(choice)
-            try:
-                outcomes[await cut_one(scene, door, cut)] += 1
-            except AssertionError as why:
-                why.add_note(f"answer {number}: {cut}")
-                raise
+        with scene.stage.journal.open() as journal:
+            for number in range(CUTS):
+                cut = drawn(choice)
+                try:
+                    outcomes[await cut_one(scene, door, cut, journal)] += 1
+                except AssertionError as why:
+                    why.add_note(f"answer {number}: {cut}")
+                    raise
         root, rows = scene.service.root, scene.stage.events("llm.called")
         assert root.calls == len(rows) == CUTS
         assert root.spent == sum(row["cost"] for row in rows)
@@ -193,8 +194,15 @@ async def test_answers_are_cut_at_random_bytes(
         tell(f"{dict(outcomes)}")
 
 
-async def cut_one(scene: Scene, door: Door, cut: Cut) -> str:
-    """Have one answer cut, and look at what is left of it; return what became of it."""
+async def cut_one(scene: Scene, door: Door, cut: Cut, journal: TextIO) -> str:
+    """Have one answer cut, and look at what is left of it; return what became of it.
+
+    Args:
+        scene: where.
+        door: of the child.
+        cut: the request.
+        journal: of the host, read up to here.
+    """
     root, budget = scene.service.root, scene.stage.host.budget
     before = root.spent
     scene.provider.served.clear()
@@ -203,7 +211,8 @@ async def cut_one(scene: Scene, door: Door, cut: Cut) -> str:
     await eventually(lambda: not budget.reserved_bytes and not budget.used_bytes)
     assert not root.reserved
     (served,) = scene.provider.served
-    row = scene.stage.events("llm.called")[-1]
+    rows = map(json.loads, journal)
+    (row,) = (row for row in rows if row["event"] == "llm.called")
     assert root.spent == before + row["cost"]
     output = served.tokens.output
     if not status and row["outcome"] != "ok":
