@@ -347,7 +347,9 @@ class WorkspaceDirectory:
         except BlockingIOError:
             who = _child_in(os.pread(fd, _LOCK_BYTES, 0))
             text = f"cannot use workspace {self.name!r}: child {who} has it"
-            raise InUseError(f"{text}; wait for its end, or see --freeze") from None
+            raise InUseError(
+                f"{text}; wait for its end; diff and commit have --freeze"
+            ) from None
 
 
 def add_process(lock: int, process: ProcessIdentity) -> None:

@@ -266,6 +266,7 @@ class Workspace:
             rows = self._look(trees)
             patterns = (selection.only, selection.but, selection.theirs, selection.mine)
             _check_matches(patterns, rows, trees.base)
+            self._check_allowed(trees, rows, selection.allow)
             judge = self.judge(trees)
             chosen = choose_rows(rows, selection, trees.base)
             chosen, dropped = _sides(chosen, selection)
@@ -883,16 +884,33 @@ class Workspace:
         self, trees: Trees, rows: Sequence[Row], selection: Selection
     ) -> tuple[list[bytes], list[bytes]]:
         """Return what a commit does not take, and what of that no --allow changes."""
-        guard = Guard((*self.state.settings.guard, *self.state.hidden))
-        both = (trees.base, trees.merged)
         hide = self.hide
-        found: list[bytes] = []
-        never: list[bytes] = []
-        for row in rows:
-            never += hidden_paths(row, hide, trees.base)
-            guarded = guarded_paths(row, guard, both, self.state.base)
-            found += [path for path in guarded if not selection.allow.match(path)]
+        never = [path for row in rows for path in hidden_paths(row, hide, trees.base)]
+        guarded = self._guarded_paths(trees, rows)
+        found = [path for path in guarded if not selection.allow.match(path)]
         return sorted({*found, *never}), never
+
+    def _guarded_paths(self, trees: Trees, rows: Sequence[Row]) -> list[bytes]:
+        guard = Guard((*self.state.settings.guard, *self.state.hidden))
+        both, top = (trees.base, trees.merged), self.state.base
+        return [path for row in rows for path in guarded_paths(row, guard, both, top)]
+
+    def _check_allowed(
+        self, trees: Trees, rows: Sequence[Row], allow: Patterns
+    ) -> None:
+        """Refuse a pattern of --allow that names nothing that has changed.
+
+        Raises:
+            NoMatchError: there is one.
+        """
+        unmatched = allow.unmatched(
+            list(changed_paths(rows, trees.base)) if allow else []
+        )
+        if unmatched:  # what lies in a renamed directory has no row of its own
+            guarded = [(path, False) for path in self._guarded_paths(trees, rows)]
+            unmatched = Patterns(unmatched).unmatched(guarded)
+        if unmatched:
+            raise _no_match("allow", unmatched[0])
 
     @property
     def hide(self) -> Patterns:
@@ -985,8 +1003,12 @@ def _check_matches(
     for some in patterns:
         unmatched = some.unmatched(paths)
         if unmatched:
-            text = f"cannot choose {unmatched[0]!r}: no changed path is named so"
-            raise NoMatchError(f"{text}; see 'sandhost workspace diff --name-only'")
+            raise _no_match("choose", unmatched[0])
+
+
+def _no_match(verb: str, pattern: str) -> NoMatchError:
+    text = f"cannot {verb} {pattern!r}: no changed path is named so"
+    return NoMatchError(f"{text}; see 'sandhost workspace diff --name-only'")
 
 
 def _conflicts(

@@ -335,6 +335,10 @@ def test_a_name_that_is_none_and_a_pattern_that_names_nothing(place: Place) -> N
     assert done.status == 2
     assert b"no changed path is named so" in done.err
     assert place.ask("diff", "none").status == 2
+    done = place.ask("commit", "w", "--allow", "nothing")
+    assert done.status == 2
+    assert b"cannot allow 'nothing': no changed path is named so" in done.err
+    assert place.ask("commit", "w", "--allow", "b").status == 0
 
 
 def events(journal: Path) -> list[dict[str, Any]]:

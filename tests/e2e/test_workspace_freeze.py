@@ -285,7 +285,7 @@ def test_a_commit_of_a_running_child_is_frozen_or_refused(place: Place) -> None:
     with at_work(place, script) as process:
         done = place.ask("commit", "w")
         assert done.status == 2
-        assert b"or see --freeze" in done.err
+        assert b"diff and commit have --freeze" in done.err
         done = place.ask("commit", "w", "--freeze", "--mine", "a.txt")
         assert (done.status, b"cannot drop 'a.txt'" in done.err) == (2, True)
         done = place.ask("commit", "w", "--freeze")
