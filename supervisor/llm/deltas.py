@@ -220,6 +220,7 @@ _PIECES = frozenset(
 
 _NO_ENDS = frozenset(
     {"ping", "keepalive", "content_block_start", "response.output_item.added"}
+    | {"response.created", "response.queued", "response.in_progress"}
     | {"response.content_part.added", "response.reasoning_summary_part.added"}
 )
 """Events that end no text; with another one that has no number all of them end."""

@@ -95,3 +95,20 @@ def test_calls_and_reasoning_of_a_plain_answer_are_counted() -> None:
         reader.feed(json.dumps(answer).encode())
         reader.finish()
         assert reader.estimate(1, None).completion >= 50
+
+
+# spec L13: an event that tells the state, as some providers do on and on, ends no text.
+@pytest.mark.parametrize("state", ["queued", "in_progress"])
+def test_no_key_passes_around_a_state_of_the_response(state: str) -> None:
+    writer = PassedWriter(REDACTOR, "m", RESPONSES)
+    kind = "response.output_text"
+    frames: list[bytes] = []
+    for event in (
+        {"type": f"{kind}.delta", "output_index": 0, "delta": KEY[:9]},
+        {"type": f"response.{state}", "response": {"id": "r"}},
+        {"type": f"{kind}.delta", "output_index": 0, "delta": KEY[9:]},
+        {"type": f"{kind}.done", "output_index": 0, "text": KEY},
+    ):
+        frames += writer.feed(event)
+    events = [json.loads(frame.partition(b"data: ")[2]) for frame in frames]
+    assert "".join(event.get("delta", "") for event in events) == REDACTOR.text(KEY)
