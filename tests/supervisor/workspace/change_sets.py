@@ -188,8 +188,8 @@ def _anew_child(top: Path) -> None:
 
 def _replaced_base(top: Path) -> None:
     write(top / "saved", LINES)
-    write(top / "swapped/one")
-    write(top / "with/two")
+    write(top / "swapped/one", "one\n")
+    write(top / "with/two", "two\n")
 
 
 def _replaced_child(top: Path) -> None:

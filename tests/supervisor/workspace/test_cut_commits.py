@@ -140,6 +140,7 @@ class Cutting:
         assert self._result["applied"]
         self._end()
         self._after = self._sides()
+        self._is_discarded = not self._is_there()
         self._upper = self._names_in_layer()
         self._check_whole()
 
@@ -162,7 +163,8 @@ class Cutting:
         assert is_done or way == "kill" or told
         if not is_done:
             self._commit_again()
-        assert self._names_in_layer() == self._upper
+        if not self._is_discarded:
+            assert self._names_in_layer() == self._upper
         self._check_stages()
         self._check_times()
 
@@ -222,7 +224,7 @@ class Cutting:
             self.scene.end_run()
 
     def _is_there(self) -> bool:
-        return self.scene.upper.exists()
+        return self.scene.upper.parent.exists()
 
     def _sides(self) -> Sides:
         base = facts_of(self.scene.base)
