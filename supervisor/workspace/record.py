@@ -469,10 +469,14 @@ class Judge:
         found = {}
         for path in around:
             new = self._merged.find(path)
-            if new is None or new.parts[-1].layer != self._merged.base_layer:
+            if new is None or not new.is_directory:
                 continue
-            old = self._base.find(new.parts[-1].path)
-            if old is not None:
+            last = new.parts[
+                -1
+            ]  # of one that was made here and committed not the base's
+            is_base = last.layer == self._merged.base_layer
+            old = self._base.find(last.path if is_base else path)
+            if old is not None and old.is_directory:
                 # The mode as the child sees it: another one of the base has a row.
                 mode = stat.S_IMODE(new.status.st_mode)
                 status = old.status

@@ -307,6 +307,21 @@ def test_a_directory_that_was_committed_and_made_anew_lacks_what_was_in_it(
     assert scene.seen() == tree_of(scene.base)
 
 
+# spec WS11
+def test_a_directory_of_two_commits_of_a_running_child_is_removed_by_the_next(
+    scene: Scene,
+) -> None:
+    def commit_again(top: Path) -> None:
+        write(top / "d/e/two")
+        commit(scene, is_frozen=True)
+        shutil.rmtree(top / "d")
+
+    scene.make()
+    commit_of_running_child(scene, "d/e/one", commit_again)
+    assert commit(scene).conflicts == ()
+    assert names(scene.base) == []
+
+
 # spec WS12: what was judged was another content.
 def test_a_file_that_is_written_to_before_its_mode_is_set_is_a_conflict(
     filled: Scene, monkeypatch: pytest.MonkeyPatch
