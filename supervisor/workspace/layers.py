@@ -32,7 +32,7 @@ from supervisor.workspace.attributes import (
 from supervisor.workspace.linux import is_whiteout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 TOP = b""
 """The path of the top of a tree."""
@@ -51,6 +51,23 @@ def split(path: bytes) -> tuple[bytes, bytes]:
     """Return the directory of a path, and its name there."""
     directory, _, name = path.rpartition(b"/")
     return directory, name
+
+
+def parents(path: bytes) -> Iterator[bytes]:
+    """Yield the directories above a path, the nearest first, without the top."""
+    directory, _ = split(path)
+    while directory:
+        yield directory
+        directory, _ = split(directory)
+
+
+def with_parents(paths: Iterable[bytes]) -> set[bytes]:
+    """Return paths and every directory above them."""
+    found: set[bytes] = set()
+    for path in paths:
+        found.add(path)
+        found.update(parents(path))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

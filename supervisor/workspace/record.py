@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import LayeredTree, Node, Part, join, split
+from supervisor.workspace.layers import (
+    LayeredTree,
+    Node,
+    Part,
+    join,
+    parents,
+    split,
+    with_parents,
+)
 from supervisor.workspace.linux import has_inode, read_birth_time_ns, read_file_handle
 from supervisor.workspace.upper import has_pointer
 
@@ -214,23 +222,6 @@ def _walk(
                     pending.append(node)
 
 
-def _parents(path: bytes) -> Iterator[bytes]:
-    """Yield the directories above a path, the nearest first, without the top."""
-    directory, _ = split(path)
-    while directory:
-        yield directory
-        directory, _ = split(directory)
-
-
-def with_parents(paths: Iterable[bytes]) -> set[bytes]:
-    """Return paths and every directory above them."""
-    found: set[bytes] = set()
-    for path in paths:
-        found.add(path)
-        found.update(_parents(path))
-    return found
-
-
 class Judge:
     """Decides whether the base has changed where a workspace has changed it.
 
@@ -316,7 +307,7 @@ class Judge:
         apart = {row.path for row in rows if row.change is not Change.MODE}
         apart.update(row.origin for row in rows if row.origin is not None)
         for path, seen in self._record.items():
-            if path in changed or not apart.isdisjoint((path, *_parents(path))):
+            if path in changed or not apart.isdisjoint((path, *parents(path))):
                 continue
             node = self._base.find(path)
             now = seen_of(self._base, node, is_whole=bool(seen.inside))
@@ -485,9 +476,9 @@ class Judge:
 
     def _conflict_unrecorded(self, row: Row) -> str:
         """Return why a row without a record is in conflict; "" if it is not."""
-        places = {path: _place_of(path, row) for path in _parents(row.path)}
+        places = {path: _place_of(path, row) for path in parents(row.path)}
         if row.old is not None:
-            places |= {path: path for path in _parents(row.old.path)}
+            places |= {path: path for path in parents(row.old.path)}
         for path, place in places.items():
             # The directory was removed in the workspace, and made anew since.
             seen = self._record.get(path)
@@ -512,7 +503,7 @@ class Judge:
         """
         if row.old is None or row.change is Change.RENAMED:
             return ""
-        for path in _parents(row.path):
+        for path in parents(row.path):
             if path not in self._covers:
                 self._covers[path] = self._covers_changed(path)
             if self._covers[path]:

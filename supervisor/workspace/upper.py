@@ -3,7 +3,7 @@
 Rules:
  1. An object leaves the layer only if the tree shows the same without it.
  2. Marks go first: a directory that the base has now at its own path needs no pointer to
-    an old one, and one that the commit made there needs nothing hidden.
+    an old one, and one in which nothing is removed any more needs nothing hidden.
  3. A whiteout over nothing stays while there are pointers: if the base had something there
     again, a pointer and a path could show one directory twice, which the kernel refuses.
  4. All of it can be done again after a crash.
@@ -21,11 +21,18 @@ from typing import TYPE_CHECKING
 from supervisor.launchpad.kernel import open_exactly
 from supervisor.scratch import remove_tree
 from supervisor.workspace.changes import Change, Row, compare
-from supervisor.workspace.layers import LayeredTree, Node, join, split
+from supervisor.workspace.layers import (
+    LayeredTree,
+    Node,
+    join,
+    parents,
+    split,
+    with_parents,
+)
 from supervisor.workspace.linux import held_entry, is_whiteout, set_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _UPPER = 0
@@ -50,10 +57,10 @@ def remove_committed(
     """
     merged = LayeredTree((upper, base), marks)
     alone = LayeredTree((base,))
-    for path in sorted(paths):
-        node = alone.find(path)
-        if node is not None and node.is_directory:
-            _remove_marks(upper, marks, path)
+    for path in _directories_in(alone, paths):
+        _remove_marks_of(upper, path, [marks + b"redirect"])
+    for path in _unneeded_opaque(alone, merged, with_parents(paths)):
+        _remove_marks_of(upper, path, [marks + b"opaque"])
     rows = compare(alone, merged)
     if dropped:
         drop_changes(upper, [row for row in rows if row.path in dropped])
@@ -67,6 +74,31 @@ def remove_committed(
     is_pointing = any(has_pointer(merged, row.new) for row in rows)
     pruning = _Pruning(upper, merged, needed, frozenset(paths), is_pointing=is_pointing)
     pruning.prune(merged.top())
+
+
+def _directories_in(tree: LayeredTree, paths: Iterable[bytes]) -> list[bytes]:
+    nodes = ((path, tree.find(path)) for path in sorted(paths))
+    return [path for path, node in nodes if node is not None and node.is_directory]
+
+
+def _unneeded_opaque(
+    base: LayeredTree, merged: LayeredTree, paths: Iterable[bytes]
+) -> set[bytes]:
+    """Return opaque directories of the layer that hide nothing which is removed in them."""
+    opaque: set[bytes] = set()
+    for path in _directories_in(base, paths):
+        node = merged.find(path)
+        if node is not None and node.is_directory and node.parts[0].layer == _UPPER:
+            is_opaque, _ = merged.directory_marks(node.parts[0])
+            if is_opaque:
+                opaque.add(path)
+    needed: set[bytes] = set()
+    for row in compare(base, merged) if opaque else ():
+        gone = row.path if row.change is Change.DELETED else row.origin
+        if gone is not None:
+            # What hides it is the nearest one above it.
+            needed.update([one for one in parents(gone) if one in opaque][:1])
+    return opaque - needed
 
 
 def detach(upper: int, marks: bytes, paths: Collection[bytes]) -> None:
@@ -202,8 +234,8 @@ def _directory_of(upper: int, path: bytes) -> Iterator[tuple[int, bytes]]:
         os.close(fd)
 
 
-def _remove_marks(upper: int, marks: bytes, path: bytes) -> None:
-    """Take the pointer and the opaqueness from one of the layer's directories."""
+def _remove_marks_of(upper: int, path: bytes, names: Sequence[bytes]) -> None:
+    """Take marks, by their whole names, from one of the layer's directories."""
     try:
         fd = open_exactly(path or b".", upper, _DIRECTORY)
     except OSError as why:
@@ -211,8 +243,8 @@ def _remove_marks(upper: int, marks: bytes, path: bytes) -> None:
             raise
         return
     try:
-        for mark in (b"redirect", b"opaque"):
-            _remove_mark(fd, marks + mark)
+        for name in names:
+            _remove_mark(fd, name)
     finally:
         os.close(fd)
 

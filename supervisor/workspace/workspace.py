@@ -37,7 +37,7 @@ from supervisor.workspace.hidden import (
     write_layer,
 )
 from supervisor.workspace.layer_store import LayerStore, new_layer_id
-from supervisor.workspace.layers import LayeredTree, Node, split
+from supervisor.workspace.layers import LayeredTree, Node, split, with_parents
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.merge import CannotMergeError, Merger
 from supervisor.workspace.patch import write_patch
@@ -51,7 +51,6 @@ from supervisor.workspace.record import (
     look_at_base,
     save_record,
     seen_of,
-    with_parents,
 )
 from supervisor.workspace.selection import (
     Guard,

@@ -322,6 +322,41 @@ def test_a_directory_of_two_commits_of_a_running_child_is_removed_by_the_next(
     assert names(scene.base) == []
 
 
+def made_anew(scene: Scene, mode: int) -> Scene:
+    """Return a workspace in which a directory was removed and made anew."""
+    with scene.run() as top:
+        shutil.rmtree(top / "d")
+        write(top / "d/new", "new\n")
+        (top / "d").chmod(mode)
+    scene.end_run()
+    return scene
+
+
+# spec WS10
+def test_what_was_removed_in_a_directory_made_anew_stays_so_when_its_mode_is_committed(
+    filled: Scene,
+) -> None:
+    made_anew(filled, 0o711)
+    before = filled.seen()
+    with filled.open() as workspace:
+        chosen = selection(only=["/d"], but=["/d/?*"])
+        assert workspace.commit(chosen).applied == (b"d",)
+    assert filled.seen() == before
+    assert commit(filled).conflicts == ()
+    assert names(filled.base) == ["d", "d/new"]
+
+
+# spec WS12
+def test_what_the_operator_makes_in_a_directory_that_was_made_anew_shows_there(
+    filled: Scene,
+) -> None:
+    made_anew(filled, 0o755)
+    assert commit(filled).conflicts == ()
+    write(filled.base / "d/another", "operator's\n")
+    assert filled.rows() == []
+    assert filled.seen() == tree_of(filled.base)
+
+
 # spec WS12: what was judged was another content.
 def test_a_file_that_is_written_to_before_its_mode_is_set_is_a_conflict(
     filled: Scene, monkeypatch: pytest.MonkeyPatch
