@@ -462,9 +462,8 @@ class Judge:
             new = self._merged.find(path)
             if new is None or not new.is_directory:
                 continue
-            last = new.parts[
-                -1
-            ]  # of one that was made here and committed not the base's
+            # Of one that was made here and committed the last part is not the base's.
+            last = new.parts[-1]
             is_base = last.layer == self._merged.base_layer
             old = self._base.find(last.path if is_base else path)
             if old is not None and old.is_directory:

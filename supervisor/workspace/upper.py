@@ -98,6 +98,8 @@ def _unneeded_opaque(
         if gone is not None:
             # What hides it is the nearest one above it.
             needed.update([one for one in parents(gone) if one in opaque][:1])
+        if row.change is not Change.MODE:
+            needed.add(row.path)  # a new one, where the base's was moved or removed
     return opaque - needed
 
 

@@ -357,6 +357,23 @@ def test_what_the_operator_makes_in_a_directory_that_was_made_anew_shows_there(
     assert filled.seen() == tree_of(filled.base)
 
 
+# spec WS12a
+def test_a_new_directory_in_the_place_of_a_renamed_one_stays_new(
+    filled: Scene,
+) -> None:
+    def rename_and_make_anew(top: Path) -> None:
+        (top / "d").rename(top / "x")
+        write(top / "d/new", "new\n")
+
+    commit_of_running_child(filled, "d/sub/five", rename_and_make_anew)
+    filled.rows()  # a look, which takes what was committed from the layer
+    seen = filled.seen()
+    assert {b"d/new", b"x/sub/five"} < seen.keys()
+    assert b"d/one" not in seen
+    assert commit(filled).conflicts == ()
+    assert filled.seen() == seen == tree_of(filled.base)
+
+
 # spec WS12: what was judged was another content.
 def test_a_file_that_is_written_to_before_its_mode_is_set_is_a_conflict(
     filled: Scene, monkeypatch: pytest.MonkeyPatch
