@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from supervisor.sandbox.plan import Wanted
+    from supervisor.services import Doors
     from supervisor.spawn_request import SpawnRequest
     from supervisor.spawned import SpawnedProcess
     from supervisor.toolexec.executions import ChildExecutions
@@ -34,32 +35,32 @@ def with_doors(owner: ChildExecutions, plan: SpawnPlan) -> SpawnPlan:
 
     What the sidecar sets wins. One that runs as the host does belongs to no child alone.
     """
-    model, session = owner.host.services.llm, owner.child.session
-    if not plan.is_walled or model is None or session is None:
-        return plan
-    doors = model.doors_of(session.client)
+    doors = _doors_of(owner) if plan.is_walled else None
     if doors is None:
         return plan
     offered = {n: v for n, v in doors.env.items() if not is_withheld(n, plan.env)}
-    return replace(plan, env={**offered, **plan.env}, within_fd=doors.listener_fd)
+    return replace(plan, env={**offered, **plan.env}, asks_model=True)
+
+
+def _doors_of(owner: ChildExecutions) -> Doors | None:
+    model, session = owner.host.services.llm, owner.child.session
+    if model is None or session is None:
+        return None
+    return model.doors_of(session.client)
 
 
 @contextmanager
-def _joined(wanted: Wanted, within_fd: int) -> Iterator[Mapping[str, int]]:
-    """Give the namespaces that a tool joins, for its start.
-
-    Args:
-        wanted: what it runs in.
-        within_fd: a listener in its child's net namespace; -1 for none.
-
-    Raises:
-        OSError: the listener is closed, for the child is ending.
-    """
-    if within_fd < 0:
+def _joined(
+    owner: ChildExecutions, plan: SpawnPlan, wanted: Wanted
+) -> Iterator[Mapping[str, int]]:
+    """Give the namespaces that a tool joins, for its start."""
+    # Asked for here: a number that was kept may be another socket's by now.
+    doors = _doors_of(owner) if plan.asks_model else None
+    if doors is None or doors.listener_fd < 0:
         yield wanted.joined
         return
     with ExitStack() as stack:
-        net = fcntl.ioctl(within_fd, _SIOCGSKNS)
+        net = fcntl.ioctl(doors.listener_fd, _SIOCGSKNS)
         stack.callback(os.close, net)
         joined = {NET: net}
         if os.geteuid() != 0:  # the user namespace that the child made it in
@@ -106,6 +107,6 @@ async def launch(
         # Where they are now: a tool may have moved what they lie in.
         hidden=host.apart.locations(child.spec.made_in),
     )
-    with _joined(wanted, plan.within_fd) as wanted.joined:
+    with _joined(owner, plan, wanted) as wanted.joined:
         process, _ = await walled.spawn(host.launcher, host.machine, request, wanted)
     return process

@@ -46,8 +46,8 @@ class SpawnPlan:
         shared: what it may write there: the workspace.
         kept: likewise, of the child's own.
         programs: what it may read and execute there.
-        within_fd: a listener of the host's in the net namespace of its child, which it
-            joins; -1: its net namespace is its own, if its child has one.
+        asks_model: it joins the net namespace in which its child reaches the model's
+            endpoint; else its net namespace is its own, if its child has one.
         reads_signals: signals do not reach the tool; it reads their names, one a line,
             from its input, and ends when that ends.
     """
@@ -62,7 +62,7 @@ class SpawnPlan:
     shared: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
-    within_fd: int = -1
+    asks_model: bool = False
     reads_signals: bool = False
 
     def request(self, cwd_fd: int, fds: tuple[tuple[int, int], ...]) -> SpawnRequest:
