@@ -33,6 +33,26 @@ def one_line(done: Outcome) -> str:
     return line
 
 
+# spec WS12
+@of_root
+def test_a_commit_to_a_base_that_is_mounted_read_only_says_so(tmp_path: Path) -> None:
+    base = tmp_path / "repo"
+    base.mkdir()
+    assert run(tmp_path, base, "--workspace-name", "w").status == 0
+    script = (
+        'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+    )
+    words = (SANDHOST, "workspace", "commit", "w", "--state-dir", tmp_path / "state")
+    done = subprocess.run(
+        ("unshare", "-m", "sh", "-c", script, "sh", base, *words),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert b"it is mounted read-only; nothing changed: mount it to write" in done.stderr
+    assert ask(tmp_path, "commit", "w").status == 0
+
+
 # spec WS19
 @pytest.mark.parametrize(("first", "second"), [("", "inner"), ("inner", "")])
 def test_a_base_in_another_s_base_is_refused(
