@@ -57,10 +57,11 @@ def remove_committed(
     """
     merged = LayeredTree((upper, base), marks)
     alone = LayeredTree((base,))
-    for path in _directories_in(alone, paths):
-        _remove_marks_of(upper, path, [marks + b"redirect"])
-    for path in _unneeded_opaque(alone, merged, with_parents(paths)):
-        _remove_marks_of(upper, path, [marks + b"opaque"])
+    directories = _directories_in(alone, with_parents(paths))
+    for path in directories & frozenset(paths):
+        _remove_mark_of(upper, path, marks + b"redirect")
+    for path in _unneeded_opaque(alone, merged, directories):
+        _remove_mark_of(upper, path, marks + b"opaque")
     rows = compare(alone, merged)
     if dropped:
         drop_changes(upper, [row for row in rows if row.path in dropped])
@@ -76,17 +77,23 @@ def remove_committed(
     pruning.prune(merged.top())
 
 
-def _directories_in(tree: LayeredTree, paths: Iterable[bytes]) -> list[bytes]:
+def _directories_in(tree: LayeredTree, paths: Iterable[bytes]) -> set[bytes]:
     nodes = ((path, tree.find(path)) for path in sorted(paths))
-    return [path for path, node in nodes if node is not None and node.is_directory]
+    return {path for path, node in nodes if node is not None and node.is_directory}
 
 
 def _unneeded_opaque(
-    base: LayeredTree, merged: LayeredTree, paths: Iterable[bytes]
+    base: LayeredTree, merged: LayeredTree, directories: Iterable[bytes]
 ) -> set[bytes]:
-    """Return opaque directories of the layer that hide nothing which is removed in them."""
+    """Return opaque directories of the layer that hide nothing which is removed in them.
+
+    Args:
+        base: the base alone.
+        merged: the layer over it.
+        directories: of the base, to look at.
+    """
     opaque: set[bytes] = set()
-    for path in _directories_in(base, paths):
+    for path in directories:
         node = merged.find(path)
         if node is not None and node.is_directory and node.parts[0].layer == _UPPER:
             is_opaque, _ = merged.directory_marks(node.parts[0])
@@ -236,8 +243,8 @@ def _directory_of(upper: int, path: bytes) -> Iterator[tuple[int, bytes]]:
         os.close(fd)
 
 
-def _remove_marks_of(upper: int, path: bytes, names: Sequence[bytes]) -> None:
-    """Take marks, by their whole names, from one of the layer's directories."""
+def _remove_mark_of(upper: int, path: bytes, mark: bytes) -> None:
+    """Take a mark from one of the layer's directories."""
     try:
         fd = open_exactly(path or b".", upper, _DIRECTORY)
     except OSError as why:
@@ -245,8 +252,7 @@ def _remove_marks_of(upper: int, path: bytes, names: Sequence[bytes]) -> None:
             raise
         return
     try:
-        for name in names:
-            _remove_mark(fd, name)
+        _remove_mark(fd, mark)
     finally:
         os.close(fd)
 

@@ -174,7 +174,9 @@ def word_error(why: OSError) -> str:
         text = f"cannot write {name or 'to the base or the state directory'}"
         return f"{text}: {why.strerror}; nothing changed: make room, and try again"
     if why.errno == errno.EROFS:
-        text = "cannot write to the base or the state directory: it is mounted read-only"
+        text = (
+            "cannot write to the base or the state directory: it is mounted read-only"
+        )
         return f"{text}; nothing changed: mount it to write, or export the changes"
     return f"cannot use {name or 'the workspace'}: {why.strerror}; nothing changed"
 
