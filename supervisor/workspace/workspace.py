@@ -902,9 +902,10 @@ class Workspace:
         Raises:
             NoMatchError: there is one.
         """
-        unmatched = allow.unmatched(
-            list(changed_paths(rows, trees.base)) if allow else []
-        )
+        if not rows:
+            return  # nothing to commit is no fault
+        paths = list(changed_paths(rows, trees.base)) if allow else []
+        unmatched = allow.unmatched(paths)
         if unmatched:  # what lies in a renamed directory has no row of its own
             guarded = [(path, False) for path in self._guarded_paths(trees, rows)]
             unmatched = Patterns(unmatched).unmatched(guarded)

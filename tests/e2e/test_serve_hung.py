@@ -119,7 +119,7 @@ def test_an_order_whose_client_was_interrupted_is_not_done(served: Daemon) -> No
     served.wait(lambda: dropped(served), "the order")
     (row,) = dropped(served)
     assert (row["order"], row["uid"], row["pid"]) == ("stop", os.geteuid(), process.pid)
-    assert "its client is gone: order stop" in served.said()
+    served.wait(lambda: "its client is gone: order stop" in served.said(), "its line")
     assert served.row("x").state == "running"
 
 

@@ -299,8 +299,8 @@ def test_a_commit_of_a_running_child_is_frozen_or_refused(place: Place) -> None:
     # What it changed afterwards is a change of what was committed, and no conflict.
     done = place.ask("diff", "w", "--name-only")
     assert done.out == b"a.txt\nd/e/one\nd/one\nd/two\n"
-    assert not (place.state / "workspaces/w/committed-in-use").exists()
     assert place.ask("commit", "w", "a.txt", "d/*").status == 0
+    assert not (place.state / "workspaces/w/committed-in-use").exists()
     assert (place.base / "a.txt").read_text() == "hello\nmore\nagain\n"
     assert sorted(os.listdir(place.base / "d")) == ["e", "two"]
     assert os.listdir(place.base / "d/e") == []

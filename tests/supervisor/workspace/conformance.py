@@ -279,8 +279,11 @@ def read_whole(side: Side, path: str) -> Answer:
     """Return a file's content or a link's words."""
     if stat.S_ISLNK(side.status(path).st_mode):
         return os.readlink(path, dir_fd=side.top)
-    flags = os.O_RDONLY | os.O_NOFOLLOW
-    with open(os.open(path, flags, dir_fd=side.top), "rb") as file:
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=side.top)
+
+    with open(path, "rb", opener=opener) as file:  # closes a directory, too
         return file.read()
 
 
