@@ -109,7 +109,11 @@ def test_a_conversation_of_a_killed_child_ends(tmp_path: Path, name: str) -> Non
         child = (sys.executable, "-c", ASKS, prompt, name)
         with running(*words, *child, cwd=tmp_path) as process:
             pid = int(heard(process, b"\n"))
-            wait(lambda: log.exists() and log.read_bytes().count(b'"request"') >= 6)
+            wait(
+                lambda: (
+                    log.exists() and log.read_bytes().count(b'"event": "request"') == 3
+                )
+            )
             os.kill(pid, signal.SIGKILL)
             outcome = finished(process)
     assert (outcome.status, outcome.err) == (137, b"")
