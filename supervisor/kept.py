@@ -138,17 +138,18 @@ class Kept:
         if not self.settled.is_set():
             if self.phase is Phase.BACKING_OFF:
                 self._waiting.cancel()
-                self._is_about_to_begin()
+                self._expect_start()
             return False
         self.settled = trio.Event()
-        self._is_about_to_begin()
+        self._expect_start()
         self.phase = Phase.WAITING
         self.reason = None
         self._start_until = math.inf
         self.restarts.begin_anew()
         return True
 
-    def _is_about_to_begin(self) -> None:
+    def _expect_start(self) -> None:
+        """Have ``begun`` waited for until the next process was started, or will not be."""
         self.has_lived = False
         if self.begun.is_set():  # else some wait for it already
             self.begun = trio.Event()
@@ -193,7 +194,7 @@ class Kept:
                 return
 
     async def _comes_back(self, status: int) -> bool:
-        """Take note of a process's end; wait until the next is due, if there is one."""
+        """Record a process's end; wait until the next is due, if there is one."""
         self.status = status
         meaning = self.restarts.ended(status)
         deed = self._happened(meaning)
@@ -229,7 +230,7 @@ class Kept:
             await trio.sleep_until(self._due_at)
         is_wanted = self._happened(Happening.WAITED) is Deed.SPAWN
         if is_wanted:
-            self._is_about_to_begin()
+            self._expect_start()
         return is_wanted
 
     def _tell_end(self, meaning: Happening) -> None:

@@ -1,11 +1,10 @@
 """Threads beside the host's own, and how every one of them is made.
 
-What it is: what lets go of the interpreter beside other work (``beside``), what changes the
-thread that does it (``apart``), and what is given back when nobody waits for it
-(``afterwards``).  What it is not: calls that a task waits for (``vfs.hostio``).
+For work that lets go of the interpreter (``beside``), that changes its thread (``apart``),
+and that no task waits for (``afterwards``). Calls that a task waits for are in ``vfs.hostio``.
 
-Rule of this file: where no thread can be started the work is done where it was asked for,
-or waits (``eventually``), or fails (``apart``).
+Rule of this file: where no thread can be started the caller's thread does the work, or it
+waits (``eventually``), or it fails (``apart``).
 """
 
 import errno

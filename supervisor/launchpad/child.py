@@ -1,7 +1,7 @@
 """What a forked child does to itself before it becomes its program.
 
-What it is: the steps between fork and exec, in the forked child, and the report of the
-one that failed. What it is not: nothing here runs in the launchpad's own process.
+The steps between fork and exec, and the report of the one that failed. The launchpad's own
+process runs none of them.
 
 Rules:
  1. `STEPS` is the whole order. A sandbox layer is one row: those that need the file

@@ -91,10 +91,10 @@ class Child:
         self.line: _socket.socket | None = None
         self.locks: list[int] = []
         self.pidfd = -1
-        self.is_now(pid)
+        self.set_process(pid)
 
-    def is_now(self, pid: int) -> None:
-        """Take note of the process that is to become the program.
+    def set_process(self, pid: int) -> None:
+        """Record which process is to become the program.
 
         Raises:
             OSError: it is not there; nothing was noted.
@@ -194,13 +194,13 @@ class Family:
         self.by_ident[ident] = child
 
     def rename(self, child: Child, pid: int, init: int) -> None:
-        """Take note that a child goes on in another process, in a pid namespace.
+        """Record that a child goes on in another process, in a pid namespace.
 
         Raises:
             OSError: killed by another, and reaped, before anybody knew it.
         """
         before = child.pid
-        child.is_now(pid)
+        child.set_process(pid)
         del self.children[before]
         self.children[pid] = child
         self._has_init(child, init)

@@ -380,7 +380,7 @@ async def _receive(
     Args:
         asking: the request, which yields the answer's bytes.
         answer: reads them.
-        take: is told of events.
+        take: called with the events that each piece completes.
     """
     received = 0
     try:

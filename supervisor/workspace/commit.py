@@ -888,7 +888,8 @@ class _Steps:
                 is_same = status.st_ino == step.inode and not is_link
                 mode = stat.S_IMODE(status.st_mode)
                 now = identity_of(status)
-                is_edited = new == step.new != mode and step.expected not in {now, None}
+                is_known = step.expected in {now, None}
+                is_edited = new == step.new and mode != new and not is_known
                 if not is_same or mode not in {old, new} or is_edited:
                     raise BaseChangedError(step.path, "it was changed in the base")
                 set_mode(fd, new)

@@ -66,7 +66,7 @@ class Host:
         words: what runs `sandhost`.
         path: directories with the programs of a trial.
         python: an interpreter that its user may start.
-        user: whose it is; None for who runs this.
+        user: the number of its user; None for the user of this process.
     """
 
     words: tuple[str, ...] = (SANDHOST,)

@@ -124,7 +124,7 @@ def run_cut(
             try:
                 socket.send_fds(theirs, [b"."], [_listen()])
                 theirs.send(work())
-            except Exception:  # noqa: BLE001 - it is told of
+            except Exception:  # noqa: BLE001 - its text is sent
                 theirs.send(traceback.format_exc().encode())
             finally:
                 os._exit(0)

@@ -1,4 +1,4 @@
-"""What is told of a child that keeps a stop waiting."""
+"""The facts that a stop gives of a child that it waits for."""
 
 from supervisor.blockers import last_request
 from tests.helpers.sessions import Hall, hall

@@ -181,6 +181,16 @@ def run_as_a_user(*words: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+def scene_in(top: Path) -> Scene:
+    """Return a base with nothing in it and a workspace on it; skip where no mount is had.
+
+    Root of a user namespace makes the mount as a host does that is not root.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("an overlay mount needs root, or root of a user namespace")
+    return Scene(top, has_user_marks=is_in_user_namespace())
+
+
 def is_in_user_namespace() -> bool:
     """Tell whether this process is in a user namespace that is not the machine's."""
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]

@@ -1,4 +1,4 @@
-"""How a commit ends that is refused, or cannot go on: what is told of it is so."""
+"""A commit that is refused or cannot go on says truly what the base has."""
 
 import errno
 import os
