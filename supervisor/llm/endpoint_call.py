@@ -14,6 +14,7 @@ Rules of this file.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ from supervisor.llm.translation import UntranslatableError
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from supervisor.llm.answer_writers import AnswerWriter
     from supervisor.llm.endpoint_http import HttpConnection, HttpRequest
@@ -80,6 +81,9 @@ as long as they are told to, however long that is."""
 
 PASSED_STATUSES = frozenset({400, 404, 413, 422, 529})
 """Statuses of the provider that are passed on."""
+
+SENT_BYTES = 65_536
+"""Events that wait go out in pieces of about so much."""
 
 LEAVE_S = 0.002
 """As for LLM_CHAT: what the provider has sent by then is read, and charged."""
@@ -417,6 +421,17 @@ async def _whole(writer: AnswerWriter, completion: Completion) -> bytes:
     return writer.whole(completion)
 
 
+def _waiting(
+    receiver: trio.MemoryReceiveChannel[bytes], room_bytes: int
+) -> Iterator[bytes]:
+    """Yield the frames that wait, until there is no more room."""
+    with suppress(trio.WouldBlock, trio.EndOfChannel):
+        while room_bytes > 0:
+            frame = receiver.receive_nowait()
+            room_bytes -= len(frame)
+            yield frame
+
+
 class _Stream:
     """A streamed answer on its way to a child.
 
@@ -455,13 +470,16 @@ class _Stream:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             async for frame in receiver:
-                await self._send(frame)
-                self._memory.add(-len(frame))
+                # What waits goes with it, so that the client wakes once.
+                room_bytes = SENT_BYTES - len(frame)
+                frames = b"".join((frame, *_waiting(receiver, room_bytes)))
+                await self._send(frames)
+                self._memory.add(-len(frames))
         if isinstance(done[0], FailedCallError):
             if not self._has_begun:
                 raise done[0]
             for frame in self._writer.fail(_failed(done[0])):
-                await self._http.event(frame)
+                await self._http.events(frame)
         else:
             await self._end(done[0])
         await self._http.end_events()
@@ -475,11 +493,12 @@ class _Stream:
             self._memory.add(len(frame))
             sender.send_nowait(frame)
 
-    async def _send(self, frame: bytes) -> None:
-        if not self._has_begun:
+    async def _send(self, frames: bytes) -> None:
+        if self._has_begun:
+            await self._http.events(frames)
+        else:
             self._has_begun = True
-            await self._http.begin_events(self._writer.fail)
-        await self._http.event(frame)
+            await self._http.begin_events(frames, self._writer.fail)
 
     async def _end(self, completion: Completion) -> None:
         if len(completion.data) > LARGE_BYTES:

@@ -215,12 +215,9 @@ class HttpConnection:
             "content-length": str(len(body)),
             **(more or {}),
         }
-        await self._send(
-            h11.Response(status_code=status, headers=list(headers.items()))
-        )
-        if not self.is_head:
-            await self._send(h11.Data(data=body))
-        await self._send(h11.EndOfMessage())
+        head = h11.Response(status_code=status, headers=list(headers.items()))
+        sent = () if self.is_head else (h11.Data(data=body),)
+        await self._send(head, *sent, h11.EndOfMessage())
 
     async def refuse(self, why: RefusedRequestError) -> None:
         """Send an error."""
@@ -228,28 +225,33 @@ class HttpConnection:
             await self.reply(why.status, why.body(self.form), why.headers)
 
     async def begin_events(
-        self, failing: Callable[[RefusedRequestError], list[bytes]]
+        self, frames: bytes, failing: Callable[[RefusedRequestError], list[bytes]]
     ) -> None:
         """Begin a reply of server-sent events.
 
         Args:
+            frames: the first events, as they are framed.
             failing: returns what is sent where it ends with an error.
         """
         self.failing = failing
         headers = [("content-type", "text/event-stream"), ("cache-control", "no-store")]
-        await self._send(h11.Response(status_code=200, headers=headers))
+        head = h11.Response(status_code=200, headers=headers)
+        await self._send(head, h11.Data(data=frames))
 
-    async def event(self, frame: bytes) -> None:
-        """Send one event, as it is framed."""
-        await self._send(h11.Data(data=frame))
+    async def events(self, frames: bytes) -> None:
+        """Send events, as they are framed."""
+        await self._send(h11.Data(data=frames))
 
     async def end_events(self) -> None:
         """End the reply."""
         await self._send(h11.EndOfMessage())
 
-    async def _send(self, event: Any) -> None:
-        data = self._http.send(event)
-        if data:
+    async def _send(self, *events: Any) -> None:
+        """Send parts of a reply; short ones together, so that the client wakes once."""
+        pieces = [data for one in events if (data := self._http.send(one))]
+        if sum(map(len, pieces)) <= RECEIVE_BYTES:
+            pieces = [b"".join(pieces)]
+        for data in filter(None, pieces):
             self.is_sending = True
             with trio.fail_after(DEADLINE_S):
                 await self.stream.send_all(data)
@@ -269,7 +271,7 @@ class HttpConnection:
             return
         if self._http.our_state is h11.SEND_BODY:
             for frame in () if self.failing is None else self.failing(why):
-                await self.event(frame)
+                await self.events(frame)
             await self.end_events()
         else:
             await self.refuse(why)

@@ -417,11 +417,17 @@ async def _take(
     events: list[dict[str, Any]],
     is_large: bool,
 ) -> None:
-    """Reserve what has come, and pass events on."""
+    """Reserve what has come, and pass events on; others have a turn after each.
+
+    A burst of a fast provider keeps nobody waiting then, and the first event is on its
+    way to a child before the last is looked at.
+    """
     memory.resize(answer.held_bytes)
-    if on_event is not None:
-        for event in events:
+    for event in events or (None,):
+        if on_event is not None and event is not None:
             await on_event(event, is_large)
+        # Not cancelled here: what has come is charged whole.
+        await trio.lowlevel.cancel_shielded_checkpoint()
 
 
 class _Meter:

@@ -1,0 +1,83 @@
+"""Others have their turn between the events of an answer, however many come at once (L14)."""
+
+import json
+from pathlib import Path
+
+import pytest
+import trio
+
+from supervisor.llm.prompt_size import size_of_body
+from tests.helpers.llmscene import open_scene
+from tests.llm.test_wire import request, server
+
+EVENTS = 40
+BODY = {"messages": [{"role": "user", "content": "a"}]}
+
+
+def events() -> list[bytes]:
+    """Return the events of an answer, as they are framed."""
+    reasons = [None] * (EVENTS - 1) + ["stop"]
+    choices = [
+        {"index": 0, "delta": {"content": "word "}, "finish_reason": reason}
+        for reason in reasons
+    ]
+    texts = [json.dumps({"choices": [choice]}).encode() for choice in choices]
+    return [b"data: %b\n\n" % text for text in (*texts, b"[DONE]")]
+
+
+def chunked(pieces: list[bytes]) -> bytes:
+    """Return a body of such chunks."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (*pieces, b""))
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+BURSTS = {
+    "one chunk": lambda: HEAD + chunked([b"".join(events())]),
+    "a chunk each": lambda: HEAD + chunked(events()),
+}
+
+
+# spec L14, MD3: they are flushed as they come, and no burst keeps the Trio thread.
+@pytest.mark.parametrize("burst", BURSTS)
+async def test_others_have_a_turn_between_two_events(
+    tmp_path: Path, no_leaks: None, burst: str
+) -> None:
+    del no_leaks
+
+    async def handle(stream: trio.abc.Stream) -> None:
+        while await request(stream):
+            await stream.send_all(BURSTS[burst]())
+
+    turns = 0
+    seen: list[int] = []
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async def note(event: dict[str, object], is_large: bool) -> None:
+        del event, is_large
+        seen.append(turns)
+
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with open_scene(tmp_path, base_url=url) as scene:
+            service = scene.service
+            name = service.section.default_model
+            call = service.prepared(
+                scene.connect().client,
+                name,
+                BODY,
+                size=size_of_body(BODY),
+                max_tokens=None,
+            )
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take_turns)
+                done = await service.gateway.complete(call, note)
+                nursery.cancel_scope.cancel()
+    assert done.text == "word " * EVENTS
+    assert len(seen) == EVENTS
+    # In each round of Trio both have one turn, in any order.
+    assert all(late > early for early, late in zip(seen, seen[2:], strict=False))
