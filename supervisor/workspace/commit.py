@@ -8,8 +8,9 @@ Rules:
  3. What a step replaces or removes is looked at before the base is judged for the last
     time, and again when it has come out. If that is not the same, the operator was
     quicker: every step is undone, in reverse order.
- 4. What was replaced or removed stays in the staging directory until all is synced. If
-    its place is taken when it is to go back, or gone, it gets a name of its own near it.
+ 4. What was replaced or removed stays in the staging directory until all is synced. It
+    goes back to the directory it was in, wherever the operator has moved that. If its
+    place is taken by then, or gone, it gets a name of its own near it.
  5. Nothing is reached through a link: directories are opened beneath the base exactly.
 
 Spec WS11 to WS13.
@@ -32,12 +33,13 @@ from supervisor.launchpad.kernel import open_exactly
 from supervisor.scratch import remove_tree
 from supervisor.workspace.attributes import program_attributes
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import LayeredTree, Node, join, split
+from supervisor.workspace.layers import GoneError, LayeredTree, Node, join, split
 from supervisor.workspace.linux import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
     copy_content,
     held_entry,
+    read_file_handle,
     read_mount_id,
     rename,
     set_mode,
@@ -48,7 +50,7 @@ from supervisor.workspace.record import RecordUpdate, digest_inside
 from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 STAGING_PREFIX = b".sandhost-commit-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -155,6 +157,7 @@ class CommitJournal(msgspec.Struct):
         update: of the record.
         aside: of what could not go back to its place: path -> path where it is.
         dropped: paths of which the base's side was chosen: what the layer has there goes.
+        directories: in which steps were done, when they are to be undone: path -> handle.
     """
 
     state: Literal["staging", "applying", "undoing", "applied", "undone"]
@@ -165,6 +168,7 @@ class CommitJournal(msgspec.Struct):
     update: RecordUpdate = RecordUpdate()
     aside: dict[bytes, bytes] = {}
     dropped: list[bytes] = []
+    directories: dict[bytes, bytes] = {}
 
     def old_path(self, path: bytes) -> bytes:
         """Return where the base had what a step has at a path, before any was done."""
@@ -345,7 +349,7 @@ class Committer:
         self, journal: CommitJournal, staging: int
     ) -> BaseChangedError | OSError | None:
         """Do every step; else return why one cannot be done, and have it undone."""
-        steps = _Steps(self._base, staging)
+        steps = _Steps(self._base, staging, journal.directories)
         try:
             for step in journal.steps:
                 steps.do(step)
@@ -362,7 +366,7 @@ class Committer:
         if journal.state != "undoing":
             return
         mark = journal.staging.removeprefix(STAGING_PREFIX)[:_MARK_BYTES]
-        steps = _Steps(self._base, staging, mark)
+        steps = _Steps(self._base, staging, journal.directories, mark)
         for step in reversed(journal.steps):
             steps.undo(step)
         journal.aside = steps.find_aside(journal.steps)
@@ -678,12 +682,21 @@ class _Steps:
     Args:
         base: a descriptor of the base's top.
         staging: of the staging directory.
+        directories: in which steps were done: path -> handle; ``do`` adds to it.
         mark: ends the names of what cannot go back to its place.
     """
 
-    def __init__(self, base: int, staging: int, mark: bytes = b"") -> None:
+    def __init__(
+        self,
+        base: int,
+        staging: int,
+        directories: dict[bytes, bytes],
+        mark: bytes = b"",
+    ) -> None:
         self._base = base
         self._staging = staging
+        self._directories = directories
+        self._moved: dict[bytes, bytes | None] = {}
         self._mark = mark
 
     def do(self, step: Step) -> None:
@@ -693,6 +706,7 @@ class _Steps:
             BaseChangedError: the base has something else there; nothing has changed.
         """
         with self._directory(step.path) as (directory, name):
+            self._record_directory(step.path, directory)
             match step:
                 case Put():
                     self._put(step, directory, name)
@@ -707,14 +721,44 @@ class _Steps:
 
     def undo(self, step: Step) -> None:
         """Undo a step, if it was done."""
+        where, name = split(step.path)
         try:
-            with self._directory(step.path) as (directory, name):
-                self._undo_in(step, directory, name)
+            with self._directory(join(self._find_directory(where), name)) as place:
+                self._undo_in(step, *place)
         except BaseChangedError:  # its directory is not there any more
             if not isinstance(step, Put | Take) or step.expected is None:
                 return
             if _inode(self._staging, step.staged) == step.expected.inode:
                 self._put_aside(step)
+
+    def _record_directory(self, path: bytes, directory: int) -> None:
+        """Record which directory a step is done in, so that it is undone there.
+
+        Raises:
+            BaseChangedError: another step was done in another one of that name.
+        """
+        where, _ = split(path)
+        handle = read_file_handle(directory) if where else None
+        if handle and self._directories.setdefault(where, handle) != handle:
+            raise BaseChangedError(path, "its directory is another one")
+
+    def _find_directory(self, path: bytes) -> bytes:
+        """Return where the base has a directory that had a path when a step was done."""
+        handle = self._directories.get(path)
+        if handle is None or self._is_directory_at(path, handle):
+            return path
+        place = self._moved.get(handle, b"")
+        if place is not None and not self._is_directory_at(place, handle):
+            wanted = self._directories.values()
+            self._moved = dict.fromkeys(wanted) | _find_directories(self._base, wanted)
+            place = self._moved[handle]
+        return path if place is None else place
+
+    def _is_directory_at(self, path: bytes, handle: bytes) -> bool:
+        with contextlib.suppress(BaseChangedError), self._directory(path) as at:
+            with contextlib.suppress(OSError), held_entry(*at) as fd:
+                return read_file_handle(fd) == handle
+        return False
 
     def find_aside(self, steps: Sequence[Step]) -> dict[bytes, bytes]:
         """Return what did not go back to its place: path -> path where it is."""
@@ -747,8 +791,11 @@ class _Steps:
     def _undo_in(self, step: Step, directory: int, name: bytes) -> None:
         match step:
             case Put():
-                if _inode(directory, name) == step.inode:
+                there = _inode(directory, name)
+                if there == step.inode:
                     self._undo_put(step, directory, name)
+                elif self._holds_replaced(step, is_saved_over=there >= 0):
+                    self._put_aside(step)
             case Take():
                 if _inode(self._staging, step.staged) == step.expected.inode:
                     self._undo_take(step, directory, name)
@@ -760,6 +807,16 @@ class _Steps:
             case _:
                 assert_never(step)
 
+    def _holds_replaced(self, step: Put, *, is_saved_over: bool) -> bool:
+        """Tell whether what a step has replaced is to be kept, though its place is gone.
+
+        A file that the operator has saved over what the step put supersedes a file.
+        """
+        old = step.expected
+        if old is None or (is_saved_over and not stat.S_ISDIR(old.mode)):
+            return False
+        return _inode(self._staging, step.staged) == old.inode
+
     def _put(self, step: Put, directory: int, name: bytes) -> None:
         if _inode(directory, name) == step.inode:
             return
@@ -769,7 +826,7 @@ class _Steps:
                 return
             with held_entry(self._staging, step.staged):
                 self._exchange(directory, name, step.staged)
-                if self._came_out(step.staged, step.expected) == step.expected:
+                if self._is_out(step.staged, step.expected):
                     return
                 self._bring_back(step, directory, name)
         except OSError as why:
@@ -837,7 +894,7 @@ class _Steps:
             if why.errno not in _GONE:
                 raise
             raise BaseChangedError(step.path, "it was removed in the base") from None
-        if self._came_out(step.staged, step.expected) != step.expected:
+        if not self._is_out(step.staged, step.expected):
             rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
             raise BaseChangedError(step.path, "it was changed in the base")
 
@@ -855,19 +912,20 @@ class _Steps:
     def _exchange(self, directory: int, name: bytes, staged: bytes) -> None:
         rename(self._staging, staged, directory, name, RENAME_EXCHANGE)
 
-    def _came_out(self, staged: bytes, expected: Identity) -> Identity:
+    def _is_out(self, staged: bytes, expected: Identity) -> bool:
+        """Tell whether what has come out of the base is what a step expects."""
         tree = LayeredTree((self._staging,))
         node = tree.find(staged)
         if node is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
-        fd = tree.open(node.parts[0])
-        try:
-            found = identity_of(os.fstat(fd))
-        finally:
-            os.close(fd)
+            return False
+        found = identity_of(node.status)
         if expected.inside and node.is_directory:
-            found = msgspec.structs.replace(found, inside=digest_inside(tree, node))
-        return found
+            try:
+                inside = digest_inside(tree, node)
+            except GoneError:  # somebody works in it
+                return False
+            found = msgspec.structs.replace(found, inside=inside)
+        return found == expected
 
     def _set_times(self, step: SetTimes, directory: int, name: bytes) -> None:
         try:
@@ -912,6 +970,40 @@ class _Steps:
             yield fd, name
         finally:
             os.close(fd)
+
+
+def _find_directories(top: int, handles: Collection[bytes]) -> dict[bytes, bytes]:
+    """Return where directories are beneath a top by now: handle -> path.
+
+    Args:
+        top: a descriptor of it.
+        handles: of the directories, as ``read_file_handle`` returns them.
+    """
+    wanted, found = set(handles), dict[bytes, bytes]()
+    pending = [b""]
+    while pending and wanted:
+        path = pending.pop()
+        with contextlib.suppress(OSError):  # gone meanwhile, or not to be read
+            fd = open_exactly(path or b".", top, _DIRECTORY)
+            try:
+                handle = read_file_handle(fd)
+                if handle in wanted:
+                    wanted.discard(handle)
+                    found[handle] = path
+                pending += [join(path, name) for name in _directories_in(fd)]
+            finally:
+                os.close(fd)
+    return found
+
+
+def _directories_in(fd: int) -> Iterator[bytes]:
+    """Yield the names of the directories in one, but of those that commits stage in."""
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            name = os.fsencode(entry.name)
+            is_staging = name.startswith(STAGING_PREFIX)
+            if entry.is_dir(follow_symlinks=False) and not is_staging:
+                yield name
 
 
 def _is_edited(step: Put, directory: int, name: bytes) -> bool:

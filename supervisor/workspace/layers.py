@@ -38,8 +38,20 @@ TOP = b""
 """The path of the top of a tree."""
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+_GONE = _ABSENT | {errno.ELOOP}
 _NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM})
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class GoneError(OSError):
+    """What a layer had at a path is not there any more: removed, moved or replaced."""
+
+    reason = "it was removed or replaced meanwhile"
+
+    @property
+    def path(self) -> bytes:
+        """Return where the layer had it."""
+        return os.fsencode(self.filename)
 
 
 def join(directory: bytes, name: bytes) -> bytes:
@@ -166,30 +178,44 @@ class LayeredTree:
         """Open one object of one layer; the descriptor is the caller's.
 
         Raises:
-            OSError: it is not there any more, or may not be opened.
+            GoneError: it is not there any more.
+            OSError: it may not be opened.
         """
-        path = part.path or b"."
-        return open_exactly(path, self._tops[part.layer], flags)
+        try:
+            return open_exactly(part.path or b".", self._tops[part.layer], flags)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+            raise GoneError(why.errno, why.strerror, part.path) from None
 
     def open_file(self, node: Node) -> int:
         """Open a regular file for reading.
 
         Raises:
-            OSError: ESTALE: it is another object now; or another reason.
+            GoneError: it is another object now, or none.
+            OSError: it may not be opened.
         """
         fd = self.open(node.parts[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         if not os.path.samestat(os.fstat(fd), node.status):
             os.close(fd)
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), node.path)
+            raise GoneError(errno.ESTALE, os.strerror(errno.ESTALE), node.path)
         return fd
 
     def read_link(self, node: Node) -> bytes:
-        """Return where a symbolic link leads, as it says."""
+        """Return where a symbolic link leads, as it says.
+
+        Raises:
+            GoneError: there is no link any more.
+        """
         part = node.parts[0]
         directory, name = split(part.path)
         fd = self.open(Part(part.layer, directory), _DIRECTORY)
         try:
             return os.readlink(name, dir_fd=fd)
+        except OSError as why:
+            if why.errno not in {errno.ENOENT, errno.EINVAL}:
+                raise
+            raise GoneError(why.errno, why.strerror, part.path) from None
         finally:
             os.close(fd)
 

@@ -37,7 +37,13 @@ from supervisor.workspace.hidden import (
     write_layer,
 )
 from supervisor.workspace.layer_store import LayerStore, new_layer_id
-from supervisor.workspace.layers import LayeredTree, Node, split, with_parents
+from supervisor.workspace.layers import (
+    GoneError,
+    LayeredTree,
+    Node,
+    split,
+    with_parents,
+)
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.merge import CannotMergeError, Merger
 from supervisor.workspace.patch import write_patch
@@ -262,50 +268,67 @@ class Workspace:
 
     def _commit(self, selection: Selection, *, is_dry: bool) -> CommitResult:
         with self.trees(for_commit=not is_dry) as trees:
-            rows = self._look(trees)
-            patterns = (selection.only, selection.but, selection.theirs, selection.mine)
-            _check_matches(patterns, rows, trees.base)
-            self._check_allowed(trees, rows, selection.allow)
-            judge = self.judge(trees)
-            chosen = choose_rows(rows, selection, trees.base)
-            chosen, dropped = _sides(chosen, selection)
-            guarded, hidden = self._guarded(trees, chosen, selection)
-            conflicts = _conflicts(judge, chosen, selection)
-            merges: dict[bytes, MergedFile] = {}
-            if selection.merges:
-                merger = Merger(trees.base, trees.merged, rows)
-                merges, conflicts = self._merge(merger, judge, chosen, conflicts)
-            self._check_layer_stays(chosen, dropped, merges)
-            _check_shows(trees, dropped)
-            is_refused = guarded or (conflicts and not selection.skips_conflicts)
-            left_out = {found.path for found in conflicts}
-            chosen = [] if is_refused else _without(chosen, left_out)
-            applied = {row.path for row in chosen}
-            merges = {path: one for path, one in merges.items() if path in applied}
-            if not is_dry:
-                self._record_if_room(trees, rows)
-                if chosen:
-                    what = Chosen(chosen, merges, _places(dropped))
+            rows: list[Row] = []
+            try:
+                rows = self._look(trees)
+                return self._commit_rows(trees, rows, selection, is_dry=is_dry)
+            except GoneError as why:  # the operator works in the base
+                conflict = Conflict(why.path, why.reason)
+                left = tuple(row.path for row in rows)
+                return CommitResult(conflicts=(conflict,), left=left)
+
+    def _commit_rows(
+        self, trees: Trees, rows: Sequence[Row], selection: Selection, *, is_dry: bool
+    ) -> CommitResult:
+        """Commit what is chosen of all that was changed.
+
+        Raises:
+            GoneError: the base has something no more that was to be judged; nothing is
+                done.
+        """
+        patterns = (selection.only, selection.but, selection.theirs, selection.mine)
+        _check_matches(patterns, rows, trees.base)
+        self._check_allowed(trees, rows, selection.allow)
+        judge = self.judge(trees)
+        chosen = choose_rows(rows, selection, trees.base)
+        chosen, dropped = _sides(chosen, selection)
+        guarded, hidden = self._guarded(trees, chosen, selection)
+        conflicts = _conflicts(judge, chosen, selection)
+        merges: dict[bytes, MergedFile] = {}
+        if selection.merges:
+            merger = Merger(trees.base, trees.merged, rows)
+            merges, conflicts = self._merge(merger, judge, chosen, conflicts)
+        self._check_layer_stays(chosen, dropped, merges)
+        _check_shows(trees, dropped)
+        is_refused = guarded or (conflicts and not selection.skips_conflicts)
+        left_out = {found.path for found in conflicts}
+        chosen = [] if is_refused else _without(chosen, left_out)
+        applied = {row.path for row in chosen}
+        merges = {path: one for path, one in merges.items() if path in applied}
+        if not is_dry:
+            self._record_if_room(trees, rows)
+            if chosen:
+                what = Chosen(chosen, merges, _places(dropped))
+                again = partial(self._judge_again, trees, chosen, selection, merges)
+                try:
                     update = self.judge(trees).update_by_commit(chosen, rows)
-                    again = partial(self._judge_again, trees, chosen, selection, merges)
-                    try:
-                        self._committer(trees).commit(trees.merged, what, update, again)
-                    except BaseChangedError as why:
-                        conflicts = [*conflicts, Conflict(why.path, why.reason)]
-                        conflicts += self._aside()
-                        applied = set()
-                        merges = {}
-                elif not is_refused:  # this takes no room, but makes some
-                    drop_changes(trees.upper_fd, dropped)
-            left = [row.path for row in rows if row.path not in applied]
-            return CommitResult(
-                tuple(sorted(applied)),
-                tuple(conflicts),
-                tuple(guarded),
-                tuple(left),
-                tuple(sorted(merges)),
-                frozenset(hidden),
-            )
+                    self._committer(trees).commit(trees.merged, what, update, again)
+                except (BaseChangedError, GoneError) as why:
+                    conflicts = [*conflicts, Conflict(why.path, why.reason)]
+                    conflicts += self._aside()
+                    applied = set()
+                    merges = {}
+            elif not is_refused:  # this takes no room, but makes some
+                drop_changes(trees.upper_fd, dropped)
+        left = [row.path for row in rows if row.path not in applied]
+        return CommitResult(
+            tuple(sorted(applied)),
+            tuple(conflicts),
+            tuple(guarded),
+            tuple(left),
+            tuple(sorted(merges)),
+            frozenset(hidden),
+        )
 
     def _aside(self) -> list[Conflict]:
         """Return as conflicts what a commit that was undone could not bring back."""

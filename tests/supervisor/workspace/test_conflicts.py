@@ -385,6 +385,35 @@ def test_an_editor_that_is_quicker_than_the_staging_makes_a_conflict(
     assert conflicts(commit(edited)) == [path]
 
 
+# spec WS11: while the rows are chosen, when their record is written, when they are staged.
+@pytest.mark.parametrize("moment", ["choose_rows", "save_record", "CommitJournal"])
+def test_what_vanishes_while_a_commit_judges_it_is_a_conflict(
+    edited: Scene, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    write(edited.base / "d/e/x", "old\n")
+    with edited.run() as top:
+        shutil.rmtree(top / "d")
+    edited.end_run()
+    before = tree_of(edited.base)
+    owner = commit_module if moment == "CommitJournal" else workspace_module
+    real = getattr(owner, moment)
+
+    def remove_first(*words: Any, **named: Any) -> Any:
+        shutil.rmtree(edited.base / "d", ignore_errors=True)
+        return real(*words, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, moment, remove_first)
+        result = commit(edited, skips_conflicts=True)
+    assert result.applied == ()
+    assert conflicts(result) == ["d"]
+    assert {b"a", b"b", b"d"} == set(result.left)
+    assert tree_of(edited.base) == {
+        path: facts for path, facts in before.items() if not path.startswith(b"d")
+    }
+    assert commit(edited).applied == (b"a", b"b")
+
+
 # spec WS13
 @pytest.mark.chaos
 def test_no_link_of_the_base_is_followed_by_a_commit(scene: Scene) -> None:

@@ -43,10 +43,6 @@ def make_directory(base: Path) -> None:
     write(base / "e/b", "operator's\n")
 
 
-def move_directory(base: Path) -> None:
-    (base / "d").rename(base / "moved")
-
-
 def remove_directory(base: Path) -> None:
     shutil.rmtree(base / "d")
 
@@ -83,7 +79,6 @@ def commit_and_undo(
     [
         (make_file, "d/a", "d/a", "d/a.undone-*"),
         (make_directory, "e/b", "e", "e.undone-*/b"),
-        (move_directory, "z", "d/a", "a.undone-*"),
         (remove_directory, "z", "d/a", "a.undone-*"),
     ],
 )
@@ -123,3 +118,67 @@ def test_a_commit_that_is_undone_after_a_crash_says_what_could_not_go_back(
     assert (changed.base / "e/b").read_text() == "old\n"
     with changed.open() as workspace:
         assert workspace.finish_commit() is None
+
+
+def move_directories(base: Path) -> None:
+    (base / "d").rename(base / "moved")
+    (base / "d").mkdir()
+    (base / "g/h").rename(base / "d/h")
+
+
+# spec WS12
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_what_was_done_in_a_directory_is_undone_where_the_operator_has_moved_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, *, is_cut: bool
+) -> None:
+    for path in ("d/edited", "d/mode", "d/removed", "g/h/i/edited", "z"):
+        write(scene.base / path, "old\n")
+    (scene.base / "d/mode").chmod(0o755)
+    scene.make()
+    with scene.run() as top:
+        (top / "d/removed").unlink()
+        (top / "d/mode").chmod(0o700)
+        for path in ("d/edited", "d/new", "d/n/new", "g/h/i/edited", "z"):
+            write(top / path, "new\n")
+    scene.end_run()
+    scene.copy("expected", scene.base)
+    move_directories(scene.top / "expected")
+    write(scene.top / "expected/z", "operator's\n")
+    if is_cut:
+        with pytest.raises(PowerCutError):
+            commit_and_undo(scene, monkeypatch, move_directories, is_cut=True)
+        with scene.open() as workspace:
+            assert workspace.finish_commit() is False
+            assert workspace.text_of_undone() == "the base is as it was"
+    else:
+        result = commit_and_undo(scene, monkeypatch, move_directories)
+        assert result.applied == ()
+        assert [one.path for one in result.conflicts] == [b"z"]
+    assert tree_of(scene.base) == tree_of(scene.top / "expected")
+
+
+# spec WS12
+@pytest.mark.parametrize("old", ["d/edited", "d/replaced"])
+def test_what_was_replaced_is_kept_where_the_operator_has_moved_what_replaced_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, old: str
+) -> None:
+    for path in ("d/edited", "d/replaced/old", "z"):
+        write(scene.base / path, "old\n")
+    scene.make()
+    with scene.run() as top:
+        shutil.rmtree(top / "d/replaced")
+        for path in ("d/edited", "d/replaced", "z"):
+            write(top / path, "new\n")
+    scene.end_run()
+
+    def move(base: Path) -> None:
+        (base / old).rename(base / "moved")
+
+    result = commit_and_undo(scene, monkeypatch, move)
+    assert result.applied == ()
+    [aside] = scene.base.glob(f"{old}.undone-*")
+    kept = aside / "old" if aside.is_dir() else aside
+    assert kept.read_text() == "old\n"
+    assert (scene.base / "moved").read_text() == "new\n"
+    reasons = {os.fsdecode(one.path): one.reason for one in result.conflicts}
+    assert aside.name in reasons[old]
