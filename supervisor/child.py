@@ -526,16 +526,24 @@ class Child(ChildClients):
         """Mount a workspace, or take the mount of a child that shares it."""
         if not use.is_shared:
             return await self._mount_anew(use, wanted)
-        from supervisor.shared_workspaces import mount_of_sharers  # noqa: PLC0415 - with a workspace
+        from supervisor.shared_workspaces import (  # noqa: PLC0415 - with a workspace
+            mount_of_sharers,
+            sharer_that_ends,
+        )
 
         host = self._host
-        async with host.mounting:
-            try:
-                mounted = mount_of_sharers(self, use, host.children.values())
-            except OSError as why:
-                reason = why.strerror or str(why)
-                raise walled.no_workspace(use.base, reason) from None
-            return mounted or await self._mount_anew(use, wanted)
+        while True:
+            async with host.mounting:
+                children = host.children.values()
+                try:
+                    mounted = mount_of_sharers(self, use, children)
+                except OSError as why:
+                    reason = why.strerror or str(why)
+                    raise walled.no_workspace(use.base, reason) from None
+                last = sharer_that_ends(self, use, children)
+                if mounted is not None or last is None:
+                    return mounted or await self._mount_anew(use, wanted)
+            await last.gone.wait()
 
     async def _mount_anew(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
         from supervisor.workspace.run import (  # noqa: PLC0415

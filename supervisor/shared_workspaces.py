@@ -7,7 +7,7 @@ Rules of this file.
 
 1. Two mounts that write to one layer are forbidden: the second child gets a copy of the
    first one's mount, and of the descriptor of its lock. The last copy that is closed
-   unmounts and unlocks.
+   unmounts and unlocks: a child that comes between the two waits for the last one's end.
 2. A mount shows the operator's files as one user's, so children that share one have one
    user (``Machine`` counts them). Their other walls keep them apart.
 """
@@ -71,6 +71,16 @@ def mount_of_sharers(
     return None
 
 
+def sharer_that_ends(
+    child: Child, use: WorkspaceUse, children: Iterable[Child]
+) -> Child | None:
+    """Return a child that has given the mount back, and not the lock; None for none."""
+    for other in _sharers(child, use, children):
+        if _mount_in(other, use) is None and _lock_in(other, use) is not None:
+            return other
+    return None
+
+
 def _sharers(
     child: Child, use: WorkspaceUse, children: Iterable[Child]
 ) -> Iterator[Child]:
@@ -84,14 +94,19 @@ def _sharers(
 
 def _mount_in(other: Child, use: WorkspaceUse) -> MountedWorkspace | None:
     """Return what a child holds of a workspace; None before and after."""
-    wanted, held = other.wanted, other.held
-    if wanted is None:
+    mount = None if other.wanted is None else other.wanted.mount_of(use.base)
+    lock = _lock_in(other, use)
+    if mount is None or mount.fd not in other.held or lock is None:
         return None
-    mount = wanted.mount_of(use.base)
-    if mount is None or mount.fd not in held:
+    return MountedWorkspace(HeldMount(mount.fd, mount.namespace), lock)
+
+
+def _lock_in(other: Child, use: WorkspaceUse) -> int | None:
+    """Return the descriptor of a workspace's lock that a child holds."""
+    if other.wanted is None:
         return None
     locked = (one for one in other.spec.workspaces if one.mode == "review")
-    for one, lock in zip(locked, wanted.locks, strict=False):
-        if use.is_same(one) and lock in held:
-            return MountedWorkspace(HeldMount(mount.fd, mount.namespace), lock)
+    for one, lock in zip(locked, other.wanted.locks, strict=False):
+        if use.is_same(one) and lock in other.held:
+            return lock
     return None
