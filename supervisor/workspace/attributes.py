@@ -47,3 +47,10 @@ def program_attributes(fd: int) -> Iterator[tuple[str, str]]:
             yield name, _USER + name.removeprefix(f"{_USER}overlay.")
         elif not name.startswith(_USER):
             yield name, name
+
+
+def user_attributes(fd: int) -> Iterator[tuple[str, bytes]]:
+    """Yield name and value of what programs have set, as a commit brings it along."""
+    for name, own_name in program_attributes(fd):
+        if name.startswith("user."):
+            yield own_name, os.getxattr(fd, name)

@@ -31,7 +31,7 @@ import msgspec
 
 from supervisor.launchpad.kernel import open_exactly
 from supervisor.scratch import remove_tree
-from supervisor.workspace.attributes import program_attributes
+from supervisor.workspace.attributes import attribute_names, user_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import GoneError, LayeredTree, Node, join, split
 from supervisor.workspace.linux import (
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 STAGING_PREFIX = b".sandhost-commit-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_USER_XATTRS = "user."
 _MARK_BYTES = 8
 _NAME_BYTES = 255
 """Of a name, at most, as ``NAME_MAX`` says."""
@@ -132,6 +131,20 @@ class SetMode(msgspec.Struct, frozen=True, tag=True):
     expected: Identity | None = None
 
 
+class SetAttributes(msgspec.Struct, frozen=True, tag=True):
+    """Set or remove extended attributes of a directory that the base has.
+
+    Attributes:
+        path: in the base.
+        inode: of what is there.
+        values: by name what it has now and what it gets; None for no such attribute.
+    """
+
+    path: bytes
+    inode: int
+    values: dict[str, tuple[bytes | None, bytes | None]]
+
+
 class SetTimes(msgspec.Struct, frozen=True, tag=True):
     """Set the times of a new directory, which its entries have changed."""
 
@@ -140,7 +153,7 @@ class SetTimes(msgspec.Struct, frozen=True, tag=True):
     times_ns: tuple[int, int]
 
 
-Step = Put | Take | SetMode | SetTimes
+Step = Put | Take | SetMode | SetAttributes | SetTimes
 
 
 class CommitJournal(msgspec.Struct):
@@ -474,7 +487,7 @@ class _Stage:
             elif row.change is Change.DELETED:
                 steps.append(self._removal(row))
             elif row.old is not None and self._is_mode_alone(row, row.old):
-                steps += self._mode_steps(row, row.old.status.st_ino)
+                steps += self._facts_steps(row, row.old.status.st_ino)
             elif row.new is not None:
                 put = self._put(row, row.new)
                 steps.append(put)
@@ -491,7 +504,7 @@ class _Stage:
         if row.replaced is not None:
             replaced = self._expect(row.replaced.path, is_whole=True)
         put = Put(row.path, staged, inode, replaced, is_moved=True)
-        return [put, *self._mode_steps(row, inode)]
+        return [put, *self._facts_steps(row, inode)]
 
     def _removal(self, row: Row) -> Take:
         """Return the step of a deletion; its object may lie in a renamed directory."""
@@ -528,14 +541,33 @@ class _Stage:
             return True
         return _xattrs_in(self._merged, new) == _xattrs_in(self._base, old)
 
-    def _mode_steps(self, row: Row, inode: int) -> list[Step]:
+    def _facts_steps(self, row: Row, inode: int) -> list[Step]:
+        """Return the steps that set the mode and the attributes of a base's object."""
         if row.new is None or row.old is None:
             return []
+        steps = self._attribute_steps(row.path, inode, row.new, row.old)
         old = stat.S_IMODE(row.old.status.st_mode)
         new = stat.S_IMODE(row.new.status.st_mode)
-        if old == new:
+        if old != new:
+            expected = identity_of(row.old.status)
+            # The attributes of what cannot be written to cannot be set.
+            at = 0 if new & stat.S_IWUSR else len(steps)
+            steps.insert(at, SetMode(row.path, inode, old, new, expected))
+        return steps
+
+    def _attribute_steps(
+        self, path: bytes, inode: int, new: Node, old: Node
+    ) -> list[Step]:
+        """Return the step that brings along what was changed of a directory's attributes."""
+        if not new.is_directory:
             return []
-        return [SetMode(row.path, inode, old, new, identity_of(row.old.status))]
+        olds, news = _xattrs_in(self._base, old), _xattrs_in(self._merged, new)
+        values = {
+            name: (olds.get(name), news.get(name))
+            for name in sorted(olds.keys() | news.keys())
+            if olds.get(name) != news.get(name)
+        }
+        return [SetAttributes(path, inode, values)] if values else []
 
     def _put(self, row: Row, new: Node) -> Put:
         expected = None
@@ -648,10 +680,12 @@ def _facts(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_uid, status.st_gid, status.st_mtime_ns
 
 
-def _xattrs_in(tree: LayeredTree, file: Node) -> dict[str, bytes]:
-    fd = tree.open_file(file)
+def _xattrs_in(tree: LayeredTree, node: Node) -> dict[str, bytes]:
+    """Return the attributes of the user namespace of a file or a directory."""
+    is_directory = node.is_directory
+    fd = tree.open(node.parts[0], _DIRECTORY) if is_directory else tree.open_file(node)
     try:
-        return dict(_xattrs(fd))
+        return dict(user_attributes(fd))
     finally:
         os.close(fd)
 
@@ -664,15 +698,8 @@ def _set_owner(name: bytes, directory: int, status: os.stat_result) -> None:
         )
 
 
-def _xattrs(fd: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the attributes of the user namespace; overlayfs's own stay behind."""
-    for name, own_name in program_attributes(fd):
-        if name.startswith(_USER_XATTRS):
-            yield own_name, os.getxattr(fd, name)
-
-
 def _copy_xattrs(source: int, target: int) -> None:
-    for name, value in _xattrs(source):
+    for name, value in user_attributes(source):
         os.setxattr(target, name, value)
 
 
@@ -714,6 +741,8 @@ class _Steps:
                     self._take(step, directory, name)
                 case SetMode():
                     self._set_mode(step, directory, name, step.old, step.new)
+                case SetAttributes():
+                    self._set_attributes(step, directory, name)
                 case SetTimes():
                     self._set_times(step, directory, name)
                 case _:
@@ -791,17 +820,16 @@ class _Steps:
     def _undo_in(self, step: Step, directory: int, name: bytes) -> None:
         match step:
             case Put():
-                there = _inode(directory, name)
-                if there == step.inode:
-                    self._undo_put(step, directory, name)
-                elif self._holds_replaced(step, is_saved_over=there >= 0):
-                    self._put_aside(step)
+                self._undo_put(step, directory, name)
             case Take():
                 if _inode(self._staging, step.staged) == step.expected.inode:
                     self._undo_take(step, directory, name)
             case SetMode():
                 with contextlib.suppress(BaseChangedError):
                     self._set_mode(step, directory, name, step.new, step.old)
+            case SetAttributes():
+                with contextlib.suppress(BaseChangedError):
+                    self._set_attributes(step, directory, name, is_undone=True)
             case SetTimes():
                 pass
             case _:
@@ -856,6 +884,11 @@ class _Steps:
             self._put_aside(step)
 
     def _undo_put(self, step: Put, directory: int, name: bytes) -> None:
+        there = _inode(directory, name)
+        if there != step.inode:
+            if self._holds_replaced(step, is_saved_over=there >= 0):
+                self._put_aside(step)
+            return
         if _is_edited(step, directory, name):
             return  # what the operator has written into it stays
         if step.expected is not None:
@@ -955,6 +988,35 @@ class _Steps:
             if why.errno not in _GONE:
                 raise
             raise BaseChangedError(step.path, "it was removed in the base") from None
+
+    def _set_attributes(
+        self,
+        step: SetAttributes,
+        directory: int,
+        name: bytes,
+        *,
+        is_undone: bool = False,
+    ) -> None:
+        """Set attributes as a step says, or as they were, if all are one or the other."""
+        try:
+            with held_entry(directory, name) as fd:
+                place = f"/proc/self/fd/{fd}"
+                now = {one: os.getxattr(place, one) for one in attribute_names(place)}
+                is_known = all(
+                    now.get(one) in pair for one, pair in step.values.items()
+                )
+                if os.fstat(fd).st_ino != step.inode or not is_known:
+                    raise BaseChangedError(step.path, "it was changed in the base")
+                for one, (old, new) in step.values.items():
+                    value = old if is_undone else new
+                    if value is not None:
+                        os.setxattr(place, one, value)
+                    elif one in now:
+                        os.removexattr(place, one)
+        except OSError as why:
+            if why.errno not in {errno.ENODATA, *_GONE}:
+                raise
+            raise BaseChangedError(step.path, "it was changed in the base") from None
 
     @contextlib.contextmanager
     def _directory(self, path: bytes) -> Iterator[tuple[int, bytes]]:

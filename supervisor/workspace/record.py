@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from supervisor.workspace.attributes import user_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import (
     LayeredTree,
@@ -38,6 +39,9 @@ _ORIGIN_HEADER_BYTES = 21
 
 _ORIGIN_TYPE_OFFSET = 4
 
+_SETS_ATTRIBUTES = frozenset({Change.MODE, Change.RENAMED})
+"""How a directory differs of which a commit sets what the base has."""
+
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
     """What the base had at a path.
@@ -54,6 +58,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
         text: of a file, what names its content among the kept texts; b"" if it was not kept.
         origin: of a directory that was renamed, where the base has it: all but ``inside``
             is of that path.
+        attributes: of a directory of which a commit sets the mode, or that it renames, a
+            digest of its extended attributes; else, and in an older record, b"".
     """
 
     kind: int
@@ -64,11 +70,17 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     inside: bytes = b""
     text: bytes = b""
     origin: bytes = b""
+    attributes: bytes = b""
 
     def is_still(self, now: Seen) -> bool:
         """Tell whether the base has this now; of that no text is kept yet."""
         ctime_ns = self.ctime_ns if self.kind == stat.S_IFDIR else now.ctime_ns
-        return msgspec.structs.replace(now, text=self.text, ctime_ns=ctime_ns) == self
+        are_known = bool(self.attributes and now.attributes)
+        attributes = now.attributes if are_known else self.attributes
+        known = msgspec.structs.replace(
+            now, text=self.text, ctime_ns=ctime_ns, attributes=attributes
+        )
+        return known == self
 
 
 NOTHING = Seen(0)
@@ -122,10 +134,23 @@ def look_at_base(
     # A new object may stand where a directory was that was renamed: the base has it still.
     old = base.find(row.path) if row.change is Change.ADDED else row.old
     seen = seen_of(base, old, is_whole=_takes_all(row), left_out=left_out)
+    if old is not None and old.is_directory and row.change in _SETS_ATTRIBUTES:
+        attributes = _digest_attributes(base, old)
+        seen = msgspec.structs.replace(seen, attributes=attributes)
     if row.origin is None:
         return seen
     inside = _digest(base, row.replaced, left_out)
     return msgspec.structs.replace(seen, inside=inside, origin=row.origin)
+
+
+def _digest_attributes(base: LayeredTree, directory: Node) -> bytes:
+    """Return a digest of the extended attributes of one of the base's directories."""
+    fd = base.open(directory.parts[0], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        facts = list(user_attributes(fd))
+    finally:
+        os.close(fd)
+    return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=16).digest()
 
 
 def _digest(

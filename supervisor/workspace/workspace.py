@@ -21,6 +21,7 @@ from supervisor.workspace.commit import (
     Committer,
     MergedFile,
     Put,
+    SetAttributes,
     SetTimes,
     Take,
     identity_of,
@@ -885,7 +886,9 @@ class Workspace:
         record = self.record()
         times_ns: dict[tuple[int, int], int] = {}
         for step in journal.steps:
-            expected = None if isinstance(step, SetTimes) else step.expected
+            if isinstance(step, SetTimes | SetAttributes):
+                continue  # of a directory
+            expected = step.expected
             node = trees.base.find(journal.old_path(step.path))
             if expected is None or node is None or node.is_directory:
                 continue

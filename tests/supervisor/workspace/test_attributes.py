@@ -2,8 +2,18 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
-from tests.supervisor.workspace.scene import Scene, selection, write
+import pytest
+
+from supervisor.workspace import commit as commit_module
+from supervisor.workspace.linux import rename, sync_file_system
+from tests.supervisor.workspace.scene import (
+    Scene,
+    is_in_user_namespace,
+    selection,
+    write,
+)
 
 LONG_AGO_NS = 10**18
 
@@ -56,3 +66,95 @@ def test_what_else_was_changed_of_a_file_comes_along_with_its_mode(
     assert (scene.base / "plain").stat().st_ino == plain  # it is not written anew
     modes = {(scene.base / name).stat().st_mode for name in ("noted", "dated", "plain")}
     assert modes == {0o100600}
+
+
+@pytest.fixture
+def noted(scene: Scene) -> Scene:
+    """Return a workspace that has another mode and other attributes of ``d``.
+
+    Its end is recorded.
+    """
+    (scene.base / "d").mkdir(mode=0o755)
+    for name in ("kept", "changed", "removed"):
+        os.setxattr(scene.base / "d", f"user.{name}", b"old")
+    write(scene.base / "z")
+    scene.make()
+    with scene.run() as top:
+        os.setxattr(top / "d", "user.changed", b"new")
+        os.setxattr(top / "d", "user.made", b"new")
+        os.removexattr(top / "d", "user.removed")
+        (top / "d").chmod(0o500)
+        write(top / "z", "new\n")
+    scene.end_run()
+    return scene
+
+
+OLD = {"user.kept": b"old", "user.changed": b"old", "user.removed": b"old"}
+NEW = {"user.kept": b"old", "user.changed": b"new", "user.made": b"new"}
+
+
+# spec WS8, WS12
+@pytest.mark.parametrize("name", ["d", "e"])
+def test_the_attributes_of_a_directory_come_along_with_its_mode(
+    noted: Scene, name: str
+) -> None:
+    if name == "e":
+        if is_in_user_namespace():
+            pytest.skip("a user renames no directory of the base")
+        with noted.run() as top:
+            (top / "d").rename(top / "e")
+        noted.end_run()
+    inode = (noted.base / "d").stat().st_ino
+    commit(noted)
+    assert attributes(noted.base / name) == NEW
+    status = (noted.base / name).stat()
+    assert (status.st_mode & 0o7777, status.st_ino) == (0o500, inode)
+    assert noted.rows() == []
+
+
+# spec WS12
+def test_the_attributes_of_a_directory_go_back_with_its_mode(
+    noted: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_then_rename(*words: Any) -> None:
+        write(noted.base / "z", "operator's\n")
+        rename(*words)
+
+    with monkeypatch.context() as patched, noted.open() as workspace:
+        patched.setattr(commit_module, "rename", save_then_rename)
+        result = workspace.commit(selection())
+    assert [one.path for one in result.conflicts] == [b"z"]
+    assert attributes(noted.base / "d") == OLD
+    assert (noted.base / "d").stat().st_mode & 0o7777 == 0o755
+    with noted.open() as workspace:
+        assert workspace.commit(selection(only=["d"])).applied == (b"d",)
+    assert attributes(noted.base / "d") == NEW
+
+
+# spec WS11
+def test_attributes_of_a_directory_that_the_operator_has_changed_are_a_conflict(
+    noted: Scene,
+) -> None:
+    os.setxattr(noted.base / "d", "user.kept", b"operator's")
+    with noted.open() as workspace:
+        result = workspace.commit(selection())
+        assert [one.path for one in result.conflicts] == [b"d"]
+        assert attributes(noted.base / "d") == OLD | {"user.kept": b"operator's"}
+        assert workspace.commit(selection(theirs=["d"])).applied == (b"d", b"z")
+    assert attributes(noted.base / "d") == NEW
+
+
+# spec WS11: while the commit goes on, before the step and after the last judgement.
+def test_an_attribute_that_is_changed_before_the_step_undoes_the_commit(
+    noted: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change_then_sync(fd: int) -> None:
+        os.setxattr(noted.base / "d", "user.changed", b"operator's")
+        sync_file_system(fd)
+
+    with monkeypatch.context() as patched, noted.open() as workspace:
+        patched.setattr(commit_module, "sync_file_system", change_then_sync)
+        result = workspace.commit(selection())
+    assert [one.path for one in result.conflicts] == [b"d"]
+    assert attributes(noted.base / "d") == OLD | {"user.changed": b"operator's"}
+    assert (noted.base / "z").read_text() == "text\n"
