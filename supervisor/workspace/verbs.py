@@ -369,6 +369,7 @@ def _snapshot(state_dir: str, args: SnapshotArguments) -> Done:
 
 def _restore(state_dir: str, args: RestoreArguments) -> Done:
     with _opened(state_dir, args.name) as (found, notes):
+        found.directory.check_idle()  # before a person is asked
         lost = len(found.changes_since(args.label))
         if args.dry_run:
             return Done({"lost": lost}, notes)

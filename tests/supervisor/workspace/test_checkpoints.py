@@ -1,9 +1,12 @@
 """Snapshots that belong to checkpoints: counted apart, dropped, gone back to later."""
 
+import os
+
 import pytest
 
 from supervisor.workspace.settings import WorkspaceSettings
 from supervisor.workspace.store import WorkspaceError
+from supervisor.workspace.verbs import VerbError, do_verb
 from tests.supervisor.workspace.scene import Scene, write
 
 
@@ -79,3 +82,23 @@ def test_a_restore_by_hand_ends_what_the_child_has_asked(made: Scene) -> None:
         workspace.drop_snapshot("mine")
     with made.open() as workspace:
         assert workspace.finish_restore() is None
+
+
+# spec WS15: before a person is asked whether what was changed since is to be dropped
+@pytest.mark.parametrize("is_dry", [True, False])
+def test_a_workspace_that_a_child_has_is_not_restored(
+    made: Scene, *, is_dry: bool
+) -> None:
+    words = {"name": "w", "label": "mine", "dry_run": is_dry}
+    with made.run() as top:
+        with made.open() as workspace:
+            lock = workspace.directory.lock_for("child-1")
+        write(top / "file", "child\n")
+        with pytest.raises(VerbError, match="child child-1 has it; wait for its end"):
+            do_verb(str(made.state), "restore", words)
+        write(top / "new", "child\n")
+        os.close(lock)
+    made.end_run()
+    assert made.rows() == [("file", "added"), ("new", "added")]
+    assert labels(made) == ["mine"]
+    assert do_verb(str(made.state), "restore", words).result == {"lost": 2}
