@@ -135,22 +135,12 @@ def look_at_base(
     old = base.find(row.path) if row.change is Change.ADDED else row.old
     seen = seen_of(base, old, is_whole=_takes_all(row), left_out=left_out)
     if old is not None and old.is_directory and row.change in _SETS_ATTRIBUTES:
-        attributes = _digest_attributes(base, old)
+        attributes = digest_attributes(base, old)
         seen = msgspec.structs.replace(seen, attributes=attributes)
     if row.origin is None:
         return seen
     inside = _digest(base, row.replaced, left_out)
     return msgspec.structs.replace(seen, inside=inside, origin=row.origin)
-
-
-def _digest_attributes(base: LayeredTree, directory: Node) -> bytes:
-    """Return a digest of the extended attributes of one of the base's directories."""
-    fd = base.open(directory.parts[0], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        facts = list(user_attributes(fd))
-    finally:
-        os.close(fd)
-    return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=16).digest()
 
 
 def _digest(
@@ -231,6 +221,16 @@ def digest_inside(
         inside = path[len(directory.path) :]
         digest.update(inside + b"\0" + repr(facts).encode() + b"\0")
     return digest.digest()
+
+
+def digest_attributes(base: LayeredTree, directory: Node) -> bytes:
+    """Return a digest of the extended attributes of one of the base's directories."""
+    fd = base.open(directory.parts[0], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        facts = list(user_attributes(fd))
+    finally:
+        os.close(fd)
+    return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=16).digest()
 
 
 def _walk(
@@ -338,7 +338,8 @@ class Judge:
             now = seen_of(self._base, node, is_whole=bool(seen.inside))
             if seen.is_still(now):
                 continue
-            record[path] = now
+            # The layer has attributes of its own still, which go by what was seen first.
+            record[path] = msgspec.structs.replace(now, attributes=seen.attributes)
             if self._is_running:
                 del record[path]  # times decide again
 

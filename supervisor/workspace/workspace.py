@@ -54,6 +54,7 @@ from supervisor.workspace.record import (
     Judge,
     Record,
     Seen,
+    digest_attributes,
     load_record,
     look_at_base,
     save_record,
@@ -855,7 +856,10 @@ class Workspace:
                 old = trees.base.find(path)
                 record[path] = seen_of(trees.base, old, is_whole=False)
                 if old is not None and old.is_directory:
-                    record[path] = _written_in(record[path], old)
+                    record[path] = msgspec.structs.replace(
+                        _written_in(record[path], old),
+                        attributes=digest_attributes(trees.base, old),
+                    )
                 is_edited = path in written and not _has_facts_of(old, node)
                 if is_edited or path in journal.merged:
                     # The layer lacks what the base has.

@@ -158,3 +158,39 @@ def test_an_attribute_that_is_changed_before_the_step_undoes_the_commit(
     assert [one.path for one in result.conflicts] == [b"d"]
     assert attributes(noted.base / "d") == OLD | {"user.changed": b"operator's"}
     assert (noted.base / "z").read_text() == "text\n"
+
+
+# spec WS11, WS12: what a commit has set is what was seen, also while the child goes on.
+def test_attributes_are_judged_by_what_the_last_commit_has_set(noted: Scene) -> None:
+    with noted.run() as top:
+        with noted.open() as workspace:
+            lock = workspace.directory.lock_for("child")
+            assert workspace.commit(selection(), is_frozen=True).applied == (b"d", b"z")
+        os.setxattr(top / "d", "user.made", b"newer")
+        (top / "d").chmod(0o700)
+        with noted.open() as workspace:
+            assert workspace.commit(selection(), is_frozen=True).applied == (b"d",)
+        assert attributes(noted.base / "d") == NEW | {"user.made": b"newer"}
+        os.setxattr(noted.base / "d", "user.kept", b"operator's")
+        (top / "d").chmod(0o500)
+        with noted.open() as workspace:
+            result = workspace.commit(selection(), is_frozen=True)
+        assert [one.path for one in result.conflicts] == [b"d"]
+        os.close(lock)
+    assert attributes(noted.base / "d")["user.kept"] == b"operator's"
+
+
+# spec WS11: a mode that both have set alike has no row, and the layer's attributes stay.
+def test_attributes_are_still_judged_when_both_sides_have_set_one_mode(
+    noted: Scene,
+) -> None:
+    (noted.base / "d").chmod(0o500)
+    assert noted.rows() == [("z", "modified")]
+    os.setxattr(noted.base / "d", "user.kept", b"operator's")
+    with noted.run() as top:
+        (top / "d").chmod(0o700)
+    noted.end_run()
+    with noted.open() as workspace:
+        result = workspace.commit(selection())
+    assert [one.path for one in result.conflicts] == [b"d"]
+    assert attributes(noted.base / "d")["user.kept"] == b"operator's"
