@@ -666,7 +666,7 @@ class Judge:
         """
         handle = self._origin_handle(node, node.parts[0])
         if handle is None:
-            return False
+            return self._may_be_removed(node)
         is_there = self._has_inode(self._base, handle)
         if not is_there and self._merged.base_layer > 1:
             # It may come from a sealed layer.
@@ -674,6 +674,29 @@ class Judge:
         if is_there is None:
             is_there = handle in self._handles_beneath()
         return not is_there
+
+    def _may_be_removed(self, node: Node) -> bool:
+        """Tell whether the base may have lost an object of which nothing says the origin.
+
+        The kernel marks that it was copied, and in a user namespace not from what. There
+        no directory of the base is renamed. A file may have been: then the base has it
+        where the layer hides it, or the directory that it is in now is as it was.
+        """
+        if self._merged.base_layer > 1 or not self._is_marked_copy(node):
+            return False  # or it may come from a sealed layer
+        if node.is_directory:
+            return True
+        around = self._base.find(split(node.path)[0])
+        if around is None or around.status.st_ctime_ns < self._born_ns(node):
+            return False
+        return all(_facts(node) != _facts(other) for other in self._covered())
+
+    def _is_marked_copy(self, node: Node) -> bool:
+        """Tell whether the layer says that an object was copied, and not from what."""
+        part = node.parts[0]
+        if part.layer != 0 or node.kind not in {stat.S_IFREG, stat.S_IFDIR}:
+            return False
+        return self._merged.read_mark(part, b"origin") == b""
 
     def _has_inode(self, tree: LayeredTree, handle: bytes) -> bool | None:
         """Tell whether the file system of a tree's top has an inode; None: not known."""
@@ -770,6 +793,11 @@ class Judge:
             if old is not None and not self._is_copied_from(new, old):
                 return f"its directory {os.fsdecode(directory)!r} is another one"
         return ""
+
+
+def _facts(node: Node) -> tuple[int, int, int]:
+    """Return what a rename leaves as it was."""
+    return node.kind, node.status.st_size, node.status.st_mtime_ns
 
 
 def _place_of(directory: bytes, row: Row) -> bytes:
