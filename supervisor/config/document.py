@@ -38,6 +38,8 @@ from supervisor.config.llm import (
     LlmSection,
     check_preset_tools,
     missing_credentials,
+    odd_child_doors,
+    odd_tool_doors,
 )
 from supervisor.config.llm import check as check_llm
 from supervisor.config.metrics import MetricsSection, check_metrics
@@ -250,6 +252,7 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
     yield from odd_places(config)
     yield from odd_keys(config)
     yield from odd_sidecars(config)
+    yield from odd_tool_doors(config)
     yield from odd_restarts(config.child)
     for name, policy in config.policy.items():
         odd = odd_policy(policy, config)
@@ -284,6 +287,7 @@ def doubts(config: Config) -> Iterator[tuple[str, str]]:
     """
     yield from odd_places_of_daemon(config.host)
     yield from missing_credentials(config)
+    yield from odd_child_doors(config)
     yield from odd_programs(config)
 
 

@@ -13,7 +13,7 @@ from supervisor.config.read import joined
 from supervisor.options import OptionError, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from supervisor.config.document import Config
 
@@ -30,6 +30,14 @@ QUOTA_STATUSES = (429, 400)
 
 BOUNDS = ("max_tokens", "max_completion_tokens")
 """The names under which servers take the bound on the output."""
+
+DOOR_VARIABLES = (
+    "OPENAI_BASE_URL",
+    "OPENAI_API_KEY",
+    "ANTHROPIC_BASE_URL",
+    "ANTHROPIC_AUTH_TOKEN",
+)
+"""What the endpoint sets for a child and its tools."""
 
 MOST_IMAGE_TOKENS = 1_000_000
 """Of one image: as many as the longest context of today's models."""
@@ -272,6 +280,33 @@ def check_preset_tools(
         if preset.tools:
             text = "true, but there are no LLM fds; list read_fd in [tools] enabled"
             yield f"llm.presets.{joined(name)}.tools", text
+
+
+def odd_tool_doors(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of sidecars whose tools are led past the model's endpoint."""
+    for name, sidecar in config.sidecar.items():
+        if sidecar.backend == "local":  # a container has no way to it
+            yield from _odd_doors(config, f"sidecar.{joined(name)}.env", sidecar.env)
+
+
+def odd_child_doors(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the same of children, of which a host that starts one says so itself."""
+    for name, child in config.child.items():
+        yield from _odd_doors(config, f"child.{joined(name)}.env", child.env)
+
+
+def _odd_doors(
+    config: Config, key: str, env: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    if config.llm is None or not config.llm.endpoint:
+        return
+    for variable in DOOR_VARIABLES:
+        if variable in env:
+            text = (
+                f"{variable} is set here and wins, so the model's endpoint is not used;"
+                " leave it out if that is not meant"
+            )
+            yield key, text
 
 
 def check_policy(

@@ -64,8 +64,7 @@ class ChoiceRedactor:
         """Return a delta of what is held back of texts that end with an event's choice.
 
         In Responses and Messages a text ends where another begins, so that its end comes
-        too late with the last event.  Calls go on beside each other until then.  A secret
-        that begins before another text and goes on behind it is not seen.
+        too late with the last event.  Calls go on beside each other until then.
 
         Args:
             choice: the event's, before it is fed.
@@ -198,7 +197,8 @@ class EventRedactor:
         for path, (text, last) in list(self._texts.items()):
             if path[: len(place)] != place or (piece in _PIECES and piece != path[-2]):
                 continue
-            del self._texts[path]
+            if kind in _LAST:
+                del self._texts[path]
             if held := text.rest():
                 if isinstance(last["delta"], dict):
                     last["delta"] = {**last["delta"], path[-1]: held}
@@ -224,6 +224,10 @@ _NO_ENDS = frozenset(
     | {"response.content_part.added", "response.reasoning_summary_part.added"}
 )
 """Events that end no text; with another one that has no number all of them end."""
+
+_LAST = frozenset({"content_block_stop", "response.output_item.done"})
+"""Events behind which an answer has no more pieces of what they end: its reader sees to that.
+Behind any other one a text may go on, and is searched on."""
 
 _NUMBERS = ("index", "output_index", "content_index", "summary_index")
 

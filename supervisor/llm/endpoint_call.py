@@ -72,6 +72,11 @@ COUNT_TOKENS = "/v1/messages/count_tokens"
 QUOTA_CODE = "insufficient_quota"
 RATE_CODE = "rate_limit_exceeded"
 
+HELD_QUOTA = (
+    "cannot reserve this call: calls under way hold the rest of the quota; ask again when"
+    " one has ended, or bound the output of each (max_tokens)"
+)
+
 FINAL_REFUSAL = 4
 """From this refusal in a row on the status is 400, at which clients end."""
 
@@ -230,12 +235,17 @@ def _failed(why: FailedCallError) -> RefusedRequestError:
     if why.status == 429:
         # Not the code of a used-up quota, even if the provider said so: that is the
         # child's own quota, of which something may be left.
-        return RefusedRequestError(
+        refusal = RefusedRequestError(
             429, text, RATE_CODE, RATE_CODE, retry_after_s=why.retry_after_s
         )
-    # The caller's own faults stay the caller's; what else the provider said is ours.
-    status = why.status if why.status in PASSED_STATUSES else 502
-    return RefusedRequestError(status, text, "provider_error")
+    else:
+        # The caller's own faults stay the caller's; what else the provider said is ours.
+        status = why.status if why.status in PASSED_STATUSES else 502
+        refusal = RefusedRequestError(status, text, "provider_error")
+    if why.may_pass:
+        # The host asked once: the program asks again as it would ask the provider.
+        refusal.headers.pop("x-should-retry", None)
+    return refusal
 
 
 async def _leave_with(http: HttpConnection, scope: trio.CancelScope) -> None:
@@ -312,11 +322,8 @@ class _Asking:
         except* (TooManyBytesError, NoMemoryError):
             refusal = TooManyBytesError()
         except* HeldQuotaError:
-            text = (
-                "other calls of this account hold what is left of its quota; ask again"
-            )
             refusal = RefusedRequestError(
-                429, text, RATE_CODE, RATE_CODE, retry_after_s=1
+                429, HELD_QUOTA, RATE_CODE, RATE_CODE, retry_after_s=1
             )
         except* QuotaError:
             refusal = _out_of_quota(self._service, self._asker.node)

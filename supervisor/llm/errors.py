@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NO_MEMORY = "other requests of this child take its memory; ask again"
 
@@ -54,7 +51,7 @@ class RefusedRequestError(Exception):
         self.kind = kind
         self.code = code
         # The official clients ask again by themselves unless they are told not to.
-        self.headers: Mapping[str, str] = {"x-should-retry": "false"}
+        self.headers: dict[str, str] = {"x-should-retry": "false"}
         if retry_after_s is not None:
             self.headers = {"retry-after": str(retry_after_s)}
 

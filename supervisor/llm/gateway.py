@@ -175,15 +175,22 @@ class FailedCallError(Exception):
     Attributes:
         status: the provider's HTTP status; 0 where there was none.
         retry_after_s: the provider's ``retry-after``, in seconds; None for none.
+        may_pass: nothing was charged, and the same call may be answered later.
     """
 
     def __init__(
-        self, reason: str, status: int = 0, retry_after_s: int | None = None
+        self,
+        reason: str,
+        status: int = 0,
+        retry_after_s: int | None = None,
+        *,
+        may_pass: bool = False,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.status = status
         self.retry_after_s = retry_after_s
+        self.may_pass = may_pass
 
 
 class NoMemoryError(FailedCallError):
@@ -275,7 +282,11 @@ class Gateway:
         await self._spending.kept()
         if has_no_memory:
             raise NoMemoryError(NO_MEMORY)
-        raise FailedCallError(self._one_line(reason), status, after_s)
+        is_fault = status in (0, 429) or status >= 500
+        may_pass = is_fault and not request.is_sent
+        raise FailedCallError(
+            self._one_line(reason), status, after_s, may_pass=may_pass
+        )
 
     def _reserve(self, call: Call) -> Reservation:
         try:

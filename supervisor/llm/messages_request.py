@@ -21,6 +21,7 @@ from supervisor.llm.translation import (
     NO_FORM,
     Translation,
     UntranslatableError,
+    file_part,
     image_part,
     optional,
     place,
@@ -63,6 +64,8 @@ _EFFORTS = {
     "max": "high",
 }
 """Levels of ``output_config.effort`` as levels that every model with reasoning takes."""
+
+_PDF = "application/pdf"
 
 _LOW_BUDGET, _MEDIUM_BUDGET = 2048, 16_000
 """Up to so many tokens of thinking the effort is low, and medium."""
@@ -186,27 +189,28 @@ class _Conversation:
         self._hold("user", parts)
 
     def _take_result(self, block: Object, at: str) -> list[Object]:
-        """Add a tool's result to the messages; return its images, for the user to show.
+        """Add a tool's result to the messages; return what the user has to show of it.
 
-        With most providers a ``tool`` message holds no image.
+        With most providers a ``tool`` message holds no image and no file.
         """
         known = ("type", "tool_use_id", "content", "is_error")
         found = self._fields.of(block, at, known)
         call_id = required(found, "tool_use_id", str, at)
-        texts, images = [], []
+        texts, shown = [], []
         if optional(found, "is_error", bool, at):
             texts.append("The tool failed.")
         for inner, where in _blocks(found.get("content", ""), f"{at}.content"):
             part = self._part(inner, where)
-            if part["type"] == "image_url":
-                images.append(part)
-                part = text_part(f"[Image {len(images)} follows from the user.]")
+            if part["type"] != "text":
+                shown.append(part)
+                name = str(inner["type"]).capitalize()
+                part = text_part(f"[{name} {len(shown)} follows from the user.]")
             texts.append(part["text"])
         result = {"role": "tool", "tool_call_id": call_id, "content": GAP.join(texts)}
         self._messages.append(result)
-        if images:
-            images.insert(0, text_part(f"Images of the result of {call_id}:"))
-        return images
+        if shown:
+            shown.insert(0, text_part(f"Shown by the result of {call_id}:"))
+        return shown
 
     def _take_assistant(self, content: object, at: str) -> None:
         self._release()
@@ -300,14 +304,21 @@ class _Conversation:
 
     def _document(self, block: Object, at: str) -> Object:
         found = self._fields.of(block, at, ("type", "source", "title", "context"))
-        texts = [optional(found, name, str, at) for name in ("title", "context")]
-        source = required(found, "source", dict, at)
-        at = f"{at}.source"
-        if source.get("type") != "text":
-            raise _wrong_type(source.get("type"), at)
-        found = self._fields.of(source, at, ("type", "media_type", "data"))
-        texts.append(required(found, "data", str, at))
-        return text_part(GAP.join(filter(None, texts)))
+        title = optional(found, "title", str, at)
+        context = optional(found, "context", str, at)
+        source, at_source = required(found, "source", dict, at), f"{at}.source"
+        kind = source.get("type")
+        if kind not in ("text", "base64"):
+            raise _wrong_type(kind, at_source)
+        found = self._fields.of(source, at_source, ("type", "media_type", "data"))
+        data = required(found, "data", str, at_source)
+        if kind == "text":
+            return text_part(GAP.join(filter(None, (title, context, data))))
+        if context:
+            raise UntranslatableError(f"{at}.context", NO_FORM)
+        if found.get("media_type") != _PDF:
+            raise UntranslatableError(f"{at_source}.media_type", f"{_PDF} is needed")
+        return file_part(f"data:{_PDF};base64,{data}", title, f"{at_source}.data")
 
 
 # What stands beside the messages

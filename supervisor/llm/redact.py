@@ -250,6 +250,9 @@ class Redactor:
 class StreamRedactor:
     """Blots out secrets in a text that comes in pieces, also across them.
 
+    A text may go on behind its end: if its rest was the beginning of a secret, what
+    comes of the secret then is blotted out.
+
     Attributes:
         has_found: there was a secret in it.
     """
@@ -257,23 +260,27 @@ class StreamRedactor:
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._held = ""
+        self._told = 0  # characters of what is held that were passed on as a rest
         self.has_found = False
 
     @property
     def is_holding(self) -> bool:
         """Whether something is held back."""
-        return bool(self._held)
+        return len(self._held) > self._told
 
     def feed(self, piece: str) -> str:
         """Take a piece; return what can be passed on by now."""
         whole = self._held + piece
         text = self._redactor.text(whole)
         self.has_found = self.has_found or text != whole
-        back = self._redactor.held_back(text)
-        self._held = text[len(text) - back :]
-        return text[: len(text) - back]
+        told = self._told
+        while not text.startswith(whole[:told]):
+            told -= 1
+        end = len(text) - self._redactor.held_back(text)
+        self._held, self._told = text[end:], max(0, told - end)
+        return text[told:end]
 
     def rest(self) -> str:
         """Return what was held back, at the end."""
-        text, self._held = self._held, ""
+        text, self._told = self._held[self._told :], len(self._held)
         return text

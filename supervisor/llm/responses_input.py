@@ -21,6 +21,7 @@ import msgspec
 from supervisor.llm.translation import (
     GAP,
     UntranslatableError,
+    file_part,
     image_part,
     optional,
     place,
@@ -83,7 +84,7 @@ class _Turn:
         refusal: in an assistant's message, why it does not answer.
         calls: the functions that the assistant calls.
         results: the messages with what the calls returned.
-        images: parts of a user's message: a result has no images in Chat.
+        shown: parts of a user's message: a result has no images or files in Chat.
     """
 
     role: str
@@ -92,7 +93,7 @@ class _Turn:
     refusal: str | None = None
     calls: list[Object] = field(default_factory=list)
     results: list[Object] = field(default_factory=list)
-    images: list[Object] = field(default_factory=list)
+    shown: list[Object] = field(default_factory=list)
 
     def messages(self) -> list[Object]:
         """Return it in the form of Chat Completions."""
@@ -104,8 +105,8 @@ class _Turn:
         if self.calls:
             message["tool_calls"] = self.calls
         found = [message, *self.results]
-        if self.images:
-            found.append({"role": "user", "content": self.images})
+        if self.shown:
+            found.append({"role": "user", "content": self.shown})
         return found
 
 
@@ -220,10 +221,10 @@ class Conversation:
         if not isinstance(output, str):
             parts = _parts(output, place(where, "output"))
             output = plain([part for part in parts if part["type"] == "text"])
-            if images := [part for part in parts if part["type"] != "text"]:
-                said = f"The images that the call {call_id} returned:"
-                turn.images += [text_part(said), *images]
-                output = output or "See the images that follow."
+            if shown := [part for part in parts if part["type"] != "text"]:
+                said = f"What the call {call_id} returned:"
+                turn.shown += [text_part(said), *shown]
+                output = output or "See what follows."
         turn.results.append(
             {"role": "tool", "tool_call_id": call_id, "content": output}
         )
@@ -254,7 +255,7 @@ class Conversation:
 
 
 def _parts(content: object, where: str) -> list[Object]:
-    """Return texts and images as parts of a message of Chat Completions."""
+    """Return texts, images and files as parts of a message of Chat Completions."""
     return [_part(part, at) for part, at in _each(content, where)]
 
 
@@ -264,6 +265,8 @@ def _part(part: Object, where: str) -> Object:
         return text_part(_text_of(part, where))
     if kind == "input_image":
         return _image(part, where)
+    if kind == "input_file":
+        return _file(part, where)
     raise _no_form(kind, where)
 
 
@@ -274,6 +277,13 @@ def _image(part: Object, where: str) -> Object:
     if (detail := optional(part, "detail", str, where)) is not None:
         found["image_url"]["detail"] = detail
     return found
+
+
+def _file(part: Object, where: str) -> Object:
+    refuse_unknown(part, {"type", "filename", "file_data"}, where)
+    data = required(part, "file_data", str, where)
+    name = optional(part, "filename", str, where)
+    return file_part(data, name, place(where, "file_data"))
 
 
 def _text(content: object, where: str) -> str:

@@ -85,6 +85,7 @@ class ChildExecutions:
         growth: charges the child for what they make; None if nothing bounds that.
         bodies: the turn in which the child's requests are taken apart.
         receiving: connections that receive the body of a request of the child's.
+        lacks_doors: its log says that its tools have no way to the model.
     """
 
     def __init__(self, host: Host, child: Child, means: Means) -> None:
@@ -99,6 +100,7 @@ class ChildExecutions:
         self.growth = growth.of(child)
         self.bodies = Throttle()
         self.receiving = 0
+        self.lacks_doors = False
         self._slots = means.slots
         self._directory = means.directory
         self._log_limit_bytes = means.log_limit_bytes

@@ -5,6 +5,7 @@ Rule: what a narrowed token starts has no way to the model, for its holder may h
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from contextlib import ExitStack, contextmanager
@@ -28,15 +29,18 @@ if TYPE_CHECKING:
 
 _SIOCGSKNS = 0x894C  # <linux/sockios.h>
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
+_NOT_GIVEN = frozenset({errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM})
+"""Errors of these where the kernel lacks them (before 4.10, or gVisor), or refuses."""
 
 
 def with_doors(owner: ChildExecutions, plan: SpawnPlan) -> SpawnPlan:
     """Return a plan whose tool reaches the model as its child does (spec MD1).
 
     What the sidecar sets wins. One that runs as the host does belongs to no child alone.
+    Where the kernel does not give the net namespace of the child, a tool starts without.
     """
     doors = _doors_of(owner) if plan.is_walled else None
-    if doors is None:
+    if doors is None or not _can_join(owner, doors):
         return plan
     offered = {n: v for n, v in doors.env.items() if not is_withheld(n, plan.env)}
     return replace(plan, env={**offered, **plan.env}, asks_model=True)
@@ -49,6 +53,30 @@ def _doors_of(owner: ChildExecutions) -> Doors | None:
     return model.doors_of(session.client)
 
 
+def _can_join(owner: ChildExecutions, doors: Doors) -> bool:
+    """Tell whether a tool can join the namespaces of its child's doors; say once if not.
+
+    Raises:
+        OSError: the host lacks something now.
+    """
+    try:
+        with _namespaces(doors):
+            return True
+    except OSError as why:
+        if why.errno not in _NOT_GIVEN:
+            raise
+        if not owner.lacks_doors:
+            owner.lacks_doors = True
+            text = (
+                f"Tools have no way to the model: {why.strerror} (SIOCGSKNS); they run"
+                " without OPENAI_BASE_URL, and their child asks in their place"
+            )
+            owner.host.log.write(
+                "WARNING", text, child_id=owner.child.id, reason=why.strerror
+            )
+        return False
+
+
 @contextmanager
 def _joined(
     owner: ChildExecutions, plan: SpawnPlan, wanted: Wanted
@@ -56,8 +84,18 @@ def _joined(
     """Give the namespaces that a tool joins, for its start."""
     # Asked for here: a number that was kept may be another socket's by now.
     doors = _doors_of(owner) if plan.asks_model else None
-    if doors is None or doors.listener_fd < 0:
+    if doors is None:
         yield wanted.joined
+        return
+    with _namespaces(doors) as joined:
+        yield {**joined, **wanted.joined}
+
+
+@contextmanager
+def _namespaces(doors: Doors) -> Iterator[Mapping[str, int]]:
+    """Give the namespaces in which doors are: none where they are the host's own."""
+    if doors.listener_fd < 0:
+        yield {}
         return
     with ExitStack() as stack:
         net = fcntl.ioctl(doors.listener_fd, _SIOCGSKNS)
@@ -66,7 +104,7 @@ def _joined(
         if os.geteuid() != 0:  # the user namespace that the child made it in
             joined[USERS] = fcntl.ioctl(net, _NS_GET_USERNS)
             stack.callback(os.close, joined[USERS])
-        yield {**joined, **wanted.joined}
+        yield joined
 
 
 async def launch(

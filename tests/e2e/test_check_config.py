@@ -477,6 +477,33 @@ def test_a_command_with_the_network_beside_children_without_is_told(
         assert check(tmp_path, f"[policy.p]\n{policy}\n{shared}").err == b""
 
 
+# spec MD1: what `env` sets wins, and a warning says that the door is then not used.
+@pytest.mark.parametrize(
+    ("endpoint", "backend", "told"),
+    [
+        ("true", "", ["sidecar.s.env", "child.c.env"]),
+        ("true", "backend = 'docker'\nimage = 'i'", ["child.c.env"]),
+        ("false", "", []),
+    ],
+)
+def test_a_variable_that_leads_past_the_endpoint_is_told(
+    tmp_path: Path, endpoint: str, backend: str, told: list[str]
+) -> None:
+    (tmp_path / "w").mkdir()
+    env = "env = { OPENAI_BASE_URL = 'http://other/v1', A = 'b' }"
+    text = (
+        f"[llm]\nbase_url = 'http://127.0.0.1:1/v1'\nendpoint = {endpoint}\n"
+        f"[toolexec]\n[sidecar.s]\nkind = 'go'\nworkspace = '{tmp_path}/w'\n{backend}\n"
+        f"{env}\n[child.c]\ncommand = ['/bin/true']\n{env}\n"
+    )
+    outcome = check(tmp_path, text)
+    assert outcome.status == 0
+    lines = [line for line in outcome.err.decode().splitlines() if "OPENAI" in line]
+    said = "OPENAI_BASE_URL is set here and wins, so the model's endpoint is not used"
+    assert [line.split(": ")[2] for line in lines] == told
+    assert all(f": warning: {said}" in line for line in lines)
+
+
 # What a container needs is not asked of what is none.
 def test_a_backend_that_there_is_not_is_the_only_fault(tmp_path: Path) -> None:
     text = "[sidecar.s]\nkind = 'go'\nbackend = 'lxc'\n"

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from supervisor.documents import MOST_DEPTH
 from supervisor.llm.answer import Answer, usage_of
 from supervisor.llm.answer_reader import MAX_VALUES, AnswerError
-from supervisor.llm.deltas import ChoiceRedactor
+from supervisor.llm.answer_writers import ChatWriter
+from supervisor.llm.deltas import ChoiceRedactor, EventRedactor
 from supervisor.llm.quota import Usage
-from supervisor.llm.redact import Redactor
+from supervisor.llm.redact import BLOT, Redactor
 
 KEY = 'sk-ca/na+ry="7f3e91'
 Delta = dict[str, Any]
@@ -157,6 +158,35 @@ def test_what_is_held_back_comes_before_another_text() -> None:
     assert choice.ended_by({}) == {}
     call = {"index": 0, "function": {"arguments": "sk-"}}
     assert choice.rest() == {"content": "s", "tool_calls": [call]}
+
+
+# spec L13, MD3: pieces that come behind the end of their text.
+def test_a_key_goes_on_behind_the_end_of_its_arguments() -> None:
+    redactor = EventRedactor(Redactor([KEY]))
+    name = "response.function_call_arguments"
+    events = [
+        {"type": f"{name}.delta", "output_index": 0, "delta": KEY[:9]},
+        {"type": f"{name}.done", "output_index": 0},
+        {"type": f"{name}.delta", "output_index": 0, "delta": KEY[9:]},
+    ]
+    told = [found for one in events for found in redactor.feed(one)]
+    assert "".join(one.get("delta", "") for one in told) == KEY[:9] + BLOT
+
+
+# spec L13, MD3: text that comes behind the end of a choice, or behind another text.
+@pytest.mark.parametrize("between", [({}, "stop"), ({"reasoning_content": "a"}, None)])
+def test_a_key_goes_on_behind_what_ends_its_beginning(
+    between: tuple[dict[str, object], str | None],
+) -> None:
+    delta, reason = between
+    writer = ChatWriter(Redactor([KEY]), "m")
+    frames = writer.feed(event({"content": KEY[:9]}))
+    frames += writer.feed(event(delta, reason))
+    frames += writer.feed(event({"content": KEY[9:]}))
+    told = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
+    deltas = [one["choices"][0]["delta"] for one in told]
+    text = "".join(one.get("content", "") for one in deltas)
+    assert text == KEY[:9] + BLOT
 
 
 # spec L7: those of an event are its own, whoever reads them when.

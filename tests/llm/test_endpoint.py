@@ -154,7 +154,7 @@ async def test_the_quota_is_that_of_the_child(scene: Scene) -> None:
 
 async def refused(
     door: Door, stream: trio.SocketStream, body: object
-) -> tuple[int, str, str | None, str | None]:
+) -> tuple[int, str | None, str | None, str | None]:
     """Ask on an open connection; return status, code, retry-after, x-should-retry."""
     await stream.send_all(door.request(body))
     status, head, text = await answered_with_head(stream)
@@ -215,8 +215,44 @@ async def test_a_providers_limit_stays_one(scene: Scene, after: str) -> None:
     async with await door.connect() as stream:
         with trio.fail_after(30):
             found = await refused(door, stream, ask(order))
-    headers = ("1", None) if after == "1" else (None, "false")
-    assert found == (429, "rate_limit_exceeded", *headers)
+    told = "1" if after == "1" else None
+    assert found == (429, "rate_limit_exceeded", told, None)
+
+
+# spec MD6: the host asks once, so what may pass is the program's to ask again, and it is not
+# told to leave that. What was charged, or will be refused again, is another thing.
+@pytest.mark.parametrize(
+    ("order", "status", "advice"),
+    [
+        ("!status=500", 502, None),
+        ("!status=503", 502, None),
+        ("!status=529", 529, None),
+        ("!status=302", 502, "false"),
+        ("!status=400", 400, "false"),
+        ("!status=401", 502, "false"),
+        ("!status=403", 502, "false"),
+        ("!status=404", 404, "false"),
+        ("!broken", 502, "false"),
+        ("!truncated !plain", 502, "false"),
+    ],
+)
+async def test_a_failure_that_may_pass_is_asked_again(
+    scene: Scene, order: str, status: int, advice: str | None
+) -> None:
+    door = await scene.puppet()
+    async with await door.connect() as stream:
+        found = await refused(door, stream, ask(order))
+    assert found == (status, None, None, advice)
+    assert len(scene.provider.served) == 1
+
+
+# spec MD6
+async def test_a_provider_that_is_away_is_asked_again(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, base_url="http://127.0.0.1:1/v1") as scene:
+        door = await scene.puppet()
+        async with await door.connect() as stream:
+            found = await refused(door, stream, ask("a"))
+    assert found == (502, None, None, None)
 
 
 # spec MD6, L10: a day's quota is renewed at the endpoint, too, and its end is told.

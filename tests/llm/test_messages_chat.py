@@ -137,7 +137,7 @@ def test_a_request_of_claude_code_is_translated() -> None:
             },
             {
                 "role": "user",
-                "content": [text("Images of the result of call_2:"), IMAGE_PART],
+                "content": [text("Shown by the result of call_2:"), IMAGE_PART],
             },
         ],
         "tools": [
@@ -392,13 +392,58 @@ def test_what_has_no_form_is_refused_by_its_name(
     assert refused.value.field == named
 
 
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+PDF_PART = {
+    "type": "file",
+    "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="},
+}
+
+
+# spec MD2: Claude Code shows the model a PDF as a document, and sends it on from then on.
+def test_a_pdf_becomes_a_file() -> None:
+    document = {"type": "document", "source": PDF, "title": "a.pdf"}
+    assert messages_of(user(text("look"), document)) == [
+        {"role": "user", "content": [text("look"), PDF_PART]}
+    ]
+    untitled: Any = messages_of(user({"type": "document", "source": PDF}))
+    assert untitled[0]["content"][0]["file"]["filename"] == "document.pdf"
+
+
+# spec MD2: with most providers a result holds text alone.
+def test_a_pdf_of_a_result_follows_from_the_user() -> None:
+    document = {"type": "document", "source": PDF, "title": "a.pdf"}
+    found: Any = messages_of(
+        user(text("a")),
+        assistant(tool_use("1", {})),
+        user(tool_result("1", [IMAGE, document])),
+    )
+    said = "[Image 1 follows from the user.]\n\n[Document 2 follows from the user.]"
+    assert found[2:] == [
+        {"role": "tool", "tool_call_id": "1", "content": said},
+        {
+            "role": "user",
+            "content": [text("Shown by the result of 1:"), IMAGE_PART, PDF_PART],
+        },
+    ]
+
+
 # spec MD2
-@pytest.mark.parametrize("kind", ["base64", "url", "file", "content"])
-def test_a_document_that_is_no_text_is_refused(kind: str) -> None:
-    source = {"type": kind, "media_type": "application/pdf", "data": "JVBERi0="}
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        ({"type": "url", "url": "https://a.example/b.pdf"}, "type"),
+        ({"type": "file", "file_id": "file_1"}, "type"),
+        ({"type": "content", "content": []}, "type"),
+        ({**PDF, "media_type": "application/zip"}, "media_type"),
+        ({**PDF, "data": None}, "data"),
+    ],
+)
+def test_a_document_without_a_form_is_refused(
+    source: dict[str, object], field: str
+) -> None:
     with pytest.raises(UntranslatableError) as refused:
         messages_of(user({"type": "document", "source": source}))
-    assert refused.value.field == "messages[0].content[0].source.type"
+    assert refused.value.field == f"messages[0].content[0].source.{field}"
 
 
 # spec MD2: Chat would begin a new answer instead.

@@ -188,6 +188,34 @@ def test_what_may_become_a_key_is_held_back(end: str) -> None:
     assert stream.feed("?") == end + "?"
 
 
+# I10, spec L13: a text may go on behind its end, or behind another text.
+@given(
+    words=st.lists(st.sampled_from(["sk-", "a", KEY, KEY[:9], KEY[9:]]), max_size=8),
+    data=st.data(),
+)
+def test_a_key_is_found_across_an_end(words: list[str], data: st.DataObject) -> None:
+    stream, told = StreamRedactor(Redactor([KEY])), ""
+    for word in words:
+        told += stream.feed(word)
+        if data.draw(st.booleans()):
+            told += stream.rest()
+    told += stream.rest()
+    assert KEY not in told
+    assert not stream.is_holding
+    assert stream.has_found == (KEY in "".join(words))
+    if not stream.has_found:
+        assert told == "".join(words)
+
+
+def test_the_rest_of_a_key_whose_beginning_was_told_is_blotted_out() -> None:
+    stream = StreamRedactor(Redactor([KEY]))
+    assert stream.feed(f"a {KEY[:9]}") == "a "
+    assert stream.rest() == KEY[:9]
+    assert stream.feed(KEY[9:12]) == ""
+    assert stream.rest() == KEY[9:12]
+    assert stream.feed(f"{KEY[12:]} b") == f"{BLOT} b"
+
+
 # spec L11: what ends in a backslash takes the quote behind it along, in JSON within JSON.
 def test_an_answer_that_is_nothing_without_the_key_is_none() -> None:
     key = "pass+word\\"

@@ -311,7 +311,7 @@ def test_the_bound_on_the_output_stands_apart() -> None:
         ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{**message("user", "x"), "y": 1}]}, "input[0].y"),
-        ({"input": [message("user", "x", part="input_file")]}, "input[0].content[0].type"),
+        ({"input": [message("user", "x", part="input_audio")]}, "input[0].content[0].type"),
         ({"input": [message("system", "x", part="input_image")]}, "input[0].content[0].type"),
         ({"input": [message("user", "x", part="refusal")]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]"),
@@ -559,16 +559,52 @@ def test_images_are_told_by_the_user() -> None:
         call("1"), call("2"), output("1", [image]), output("2", [text, text])
     )
     assert found[1:] == [
-        result("1", "See the images that follow."),
+        result("1", "See what follows."),
         result("2", "look\n\nlook"),
         {
             "role": "user",
             "content": [
-                {"type": "text", "text": "The images that the call 1 returned:"},
+                {"type": "text", "text": "What the call 1 returned:"},
                 shown,
             ],
         },
     ]
+
+
+FILE = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}
+
+
+# spec MD2: Chat has a place for a file that comes with the request.
+def test_a_file_is_carried() -> None:
+    part = {"type": "input_file", **FILE}
+    chat = {"type": "file", "file": FILE}
+    assert messages({"role": "user", "content": [part]}) == [
+        {"role": "user", "content": [chat]}
+    ]
+    found = messages(call("1"), output("1", [part]))
+    said = {"type": "text", "text": "What the call 1 returned:"}
+    assert found[1:] == [
+        result("1", "See what follows."),
+        {"role": "user", "content": [said, chat]},
+    ]
+
+
+# spec MD2: what the provider keeps is another child's, perhaps, and an address is none.
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"file_id": "file_1"}, "file_id"),
+        ({"file_url": "https://a.example/b.pdf"}, "file_url"),
+        ({"filename": "a.pdf"}, "file_data"),
+        ({**FILE, "file_data": "https://a.example/b.pdf"}, "file_data"),
+    ],
+)
+def test_a_file_that_is_not_there_is_refused(
+    part: dict[str, object], field: str
+) -> None:
+    with pytest.raises(UntranslatableError) as refused:
+        messages({"role": "user", "content": [{"type": "input_file", **part}]})
+    assert refused.value.field == f"input[0].content[0].{field}"
 
 
 # spec MD2

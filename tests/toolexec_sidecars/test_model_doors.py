@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from protocol.toolexec_token import narrowed
+from supervisor.config.llm import DOOR_VARIABLES
 from supervisor.control.client import call
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.llmscene import key_file
@@ -18,12 +19,7 @@ from tests.helpers.toolupgrade import Tools, rest
 
 pytestmark = pytest.mark.slow
 
-NAMES = [
-    "OPENAI_BASE_URL",
-    "OPENAI_API_KEY",
-    "ANTHROPIC_BASE_URL",
-    "ANTHROPIC_AUTH_TOKEN",
-]
+NAMES = DOOR_VARIABLES
 
 TELL = (
     'printf "%s %s\\n%s\\n" "$AIFO_TOOLEEXEC_URL" "$AIFO_TOOLEEXEC_TOKEN"'
