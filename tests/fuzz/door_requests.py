@@ -126,6 +126,7 @@ def check_request(plan: Plan) -> None:
     assert (found is None) == (by_parts is None), "as a long request it is another"
     if found is None or by_parts is None:
         return
+    _check_short(data, found.value)
     assert by_parts.members == found.members
     assert _is_same(by_parts.whole_value(), found.value)
     assert _is_same(found.value, expected)
@@ -141,6 +142,29 @@ def check_request(plan: Plan) -> None:
     _check_native(api, found, hosted, plan.byte())
     if api in (apis.RESPONSES, apis.MESSAGES):
         _check_translated(api, found, hosted)
+
+
+def _check_short(data: bytes, value: Any) -> None:
+    """Check that what is read in the Trio thread has few values (spec MD8)."""
+    from supervisor.llm import json_request  # noqa: PLC0415 - see main()
+
+    with patch.object(json_request, "INLINE_VALUES", 20):
+        if json_request.is_short(data):
+            assert _values(value) <= 2 * json_request.INLINE_VALUES
+
+
+def _values(value: Any) -> int:
+    """Return how many values and keys there are in one, itself included."""
+    found, left = 0, [value]
+    while left:
+        one = left.pop()
+        found += 1
+        if isinstance(one, dict):
+            found += len(one)
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return found
 
 
 def _read(data: bytes) -> Any:

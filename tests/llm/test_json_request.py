@@ -3,13 +3,19 @@
 import json
 import math
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.llm import json_request
-from supervisor.llm.json_request import BadJsonError, JsonRequest, read_request
+from supervisor.llm.json_request import (
+    BadJsonError,
+    JsonRequest,
+    is_short,
+    read_request,
+)
 
 MOST_VALUES = 50_000
 
@@ -176,3 +182,30 @@ def test_long_keys_of_a_long_request_are_kept() -> None:
     assert found.value[second] == {first: 2}
     with pytest.raises(BadJsonError, match="stands twice"):
         read(b'{"%b":1,"%b":2,"a":"%b"}' % (*[first.encode()] * 2, long.encode()))
+
+
+def count(value: object) -> int:
+    """Return how many values and keys there are in one, itself included."""
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(count, value.values()))
+    return 1 + (sum(map(count, value)) if isinstance(value, list) else 0)
+
+
+CHAINS = st.integers(0, 90).map(
+    lambda depth: json.loads("[" * depth + "]" * depth or "1")
+)
+
+
+# spec MD8: what is read in the Trio thread has few values, however they stand.
+@given(st.dictionaries(st.text(max_size=2), VALUES | st.lists(CHAINS, max_size=9)))
+def test_what_is_read_at_once_has_few_values(value: dict[str, Any]) -> None:
+    data = json.dumps(value).encode()
+    with patch.object(json_request, "INLINE_VALUES", 20):
+        assert not is_short(data) or count(value) <= 2 * json_request.INLINE_VALUES
+
+
+# spec MD8: 49,000 lists without a comma between most of them took 18 ms.
+def test_lists_within_lists_are_counted() -> None:
+    chain = b"[" * 90 + b"]" * 90
+    assert not is_short(b'{"a":[%b]}' % b",".join([chain] * 540))
+    assert is_short(b'{"a":[%b]}' % b",".join([b"[[]]"] * 300))
