@@ -19,9 +19,9 @@ from benchmarks.measure import MeasureError
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_least, at_most
 from protocol.toolexec_token import Rights
-from supervisor.child import Child
 from supervisor.host import open_host
 from supervisor.launchpad.start import start_launchpad
+from supervisor.session.ports import ChildView
 from supervisor.spawn_request import find_executable
 from supervisor.spec import ChildSpec, minimal_env
 from supervisor.toolexec.routes import SpawnPlan, Target
@@ -47,17 +47,17 @@ class AnyTool:
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
 
-    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
         """Yes."""
         return True
 
     async def route(
-        self, child: Child, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
     ) -> Target:
         """Choose itself."""
         return self
 
-    async def child_starting(self, child: Child, stack: AsyncExitStack) -> None:
+    async def child_starting(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Nothing is to be made ready."""
 
     def busy(self) -> str | None:
@@ -68,12 +68,12 @@ class AnyTool:
         """Have nothing to hand over."""
         return None, set()
 
-    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+    async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """Open the root directory."""
         return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     async def command(
-        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+        self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
         """Find it in PATH, once."""
         found = self._found.get(tool)

@@ -31,9 +31,8 @@ from supervisor.lifecycle import Action, Event, State, step
 from supervisor.sandbox import walled
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import PROFILES, Wanted
-from supervisor.services import KEYS, is_withheld
-from supervisor.session.base import PROCESS_EXIT
-from supervisor.session.traffic import Traffic
+from supervisor.session.ports import KEYS, is_withheld
+from supervisor.session.reasons import PROCESS_EXIT
 from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
 from supervisor.spawned import LaunchpadLost
 from supervisor.templates import MissingPlaceError, fill
@@ -41,12 +40,14 @@ from vfs.hostio import in_thread
 from vfs.policy import Ledger, Policy, close_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from supervisor.door_socket import DoorSocket
+    from supervisor.parts import Parts
     from supervisor.sandbox.plan import Machine
     from supervisor.session.session import Session
     from supervisor.spawned import SpawnedProcess
+    from supervisor.spec import ChildSpec
     from supervisor.workspace.bounds import LayerBounds
     from supervisor.workspace.branches import WentBack
     from supervisor.workspace.mounted import MountedWorkspace
@@ -67,7 +68,27 @@ WORKSPACE_LOCK = "workspace lock"
 
 
 class Child(ChildClients):
-    """One child of a host, from its start to its end."""
+    """One child of a host, from its start to its end.
+
+    Args:
+        host: what the parts of the host share whose child it is.
+        child_id: unique in the host.
+        spec: what it is to be.
+        siblings: the children that the host has, by id; this one among them.
+        on_overdue: told if a stop's grace period does not end it.
+    """
+
+    def __init__(
+        self,
+        host: Parts,
+        child_id: str,
+        spec: ChildSpec,
+        siblings: Mapping[str, Child],
+        on_overdue: Callable[[Child], None],
+    ) -> None:
+        super().__init__(host, child_id, spec)
+        self._siblings = siblings
+        self._on_overdue = on_overdue
 
     # Orders from outside
 
@@ -86,9 +107,8 @@ class Child(ChildClients):
         self._happened(Event.STOP)
 
     def session_closed(self, session: Session) -> None:
-        """Take note that a conversation is over; the process may go on (spec S3)."""
-        if session is not self.session:
-            self._past += Traffic.of(session)
+        """Tell that a conversation is over; the process may go on (spec S3)."""
+        super().session_closed(session)
         if session is self.session and session.why_closed != PROCESS_EXIT:
             self._happened(Event.EOF)
 
@@ -222,8 +242,9 @@ class Child(ChildClients):
         stack.callback(pairs.close)
         client = host.fs.connect(policy, ledger, f"{self.id}:{spec.transport}")
         self._nursery = await self._open_nursery(stack)
-        read_fd, write_fd = pairs.host_fds()
-        self.session = host.open_session(client, read_fd, write_fd, spec.dialect)
+        self.session = host.open_session(
+            client, pairs.host_fds(), spec.dialect, self.session_closed
+        )
         self.session.on_attach = self._attach
         self._side = pairs.side
         self._nursery.start_soon(self.session.run)
@@ -258,8 +279,9 @@ class Child(ChildClients):
 
     def _watch_forks(self, stack: AsyncExitStack) -> None:
         forks = self._host.forks
-        forks.watch(self, self._groups.made)
-        stack.callback(forks.forget, self)
+        spec = self.spec
+        forks.watch(self.id, spec.name, spec.group_limits, self._groups.made)
+        stack.callback(forks.forget, self.id)
 
     async def _open_nursery(self, stack: AsyncExitStack) -> trio.Nursery:
         """Open where its conversations run; they are closed before it is left."""
@@ -477,7 +499,7 @@ class Child(ChildClients):
         status = os.fstat(fd)
         return any(
             os.path.samestat(status, os.fstat(lock))
-            for other in self._host.children.values()
+            for other in self._siblings.values()
             if other is not self
             for lock, word in other.held.items()
             if word == WORKSPACE_LOCK
@@ -518,7 +540,7 @@ class Child(ChildClients):
     def _has_sharers(self, use: WorkspaceUse) -> bool:
         from supervisor.shared_workspaces import has_sharers  # noqa: PLC0415 - with one
 
-        return has_sharers(self, use, self._host.children.values())
+        return has_sharers(self, use, self._siblings.values())
 
     async def _mount_workspace(
         self, use: WorkspaceUse, wanted: Wanted
@@ -534,7 +556,7 @@ class Child(ChildClients):
         host = self._host
         while True:
             async with host.mounting:
-                children = host.children.values()
+                children = self._siblings.values()
                 try:
                     mounted = mount_of_sharers(self, use, children)
                 except OSError as why:
@@ -615,7 +637,7 @@ class Child(ChildClients):
         if any(use.is_shared for use in self.spec.workspaces):
             from supervisor.shared_workspaces import user_of_sharers  # noqa: PLC0415 - as above
 
-            user = user_of_sharers(self, self._host.children.values())
+            user = user_of_sharers(self, self._siblings.values())
             if user is not None:
                 machine.keep_user(user)
                 return user
@@ -729,7 +751,7 @@ class Child(ChildClients):
         self._happened(Event.EXITED)
         await self._close_sessions()
         self.look_at_groups()
-        self._host.note_refusals(self)
+        self.count_refusals()
 
     def _start_bounds(self, nursery: trio.Nursery) -> None:
         """Start what waits for its limits."""
@@ -798,7 +820,7 @@ class Child(ChildClients):
         await trio.sleep_until(self._killed_at)
         if self.exit is not None:
             return
-        self._host.on_overdue(self)
+        self._on_overdue(self)
         self._happened(Event.GRACE_OVER)
 
     async def _enforce_timeout(self) -> None:
@@ -896,7 +918,7 @@ class Child(ChildClients):
 
     def _signal(self, number: int) -> None:
         if self.process is not None:
-            self._host.forks.signalled(self, number)
+            self._host.forks.signalled(self.id, number)
             self.process.send_signal(number)
             self._host.journal.write(
                 "child.signalled",

@@ -11,6 +11,7 @@ import errno
 import math
 import os
 import socket
+import traceback
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,30 +20,33 @@ from supervisor.child_ends import send_fds
 from supervisor.door_socket import peer_pid
 from supervisor.inner_listener import InnerListener
 from supervisor.lifecycle import State
-from supervisor.limit_watch import refused_by
+from supervisor.limit_watch import refused_by, uses_of
 from supervisor.sandbox.cgroup_files import memory_taken, refusals
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.hold import is_held
 from supervisor.sandbox.plan import Walls
 from supervisor.sandbox.walled import LISTENER, instead_of_listener
 from supervisor.say import remedy
+from supervisor.session.reasons import FAULT, SLOW
 from supervisor.session.traffic import Traffic
 from vfs.filesystem import timestamp
 from vfs.policy import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AsyncExitStack
 
     from supervisor.child_ends import Ends
     from supervisor.door_socket import DoorSocket
-    from supervisor.host import Host
     from supervisor.inner_mounts import InnerMounts
+    from supervisor.limit_watch import Use
+    from supervisor.parts import Parts
     from supervisor.sandbox.plan import Wanted
     from supervisor.session.session import Session
     from supervisor.spawn_request import SpawnError
     from supervisor.spawned import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
+    from supervisor.watcher import Sample
     from supervisor.workspace.bounds import LayerBounds
     from supervisor.workspace_audit import WorkspaceAudit
     from vfs.policy import Place, Policy
@@ -57,7 +61,7 @@ class ChildClients:
     """A child of a host, and its conversations.
 
     Args:
-        host: whose child it is.
+        host: what the parts of the host share whose child it is.
         child_id: unique in the host.
         spec: what it is to be.
 
@@ -67,7 +71,7 @@ class ChildClients:
         failure: why it could not be started; None if it was.
         timed_out: its time limit ended it.
         ended_for: what else ended it, in words; "" for nothing.
-        is_counted: what its limits have refused is among ``Host.refused``.
+        is_counted: what its limits have refused is among ``Parts.refused``.
         gone: set when nothing of it is left.
         begun: set when its process is there and its conversation begins, or never will.
         scope: of all its life; cancelled where nobody waits for its start any more.
@@ -78,7 +82,7 @@ class ChildClients:
             None where no group bounds them.
     """
 
-    def __init__(self, host: Host, child_id: str, spec: ChildSpec) -> None:
+    def __init__(self, host: Parts, child_id: str, spec: ChildSpec) -> None:
         self.id = child_id
         self.spec = spec
         self.state = State.STARTING
@@ -183,7 +187,9 @@ class ChildClients:
         if host.services.fds is not None:
             host.services.fds.client_attached(client)
         fd = sock.detach()
-        nested = host.open_session(client, fd, fd, session.dialect)
+        nested = host.open_session(
+            client, (fd, fd), session.dialect, self.session_closed
+        )
         nested.on_attach = self._attach
         session.nested.append(nested)
         nested.parent = session
@@ -196,6 +202,45 @@ class ChildClients:
             parent_id=parent.id,
         )
         return nested
+
+    def session_closed(self, session: Session) -> None:
+        """Count what went through a conversation that is over, and tell of its end."""
+        host, client = self._host, session.client
+        host.pump.counts.gone_in += session.bytes_in
+        host.pump.counts.gone_out += session.bytes_out
+        if session is not self.session:
+            self._past += Traffic.of(session)
+        for service in host.services:
+            service.client_gone(client)
+        self._tell_failure(session)
+        if client.parent is None and client.pid is None:
+            return  # of a child that could not be started: nobody heard of it
+        host.journal.write(
+            "client.gone",
+            child_id=self.id,
+            client_id=client.id,
+            reason=session.why_closed,
+            closed_files=session.closed_files,
+        )
+
+    def _tell_failure(self, session: Session) -> None:
+        """Log what went wrong with a conversation, if anything did."""
+        failure, log = session.failure, self._host.log
+        name = session.client.id
+        who = {"child_id": self.id, "client_id": name}
+        if session.why_closed == FAULT and failure is not None:
+            where = "".join(traceback.format_tb(failure.__traceback__)[-1:]).split()
+            text = f"Fault serving client {name}: {failure!r} at {' '.join(where)}"
+            log.write("ERROR", text, **who, reason=session.why_closed)
+        elif isinstance(failure, OSError):
+            # The usual ends of a connection are no news.
+            usual = isinstance(failure, BrokenPipeError | ConnectionResetError)
+            text = f"Connection of client {name} failed: {failure.strerror}"
+            level = "DEBUG" if usual else "WARNING"
+            log.write(level, text, **who, reason=failure.strerror)
+        elif session.why_closed == SLOW:
+            text = f"Client {name} missed its deadline: closed"
+            log.write("WARNING", text, **who, reason=session.why_closed)
 
     def _let_in(self, sock: socket.socket) -> None:
         """Make a conversation for a program that has connected to the door's socket."""
@@ -221,24 +266,24 @@ class ChildClients:
     ) -> None:
         """Send a reply with a descriptor on its first byte (over pipes: beside it)."""
         fds = [carried.fileno()]
-        session.carried = (carried.fileno(), reply)
+        session.outbound.carried = (carried.fileno(), reply)
         try:
             if session is self.session and self._side is not None:
-                with session.patience():
+                with session.outbound.patience():
                     await send_fds(self._side, b"+", fds)
                 sent = 0
             else:
                 # Not a duplicate of it: there may be no descriptor left.
                 line = socket.socket(fileno=session.write_fd)
                 try:
-                    with session.patience():
+                    with session.outbound.patience():
                         sent = await send_fds(line, reply, fds)
                 finally:
                     line.detach()
         finally:
-            session.carried = None
+            session.outbound.carried = None
         if sent < len(reply):
-            await session.send(reply[sent:])
+            await session.outbound.send(reply[sent:])
 
     @contextlib.contextmanager
     def carrying(self, carried: socket.socket) -> Iterator[None]:
@@ -331,6 +376,30 @@ class ChildClients:
         for limit, count in self._refused_by_groups.items():
             found[limit] = count - self._refused_before.get(limit, 0)
         return found
+
+    def tell_limits(self, sample: Sample | None = None) -> None:
+        """Write down which limits it has come near to, or is refused by."""
+        self._write_limits(uses_of(self, sample))
+
+    def count_refusals(self) -> None:
+        """Count what was refused to it among the host's: its process has ended."""
+        self._write_limits([use for use in uses_of(self, None) if use.refused])
+        self._host.limits.forget(self.id)
+        self._host.refused.update(self.refused())
+        self.is_counted = True
+
+    def _write_limits(self, found: Sequence[Use]) -> None:
+        for use in self._host.limits.of(self.id, found):
+            self._host.journal.write(
+                "child.limit",
+                child_id=self.id,
+                name=self.spec.name,
+                limit=use.limit,
+                level=use.level.name.lower(),
+                used=use.used,
+                allowed=use.allowed,
+                refused=use.refused,
+            )
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, with a word for each."""

@@ -35,11 +35,11 @@ from vfs.hostio import in_thread
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-    from supervisor.child import Child
     from supervisor.config.child import ChildSection
     from supervisor.config.document import Config
     from supervisor.daemon_places import Places
     from supervisor.host import Host
+    from supervisor.session.ports import ChildView
     from supervisor.specs import ChildOptions
     from supervisor.workspace.use import WorkspaceUse
 
@@ -354,7 +354,7 @@ class Children:
         """How many stand in the configuration."""
         return len(self.config.child)
 
-    def more_of(self, child: Child) -> dict[str, object]:
+    def more_of(self, child: ChildView) -> dict[str, object]:
         """Return what is to be added to a child's row of ``ps``."""
         kept = self._kept.get(child.spec.name or "")
         return {} if kept is None else kept.more()

@@ -23,17 +23,23 @@ import contextlib
 import errno
 import os
 import signal as signals
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import trio
 
 from supervisor.descendants import collect, end_descendants
 from supervisor.launchpad import wire
-from supervisor.spawned import Born, LaunchpadLost, Record, SpawnedProcess
+from supervisor.spawned import (
+    Born,
+    ExitStatus,
+    LaunchpadLost,
+    Record,
+    SpawnedProcess,
+)
 from supervisor.watches import wait_readable, wait_writable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from supervisor import proctree
     from supervisor.launchpad.start import LaunchpadProcess
@@ -52,6 +58,20 @@ SPAWNS_UNDER_WAY = 16
 # The launchpad has forked by then, a crowd's turn included: what takes longer is an exec
 # that hangs, which is to hang alone.
 SPAWN_TURN_S = 1.0
+
+
+class Left(Protocol):
+    """What the launchpad had said of a process of the program before.
+
+    Attributes:
+        ident: its number.
+        abandoned: nobody waits for it any more.
+        status: the values of ``ExitStatus``; None while it runs.
+    """
+
+    ident: int
+    abandoned: bool
+    status: tuple[int | None, int | None, float, float, int] | None
 
 
 class Launcher:
@@ -207,6 +227,25 @@ class Launcher:
     def launchpad_pid(self) -> int:
         """The launchpad's pid; a child of this process until the launcher ends."""
         return self._launchpad.pid
+
+    def restore(self, last_ident: int, left: Iterable[Left]) -> None:
+        """Know the processes of the program before; called before it listens.
+
+        Args:
+            last_ident: the number of the newest process.
+            left: what the launchpad had said of those that are not forgotten.
+        """
+        self._last_ident = last_ident
+        for said in left:
+            record = self._records[said.ident] = Record()
+            record.abandoned = said.abandoned
+            if not said.abandoned:
+                record.started.set()
+            if said.status is not None:
+                record.status = ExitStatus(*said.status)
+                record.exited.set()
+        # A child may be swept before it is put in: its record is kept for it.
+        self.handed_over = dict(self._records)
 
     def descriptors(self) -> tuple[int, int]:
         """Return its control socket and the launchpad's pidfd."""

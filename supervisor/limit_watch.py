@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import resource
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from vfs.policy import CLIENTS, FILE_SIZE, FILES, OPEN_FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from supervisor.child import Child
+    from supervisor.session.ports import Conversation
     from supervisor.spec import ChildSpec
     from supervisor.watcher import Sample
     from vfs.policy import Ledger
@@ -74,6 +74,30 @@ class Use(NamedTuple):
         return Level.NEAR if self.used >= NEAR * self.allowed else Level.WELL
 
 
+class Limited(Protocol):
+    """A child, as far as its limits go.
+
+    Attributes:
+        memory_in_groups: bytes that its processes take; None where no group bounds them.
+    """
+
+    memory_in_groups: int | None
+
+    @property
+    def spec(self) -> ChildSpec:
+        """Which limits it has."""
+        ...
+
+    @property
+    def session(self) -> Conversation | None:
+        """Its own conversation; None before it has one."""
+        ...
+
+    def refused(self) -> dict[str, int]:
+        """Return how often its limits refused something, by limit."""
+        ...
+
+
 def uses(
     spec: ChildSpec,
     charged: Sequence[int],
@@ -103,7 +127,7 @@ def uses(
     return found
 
 
-def uses_of(child: Child, sample: Sample | None) -> list[Use]:
+def uses_of(child: Limited, sample: Sample | None) -> list[Use]:
     """Return what a living child uses of each limit, and what these have refused."""
     session, spec = child.session, child.spec
     if session is None:

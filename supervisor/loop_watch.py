@@ -135,7 +135,7 @@ class Conditions:
             for identity, child in owners.items():
                 if child.look_at_groups():  # reads a file or two
                     await trio.lowlevel.checkpoint()
-                self._host.tell_limits(child, samples.get(identity))
+                child.tell_limits(samples.get(identity))
 
     def _blind(self, why: OSError) -> None:
         """Say it once when children cannot be looked at."""

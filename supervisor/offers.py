@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 
 from supervisor.config import fds as config_fds
 from supervisor.extras import check_packages
+from supervisor.metrics.registry import attach_metrics
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    import trio
+
     from supervisor.config.document import Config
+    from supervisor.config.metrics import MetricsSection
     from supervisor.host import Host
     from supervisor.llm.service import LlmService
     from supervisor.toolexec.service import ToolExec
@@ -83,6 +87,33 @@ async def offered(
         finally:
             if host.children:
                 await host.stop()
+
+
+async def open_metrics(
+    host: Host,
+    section: MetricsSection | None,
+    nursery: trio.Nursery,
+    *,
+    watches_lag: bool = True,
+) -> None:
+    """Begin to count; and tell the figures, if a configuration says where.
+
+    Args:
+        host: its children have not begun.
+        section: ``[metrics]``, checked; None if there is none.
+        nursery: the listener lives in it.
+        watches_lag: nobody else gives ``lag`` its figures.
+
+    Raises:
+        OSError: nobody can listen there.
+    """
+    metrics = attach_metrics(host)
+    if section is not None:
+        from supervisor.metrics.listener import serve_metrics  # noqa: PLC0415 - h11
+
+        await nursery.start(serve_metrics, host, section)
+        if watches_lag:
+            nursery.start_soon(metrics.watch_lag)
 
 
 async def _open_toolexec(

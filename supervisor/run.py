@@ -23,12 +23,11 @@ import trio
 
 from supervisor.descriptors import odd_open_files
 from supervisor.here import absolute
-from supervisor.host import Host, Settings, open_host
+from supervisor.host import Host, open_host
 from supervisor.journal import open_journal
 from supervisor.lifecycle import START_PATIENCE_S
 from supervisor.logs import Log, put_line
-from supervisor.metrics.registry import open_metrics
-from supervisor.offers import offered
+from supervisor.offers import offered, open_metrics
 from supervisor.options import limit_named
 from supervisor.sandbox import cgroups
 from supervisor.say import line_of, remedy, say, shown_path, speak_json
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from supervisor.config.document import Config
     from supervisor.config.policy import PolicySection
     from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.parts import Settings
 
 Ts = TypeVarTuple("Ts")
 

@@ -68,14 +68,13 @@ from supervisor.host import open_host, settings_of
 from supervisor.journal_segments import KEEP, MAX_BYTES, SegmentJournal
 from supervisor.logs import Log
 from supervisor.loop_watch import Conditions, Lag, feed_watchdog
-from supervisor.metrics.registry import open_metrics
 from supervisor.notify import Notifier, watchdog_interval_s
-from supervisor.offers import NOTHING, offered
+from supervisor.offers import NOTHING, offered, open_metrics
 from supervisor.run import complain, guarded, heeded_signals
 from supervisor.sandbox import cgroups
 from supervisor.say import speak_json
 from supervisor.segments import Segments
-from supervisor.services import Portable
+from supervisor.session.ports import Portable
 from supervisor.sweep import sweep
 from vfs.errors import HandoverError
 

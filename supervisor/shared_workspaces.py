@@ -16,19 +16,43 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from supervisor.sandbox.held_mount import HeldMount
 from supervisor.workspace.mounted import MountedWorkspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from supervisor.child import Child
+    import trio
+
+    from supervisor.sandbox.plan import Wanted
+    from supervisor.spec import ChildSpec
     from supervisor.workspace.use import WorkspaceUse
 
 
-def user_of_sharers(child: Child, children: Iterable[Child]) -> int | None:
+class Sharer(Protocol):
+    """A child that may share a workspace.
+
+    Attributes:
+        id: unique in the host.
+        spec: which workspaces it has.
+        wanted: what it is to run in; None before its start.
+        gone: set when nothing of it is left.
+    """
+
+    id: str
+    spec: ChildSpec
+    wanted: Wanted | None
+    gone: trio.Event
+
+    @property
+    def held(self) -> Mapping[int, str]:
+        """What it holds open for its start and its end, with a word for each."""
+        ...
+
+
+def user_of_sharers(child: Sharer, children: Iterable[Sharer]) -> int | None:
     """Return the user that a child has to have; None: it may have any."""
     others = tuple(children)
     for use in child.spec.workspaces:
@@ -37,13 +61,13 @@ def user_of_sharers(child: Child, children: Iterable[Child]) -> int | None:
     return None
 
 
-def has_sharers(child: Child, use: WorkspaceUse, children: Iterable[Child]) -> bool:
+def has_sharers(child: Sharer, use: WorkspaceUse, children: Iterable[Sharer]) -> bool:
     """Tell whether another child has a workspace mounted."""
     return any(_mount_in(other, use) for other in _sharers(child, use, children))
 
 
 def mount_of_sharers(
-    child: Child, use: WorkspaceUse, children: Iterable[Child]
+    child: Sharer, use: WorkspaceUse, children: Iterable[Sharer]
 ) -> MountedWorkspace | None:
     """Return copies of another child's mount and lock; None if there is none.
 
@@ -72,8 +96,8 @@ def mount_of_sharers(
 
 
 def sharer_that_ends(
-    child: Child, use: WorkspaceUse, children: Iterable[Child]
-) -> Child | None:
+    child: Sharer, use: WorkspaceUse, children: Iterable[Sharer]
+) -> Sharer | None:
     """Return a child that has given the mount back, and not the lock; None for none."""
     for other in _sharers(child, use, children):
         if _mount_in(other, use) is None and _lock_in(other, use) is not None:
@@ -82,8 +106,8 @@ def sharer_that_ends(
 
 
 def _sharers(
-    child: Child, use: WorkspaceUse, children: Iterable[Child]
-) -> Iterator[Child]:
+    child: Sharer, use: WorkspaceUse, children: Iterable[Sharer]
+) -> Iterator[Sharer]:
     if not use.is_shared:
         return
     for other in children:
@@ -92,7 +116,7 @@ def _sharers(
             yield other
 
 
-def _mount_in(other: Child, use: WorkspaceUse) -> MountedWorkspace | None:
+def _mount_in(other: Sharer, use: WorkspaceUse) -> MountedWorkspace | None:
     """Return what a child holds of a workspace; None before and after."""
     mount = None if other.wanted is None else other.wanted.mount_of(use.base)
     lock = _lock_in(other, use)
@@ -101,7 +125,7 @@ def _mount_in(other: Child, use: WorkspaceUse) -> MountedWorkspace | None:
     return MountedWorkspace(HeldMount(mount.fd, mount.namespace), lock)
 
 
-def _lock_in(other: Child, use: WorkspaceUse) -> int | None:
+def _lock_in(other: Sharer, use: WorkspaceUse) -> int | None:
     """Return the descriptor of a workspace's lock that a child holds."""
     if other.wanted is None:
         return None

@@ -23,7 +23,7 @@ from vfs.hostio import in_thread
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from supervisor.child import Child
+    from supervisor.spec import ChildSpec
     from supervisor.workspace.use import WorkspaceUse
 
 EVERY_S = 3.0
@@ -65,15 +65,15 @@ class WorkspaceSizes:
         self._next_s = -float("inf")
         self._looking = trio.Lock()
 
-    async def look(self, children: Iterable[Child]) -> None:
-        """Measure what children have, if that is due."""
+    async def look(self, specs: Iterable[ChildSpec]) -> None:
+        """Measure what the children of some descriptions have, if that is due."""
         async with self._looking:
             if trio.current_time() < self._next_s:
                 return
             uses = {
                 (use.state_dir, use.name)
-                for child in children
-                for use in child.spec.workspaces
+                for spec in specs
+                for use in spec.workspaces
                 if use.mode == "review"
             }
             if uses:

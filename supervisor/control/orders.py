@@ -184,7 +184,7 @@ class DaemonOrders:
         number = _signal(args.signal)
         if child.process is None:
             raise OrderError(f"cannot kill {args.name}: it is being started; try again")
-        self._host.forks.signalled(child, number)
+        self._host.forks.signalled(child.id, number)
         if args.tree:
             await child.process.signal_tree(number)
         else:

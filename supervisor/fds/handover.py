@@ -31,8 +31,8 @@ from vfs.errors import HandoverError
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from supervisor.child import Child
     from supervisor.fds.service import FdService
+    from supervisor.session.ports import ChildView
     from vfs.content import Process
     from vfs.filesystem import Client
 
@@ -125,7 +125,9 @@ def take_over(service: FdService, left: FdsState) -> Entering:
     return Entering(service.store, left.contents, left.shared, service.make_shared)
 
 
-def enter(service: FdService, left: FdsState, entering: Entering, child: Child) -> None:
+def enter(
+    service: FdService, left: FdsState, entering: Entering, child: ChildView
+) -> None:
     """Go on with the tables and conversations of a child's clients."""
     for session in child.sessions():
         client = session.client

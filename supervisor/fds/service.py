@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
     from contextlib import AsyncExitStack, ExitStack
 
-    from supervisor.child import Child
     from supervisor.config.document import Config
     from supervisor.fds.conversations import Conversations
     from supervisor.fds.handover import FdsState
     from supervisor.host import Host
     from supervisor.logs import Log
+    from supervisor.session.ports import ChildView
     from vfs.content import Summarizer, Tool
     from vfs.content.handover import Entering
     from vfs.filesystem import Client, Filesystem
@@ -109,16 +109,16 @@ class FdService:
     # The seam
 
     async def child_starting(
-        self, child: Child, stack: AsyncExitStack
+        self, child: ChildView, stack: AsyncExitStack
     ) -> Mapping[str, str]:
-        """Make a child's process; see ``services.Service``."""
+        """Make a child's process; see ``ports.Service``."""
         del stack  # `client_gone` undoes it
         if child.session is not None:
             owner = owner_of(child.spec.account)
             self.show_workspaces(child, self.process_of(child.session.client, owner))
         return {}
 
-    def show_workspaces(self, child: Child, process: Process) -> None:
+    def show_workspaces(self, child: ChildView, process: Process) -> None:
         """Let checkpoints of a child name snapshots of its workspaces."""
         if child.session is not None and child.spec.workspaces:
             from supervisor.fds.workspaces import ChildWorkspaces  # noqa: PLC0415 - with one
@@ -191,7 +191,7 @@ class FdService:
         process.caller = client
         self.give_files(process, client)
 
-    # Handed over (see ``services.Portable``)
+    # Handed over (see ``ports.Portable``)
 
     def rest(self) -> None:
         """Nothing: who calls is a conversation, and those rest."""
@@ -216,7 +216,7 @@ class FdService:
         if self._left is not None:
             self._entering = handover.take_over(self, self._left)
 
-    async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
+    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Go on with the tables of a child; ``client_gone`` undoes it."""
         del stack
         if self._left is not None and self._entering is not None:

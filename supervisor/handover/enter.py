@@ -32,8 +32,8 @@ from supervisor.launchpad import wire
 from supervisor.lifecycle import State
 from supervisor.sandbox.cgroups import Groups
 from supervisor.sandbox.plan import Walls
-from supervisor.services import Portable
-from supervisor.spawned import ExitStatus, Record, SpawnedProcess
+from supervisor.session.ports import Portable
+from supervisor.spawned import SpawnedProcess
 from supervisor.spec import ChildSpec
 from vfs.errors import HandoverError
 from vfs.handover import (
@@ -55,21 +55,6 @@ if TYPE_CHECKING:
     from supervisor.launcher import Launcher
     from supervisor.session.session import Session
     from vfs.policy import Place
-
-
-def enter_launcher(launcher: Launcher, state: HostState) -> None:
-    """Let a launcher know whom its launchpad knows; before it listens."""
-    launcher._last_ident = state.last_ident
-    for said in state.records:
-        record = launcher._records[said.ident] = Record()
-        record.abandoned = said.abandoned
-        if not said.abandoned:
-            record.started.set()
-        if said.status is not None:
-            record.status = ExitStatus(*said.status)
-            record.exited.set()
-    # A child may be swept before it is put in: its record is kept for it.
-    launcher.handed_over = dict(launcher._records)
 
 
 async def enter(host: Host, state: HostState) -> list[Child]:
@@ -156,7 +141,8 @@ class EnteredChild(Child):
         places: list[Place],
         policies: list[Policy],
     ) -> None:
-        super().__init__(host, left.id, spec_from(left.spec))
+        spec = spec_from(left.spec)
+        super().__init__(host, left.id, spec, host.children, host.tell_overdue)
         self.timed_out = left.timed_out
         self._left = left
         self._all_places = places
@@ -248,7 +234,9 @@ class EnteredChild(Child):
         ledger = ledger_from(left.client, None if above is None else above.ledger)
         policy = Policy(()) if is_over else self._policies[left.client.policy]
         client = client_from(left.client, policy, ledger, above)
-        session = host.open_session(client, left.read_fd, left.write_fd, left.dialect)
+        session = host.open_session(
+            client, (left.read_fd, left.write_fd), left.dialect, self.session_closed
+        )
         session.on_attach = self._attach
         session.parent = parent
         session.narrowed_places = tuple(self._all_places[n] for n in left.owns)

@@ -30,7 +30,7 @@ from supervisor.handover.next_program import become
 from supervisor.handover.session import is_at_work
 from supervisor.handover.state import encode, versions
 from supervisor.lifecycle import State
-from supervisor.services import Portable
+from supervisor.session.ports import Portable
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from supervisor.spec import minimal_env
 from vfs.errors import HandoverError

@@ -141,7 +141,7 @@ class _Leaving:
         )
 
     def _session(self, session: Session) -> SessionState:
-        client, is_over = session.client, session._over.is_set()
+        client, is_over = session.client, session.is_over
         places = () if is_over else session.narrowed_places  # closed by then
         owns = [self._owned(place) for place in places]
         policy = NO_POLICY if is_over else self._policy(client.policy)
@@ -150,8 +150,8 @@ class _Leaving:
             dialect=session.dialect,
             read_fd=session.read_fd,
             write_fd=session.write_fd,
-            zero_copy=session.zero_copy,
-            is_deep=session._is_deep,
+            zero_copy=session.outbound.zero_copy,
+            is_deep=session.outbound.is_deep,
             requests=session.requests,
             files=[],
             nested=[self._session(nested) for nested in session.nested],

@@ -35,12 +35,17 @@ PIECE_BYTES = 1024 * 1024
 
 def is_at_work(session: Session) -> bool:
     """Tell whether a job does what ends by itself, or is about to begin."""
-    return session._job is not None and not _can_wait(session)
+    return session.is_working and not _can_wait(session)
 
 
 def _can_wait(session: Session) -> bool:
     """Tell whether what a job waits for can be waited for by the next program."""
-    waits = (session.unsent, session.transfer, session.redo, session.carried)
+    waits = (
+        session.outbound.unsent,
+        session.outbound.transfer,
+        session.outbound.redo,
+        session.outbound.carried,
+    )
     return any(wait is not None for wait in waits)
 
 
@@ -54,31 +59,31 @@ def note_work(session: Session, state: SessionState) -> None:
         HandoverError: its payload cannot be read back.
     """
     state.held, state.skipping = session.conn.held()
-    if session.reserved is not None:
-        state.reserved = session.reserved[1]
-    if session.unsent is not None:
-        state.unsent = bytes(session.unsent)
-    elif session.transfer is not None:
-        transfer = session.transfer
+    if session.inbound.reserved is not None:
+        state.reserved = session.inbound.reserved[1]
+    if session.outbound.unsent is not None:
+        state.unsent = bytes(session.outbound.unsent)
+    elif session.outbound.transfer is not None:
+        transfer = session.outbound.transfer
         state.transfer = TransferState(
             transfer._file.fileno, transfer._head, transfer._at, transfer._left
         )
-    elif session.carried is not None:
-        state.carried = session.carried
-    elif session.redo is not None:
-        state.held = session.redo() + state.held
-    elif session._job is not None:
+    elif session.outbound.carried is not None:
+        state.carried = session.outbound.carried
+    elif session.outbound.redo is not None:
+        state.held = session.outbound.redo() + state.held
+    elif session.is_working:
         state.unsent = REPLACED
     elif session.conn.body_left:
         _note_body(session, state)
 
 
 def _note_body(session: Session, state: SessionState) -> None:
-    payload, chat = session._payload, session._chat
+    payload, chat = session.inbound.payload, session.inbound.chat
     if payload is None:
         state.body = BodyState(
             left=session.conn.body_left,
-            reply=session._drain_reply or b"",
+            reply=session.inbound.drain_reply or b"",
             chat=None if chat is None else _chat_state(chat),
         )
         return
@@ -116,10 +121,11 @@ def take_up(session: Session, state: SessionState) -> None:
     Precondition: its files are in the tables.  Its descriptors are in no epoll yet.
     """
     conn = session.conn
-    session.zero_copy = state.zero_copy
-    session._is_deep = state.is_deep
+    session.outbound.zero_copy = state.zero_copy
+    session.outbound.is_deep = state.is_deep
     session.requests = state.requests
-    session.bytes_in, session.bytes_out = state.bytes_in, state.bytes_out
+    session.bytes_in = state.bytes_in
+    session.outbound.bytes_out = state.bytes_out
     session.errors = state.errors
     session.client.ledger.charge(SIZE_BYTES, -state.reserved)
     if state.body is not None:
@@ -127,9 +133,11 @@ def take_up(session: Session, state: SessionState) -> None:
     else:
         conn.hold(state.held, skipping=state.skipping)
     if state.unsent:
-        session.start(partial(session.send, state.unsent))
+        session.start(partial(session.outbound.send, state.unsent))
     elif state.transfer is not None:
-        session.start(partial(session._send_file, _transfer(session, state.transfer)))
+        session.start(
+            partial(session.outbound.send_file, _transfer(session, state.transfer))
+        )
     elif state.carried is None:
         session.pump.resume(session)
 
@@ -151,9 +159,9 @@ def _take_up_body(session: Session, state: BodyState) -> None:
     conn = session.conn
     if not state.line:
         conn.extend_body(state.left)
-        session._drain_reply = state.reply
+        session.inbound.drain_reply = state.reply
         if state.chat is not None:
-            session._chat = chat = ChatBody(state.chat.lengths)
+            session.inbound.chat = chat = ChatBody(state.chat.lengths)
             chat._seen, chat._hits = state.chat.seen, state.chat.hits
         return
     conn.hold(state.line)
@@ -162,10 +170,5 @@ def _take_up_body(session: Session, state: BodyState) -> None:
         raise HandoverError("a request of an unknown form was handed over")
     session.begun = message
     HANDLERS[type(message)](session, message)  # answers nothing: its body is to come
-    if session._payload is None:  # this program refuses what that one did not
-        os.close(state.spool)
-    else:
-        size = session._payload.size
-        session._payload.close()
-        session._payload = session.budget.adopt(state.spool, size, size - state.got)
+    session.inbound.adopt(state.spool, state.got)
     conn.body_received(state.got)

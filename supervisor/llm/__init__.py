@@ -1,6 +1,6 @@
 """The gateway to the model: the key and the quota stay with the host (spec section 5).
 
 Nothing is imported here: a host without ``[llm]`` pays nothing.  ``service`` is the door
-(the seam of ``supervisor/services.py``), ``gateway`` makes the calls, ``quota`` counts,
+(``session.ports.Model``), ``gateway`` makes the calls, ``quota`` counts,
 ``provider`` is the only module that holds a key (I10).  Read on in ``docs/llm.md``.
 """

@@ -31,7 +31,7 @@ from vfs.hostio import in_thread
 if TYPE_CHECKING:
     from supervisor.llm.gateway import Completion
     from supervisor.llm.service import LlmService
-    from supervisor.session.session import Session
+    from supervisor.session.ports import Caller
     from vfs.filesystem import OpenFile
 
 MAX_INPUT_BYTES = 8 * 1024 * 1024
@@ -61,12 +61,12 @@ class RefusedError(Exception):
 
 
 async def answer(
-    session: Session, service: LlmService, claim: bool, parts: tuple[bytes, ...]
+    caller: Caller, service: LlmService, claim: bool, parts: tuple[bytes, ...]
 ) -> bytes | None:
     """Answer one LLM_CHAT.
 
     Args:
-        session: whose request it is.
+        caller: whose request it is.
         service: the model.
         claim: the effective view, which the caller has the right to.
         parts: input files, output files, prompt, preset.
@@ -76,21 +76,21 @@ async def answer(
     """
     inputs, outputs, prompt_data, preset = parts
     reply: bytes | None = None
-    async with Outputs(session, claim=claim) as opened:
+    async with Outputs(caller, claim=claim) as opened:
         try:
-            with session.while_connected(LEAVE_S):
+            with caller.while_connected(LEAVE_S):
                 # For who is gone nothing begins (spec L10).
                 await trio.lowlevel.checkpoint_if_cancelled()
                 try:
-                    prompt = await _decoded(session, prompt_data, CHAT_FORMS - 2)
+                    prompt = await _decoded(caller, prompt_data, CHAT_FORMS - 2)
                 except UnicodeDecodeError:
                     raise RefusedError(error(b"invalid prompt encoding")) from None
                 chosen = _chosen(service, prompt, preset)
-                files = await _read_inputs(session, inputs, claim=claim)
+                files = await _read_inputs(caller, inputs, claim=claim)
                 await opened.open(await _names(outputs, NO_OUTPUTS))
                 said = (prompt, tuple(files))
-                completion = await _ask(session, service, chosen, said, claim=claim)
-                reply = await _finished(session, service, opened, completion)
+                completion = await _ask(caller, service, chosen, said, claim=claim)
+                reply = await _finished(caller, service, opened, completion)
         except (RefusedError, OutputsError) as why:
             reply = why.reply
         except QuotaError:
@@ -105,33 +105,33 @@ async def answer(
 
 
 async def _finished(
-    session: Session, service: LlmService, opened: Outputs, completion: Completion
+    caller: Caller, service: LlmService, opened: Outputs, completion: Completion
 ) -> bytes:
     """Write the outputs and make the reply: the call is paid, so it is not undone."""
-    _reserve(session, 2 * len(completion.data))
+    _reserve(caller, 2 * len(completion.data))
     with trio.CancelScope(shield=True):  # bounded: a few writes to files
         text = completion.text
         if len(text) > LARGE_BYTES:
             await opened.write(await in_thread(text.encode))
         else:
             await opened.write(text.encode())
-    status = service.status_text(session.client).encode()
+    status = service.status_text(caller.client).encode()
     return b"OK %d %b\n%b" % (len(completion.data), status, completion.data)
 
 
-def _reserve(session: Session, size_bytes: int) -> None:
-    memory = session.reserved_memory()
+def _reserve(caller: Caller, size_bytes: int) -> None:
+    memory = caller.reserved_memory()
     try:
         memory.raise_to(memory.size_bytes + size_bytes)
     except OSError as why:
         raise RefusedError(no_memory(why)) from None
 
 
-async def _decoded(session: Session, data: bytes, forms: int = 0) -> str:
+async def _decoded(caller: Caller, data: bytes, forms: int = 0) -> str:
     """Return bytes of the user as text, after what that takes is reserved.
 
     Args:
-        session: whose.
+        caller: whose.
         data: they.
         forms: for so many forms of them memory is reserved already.
 
@@ -140,9 +140,9 @@ async def _decoded(session: Session, data: bytes, forms: int = 0) -> str:
         UnicodeDecodeError: they are none.
     """
     if len(data) <= LARGE_BYTES:
-        _reserve(session, message_bytes(data) - forms * len(data))
+        _reserve(caller, message_bytes(data) - forms * len(data))
         return data.decode()
-    _reserve(session, await in_thread(message_bytes, data) - forms * len(data))
+    _reserve(caller, await in_thread(message_bytes, data) - forms * len(data))
     return await in_thread(data.decode)
 
 
@@ -199,7 +199,7 @@ def _is_name(name: str) -> bool:
 
 
 async def _ask(
-    session: Session,
+    caller: Caller,
     service: LlmService,
     chosen: _Chosen,
     said: tuple[str, tuple[tuple[str, str], ...]],
@@ -209,7 +209,7 @@ async def _ask(
     """Return the model's last word: of one call, or of all that tools took (L7)."""
     if chosen.program is not None and (chosen.has_tools or chosen.name):
         system, has_tools = chosen.system, chosen.has_tools
-        first = (session.client, claim, chosen.program, system, has_tools, chosen.name)
+        first = (caller.client, claim, chosen.program, system, has_tools, chosen.name)
         return await service.dialogues.answer(Turn(*first, *said))
     messages = []
     if chosen.program is not None:
@@ -222,7 +222,7 @@ async def _ask(
     if text:
         messages.append({"role": "user", "content": text})
     size += len(chosen.system.encode())
-    call = service.call(session.client, messages, claim=claim, size_bytes=size)
+    call = service.call(caller.client, messages, claim=claim, size_bytes=size)
     return await service.gateway.complete(call)
 
 
@@ -233,38 +233,36 @@ def _user_message(prompt: str, files: tuple[tuple[str, str], ...]) -> tuple[str,
 
 
 async def _read_inputs(
-    session: Session, text: bytes, *, claim: bool
+    caller: Caller, text: bytes, *, claim: bool
 ) -> list[tuple[str, str]]:
     """Return (name, content) of the input files (spec L3)."""
     found = []
     left = MAX_INPUT_BYTES
     for name in await _names(text, NO_INPUTS):
-        data = await _read_input(session, name, left, claim=claim)
+        data = await _read_input(caller, name, left, claim=claim)
         left -= len(data)
         try:
-            content = await _decoded(session, data)
+            content = await _decoded(caller, data)
         except UnicodeDecodeError:
             raise RefusedError(NO_INPUTS) from None
         found.append((name.decode(errors="replace"), content))
     return found
 
 
-async def _read_input(
-    session: Session, name: bytes, most: int, *, claim: bool
-) -> bytes:
-    fs, client = session.fs, session.client
+async def _read_input(caller: Caller, name: bytes, most: int, *, claim: bool) -> bytes:
+    fs, client = caller.fs, caller.client
     try:
         if client.policy.is_distant and not claim:
             await fs.knock(client, name)
         file = fs.open(client, name, b"r", claim)
     except AccessDeniedError:
-        denied(session, "LLM_CHAT", name)
+        denied(caller, "LLM_CHAT", name)
         raise RefusedError(NO_INPUTS) from None
     except (UnavailableError, OSError):
         raise RefusedError(NO_INPUTS) from None
     try:
         try:
-            _reserve(session, min(file.handle.size(), most))
+            _reserve(caller, min(file.handle.size(), most))
             data = await in_thread(_read_all, file, most, share=client.ledger.threads)
         finally:
             await fs.close_waiting(file)

@@ -33,16 +33,16 @@ from supervisor.gate import Gate
 from supervisor.llm.endpoint_call import Asker, answer
 from supervisor.llm.endpoint_http import ConnectionTestError, HttpConnection
 from supervisor.llm.errors import MalformedRequestError, RefusedRequestError
-from supervisor.services import Doors
+from supervisor.session.ports import Doors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AsyncExitStack
 
-    from supervisor.child import Child
     from supervisor.llm.handover_endpoint import EndpointState
     from supervisor.llm.quota import Node
     from supervisor.llm.service import LlmService
+    from supervisor.session.ports import ChildView
     from supervisor.spec import ChildSpec
     from vfs.filesystem import Client
     from vfs.payload import Reservation
@@ -141,7 +141,7 @@ class Endpoint:
         self.base_url = f"http://127.0.0.1:{self._port}/v1"
 
     async def admit(
-        self, child: Child, client: Client, stack: AsyncExitStack
+        self, child: ChildView, client: Client, stack: AsyncExitStack
     ) -> dict[str, str]:
         """Open a child's account; return what it finds in its environment.
 

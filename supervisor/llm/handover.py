@@ -26,9 +26,9 @@ from supervisor.llm.ledger import LedgerError
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
-    from supervisor.child import Child
     from supervisor.llm.quota import Node
     from supervisor.llm.service import LlmService
+    from supervisor.session.ports import ChildView
 
 
 class NodeState(msgspec.Struct):
@@ -128,7 +128,7 @@ async def take_over(service: LlmService, left: AccountsState) -> None:
             raise HandoverError(str(why)) from None
 
 
-def enter(service: LlmService, left: AccountsState, child: Child) -> None:
+def enter(service: LlmService, left: AccountsState, child: ChildView) -> None:
     """Go on with the accounts of a child and of all that are nested in it."""
     for session in child.sessions():
         state = left.nodes.get(session.client.id)

@@ -24,8 +24,8 @@ from supervisor.accepting import listener_on
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
-    from supervisor.child import Child
     from supervisor.llm.endpoint import Endpoint
+    from supervisor.session.ports import ChildView
 
 
 class DoorState(msgspec.Struct):
@@ -83,7 +83,7 @@ def state_of(endpoint: Endpoint) -> tuple[EndpointState, set[int]]:
     return state, fds
 
 
-def enter(endpoint: Endpoint, child: Child, stack: AsyncExitStack) -> None:
+def enter(endpoint: Endpoint, child: ChildView, stack: AsyncExitStack) -> None:
     """Go on with a child's token and its listeners."""
     left = endpoint.left
     session = child.session

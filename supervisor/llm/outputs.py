@@ -26,7 +26,7 @@ from vfs.policy import PUBLISH_ON_CLOSE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.session.session import Session
+    from supervisor.session.ports import Caller
     from vfs.filesystem import OpenFile
 
 
@@ -42,12 +42,12 @@ class Outputs:
     """The output files of one call.
 
     Args:
-        session: whose.
+        caller: whose.
         claim: the effective view.
     """
 
-    def __init__(self, session: Session, *, claim: bool) -> None:
-        self._session = session
+    def __init__(self, caller: Caller, *, claim: bool) -> None:
+        self._caller = caller
         self._claim = claim
         self._files: list[OpenFile] = []
         self._made: list[tuple[bytes, tuple[int, int]]] = []
@@ -58,9 +58,9 @@ class Outputs:
     async def __aexit__(self, *_: object) -> None:
         with trio.CancelScope(shield=True):  # bounded: a few removals
             for file in self._files:
-                if file.fileno in self._session.files:
+                if file.fileno in self._caller.client.files:
                     with suppress(OSError):  # it is gone all the same
-                        await self._session.fs.abandon_waiting(file)
+                        await self._caller.fs.abandon_waiting(file)
             for name, identity in self._made:
                 await self._remove(name, identity)
 
@@ -75,8 +75,8 @@ class Outputs:
             await trio.lowlevel.checkpoint()
 
     async def _open(self, name: bytes) -> OpenFile:
-        session = self._session
-        fs, client = session.fs, session.client
+        caller = self._caller
+        fs, client = caller.fs, caller.client
         try:
             if client.policy.is_distant and not self._claim:
                 await fs.knock(client, name)
@@ -88,7 +88,7 @@ class Outputs:
                     self._made.append((name, file.handle.identity()))
                 return file
         except AccessDeniedError:
-            raise OutputsError(denied(session, "LLM_CHAT", name)) from None
+            raise OutputsError(denied(caller, "LLM_CHAT", name)) from None
         except UnavailableError:
             raise OutputsError(UNAVAILABLE) from None
         except OSError as why:
@@ -111,11 +111,11 @@ class Outputs:
             raise OutputsError(UNAVAILABLE) from None
 
     async def _write(self, file: OpenFile, data: bytes) -> None:
-        fs = self._session.fs
+        fs = self._caller.fs
         place = file.place
         if place is not None and place.publish == PUBLISH_ON_CLOSE:
             await fs.abandon_waiting(file)
-            client = self._session.client
+            client = self._caller.client
             file = await fs.open_waiting(client, file.name, b"w", self._claim)
             self._files.append(file)
         else:
@@ -124,7 +124,7 @@ class Outputs:
         await fs.close_waiting(file)
 
     async def _remove(self, name: bytes, identity: tuple[int, int]) -> None:
-        fs, client = self._session.fs, self._session.client
+        fs, client = self._caller.fs, self._caller.client
         try:
             file = fs.open(client, name, KEPT_WORD, self._claim)
             mine = file.handle.identity() == identity and not file.handle.size()

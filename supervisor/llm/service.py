@@ -31,24 +31,24 @@ from supervisor.llm.prompt_size import PromptSize
 from supervisor.llm.quota import Node, Weights, quota_text, status_text
 from supervisor.llm.redact import MIN_SECRET_CHARS, Redactor
 from supervisor.options import parse_duration
-from supervisor.services import Account, Doors
+from supervisor.session.ports import Account, Doors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AsyncExitStack, ExitStack
 
-    from supervisor.child import Child
     from supervisor.config.llm import LlmSection, WeightsSection
     from supervisor.dialogues import Dialogues, Message
     from supervisor.host import Host
     from supervisor.llm.apis import Api
     from supervisor.llm.endpoint import Endpoint
     from supervisor.llm.provider import Provider
+    from supervisor.session.ports import Caller, ChildView
     from vfs.filesystem import Client
 
 
 class LlmService:
-    """The seam of ``supervisor/services.py``; made by ``open_llm``.
+    """What ``session.ports.Model`` asks for; made by ``open_llm``.
 
     Attributes:
         gateway: makes the calls.
@@ -105,7 +105,7 @@ class LlmService:
     # The seam
 
     async def child_starting(
-        self, child: Child, stack: AsyncExitStack
+        self, child: ChildView, stack: AsyncExitStack
     ) -> dict[str, str]:
         """Open an account, and the endpoint if there is one."""
         if child.session is None:
@@ -116,11 +116,19 @@ class LlmService:
             return {}
         return await self.endpoint.admit(child, client, stack)
 
+    async def chat(
+        self, caller: Caller, parts: tuple[bytes, ...], *, claim: bool
+    ) -> bytes | None:
+        """Answer one LLM_CHAT; see ``ports.Model``."""
+        from supervisor.llm.chat import answer  # noqa: PLC0415 - it names this class
+
+        return await answer(caller, self, claim, parts)
+
     def doors_of(self, client: Client) -> Doors | None:
         """Return how programs reach the endpoint for a child; None if there is none."""
         return None if self.endpoint is None else self.endpoint.doors_of(client)
 
-    async def _open_account(self, child: Child, client: Client) -> Node:
+    async def _open_account(self, child: ChildView, client: Client) -> Node:
         if child.spec.account is not None:
             try:
                 node = await self.spending.node_of_child(child.spec.account)
@@ -137,7 +145,7 @@ class LlmService:
         self._clients.pop(client.id, None)
         self._told_dropped.discard(client.id)
 
-    # Handed over (see ``services.Portable``)
+    # Handed over (see ``ports.Portable``)
 
     def busy(self) -> str | None:
         """Say what has to end first."""
@@ -168,7 +176,7 @@ class LlmService:
         self._left = handover.read(state)
         await handover.take_over(self, self._left)
 
-    async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
+    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Go on with the accounts of a child."""
         if child.session is not None:
             await self._open_account(child, child.session.client)

@@ -135,12 +135,12 @@ def image_part(address: str, where: str) -> Object:
     return {"type": "image_url", "image_url": {"url": address}}
 
 
-def file_part(data: str, filename: str, where: str) -> Object:
+def file_part(data: str, filename: str | None, where: str) -> Object:
     """Return a file that comes with a request as a part of a message.
 
     Args:
         data: the file, as an address that holds it.
-        filename: its name.
+        filename: its name; None or empty for one of ours.
         where: the place of the data in the request.
 
     Raises:
@@ -148,7 +148,8 @@ def file_part(data: str, filename: str, where: str) -> Object:
     """
     if not data.startswith("data:"):
         raise UntranslatableError(where, "a file begins with data:")
-    return {"type": "file", "file": {"filename": filename, "file_data": data}}
+    file = {"filename": filename or "document.pdf", "file_data": data}
+    return {"type": "file", "file": file}
 
 
 def plain(parts: list[Object]) -> str | list[Object]:

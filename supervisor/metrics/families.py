@@ -19,8 +19,8 @@ from supervisor.lifecycle import State
 from supervisor.metrics.registry import build_here, descriptors_open
 from supervisor.restarts import DOWN
 from supervisor.sandbox.plan import LAYERS
-from supervisor.services import Accounting
 from supervisor.session.counts import NAMES, Histogram
+from supervisor.session.ports import Accounting
 from supervisor.workspace_sizes import STATES
 
 if TYPE_CHECKING:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from supervisor.config.metrics import MetricsSection
     from supervisor.host import Host
 
 MAX_NAMES = 64
@@ -219,37 +218,11 @@ class Metrics:
 
 def attach_metrics(host: Host) -> Metrics:
     """Begin to count a host's events; what was before is not known."""
-    if host.metrics is None:
-        host.metrics = Metrics(host)
-        host.journal.taps.append(host.metrics.take)
-    return host.metrics
-
-
-async def open_metrics(
-    host: Host,
-    section: MetricsSection | None,
-    nursery: trio.Nursery,
-    *,
-    watches_lag: bool = True,
-) -> None:
-    """Begin to count; and tell the figures, if a configuration says where.
-
-    Args:
-        host: its children have not begun.
-        section: ``[metrics]``, checked; None if there is none.
-        nursery: the listener lives in it.
-        watches_lag: nobody else gives ``lag`` its figures.
-
-    Raises:
-        OSError: nobody can listen there.
-    """
-    metrics = attach_metrics(host)
-    if section is not None:
-        from supervisor.metrics.listener import serve_metrics  # noqa: PLC0415 - h11
-
-        await nursery.start(serve_metrics, host, section)
-        if watches_lag:
-            nursery.start_soon(metrics.watch_lag)
+    found = host.metrics
+    if not isinstance(found, Metrics):
+        found = host.metrics = Metrics(host)
+        host.journal.taps.append(found.take)
+    return found
 
 
 def exit_reason(fields: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ import trio
 
 from supervisor.metrics.registry import build_here
 from supervisor.restarts import DOWN
-from supervisor.services import Accounting
+from supervisor.session.ports import Accounting
 from supervisor.watcher import Watcher
 from vfs.filesystem import file_row
 from vfs.policy import OPEN_FILES, SIZE_BYTES

@@ -33,8 +33,8 @@ from supervisor.sandbox.cgroup_files import bound_cpus, count_of, has_cpus_bound
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.child import Child
     from supervisor.journal import Journal
+    from supervisor.options import Limits
 
 LOOK_S = 0.2
 """Between two looks: so long a bomb competes with everybody, and a look costs 2 us."""
@@ -57,6 +57,9 @@ class _Watched:
     """A child whose forks may be refused.
 
     Attributes:
+        child_id: the child's.
+        name: what a configuration calls it; None for one that has no name.
+        cpus: its own bound of processors' time; None without one.
         fd: its ``pids.events``.
         group: the directory whose processors' time can be bounded.
         refused: forks, at the last look.
@@ -65,10 +68,24 @@ class _Watched:
         calm_s: how long it has to be calm then.
     """
 
-    __slots__ = ("calm_s", "child", "fd", "group", "is_held_back", "refused", "since")
+    __slots__ = (
+        "calm_s",
+        "child_id",
+        "cpus",
+        "fd",
+        "group",
+        "is_held_back",
+        "name",
+        "refused",
+        "since",
+    )
 
-    def __init__(self, child: Child, fd: int, group: str) -> None:
-        self.child = child
+    def __init__(
+        self, child_id: str, name: str | None, cpus: float | None, fd: int, group: str
+    ) -> None:
+        self.child_id = child_id
+        self.name = name
+        self.cpus = cpus
         self.fd = fd
         self.group = group
         self.refused = 0
@@ -89,14 +106,17 @@ class ForkWatch:
         """Return what this holds of the host's descriptors."""
         return self._watched.keys()
 
-    def watch(self, child: Child, groups: Iterable[str]) -> None:
+    def watch(
+        self, child_id: str, name: str | None, limits: Limits, groups: Iterable[str]
+    ) -> None:
         """Look after a child from now on, where refusals are counted and can be answered.
 
         Args:
-            child: whose limits have ``processes``; any other is left alone.
+            child_id: the child's.
+            name: what a configuration calls it; None for one that has no name.
+            limits: its own; one without ``processes`` is left alone.
             groups: the directories of its groups.
         """
-        limits = child.spec.group_limits
         if limits.processes is None:
             return
         paths = tuple(groups)
@@ -108,7 +128,9 @@ class ForkWatch:
             if counted >= 0:
                 os.close(counted)
             return
-        one = self._watched[counted] = _Watched(child, counted, bounded)
+        one = self._watched[counted] = _Watched(
+            child_id, name, limits.cpus, counted, bounded
+        )
         # By another program of this host, which was replaced.
         one.is_held_back = not bounds[bounded]
         one.since = trio.current_time()
@@ -116,17 +138,17 @@ class ForkWatch:
             one.refused = _refused(counted)
         self._has_some.set()
 
-    def signalled(self, child: Child, number: int) -> None:
+    def signalled(self, child_id: str, number: int) -> None:
         """Let a child that is about to be killed have the time to end (rule 4)."""
         if number == signal.SIGKILL:
-            self.forget(child)
+            self.forget(child_id)
 
-    def forget(self, child: Child) -> None:
+    def forget(self, child_id: str) -> None:
         """Look after a child no more, and give it its time back (rule 4)."""
         for one in tuple(self._watched.values()):
-            if one.child is child:
+            if one.child_id == child_id:
                 if one.is_held_back:
-                    _set_bound(one.group, child.spec.group_limits.cpus)
+                    _set_bound(one.group, one.cpus)
                 self._drop(one)
 
     def _drop(self, one: _Watched) -> None:
@@ -165,25 +187,22 @@ class ForkWatch:
             self._hold_back(one, one.refused - before)
 
     def _hold_back(self, one: _Watched, refused: int) -> None:
-        own = one.child.spec.group_limits.cpus
-        cpus = CPUS if own is None else min(own, CPUS)
+        cpus = CPUS if one.cpus is None else min(one.cpus, CPUS)
         if _set_bound(one.group, cpus):
             one.is_held_back = True
             self._tell("child.held_back", one, cpus=cpus, refused=refused)
 
     def _let_go(self, one: _Watched) -> None:
-        own = one.child.spec.group_limits.cpus
-        if _set_bound(one.group, own):
+        if _set_bound(one.group, one.cpus):
             one.is_held_back = False
             one.calm_s = min(2 * one.calm_s, MOST_CALM_S)
-            self._tell("child.let_go", one, cpus=own)
+            self._tell("child.let_go", one, cpus=one.cpus)
 
     def _tell(self, event: str, one: _Watched, **more: float | None) -> None:
-        child = one.child
         self._journal.write(
             event,
-            child_id=child.id,
-            name=child.spec.name,
+            child_id=one.child_id,
+            name=one.name,
             limit="processes",
             **more,
         )

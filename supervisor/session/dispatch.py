@@ -36,7 +36,7 @@ from supervisor.session.on_llm import do_chat, do_config, do_quota
 from supervisor.session.on_names import do_list, do_make, do_remove, do_rename, do_stat
 
 if TYPE_CHECKING:
-    from supervisor.session.replies import Handler
+    from supervisor.session.session import Handler
 
 HANDLERS: dict[type[m.Request], Handler] = {
     m.Open: do_open,
@@ -63,11 +63,3 @@ HANDLERS: dict[type[m.Request], Handler] = {
     m.Refusal: do_refuse,
 }
 """The table: request class to handler."""
-
-POSTHUMOUS = frozenset(
-    {m.Open, m.Read, m.Write, m.Close, m.Sync, m.Seek, m.Narrow},
-)
-"""What is still done for a process that has ended (spec S2).
-
-SEEK and NARROW show nothing by themselves; they say where the others go, and whether.
-"""

@@ -22,7 +22,7 @@ from supervisor.session.replies import no_memory
 
 if TYPE_CHECKING:
     from protocol import messages as m
-    from supervisor.fds.service import FdService
+    from supervisor.session.ports import Contents
     from supervisor.session.session import Session
     from vfs.content import Process
 
@@ -56,7 +56,7 @@ def _too_large(session: Session, size: int) -> bytes:
 
 
 def _begin_call(
-    session: Session, service: FdService, document: bytes | memoryview
+    session: Session, service: Contents, document: bytes | memoryview
 ) -> None:
     # A job that had a view of the payload would keep its memory.
     data = bytes(document) if len(document) <= INLINE_BYTES else None
@@ -64,7 +64,7 @@ def _begin_call(
 
 
 async def _call(
-    session: Session, service: FdService, document: bytes | None
+    session: Session, service: Contents, document: bytes | None
 ) -> bytes | None:
     # Here, so that a host without LLM fds loads nothing of them.
     from vfs.content import FdError, UnknownCallError  # noqa: PLC0415
@@ -75,12 +75,12 @@ async def _call(
     try:
         if document is None:
             taken, size = await in_thread(_measured, session, share=threads)
-            session.payload_done()
+            session.inbound.release_payload()
             session.reserved_memory().raise_to(FORMS * len(taken) + size)
             name, arguments = await in_thread(_parse, taken, share=threads)
             del taken  # what is left of it are the arguments
         else:
-            session.payload_done()
+            session.inbound.release_payload()
             size = document_bytes(document, len(document))
             session.reserved_memory().raise_to(FORMS * len(document) + size)
             name, arguments = _parse(document)
@@ -111,7 +111,7 @@ def _measured(session: Session) -> tuple[bytes, int]:
     Raises:
         ValueError: it has too many values.
     """
-    document = session.with_payload(bytes)
+    document = session.inbound.with_payload(bytes)
     return document, _decoded_bytes(document)
 
 

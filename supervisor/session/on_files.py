@@ -178,7 +178,7 @@ def do_write(session: Session, request: m.Write) -> bytes | None:
         if file.ledger is not None:
             # From here on nobody else gets it; whatever ends this gives it back.
             try:
-                session.reserved = file, file.charge_growth(size)
+                session.inbound.reserved = file, file.charge_growth(size)
             except OSError as why:
                 return session.drain(error(b"failed to write: " + reason(why)))
         return session.collect(piece, partial(_write_now, session, request, file))
@@ -190,7 +190,7 @@ def _write_now(
 ) -> bytes | None:
     size = request.size
     handle = file.handle
-    if session.zero_copy:
+    if session.outbound.zero_copy:
         session.start(partial(_write_after_read, session, file, data))
         return None
     if (
@@ -208,7 +208,7 @@ def _write_now(
             session.start(partial(_write_waiting, session, file, data))
             return None
         else:
-            session.release_growth()
+            session.inbound.release_growth()
             session.fs.write(file, data)
     except OSError as why:
         return error(b"failed to write: " + reason(why))
@@ -223,7 +223,7 @@ async def _write_after_read(
     ``sendfile`` lends pages of the file, not copies: a WRITE that the client sent before
     it read that reply must not change what it will read.
     """
-    await session.wait_taken(
+    await session.outbound.wait_taken(
         lambda: b"WRITE %d %d\n%b" % (file.fileno, len(data), bytes(data))
     )
     return await _write_waiting(session, file, data)
@@ -234,7 +234,7 @@ async def _write_waiting(
 ) -> bytes:
     try:
         # What its header has reserved is charged again before this waits.
-        await session.fs.write_waiting(file, data, session.release_growth)
+        await session.fs.write_waiting(file, data, session.inbound.release_growth)
     except OSError as why:
         return error(b"failed to write: " + reason(why))
     return b"OK %d\n" % len(data)
@@ -298,7 +298,7 @@ def do_truncate(session: Session, request: m.Truncate) -> bytes | None:
         return error(NOT_WRITABLE + echo(request.token))
 
     async def truncate() -> bytes:
-        await session.wait_taken(
+        await session.outbound.wait_taken(
             lambda: b"TRUNCATE %d %d\n" % (file.fileno, request.size)
         )
         try:

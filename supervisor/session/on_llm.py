@@ -3,7 +3,7 @@
 Rules of this file.
 
 1. A host without ``[llm]`` answers as one (spec L12); the service is looked up at each
-   request, never imported here.
+   request.
 2. LLM_CHAT is a job that lasts only while its client is there (spec L10).
 3. Checks run in the contract's order: encoding, preset, inputs, outputs, quota (L2).
 4. The memory for it is reserved with its line, before any of its payload is kept.
@@ -21,7 +21,6 @@ from supervisor.session.replies import denied, no_memory, reason
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from supervisor.llm.service import LlmService
     from supervisor.session.session import Session
 
 LEAVE_S = 0.002
@@ -35,10 +34,6 @@ that is reserved when it is known."""
 
 INLINE_BYTES = 64 * 1024
 """Longest document, piece or text that is taken apart in the Trio thread."""
-
-
-def _service(session: Session) -> LlmService | None:
-    return session.services.llm  # type: ignore[return-value] # the one there is
 
 
 def do_chat(session: Session, request: m.Chat) -> bytes | None:
@@ -72,16 +67,14 @@ async def _chat(
     chat: ChatBody,
     parts: tuple[bytes, ...] | None,
 ) -> bytes | None:
-    from supervisor.llm.chat import answer  # noqa: PLC0415 - hosts without [llm]
-
     try:
         if parts is None:
-            parts = await in_thread(session.with_payload, chat.split)
-        session.payload_done()
-        service = _service(session)
+            parts = await in_thread(session.inbound.with_payload, chat.split)
+        session.inbound.release_payload()
+        service = session.services.llm
         if service is None:
             return error(b"LLM not available")  # the host is ending
-        return await answer(session, service, is_top_level, parts)
+        return await service.chat(session, parts, claim=is_top_level)
     except BlockingIOError as why:  # no thread can be started
         return error(b"OpenAI API call failed: " + reason(why))
 
@@ -89,7 +82,7 @@ async def _chat(
 def do_quota(session: Session, request: m.Quota) -> bytes | None:
     """LLM_QUOTA (spec L9)."""
     del request
-    service = _service(session)
+    service = session.services.llm
     if service is None:
         return error(b"LLM quota not available")
     return b"OK %b\n" % service.quota_text(session.client).encode()
@@ -98,7 +91,7 @@ def do_quota(session: Session, request: m.Quota) -> bytes | None:
 def do_config(session: Session, request: m.Config) -> bytes | None:
     """LLM_CONFIG (spec L13)."""
     del request
-    service = _service(session)
+    service = session.services.llm
     if service is None:
         return error(b"LLM config not available")
     document = service.config_json()

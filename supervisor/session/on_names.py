@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from protocol import echo, error, limits
-from supervisor.session.replies import OK, Handler, denied, reason, unavailable
+from supervisor.session.replies import OK, denied, reason, unavailable
 from vfs.errors import AccessDeniedError, TargetDeniedError, UnavailableError
 from vfs.hostio import in_thread
 from vfs.policy import must_wait
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from protocol import messages as m
-    from supervisor.session.session import Session
+    from supervisor.session.session import Handler, Session
 
 
 LISTED_BYTES = 500

@@ -24,19 +24,22 @@ import errno
 import os
 import select
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from supervisor.session.base import EOF, SLOW
 from supervisor.session.counts import SAMPLE_TURNS, Counts
-from supervisor.session.sent import POLLS
+from supervisor.session.reasons import EOF, SLOW
 from supervisor.watches import LOOK_PAUSE_S, note_unwatched, wait_readable
 from vfs.policy import SHARE
 
 if TYPE_CHECKING:
-    from supervisor.session.base import SessionBase
+    from protocol import HostConnection
+    from vfs.clients import Client
     from vfs.policy import Ledger
+
+POLLS = 2
+"""Times that the core is yielded and polled after a reply before the pump parks."""
 
 SLICE_S = 0.001
 """Longest stretch without a checkpoint; one costs 10 us, so this gives up 1 %."""
@@ -47,6 +50,41 @@ that neither has to wait for more of the other."""
 
 _BATCH = 64
 """Events a poll returns at most; more wait for the next one, a few microseconds."""
+
+
+class Served(Protocol):
+    """A session, as the pump knows it.
+
+    Attributes:
+        read_fd: requests come here.
+        write_fd: replies go here; may equal ``read_fd``.
+        client: whose requests these are.
+        top: the ledger of its topmost child, which stands for that (spec S7).
+        conn: the bytes that have come.
+        requests: that were answered.
+        deadline_s: for a message that has begun (spec F8).
+    """
+
+    read_fd: int
+    write_fd: int
+    client: Client
+    top: Ledger
+    conn: HostConnection
+    requests: int
+    deadline_s: float
+
+    @property
+    def is_mid_message(self) -> bool:
+        """Whether a message has begun and is not complete (spec F8)."""
+        ...
+
+    def serve(self, *, alone: bool) -> bool:
+        """Answer what has come, without waiting; tell whether something is left over."""
+        ...
+
+    def close_soon(self, why: str, failure: Exception | None = None) -> None:
+        """Stop serving; the session's task cleans up."""
+        ...
 
 
 class Pump:
@@ -62,16 +100,16 @@ class Pump:
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._bell, select.EPOLLIN)
-        self.sessions: dict[int, SessionBase] = {}
+        self.sessions: dict[int, Served] = {}
         self.counts = Counts()
         self.sending = 0
         self._unwatched: set[int] = set()
         self._unwatched_added = trio.Event()
-        self._left_over: dict[SessionBase, None] = {}
+        self._left_over: dict[Served, None] = {}
         self._attached = 0  # sessions in the set that are not their child's first
-        self._hangups: dict[int, SessionBase] = {}
+        self._hangups: dict[int, Served] = {}
         # (when, requests that the session had answered when its message began)
-        self._deadlines: dict[SessionBase, tuple[float, int]] = {}
+        self._deadlines: dict[Served, tuple[float, int]] = {}
         self._deadline_added = trio.Event()
         self._paused: trio.Event | None = None
 
@@ -95,7 +133,7 @@ class Pump:
         """Return what the pump holds of the process's descriptors."""
         return (self._epoll.fileno(), self._bell)
 
-    def add(self, session: SessionBase) -> None:
+    def add(self, session: Served) -> None:
         """Begin to serve a session."""
         if not self._epoll.closed:
             if not self._is_watched(session.read_fd, select.EPOLLIN):
@@ -104,7 +142,7 @@ class Pump:
             self.sessions[session.read_fd] = session
             self._attached += session.client.ledger is not session.top
 
-    def suspend(self, session: SessionBase) -> None:
+    def suspend(self, session: Served) -> None:
         """Leave a session to its own task."""
         # By identity: the number of a session that is over may be another's by now (I1).
         if self.sessions.get(session.read_fd) is session:
@@ -117,7 +155,7 @@ class Pump:
         self._left_over.pop(session, None)
         self._deadlines.pop(session, None)
 
-    def resume(self, session: SessionBase) -> None:
+    def resume(self, session: Served) -> None:
         """Take a session back from its task."""
         self.add(session)
         if session.conn.pending and not self._epoll.closed:
@@ -127,7 +165,7 @@ class Pump:
 
     forget = suspend
 
-    def watch_hangup(self, session: SessionBase) -> None:
+    def watch_hangup(self, session: Served) -> None:
         """Close a session that its task owns once its client has closed both ways.
 
         Precondition: the session is suspended.
@@ -140,7 +178,7 @@ class Pump:
             if self._is_watched(fd, 0):
                 self._hangups[fd] = session
 
-    def ignore_hangup(self, session: SessionBase) -> None:
+    def ignore_hangup(self, session: Served) -> None:
         """End ``watch_hangup``."""
         for fd in {session.read_fd, session.write_fd}:
             if self._hangups.get(fd) is session:
@@ -170,7 +208,7 @@ class Pump:
             return False
         return True
 
-    def _watch(self, session: SessionBase) -> None:
+    def _watch(self, session: Served) -> None:
         """Start or stop the clock of a message that has begun (spec F8)."""
         known = self._deadlines.get(session)
         if not session.is_mid_message:
@@ -224,9 +262,9 @@ class Pump:
         """Return until when others wait, from now on."""
         return time.monotonic() + (SENDING_SLICE_S if self.sending else SLICE_S)
 
-    def _turn(self, events: list[tuple[int, int]]) -> dict[SessionBase, None]:
+    def _turn(self, events: list[tuple[int, int]]) -> dict[Served, None]:
         """Return who is served now, in order."""
-        turn: dict[SessionBase, None] = {}
+        turn: dict[Served, None] = {}
         left_over = self._left_over
         for fd, _ in events:
             session = self.sessions.get(fd)
@@ -261,7 +299,7 @@ class Pump:
             if self._deadlines or conn.body_left or not conn.idle:
                 self._watch(session)
 
-    def _serve_timed(self, turn: dict[SessionBase, None]) -> None:
+    def _serve_timed(self, turn: dict[Served, None]) -> None:
         """Serve the first session of a turn for one request, and look at the clock.
 
         A turn in which it answered one request and no more is a measurement.
@@ -319,16 +357,16 @@ class Pump:
 
 
 def _shared_out(
-    fresh: dict[SessionBase, None], left_over: dict[SessionBase, None]
-) -> tuple[dict[SessionBase, None], dict[SessionBase, None]]:
+    fresh: dict[Served, None], left_over: dict[Served, None]
+) -> tuple[dict[Served, None], dict[Served, None]]:
     """Give each child its share of a turn; return who has one now, and who waits.
 
     Of one child's connections those that have waited longest come first.
     """
     shares: dict[Ledger, int] = {}
-    old: dict[SessionBase, None] = {}
-    new: dict[SessionBase, None] = {}
-    waiting: dict[SessionBase, None] = {}
+    old: dict[Served, None] = {}
+    new: dict[Served, None] = {}
+    waiting: dict[Served, None] = {}
     for among, chosen in ((left_over, old), (fresh, new)):
         for session in among:
             share = shares[session.top] = shares.get(session.top, 0) + 1

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from protocol import echo, error, invalid
 
 if TYPE_CHECKING:
     from protocol.messages import FileRequest
-    from supervisor.session.session import Session
-
-Handler = Callable[["Session", Any], bytes | None]
-"""Takes the request class it stands under in ``dispatch.HANDLERS``."""
+    from supervisor.session.ports import Caller
 
 OK = b"OK\n"
 REPLACED = error(b"interrupted: the host was replaced by its next program; ask again")
@@ -38,16 +34,16 @@ def unknown(request: FileRequest) -> bytes:
     return invalid("fileno", request.token)
 
 
-def denied(session: Session, what: str, name: bytes) -> bytes:
+def denied(caller: Caller, what: str, name: bytes) -> bytes:
     """Report that a client reached for what it may not, and return the error (A1)."""
-    on_denied = session.fs.on_denied
+    on_denied = caller.fs.on_denied
     if on_denied is not None:
-        on_denied(session.client, what, name)
+        on_denied(caller.client, what, name)
     return error(b"VFS access denied: '" + echo(name) + b"'")
 
 
-def unavailable(session: Session, what: str, name: bytes, claim: bool | None) -> bytes:
+def unavailable(caller: Caller, what: str, name: bytes, claim: bool | None) -> bytes:
     """Return the error for a root that is gone (spec O4); a claim is on record as ever."""
-    if claim and not session.client.policy.top_level:
-        denied(session, what, name)
+    if claim and not caller.client.policy.top_level:
+        denied(caller, what, name)
     return UNAVAILABLE

@@ -35,9 +35,9 @@ from supervisor.watches import wait_readable
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from supervisor.child import Child
     from supervisor.config.sidecar import SidecarSection
     from supervisor.launcher import Launcher
+    from supervisor.session.ports import ChildView
     from supervisor.spawned import SpawnedProcess
 
 LABEL = "sandhost.host"
@@ -187,7 +187,7 @@ class CliSidecar(Backend):
 
     # One request
 
-    async def has(self, child: Child, tool: str, cwd: bytes) -> bool:
+    async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
         """Tell whether the container has a tool, or the project its own."""
         if await self._tools.find(tool, self.generation) is not None:
             return True
@@ -206,13 +206,13 @@ class CliSidecar(Backend):
             os.close(cwd_fd)
         return own is not None
 
-    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+    async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """See ``routes.Target``."""
         self.check_workspace()
         return await workspace.open_cwd(self.workspace_fd, cwd, child.threads)
 
     async def command(
-        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+        self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
         """See ``routes.Target``."""
         del child

@@ -37,10 +37,10 @@ from vfs.hostio import in_thread
 from vfs.policy import MountDirectory
 
 if TYPE_CHECKING:
-    from supervisor.child import Child
     from supervisor.config.sidecar import SidecarSection
     from supervisor.host import Host
     from supervisor.sandbox.plan import Walls
+    from supervisor.session.ports import ChildView
     from supervisor.spawned import SpawnedProcess
     from supervisor.spec import ChildSpec
 
@@ -155,7 +155,7 @@ class LocalSidecar(Backend):
 
     # One request
 
-    async def has(self, child: Child, tool: str, cwd: bytes) -> bool:
+    async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
         """Tell whether it can run a tool now, in a working directory."""
         if await self._tools.find(tool, self.generation) is not None:
             return True
@@ -173,7 +173,7 @@ class LocalSidecar(Backend):
             os.close(cwd_fd)
         return own is not None
 
-    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+    async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """See ``routes.Target``."""
         share = child.threads
         if self.workspace_fd >= 0:
@@ -197,7 +197,7 @@ class LocalSidecar(Backend):
         return cwd_fd
 
     async def command(
-        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+        self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
         """See ``routes.Target``."""
         where = self._path_of(cwd_fd, child)
@@ -231,20 +231,20 @@ class LocalSidecar(Backend):
             programs=self._programs,
         )
 
-    def _workspace_of(self, child: Child) -> int:
+    def _workspace_of(self, child: ChildView) -> int:
         if self.workspace_fd >= 0:
             return self.workspace_fd
         (root_fd,) = child.places[0].backend.descriptors()
         return root_fd
 
-    def _mount_of(self, child: Child) -> MountDirectory | None:
+    def _mount_of(self, child: ChildView) -> MountDirectory | None:
         """Return the mount that tools of a child work in; None for a plain directory."""
         root = child.places[0].backend
         if self.workspace_fd >= 0 or not isinstance(root, MountDirectory):
             return None
         return root
 
-    def _path_of(self, cwd_fd: int, child: Child) -> str:
+    def _path_of(self, cwd_fd: int, child: ChildView) -> str:
         """Return the path of a working directory as a tool sees it."""
         mount = self._mount_of(child)
         if mount is None:
@@ -252,7 +252,7 @@ class LocalSidecar(Backend):
         rest = os.fsdecode(mount.path_of(cwd_fd))
         return f"{child.spec.root}/{rest}" if rest else child.spec.root
 
-    def _shared_by(self, child: Child) -> tuple[str, ...]:
+    def _shared_by(self, child: ChildView) -> tuple[str, ...]:
         """Return what a tool may write; a mount of the child's takes that place."""
         spec = child.spec
         if self.workspace_fd < 0 and spec.has_workspace_root:

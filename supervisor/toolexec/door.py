@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.session.base import PROCESS_EXIT
+from supervisor.session.reasons import PROCESS_EXIT
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator
 
-    from supervisor.child import Child
-    from supervisor.session.session import Session
+    from supervisor.session.ports import ChildView, Conversation
 
 NUMBER = 3
 
@@ -60,7 +59,7 @@ class Door:
 
 
 @asynccontextmanager
-async def open_door(child: Child) -> AsyncIterator[Door]:
+async def open_door(child: ChildView) -> AsyncIterator[Door]:
     """Make a connection for one tool; it is closed with the block.
 
     Args:
@@ -81,7 +80,7 @@ async def open_door(child: Child) -> AsyncIterator[Door]:
         await close(session)
 
 
-async def close(session: Session) -> None:
+async def close(session: Conversation) -> None:
     """Close a tool's conversation: the tool is over."""
     # Bounded: what a job may still do is a call into the kernel (I1).
     with trio.CancelScope(shield=True):

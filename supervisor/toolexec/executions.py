@@ -30,8 +30,8 @@ from supervisor.toolexec.throttle import Throttle
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.child import Child
     from supervisor.host import Host
+    from supervisor.session.ports import ChildView
 
 END_TIMEOUT_S = 5.0
 """Longest wait for the executions of an ended child; they are killed at once, and only
@@ -88,7 +88,7 @@ class ChildExecutions:
         lacks_doors: its log says that its tools have no way to the model.
     """
 
-    def __init__(self, host: Host, child: Child, means: Means) -> None:
+    def __init__(self, host: Host, child: ChildView, means: Means) -> None:
         self.host = host
         self.child = child
         self.null_fd = means.null_fd

@@ -29,8 +29,7 @@ from vfs.hostio import in_thread
 from vfs.policy import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
-    from supervisor.child import Child
-    from supervisor.session.base import SessionBase
+    from supervisor.session.ports import ChildView, Conversation
 
 PAUSE_S = 0.1
 """Between two looks while a tool runs: what it can write in that time is what it can
@@ -62,7 +61,7 @@ class Growth:
         session: its own.
     """
 
-    def __init__(self, child: Child, session: SessionBase) -> None:
+    def __init__(self, child: ChildView, session: Conversation) -> None:
         # As they were at first: what the child gives up later stays where it is.
         self._places = [place for place in child.places if place.write]
         self._session = session
@@ -210,7 +209,7 @@ class Growth:
         raise OSError(errno.EBUSY, "directories are moved again and again")
 
 
-def of(child: Child) -> Growth | None:
+def of(child: ChildView) -> Growth | None:
     """Return what charges a child for its tools; None if nothing is to be charged."""
     session = child.session
     if session is None:
@@ -221,7 +220,6 @@ def of(child: Child) -> Growth | None:
     return Growth(child, session)
 
 
-def _reserved(session: SessionBase) -> int:
+def _reserved(session: Conversation) -> int:
     """Return what WRITEs have reserved and not written, here and beneath; bytes."""
-    here = 0 if session.reserved is None else session.reserved[1]
-    return here + sum(map(_reserved, session.nested))
+    return session.reserved_bytes + sum(map(_reserved, session.nested))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from supervisor.child import Child
+    from supervisor.session.ports import ChildView
     from supervisor.toolexec.execution import Execution
     from vfs.clients import Client
 
@@ -56,7 +56,7 @@ class Handles:
         self._contents = contents
         self._log = log
 
-    async def __call__(self, child: Child, execution: Execution) -> bytes | None:
+    async def __call__(self, child: ChildView, execution: Execution) -> bytes | None:
         """Return the ``fd_result`` of an output, None if it is to go as it is.
 
         Raises:

@@ -56,7 +56,7 @@ from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.outputpump import OutputPump
 
 if TYPE_CHECKING:
-    from supervisor.child import Child
+    from supervisor.session.ports import ChildView
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.server import Server
     from supervisor.toolexec.service import ToolExec
@@ -231,7 +231,7 @@ class _Leaving:
 # Putting together
 
 
-async def enter(service: ToolExec, child: Child, stack: AsyncExitStack) -> None:
+async def enter(service: ToolExec, child: ChildView, stack: AsyncExitStack) -> None:
     """Go on with the executions of a child."""
     left = service.left
     among = () if left is None else left.children

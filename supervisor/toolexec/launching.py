@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from supervisor.launchpad.order import NET, USERS
 from supervisor.sandbox import walled
-from supervisor.services import is_withheld
+from supervisor.session.ports import is_withheld
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from supervisor.sandbox.plan import Wanted
-    from supervisor.services import Doors
+    from supervisor.session.ports import Doors
     from supervisor.spawn_request import SpawnRequest
     from supervisor.spawned import SpawnedProcess
     from supervisor.toolexec.executions import ChildExecutions

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AsyncExitStack
 
-    from supervisor.child import Child
+    from supervisor.session.ports import ChildView
     from supervisor.spec import ChildSpec
 
 BACKLOG = 128
@@ -132,7 +132,7 @@ def _tcp_url(address: tuple[str, int]) -> str:
 
 
 async def listening_within(
-    child: Child,
+    child: ChildView,
     url: str | None,
     taken: Callable[[int], None],
     serve: Callable[[trio.SocketListener], Awaitable[None]],

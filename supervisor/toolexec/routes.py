@@ -13,7 +13,7 @@ from supervisor.spawn_request import SpawnRequest
 
 if TYPE_CHECKING:
     from protocol.toolexec_token import Rights
-    from supervisor.child import Child
+    from supervisor.session.ports import ChildView
 
 
 class RefusedError(Exception):
@@ -94,7 +94,7 @@ class Target(Protocol):
     tty: bool
     fd3: bool
 
-    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+    async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """Resolve a working directory beneath the workspace, following no way out.
 
         Args:
@@ -111,7 +111,7 @@ class Target(Protocol):
         ...
 
     async def command(
-        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+        self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
         """Say what to spawn.
 
@@ -124,12 +124,12 @@ class Target(Protocol):
 class Routes(Protocol):
     """All sidecars of a host."""
 
-    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
         """Whether any allowlist has the tool, and the token stands for it."""
         ...
 
     async def route(
-        self, child: Child, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
     ) -> Target:
         """Choose the sidecar that runs a tool.
 
@@ -156,12 +156,12 @@ class Routes(Protocol):
 class NoSidecars:
     """The routes of a host without a sidecar: no tool is permitted."""
 
-    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
         """No."""
         return False
 
     async def route(
-        self, child: Child, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
     ) -> Target:
         """Never asked, for nothing is permitted."""
         raise NotImplementedError(tool)

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     )
     from contextlib import ExitStack
 
-    from supervisor.child import Child
     from supervisor.host import Host
+    from supervisor.session.ports import ChildView
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.handover_state import ToolExecState
     from supervisor.toolexec.notify import NotifyCommand
@@ -124,7 +124,7 @@ class ToolExec:
             for name in toolexec.SIGNALS
         }
         self.large_output: (
-            Callable[[Child, Execution], Awaitable[bytes | None]] | None
+            Callable[[ChildView, Execution], Awaitable[bytes | None]] | None
         ) = None
         self._host = host
         self._settings = settings
@@ -147,10 +147,10 @@ class ToolExec:
         """Whether it says what it runs."""
         return self._settings.verbose
 
-    # A service (see supervisor/services.py)
+    # A service (see ``session.ports``)
 
     async def child_starting(
-        self, child: Child, stack: AsyncExitStack
+        self, child: ChildView, stack: AsyncExitStack
     ) -> dict[str, str]:
         """Give a child its token and socket; see ``Service``."""
         executions = await self.own(child, stack)
@@ -180,7 +180,7 @@ class ToolExec:
         url = await listening_within(child, self.shared_url, taken, serve, stack)
         return {} if url is None else {URL: url, TOKEN: executions.token}
 
-    async def own(self, child: Child, stack: AsyncExitStack) -> ChildExecutions:
+    async def own(self, child: ChildView, stack: AsyncExitStack) -> ChildExecutions:
         """Make what a child's executions are in; it ends with the child."""
         means = Means(
             self._slots,
@@ -228,7 +228,7 @@ class ToolExec:
         finally:
             self._servers.discard(server)
 
-    # Handed over (see ``services.Portable``)
+    # Handed over (see ``ports.Portable``)
 
     def rest(self) -> None:
         """Answer no more requests; those that come wait."""
@@ -253,7 +253,7 @@ class ToolExec:
     async def take_over(self, state: object) -> None:
         """Nothing: its listeners had to be there before (``open_shared``)."""
 
-    async def child_entered(self, child: Child, stack: AsyncExitStack) -> None:
+    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Go on with a child's executions."""
         await handover.enter(self, child, stack)
 

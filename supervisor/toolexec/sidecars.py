@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
     from protocol.toolexec_token import Rights
-    from supervisor.child import Child
     from supervisor.config.sidecar import SidecarSection
     from supervisor.host import Host
+    from supervisor.session.ports import ChildView
     from supervisor.spawned import SpawnedProcess
     from supervisor.toolexec.handover_sidecars import SidecarsState
     from supervisor.toolexec.routes import SpawnPlan, Target
@@ -87,16 +87,16 @@ class Sidecar(Protocol):
         """See ``supervision.Starter``."""
         ...
 
-    async def has(self, child: Child, tool: str, cwd: bytes) -> bool:
+    async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
         """Tell whether it can run a tool now, in a working directory."""
         ...
 
-    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+    async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """See ``routes.Target``."""
         ...
 
     async def command(
-        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+        self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
         """See ``routes.Target``."""
         ...
@@ -118,7 +118,7 @@ class Sidecars:
         configured = (sidecar.allow for sidecar in sidecars)
         self.tools = ALL_TOOLS.union(*configured)
 
-    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
         """See ``routes.Routes``; a child's own policy may hold less."""
         if tool not in self.tools:
             return False
@@ -128,7 +128,7 @@ class Sidecars:
         return all(some is None or tool in some for some in (granted, rights.tools))
 
     async def route(
-        self, child: Child, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
     ) -> Target:
         """See ``routes.Routes``."""
         found = candidates(tool, self.sidecars)
@@ -160,7 +160,7 @@ class Sidecars:
                     yield fd, "pidfd"
 
 
-def _may_use(child: Child, rights: Rights, sidecar: Sidecar) -> bool:
+def _may_use(child: ChildView, rights: Rights, sidecar: Sidecar) -> bool:
     """Tell whether a sidecar gives its tools no more than is left (spec A5, I8).
 
     Where a sidecar has no workspace of its own, tools work in all of the child's root;

@@ -12,7 +12,7 @@ import trio
 
 from supervisor import proctree
 from supervisor.child import Child
-from supervisor.host import Settings
+from supervisor.parts import Settings
 from tests.attacks.conftest import WALLS, only
 from tests.helpers.hosts import Stage, eventually, opened
 from tests.helpers.stock import only_stock_beneath
@@ -161,7 +161,7 @@ async def test_nobody_waits_for_a_reader_that_outlived_its_child(stage: Stage) -
     await child.do(f"send(b'READ {fileno} 16777216\\n' * 3)")
     session = child.child.session
     assert session is not None
-    await eventually(lambda: session._waiting is not None)
+    await eventually(lambda: session.outbound.is_waiting)
     with trio.fail_after(stage.host.settings.deadline_s / 2):  # not until then
         await child.kill()
     stage.assert_nothing_left()

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.host import Settings
+from supervisor.parts import Settings
 from tests.attacks.conftest import only
-from tests.chaos.rounds import LONG
 from tests.helpers.hosts import Stage, descriptors, eventually, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
-CHILDREN_THAT_LIE, IN_WALLS = 1000, 200 if LONG else 60
+CHILDREN_THAT_LIE, IN_WALLS = 1000, 200
 GROWTH_BYTES = 8 * 1024 * 1024
 
 
@@ -151,7 +150,7 @@ async def test_descriptors_sent_behind_an_unread_reply_go_with_the_child(
     session = child.child.session
     assert session is not None
     await child.do(f"send(b'READ {fileno} 16777216\\n')")
-    await eventually(lambda: session._waiting is not None)
+    await eventually(lambda: session.outbound.is_waiting)
     before = descriptors()
     name = os.fsencode(stage.where / "fifo")
     os.mkfifo(name)

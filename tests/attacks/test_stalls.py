@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.host import Settings
+from supervisor.parts import Settings
 from supervisor.session.session import Session
 from tests.attacks.conftest import put_behind
-from tests.chaos.rounds import LONG
 from tests.helpers.hosts import (
     NEIGHBOUR_S,
     Puppet,
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
 DEADLINE_S = 0.4
-READS = 2000 if LONG else 600
+READS = 2000
 FLOOD_S = 8.0
 """Within this a flood has gone on, also on a machine that others use."""
 
@@ -111,7 +110,7 @@ async def test_a_reader_that_never_reads_is_closed_and_delays_nobody(
     child.tell(f"send({line!r} * 1000000)")  # blocks when nobody takes it any more
     session = child.child.session
     assert session is not None
-    await eventually(lambda: session._waiting is not None)
+    await eventually(lambda: session.outbound.is_waiting)
     assert await slowest_of(hasty, calm) < NEIGHBOUR_S
     await eventually(lambda: closed_for(hasty, child) is not None)
     assert closed_for(hasty, child) == "deadline"

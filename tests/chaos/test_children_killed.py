@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.host import Settings
+from supervisor.parts import Settings
 from tests.chaos.records import Expected, Store, faults, record
 from tests.chaos.rounds import LONG, ROUNDS, SEED
 from tests.helpers.hosts import (

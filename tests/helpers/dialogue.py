@@ -6,6 +6,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from supervisor.session.dispatch import HANDLERS
+from supervisor.session.ports import Services
 from supervisor.session.pump import Pump
 from supervisor.session.session import Session
 from vfs.filesystem import Filesystem
@@ -26,7 +28,17 @@ class Dialogue:
         *,
         alone: bool = True,
         top_level: bool = False,
+        read_fd: int = -1,
     ) -> None:
+        """Make a client and its session.
+
+        Args:
+            root: its private root.
+            dialect: 1 or 2.
+            alone: no other client is active.
+            top_level: it may take the top-level view.
+            read_fd: requests come here, and not by the socket; owned.
+        """
         self.alone = alone
         self.ours, theirs = socket.socketpair()
         theirs.setblocking(False)
@@ -40,9 +52,11 @@ class Dialogue:
             self._pump,
             self.fs,
             client,
-            fd,
+            fd if read_fd < 0 else read_fd,
             fd,
             PayloadBudget(),
+            handlers=HANDLERS,
+            services=Services(),
             dialect=dialect,
             max_write_bytes=1 << 20,
             deadline_s=5.0,
@@ -69,6 +83,7 @@ class Dialogue:
         """Give everything back."""
         self.fs.disconnect(self.session.client, "test")
         self.place.backend.close()
-        os.close(self.session.read_fd)
+        for fd in {self.session.read_fd, self.session.write_fd}:
+            os.close(fd)
         self.ours.close()
         self._pump.close()

@@ -29,11 +29,12 @@ import trio
 
 from supervisor import proctree
 from supervisor.child import Child
-from supervisor.host import Host, Settings, open_host
+from supervisor.host import Host, open_host
 from supervisor.journal import open_journal
 from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
 from supervisor.launchpad.start import start_launchpad
 from supervisor.logs import Log
+from supervisor.parts import Settings
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
 from tests.helpers import canary

@@ -25,13 +25,13 @@ from demo.provider import Provider, serving
 from supervisor.config.document import Config
 from supervisor.config.llm import LlmSection, check
 from supervisor.fds.gateway import connect
-from supervisor.fds.service import open_fds
+from supervisor.fds.service import FdService, open_fds
 from supervisor.journal import Journal, open_journal
 from supervisor.llm.opening import open_llm
 from supervisor.llm.service import LlmService
 from supervisor.logs import Log
 from supervisor.sandbox.apart import Apart
-from supervisor.services import Services
+from supervisor.session.ports import Services
 from tests.helpers import canary
 from tests.helpers.canary import KEY
 from tests.helpers.sessions import Hall, Line, open_hall
@@ -242,7 +242,7 @@ async def open_scene(
                         await line.gone()
                         for one in services:
                             one.client_gone(line.client)
-                    if services.fds is not None:
+                    if isinstance(services.fds, FdService):
                         assert not services.fds.store.blobs
                     assert not service.root.under_way
                     assert not service.root.reserved

@@ -21,8 +21,10 @@ from typing import Self
 import pytest
 import trio
 
-from supervisor.session.base import PROCESS_EXIT
+from supervisor.session.dispatch import HANDLERS
+from supervisor.session.ports import Services
 from supervisor.session.pump import Pump
+from supervisor.session.reasons import PROCESS_EXIT
 from supervisor.session.session import Session
 from tests.helpers import canary
 from vfs.filesystem import Client, Filesystem
@@ -144,7 +146,7 @@ class Line:
 
     async def gone(self) -> None:
         """Wait until the host has cleaned up after this client."""
-        await self.session._over.wait()
+        await self.session.wait_over()
 
 
 class Hall:
@@ -216,6 +218,8 @@ class Hall:
             ),
             *theirs,
             self.budget,
+            handlers=HANDLERS,
+            services=Services(),
             dialect=dialect,
             max_write_bytes=max_write_bytes,
             deadline_s=deadline_s,

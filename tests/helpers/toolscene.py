@@ -23,7 +23,7 @@ import pytest
 import trio
 
 from protocol.toolexec_token import Rights
-from supervisor.child import Child
+from supervisor.session.ports import ChildView
 from supervisor.toolexec.routes import RefusedError, SpawnPlan, Target
 from supervisor.toolexec.service import (
     TOKEN,
@@ -80,13 +80,13 @@ class DirectoryRoutes:
         self.env = {"PATH": PATH, "LANG": "C"}
         self.asked: list[str] = []
 
-    def is_permitted(self, child: Child, tool: str, rights: Rights) -> bool:
+    def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
         """Whether the one allowlist has it."""
         self.asked.append(f"permitted {tool}")
         return tool in ALLOWED
 
     async def route(
-        self, child: Child, tool: str, cwd: bytes, rights: Rights
+        self, child: ChildView, tool: str, cwd: bytes, rights: Rights
     ) -> Target:
         """Choose the one sidecar."""
         self.asked.append(f"route {tool}")
@@ -103,7 +103,7 @@ class DirectoryRoutes:
         """Have nothing to hand over."""
         return None, set()
 
-    async def open_cwd(self, cwd: bytes, child: Child) -> int:
+    async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """Open a directory of the workspace."""
         self.asked.append("open_cwd")
         if cwd == os.fsencode(self.workspace):  # what a shim sends
@@ -116,7 +116,7 @@ class DirectoryRoutes:
             raise RefusedError(400, b"bad request: no such cwd\n") from None
 
     async def command(
-        self, child: Child, tool: str, args: tuple[bytes, ...], cwd_fd: int
+        self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
         """Find the tool in PATH."""
         if tool == "faulty":

@@ -9,7 +9,7 @@ import trio
 
 from supervisor.config.document import Config
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
-from supervisor.session.base import PROCESS_EXIT
+from supervisor.session.reasons import PROCESS_EXIT
 from supervisor.session.replies import REPLACED
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import ChatLine, Scene, open_scene

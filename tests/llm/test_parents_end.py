@@ -9,7 +9,7 @@ import trio
 
 from demo.provider import Provider, serving
 from supervisor.llm.opening import open_llm
-from supervisor.session.base import PROCESS_EXIT
+from supervisor.session.reasons import PROCESS_EXIT
 from tests.helpers.canary import KEY
 from tests.helpers.hosts import Stage, eventually, opened
 from tests.helpers.llmscene import (
@@ -124,7 +124,7 @@ async def test_an_answer_that_had_begun_is_not_gone_on_with(tmp_path: Path) -> N
         beneath(parent, nested)
         number = await nested.line.open(b"big")
         await nested.send(b"READ %d %d\nSYNC %d\n" % (number, 8 * MIB, number))
-        await eventually(lambda: nested.line.session.transfer is not None)
+        await eventually(lambda: nested.line.session.outbound.transfer is not None)
         parent.line.close()
         with trio.fail_after(30):
             await parent.line.gone()

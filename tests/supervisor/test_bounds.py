@@ -7,7 +7,8 @@ import pytest
 
 from protocol import limits
 from supervisor.config.document import Config
-from supervisor.host import Settings, settings_of
+from supervisor.host import settings_of
+from supervisor.parts import Settings
 
 MIB = 1024 * 1024
 

@@ -87,11 +87,12 @@ class Someone:
     async def watched(self) -> AsyncIterator[ForkWatch]:
         """Have it looked after in a block."""
         watch = ForkWatch(cast("Journal", self))
-        watch.watch(self.child, self.groups)
+        child, spec = self.child, self.child.spec
+        watch.watch(child.id, spec.name, spec.group_limits, self.groups)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             yield watch
-            watch.forget(self.child)
+            watch.forget(child.id)
             nursery.cancel_scope.cancel()
 
     @property
@@ -129,7 +130,7 @@ async def test_a_bomb_is_held_back_until_it_is_calm(
         await trio.sleep(CALM_S + LOOK_S)
         assert one.bound() == NONE[version]
         assert [event for event, _ in one.told] == ["child.held_back", "child.let_go"]
-        watch.forget(one.child)
+        watch.forget(one.child.id)
         assert list(watch.descriptors()) == []
 
 
@@ -182,7 +183,7 @@ async def test_nobody_is_given_more_than_its_own_limit(
         one.refuse(REFUSALS)
         await trio.sleep(2 * LOOK_S)
         assert one.bound() == str(int(min(cpus, CPUS) * 100_000))
-        watch.forget(one.child)  # it is about to be killed
+        watch.forget(one.child.id)  # it is about to be killed
         assert one.bound() == str(int(cpus * 100_000))
 
 
@@ -231,7 +232,7 @@ async def test_a_host_without_such_children_is_not_woken(
     one = Someone(tmp_path)
     async with one.watched() as watch:
         await trio.sleep(2 * LOOK_S)
-        watch.forget(one.child)
+        watch.forget(one.child.id)
         await trio.sleep(2 * LOOK_S)
         await trio.testing.wait_all_tasks_blocked()
         now = trio.lowlevel.current_statistics()

@@ -105,7 +105,7 @@ async def test_a_spooled_payload_is_explained(
     await eventually(lambda: "payload" in held(stage.host).values())
     session = puppet.child.session
     assert session is not None
-    payload = session._payload
+    payload = session.inbound.payload
     assert payload is not None
     assert payload.is_spooled
     await clean(stage)

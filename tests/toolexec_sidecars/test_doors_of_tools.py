@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.services import Doors
+from supervisor.session.ports import Doors
 from supervisor.toolexec.launching import with_doors
 from supervisor.toolexec.routes import SpawnPlan
 

@@ -33,10 +33,11 @@ from supervisor.handover.next_program import (
     inherited,
     own_program,
 )
-from supervisor.host import Host, Settings, open_host
+from supervisor.host import Host, open_host
 from supervisor.journal import open_journal
 from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.logs import Log
+from supervisor.parts import Settings
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec, minimal_env
 from supervisor.workspace.use import WorkspaceUse

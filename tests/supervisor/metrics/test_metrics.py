@@ -14,8 +14,9 @@ from supervisor.config.metrics import MetricsSection, check_metrics
 from supervisor.journal import Journal
 from supervisor.metrics.families import families
 from supervisor.metrics.listener import MAX_CONNECTIONS, serve_metrics
-from supervisor.metrics.registry import MAX_NAMES, attach_metrics, open_metrics
-from supervisor.services import Account
+from supervisor.metrics.registry import MAX_NAMES, attach_metrics
+from supervisor.offers import open_metrics
+from supervisor.session.ports import Account
 from tests.architecture.tree import ROOT
 from tests.helpers.hosts import Stage, eventually, stage
 from tests.helpers.plain_yaml import plain_yaml
@@ -189,8 +190,7 @@ async def test_the_lag_of_the_loop_is_measured_where_figures_are_told(
     section = MetricsSection(listen="tcp://127.0.0.1:0")
     async with trio.open_nursery() as nursery:
         await open_metrics(stage.host, section, nursery)
-        metrics = stage.host.metrics
-        assert metrics is not None
+        metrics = attach_metrics(stage.host)
         await eventually(lambda: metrics.lag.total > 2)
         (told,) = [f for f in families(metrics) if f.name.endswith("loop_lag_seconds")]
         assert told.histograms[0][1].total > 2

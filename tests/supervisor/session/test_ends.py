@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.session.base import EOF, FAULT, PROCESS_EXIT
+from supervisor.session.reasons import EOF, FAULT, PROCESS_EXIT
 from tests.helpers.leaks import open_here
 from tests.helpers.sessions import Hall, Line, hall
 from vfs.filesystem import OpenFile
@@ -109,7 +109,9 @@ async def test_what_was_sent_behind_something_slow(
         "refused": b"WRITE 7 10\n0123456789READ x\nnonsense\n\n",
     }[slow]
     if slow == "large write":
-        line.session.zero_copy = True  # as behind a large READ: a job of its own
+        line.session.outbound.zero_copy = (
+            True  # as behind a large READ: a job of its own
+        )
     await line.send(
         requests
         + b"OPEN last w false\nWRITE %d 4\ndone\nCLOSE %d\n" % (big + 1, big + 1)
@@ -289,7 +291,7 @@ async def test_who_shares_the_descriptor_is_shut_out(hall: Hall) -> None:
     # A reply that is never taken, and requests that wait behind it.
     await line.send(b"READ %d %d\n" % (fileno, 8 * MIB) + b"PING\n" * 100)
     await trio.testing.wait_all_tasks_blocked()
-    assert line.session._job is not None
+    assert line.session.is_working
     await ended(line)
     with pytest.raises(BrokenPipeError):
         os.write(line.writer, b"PING\n")

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from supervisor.session import pump as pump_module
-from supervisor.session.base import SLOW
+from supervisor.session.reasons import SLOW
 from supervisor.session.transport import FileTransfer
 from tests.helpers.sessions import Hall, Line, hall
 from vfs import hostio
@@ -243,8 +243,8 @@ async def test_who_reads_slowly_shortens_no_slices(hall: Hall) -> None:
     (hall.root / "large").write_bytes(bytes(SIZE))
     (line,) = await reading(hall, Ledger(), 1)
     await trio.testing.wait_all_tasks_blocked(0.05)
-    assert line.session.transfer is not None  # it has not taken it
+    assert line.session.outbound.transfer is not None  # it has not taken it
     assert hall.pump.sending == 0
     assert len(await line.body()) == SIZE
     await trio.testing.wait_all_tasks_blocked(0.05)
-    assert line.session.transfer is None
+    assert line.session.outbound.transfer is None

@@ -9,9 +9,8 @@ import pytest
 import trio
 
 from supervisor.session import pump as pump_module
-from supervisor.session.base import EOF
-from supervisor.session.pump import SLICE_S, Pump
-from supervisor.session.sent import POLLS
+from supervisor.session.pump import POLLS, SLICE_S, Pump
+from supervisor.session.reasons import EOF
 from supervisor.session.session import PIPELINED, Session
 from tests.helpers.dialogue import Dialogue
 from tests.helpers.sessions import Hall, Line, hall, open_hall

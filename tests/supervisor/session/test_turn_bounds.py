@@ -34,12 +34,12 @@ MANY = 100
 class Packets:
     """A client whose every write the session receives as one piece."""
 
-    def __init__(self, dialogue: Dialogue) -> None:
-        self._dialogue = dialogue
-        self.session = dialogue.session
+    def __init__(self, root: Path) -> None:
         reader, self._writer = os.pipe2(os.O_DIRECT | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)
-        self.session.read_fd = reader
+        self._dialogue = Dialogue(root, read_fd=reader)
+        self._dialogue.ours.settimeout(5)
+        self.session = self._dialogue.session
 
     def send(self, data: bytes) -> None:
         """Send a piece."""
@@ -54,19 +54,16 @@ class Packets:
     def close(self) -> None:
         """Give everything back."""
         os.close(self._writer)
-        os.close(self.session.write_fd)
+        self._dialogue.close()
 
 
 @pytest.fixture
 def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packets]:
     # A busy disk would be waited for in a thread, which nobody drives here.
     monkeypatch.setitem(hostio.MOUNTS, tmp_path.stat().st_dev, Mount("tmpfs"))
-    dialogue = Dialogue(tmp_path)
-    dialogue.ours.settimeout(5)
-    packets = Packets(dialogue)
+    packets = Packets(tmp_path)
     yield packets
     packets.close()
-    dialogue.close()
 
 
 def test_requests_that_came_at_once_take_several_turns(tmp_path: Path) -> None:
@@ -173,10 +170,10 @@ def test_a_large_read_takes_several_turns(
         fileno = dialogue.open("f", "r")
         dialogue.serve(b"READ %b %d\n" % (fileno, 1 << 20))
         assert sum(sent) == 1 << 20
-        assert dialogue.session._job is None
+        assert not dialogue.session.is_working
         sent.clear()
         dialogue.serve(b"READ %b %d\n" % (fileno, 7 << 20))
         assert sum(sent) == 0
-        assert dialogue.session._job is not None  # by turns
+        assert dialogue.session.is_working  # by turns
     finally:
         dialogue.close()
