@@ -235,16 +235,15 @@ def _failed(why: FailedCallError) -> RefusedRequestError:
     if why.status == 429:
         # Not the code of a used-up quota, even if the provider said so: that is the
         # child's own quota, of which something may be left.
-        refusal = RefusedRequestError(
-            429, text, RATE_CODE, RATE_CODE, retry_after_s=why.retry_after_s
-        )
+        refusal = RefusedRequestError(429, text, RATE_CODE, RATE_CODE)
     else:
         # The caller's own faults stay the caller's; what else the provider said is ours.
         status = why.status if why.status in PASSED_STATUSES else 502
         refusal = RefusedRequestError(status, text, "provider_error")
     if why.may_pass:
         # The host asked once: the program asks again as it would ask the provider.
-        refusal.headers.pop("x-should-retry", None)
+        after_s = why.retry_after_s
+        refusal.headers = {} if after_s is None else {"retry-after": str(after_s)}
     return refusal
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NO_MEMORY = "other requests of this child take its memory; ask again"
 
@@ -51,7 +54,7 @@ class RefusedRequestError(Exception):
         self.kind = kind
         self.code = code
         # The official clients ask again by themselves unless they are told not to.
-        self.headers: dict[str, str] = {"x-should-retry": "false"}
+        self.headers: Mapping[str, str] = {"x-should-retry": "false"}
         if retry_after_s is not None:
             self.headers = {"retry-after": str(retry_after_s)}
 

@@ -10,7 +10,7 @@ import httpx2
 import openai
 import pytest
 import trio
-from anthropic import AsyncAnthropic
+from anthropic import APIStatusError, AsyncAnthropic
 
 from supervisor.llm.apis import MESSAGES
 from supervisor.llm.endpoint import PER_CHILD
@@ -293,6 +293,24 @@ async def test_what_may_not_be_asked_is_named(
             assert (answer.get("type") == "error") is (path == "/v1/messages"), body
             assert answer["error"]["type"] == "invalid_request_error", body
         assert not scene.provider.served
+
+
+# spec MD6: the host asks once; the official clients ask again where it is of use.
+@pytest.mark.parametrize(("status", "asked"), [(503, 2), (529, 2), (401, 1)])
+async def test_the_official_clients_ask_a_failing_provider_again(
+    tmp_path: Path, status: int, asked: int
+) -> None:
+    order: Any = [{"role": "user", "content": f"!status={status}"}]
+    async with opened(tmp_path, **NATIVE) as (scene, door):
+        async with official(door).with_options(max_retries=1) as client:
+            with pytest.raises(openai.APIStatusError):
+                await client.chat.completions.create(model="m", messages=order)
+        assert len(scene.provider.served) == asked
+        async with anthropic(door).with_options(max_retries=1) as other:
+            with pytest.raises(APIStatusError):
+                await other.messages.create(model="m", messages=order, max_tokens=9)
+        assert len(scene.provider.served) == 2 * asked
+        assert scene.service.root.spent == 0
 
 
 # spec MD2: unknown fields are refused by name where a request is translated.

@@ -222,27 +222,28 @@ async def test_a_providers_limit_stays_one(scene: Scene, after: str) -> None:
 # spec MD6: the host asks once, so what may pass is the program's to ask again, and it is not
 # told to leave that. What was charged, or will be refused again, is another thing.
 @pytest.mark.parametrize(
-    ("order", "status", "advice"),
+    ("order", "status", "after", "advice"),
     [
-        ("!status=500", 502, None),
-        ("!status=503", 502, None),
-        ("!status=529", 529, None),
-        ("!status=302", 502, "false"),
-        ("!status=400", 400, "false"),
-        ("!status=401", 502, "false"),
-        ("!status=403", 502, "false"),
-        ("!status=404", 404, "false"),
-        ("!broken", 502, "false"),
-        ("!truncated !plain", 502, "false"),
+        ("!status=500 !retry-after=soon", 502, None, None),
+        ("!status=503 !retry-after=7", 502, "7", None),
+        ("!status=529 !retry-after=soon", 529, None, None),
+        ("!status=529 !retry-after=7", 529, "7", None),
+        ("!status=302", 502, None, "false"),
+        ("!status=400", 400, None, "false"),
+        ("!status=401 !retry-after=7", 502, None, "false"),
+        ("!status=403", 502, None, "false"),
+        ("!status=404", 404, None, "false"),
+        ("!broken", 502, None, "false"),
+        ("!truncated !plain", 502, None, "false"),
     ],
 )
 async def test_a_failure_that_may_pass_is_asked_again(
-    scene: Scene, order: str, status: int, advice: str | None
+    scene: Scene, order: str, status: int, after: str | None, advice: str | None
 ) -> None:
     door = await scene.puppet()
     async with await door.connect() as stream:
         found = await refused(door, stream, ask(order))
-    assert found == (status, None, None, advice)
+    assert found == (status, None, after, advice)
     assert len(scene.provider.served) == 1
 
 
