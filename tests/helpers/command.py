@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import canary
+from tests.helpers.forkserver import ForkServer, fork_server
 
 SANDHOST = str(Path(sys.executable).with_name("sandhost"))
 """The command as it was installed beside this interpreter."""
@@ -71,16 +72,44 @@ class Outcome:
         return text in lines[0]
 
 
+_SERVERS: list[ForkServer] = []
+"""What runs commands that are not to be seen starting; empty where each is started."""
+
+
+@contextmanager
+def forked_commands() -> Iterator[ForkServer]:
+    """Have `sandhost` fork commands from a process that has imported them."""
+    with fork_server(ENVIRONMENT | {canary.VARIABLE: ""}) as server:
+        _SERVERS.append(server)
+        try:
+            yield server
+        finally:
+            _SERVERS.remove(server)
+
+
 def sandhost(*words: str | Path, **changes: Any) -> Outcome:
-    """Run the command to its end, without a terminal and without input."""
+    """Run the command to its end, without a terminal and without input.
+
+    With words, directory and environment alone it is forked, where that is usual.
+    """
+    texts = [os.fsdecode(word) for word in words]
+    env = changes.get("env", ENVIRONMENT)
+    if _SERVERS and changes.keys() <= {"cwd", "env"} and _SERVERS[0].takes(texts, env):
+        _count_host(words)
+        cwd = os.fsdecode(changes.get("cwd") or os.getcwd())
+        return outcome(*_SERVERS[0].run(texts, cwd, env, TIMEOUT_S))
     with running(*words, **changes) as process:
         return finished(process)
+
+
+def _count_host(words: tuple[str | Path, ...]) -> None:
+    canary.ACCOUNT.hosts += bool({"run", "serve", "pipeline"} & set(map(str, words)))
 
 
 @contextmanager
 def running(*words: str | Path, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Start the command; at the end it is killed if it still runs."""
-    canary.ACCOUNT.hosts += bool({"run", "serve", "pipeline"} & set(map(str, words)))
+    _count_host(words)
     options: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,

@@ -1,0 +1,142 @@
+"""The command `sandhost` without its start: forks of a process that has imported it.
+
+What it is: for `command.sandhost`, which runs a command to its end. A command that is to
+be seen starting, or that takes something else than words, directory and environment from
+whoever starts it, is started as it is installed. Used where `tests/e2e/conftest.py` says.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+PROGRAM = Path(__file__).parent / "children" / "forkserver.py"
+
+MOST_BYTES = 100_000
+"""Of a command line: a request is one datagram, and the kernel has a bound for a start."""
+
+OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC", "TZ")
+"""Beginnings of variables that an interpreter or its libraries read when they start."""
+
+
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM)
+"""What may be ignored from the start on."""
+
+
+class ForkServer:
+    """A process that runs commands; nobody's child, so that no test takes it for its own.
+
+    Args:
+        env: what the interpreter of the commands starts with.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = _of_the_start(env)
+        self._inherited = _inherited()
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = str(theirs.fileno())
+            subprocess.run(
+                [sys.executable, str(PROGRAM), number],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=dict(env),
+                cwd="/",
+                check=True,
+            )
+
+    def takes(self, words: list[str], env: Mapping[str, str]) -> bool:
+        """Return whether a command would be the same if it were started."""
+        return (
+            sum(map(len, words)) < MOST_BYTES
+            and not any("\0" in word for word in words)
+            and _of_the_start(env) == self._env
+            and _inherited() == self._inherited
+        )
+
+    def run(
+        self, words: list[str], cwd: str, env: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, bytes, bytes]:
+        """Run a command to its end; return its status and what it said.
+
+        Raises:
+            subprocess.TimeoutExpired: it took too long, and was killed.
+        """
+        request = {"words": words, "cwd": cwd, "env": dict(env)}
+        with ExitStack() as stack:
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            stack.callback(os.close, null)
+            ours, theirs = [], []
+            for _ in range(3):
+                reads, writes = os.pipe2(os.O_CLOEXEC)
+                stack.callback(os.close, reads)
+                ours.append(reads)
+                theirs.append(writes)
+            try:
+                data = json.dumps(request).encode()
+                socket.send_fds(self._sock, [data], [null, *theirs])
+            finally:
+                for fd in theirs:
+                    os.close(fd)
+            out, err, told = _read_all(ours, words, timeout_s)
+        return int(told.split()[1]), out, err
+
+    def close(self) -> None:
+        """End the process."""
+        self._sock.close()
+
+
+@contextmanager
+def fork_server(env: Mapping[str, str]) -> Iterator[ForkServer]:
+    """Start one, and end it."""
+    server = ForkServer(env)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _of_the_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: env[name] for name in env if name.startswith(OF_THE_START)}
+
+
+def _inherited() -> tuple[object, ...]:
+    """Return what a process gets from the one that starts it, and that tests change."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in names}
+    signals = [signal.getsignal(number) for number in SIGNALS]
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return limits, signals, umask, os.getegid(), os.geteuid()
+
+
+def _read_all(fds: list[int], words: list[str], timeout_s: float) -> list[bytes]:
+    """Read descriptors to their ends; the last one tells whom to kill if it is late."""
+    deadline = time.monotonic() + timeout_s
+    got = dict.fromkeys(fds, b"")
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    left = set(fds)
+    while left:
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ready:
+            with suppress(ProcessLookupError):
+                os.kill(int(got[fds[-1]].split()[0]), signal.SIGKILL)
+            raise subprocess.TimeoutExpired(words, timeout_s)
+        for fd, _ in ready:
+            more = os.read(fd, 65_536)
+            got[fd] += more
+            if not more:
+                poll.unregister(fd)
+                left.discard(fd)
+    return [got[fd] for fd in fds]
