@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, settings
 
 import vfs.hostio  # noqa: F401 - holds a descriptor from its import on, which is no leak
 from supervisor.scratch import remove_tree
+from tests.helpers import canary
 from tests.helpers.canary_plugin import CanaryPlugin
+from tests.helpers.forkserver import ForkServer
 from tests.helpers.leaks import holdings, left_over
 
 # A deadline or "too slow" would measure the machine's other load, not the code. In CI
@@ -65,6 +67,17 @@ def pytest_unconfigure() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Have the key of the hosts looked for in all that the tests make."""
     config.pluginmanager.register(CanaryPlugin())
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What forks commands; there before any leak check, and gone after all of them."""
+    # It has the TMPDIR that is made here.
+    from tests.helpers.command import ENVIRONMENT  # noqa: PLC0415
+
+    server = ForkServer({**ENVIRONMENT, canary.VARIABLE: ""})
+    yield server
+    server.close()
 
 
 @pytest.fixture

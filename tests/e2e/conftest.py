@@ -1,4 +1,4 @@
-"""What the tests from outside get: commands that are forked, not started (see `forkserver`).
+"""What the tests from outside get: commands that are forked, not started (`forkserver`).
 
 Started as it is installed is each command that is looked at while it runs, that a shell or
 another program starts, or that needs more than words, directory and environment.
@@ -12,8 +12,7 @@ from tests.helpers.command import forked_commands
 from tests.helpers.forkserver import ForkServer
 
 
-@pytest.fixture(scope="package", autouse=True)
-def fork_server() -> Iterator[ForkServer]:
-    """What `sandhost` has commands forked by."""
-    with forked_commands() as server:
-        yield server
+@pytest.fixture(autouse=True)
+def _forked_commands(fork_server: ForkServer) -> Iterator[None]:
+    with forked_commands(fork_server):
+        yield

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,12 @@ def missing_in(journal: Path) -> dict[str, str]:
     return found
 
 
+@cache
+def present_of(uid: int) -> set[str]:
+    """Return the layers of a user of whom nothing is kept."""
+    return present(layers(allowing("", uid=uid)))
+
+
 # security.md, layers: `auto` is what this machine gives, however it says that it gives none.
 # A container's root enters no pid namespace from one that is not its own.
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_a_child_does_without_what_nobody_is_given(
     assert rows[layer]["state"] == "missing"
     assert said in json.dumps(rows[layer])
     lost = {layer, "pidns"} if layer == "mountns" else {layer}
-    assert present(rows) == present(layers(allowing("", uid=uid))) - lost
+    assert present(rows) == present_of(uid) - lost
 
 
 def test_who_is_given_no_user_namespaces_has_the_other_layers(tmp_path: Path) -> None:

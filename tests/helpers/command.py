@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import canary
-from tests.helpers.forkserver import ForkServer, fork_server
+from tests.helpers.forkserver import ForkServer
 
 SANDHOST = str(Path(sys.executable).with_name("sandhost"))
 """The command as it was installed beside this interpreter."""
@@ -77,14 +77,13 @@ _SERVERS: list[ForkServer] = []
 
 
 @contextmanager
-def forked_commands() -> Iterator[ForkServer]:
+def forked_commands(server: ForkServer) -> Iterator[None]:
     """Have `sandhost` fork commands from a process that has imported them."""
-    with fork_server(ENVIRONMENT | {canary.VARIABLE: ""}) as server:
-        _SERVERS.append(server)
-        try:
-            yield server
-        finally:
-            _SERVERS.remove(server)
+    _SERVERS.append(server)
+    try:
+        yield
+    finally:
+        _SERVERS.remove(server)
 
 
 def sandhost(*words: str | Path, **changes: Any) -> Outcome:

@@ -2,7 +2,8 @@
 
 What it is: for `command.sandhost`, which runs a command to its end. A command that is to
 be seen starting, or that takes something else than words, directory and environment from
-whoever starts it, is started as it is installed. Used where `tests/e2e/conftest.py` says.
+whoever starts it, is started as it is installed. Used in directories whose conftest has
+`forked_commands`.
 """
 
 import json
@@ -14,8 +15,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 PROGRAM = Path(__file__).parent / "children" / "forkserver.py"
@@ -93,16 +94,6 @@ class ForkServer:
     def close(self) -> None:
         """End the process."""
         self._sock.close()
-
-
-@contextmanager
-def fork_server(env: Mapping[str, str]) -> Iterator[ForkServer]:
-    """Start one, and end it."""
-    server = ForkServer(env)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 def _of_the_start(env: Mapping[str, str]) -> dict[str, str]:
