@@ -25,6 +25,9 @@ CHAOS_ROUNDS ?= 1000
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
 
+# Where it is set, each worker would compile all tests, and each program that a test starts
+# its modules: half of the collection.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
 

@@ -69,6 +69,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CanaryPlugin())
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Turn the garbage collector off: what is collected stays until all tests are over."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Turn it on again; it does not look at thousands of tests each time."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """What forks commands; there before any leak check, and gone after all of them."""

@@ -4,6 +4,10 @@ What holds without walls is what the door alone stops; with them, the same has t
 test that has the argument `kind`, or a stage that has it, runs once in each; one for which
 some kind promises nothing names the others (`@only(...)`) and says why. The column "walls"
 of the attacks in docs/security.md is compared with what is collected here.
+
+A test with other parameters as well tries each of them in `auto` and in one more kind, the
+next one in turn, and each kind with some of them; the whole product is marked `chaos`, for
+the long form.
 """
 
 import os
@@ -19,6 +23,7 @@ import pytest
 
 from supervisor.sandbox import giving
 from supervisor.sandbox.plan import FIRST_USER, PROFILES, named
+from tests.chaos.rounds import LONG
 from tests.helpers.figures import tell
 from tests.helpers.hosts import Stage, opened
 
@@ -102,6 +107,40 @@ def kind(request: pytest.FixtureRequest, why_no_bubblewrap: str) -> str:
         pytest.skip(why_no_bubblewrap)
     name: str = request.param
     return name
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks choose
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leave what is more than each parameter in two kinds of walls to the long form."""
+    more = beyond_two_kinds(items)
+    for item in more:
+        item.add_marker(pytest.mark.chaos)
+    if more and not LONG:
+        config.hook.pytest_deselected(items=list(more))
+        items[:] = [item for item in items if item not in more]
+
+
+def beyond_two_kinds(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the items of a whole product that only the long form runs."""
+    tests: dict[tuple[Path, str], dict[tuple[str, ...], dict[str, pytest.Item]]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            kind = item.callspec.params.get("kind")
+            if kind in KINDS:
+                words = item.callspec.id.split("-")
+                words.remove(kind)
+                cases = tests.setdefault((item.path, item.originalname), {})
+                cases.setdefault(tuple(words), {})[kind] = item
+    found: set[pytest.Item] = set()
+    for cases in tests.values():
+        for number, by_kind in enumerate(cases.values()):
+            others = [kind for kind in KINDS if kind in by_kind and kind != "auto"]
+            for turn, kind in enumerate(others):
+                if number % len(others) != turn and turn % len(cases) != number:
+                    found.add(by_kind[kind])
+    return found
 
 
 @pytest.fixture

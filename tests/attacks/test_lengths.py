@@ -9,12 +9,13 @@ import trio
 
 from supervisor.parts import Settings
 from tests.attacks.conftest import only
+from tests.chaos.rounds import LONG
 from tests.helpers.hosts import Stage, descriptors, eventually, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
-CHILDREN_THAT_LIE, IN_WALLS = 1000, 200
+CHILDREN_THAT_LIE, IN_WALLS = 1000, 200 if LONG else 60
 GROWTH_BYTES = 8 * 1024 * 1024
 
 

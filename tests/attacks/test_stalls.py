@@ -16,6 +16,7 @@ import pytest
 from supervisor.parts import Settings
 from supervisor.session.session import Session
 from tests.attacks.conftest import put_behind
+from tests.chaos.rounds import LONG
 from tests.helpers.hosts import (
     NEIGHBOUR_S,
     Puppet,
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 
 DEADLINE_S = 0.4
-READS = 2000
+READS = 2000 if LONG else 600
 FLOOD_S = 8.0
 """Within this a flood has gone on, also on a machine that others use."""
 

@@ -12,6 +12,7 @@ stdout: a line `watching events` or `watching walks`, a JSON text for each place
 was found, and last an object with the figures `children`, `missed` and `bytes`.
 """
 
+import ctypes
 import json
 import os
 import select
@@ -26,7 +27,7 @@ NETLINK_CONNECTOR = 11
 CN_IDX_PROC, CN_VAL_PROC, PROC_CN_MCAST_LISTEN = 1, 1, 1
 PROC_EVENT_NONE, PROC_EVENT_FORK, PROC_EVENT_EXEC = 0, 1, 2
 NLMSG_DONE = 3
-SO_RCVBUFFORCE = 33
+SO_ATTACH_FILTER, SO_RCVBUFFORCE = 26, 33
 HEAD_BYTES = 36  # of netlink and of the connector
 EVENT = struct.Struct("=IIQ")  # what, cpu, time
 
@@ -139,12 +140,37 @@ def subscribed() -> socket.socket | None:
             event = sock.recv(4096)[HEAD_BYTES:]
             if EVENT.unpack_from(event)[0] == PROC_EVENT_NONE:
                 if struct.unpack_from("=I", event, EVENT.size)[0] == 0:
+                    narrow(sock)
                     return sock
                 break
     except OSError:
         pass
     sock.close()
     return None
+
+
+def narrow(sock: socket.socket) -> None:
+    """Have the kernel tell of nothing but forks of processes and execs: half of it.
+
+    Each worker of the tests has a watcher, and each is told of the whole machine.
+    """
+    what, fork_pid, fork_tgid = HEAD_BYTES, HEAD_BYTES + 24, HEAD_BYTES + 28
+    load, tax, equal, same, end = 0x20, 0x07, 0x15, 0x1D, 0x06  # linux/bpf_common.h
+    steps = (
+        (load, 0, 0, what),
+        (equal, 5, 0, socket.htonl(PROC_EVENT_EXEC)),
+        (equal, 0, 5, socket.htonl(PROC_EVENT_FORK)),
+        (load, 0, 0, fork_pid),
+        (tax, 0, 0, 0),
+        (load, 0, 0, fork_tgid),
+        (same, 0, 1, 0),
+        (end, 0, 0, 0xFFFFFFFF),
+        (end, 0, 0, 0),
+    )
+    program = b"".join(struct.pack("=HBBI", *step) for step in steps)
+    held = ctypes.create_string_buffer(program)
+    told = struct.pack("HL", len(steps), ctypes.addressof(held))
+    sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, told)
 
 
 def by_events(watcher: Watcher, sock: socket.socket) -> None:
