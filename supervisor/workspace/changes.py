@@ -193,7 +193,9 @@ class _Comparison:
                         continue
                     pending.append(node)
                     origin = self._origin(node)
-                    if origin is not None and origin != self._expected(directory, name):
+                    # In one that hides the base: a commit has put it where it is.
+                    expected = self._expected(directory, name) or node.path
+                    if origin is not None and origin != expected:
                         found.add(origin)
         return frozenset(found)
 

@@ -170,7 +170,10 @@ class CommitJournal(msgspec.Struct):
         update: of the record.
         aside: of what could not go back to its place: path -> path where it is.
         dropped: paths of which the base's side was chosen: what the layer has there goes.
-        directories: in which steps were done, when they are to be undone: path -> handle.
+        directories: in which steps were done, when they are to be undone: number of the
+            step -> handle.
+        is_in_use: a child had the layer, and was stopped. One that is cut off is undone: the
+            child has gone on since, and has marked nothing of what the base has not shown.
     """
 
     state: Literal["staging", "applying", "undoing", "applied", "undone"]
@@ -181,7 +184,8 @@ class CommitJournal(msgspec.Struct):
     update: RecordUpdate = RecordUpdate()
     aside: dict[bytes, bytes] = {}
     dropped: list[bytes] = []
-    directories: dict[bytes, bytes] = {}
+    directories: dict[int, bytes] = {}
+    is_in_use: bool = False
 
     def old_path(self, path: bytes) -> bytes:
         """Return where the base had what a step has at a path, before any was done."""
@@ -233,11 +237,13 @@ class Chosen(NamedTuple):
         rows: of ``choose_rows``, judged to be in no conflict.
         merges: by path, what takes the place of the workspace's file.
         dropped: paths of which the base's side was chosen.
+        is_in_use: a child has the layer, and is stopped.
     """
 
     rows: Sequence[Row]
     merges: Mapping[bytes, MergedFile]
     dropped: list[bytes]
+    is_in_use: bool = False
 
 
 class UnfinishedCommitError(WorkspaceError):
@@ -306,6 +312,7 @@ class Committer:
             merged=list(chosen.merges),
             update=update,
             dropped=chosen.dropped,
+            is_in_use=chosen.is_in_use,
         )
         self._save(journal)
         os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
@@ -324,6 +331,13 @@ class Committer:
             self._remove(journal)
             raise
         self.finish(journal)
+
+    def end_cut(self, journal: CommitJournal) -> bool:
+        """Bring a commit to its end that another process has begun; as ``finish``."""
+        if journal.is_in_use and journal.state == "applying":
+            journal.state = "undoing"
+            self._save(journal)
+        return self.finish(journal)
 
     def finish(self, journal: CommitJournal) -> bool:
         """Bring a commit to its end, from wherever it is.
@@ -364,8 +378,8 @@ class Committer:
         """Do every step; else return why one cannot be done, and have it undone."""
         steps = _Steps(self._base, staging, journal.directories)
         try:
-            for step in journal.steps:
-                steps.do(step)
+            for number, step in enumerate(journal.steps):
+                steps.do(number, step)
         except (BaseChangedError, OSError) as why:
             journal.state = "undoing"
             self._save(journal)
@@ -380,8 +394,8 @@ class Committer:
             return
         mark = journal.staging.removeprefix(STAGING_PREFIX)[:_MARK_BYTES]
         steps = _Steps(self._base, staging, journal.directories, mark)
-        for step in reversed(journal.steps):
-            steps.undo(step)
+        for number, step in reversed([*enumerate(journal.steps)]):
+            steps.undo(number, step)
         journal.aside = steps.find_aside(journal.steps)
         sync_file_system(self._base)
         journal.state = "undone"
@@ -709,7 +723,7 @@ class _Steps:
     Args:
         base: a descriptor of the base's top.
         staging: of the staging directory.
-        directories: in which steps were done: path -> handle; ``do`` adds to it.
+        directories: in which steps were done: number -> handle; ``do`` adds to it.
         mark: ends the names of what cannot go back to its place.
     """
 
@@ -717,28 +731,31 @@ class _Steps:
         self,
         base: int,
         staging: int,
-        directories: dict[bytes, bytes],
+        directories: dict[int, bytes],
         mark: bytes = b"",
     ) -> None:
         self._base = base
         self._staging = staging
         self._directories = directories
+        self._handles: dict[bytes, bytes] = {}  # of directories, by path
         self._moved: dict[bytes, bytes | None] = {}
         self._mark = mark
 
-    def do(self, step: Step) -> None:
+    def do(self, number: int, step: Step) -> None:
         """Do a step.
 
         Raises:
             BaseChangedError: the base has something else there; nothing has changed.
         """
         with self._directory(step.path) as (directory, name):
-            self._record_directory(step.path, directory)
+            self._record_directory(number, step.path, directory)
             match step:
                 case Put():
                     self._put(step, directory, name)
+                    self._forget_beneath(step.path)
                 case Take():
                     self._take(step, directory, name)
+                    self._forget_beneath(step.path)
                 case SetMode():
                     self._set_mode(step, directory, name, step.old, step.new)
                 case SetAttributes():
@@ -748,11 +765,12 @@ class _Steps:
                 case _:
                     assert_never(step)
 
-    def undo(self, step: Step) -> None:
+    def undo(self, number: int, step: Step) -> None:
         """Undo a step, if it was done."""
         where, name = split(step.path)
+        where = self._find_directory(where, self._directories.get(number))
         try:
-            with self._directory(join(self._find_directory(where), name)) as place:
+            with self._directory(join(where, name)) as place:
                 self._undo_in(step, *place)
         except BaseChangedError:  # its directory is not there any more
             if not isinstance(step, Put | Take) or step.expected is None:
@@ -760,20 +778,34 @@ class _Steps:
             if _inode(self._staging, step.staged) == step.expected.inode:
                 self._put_aside(step)
 
-    def _record_directory(self, path: bytes, directory: int) -> None:
+    def _record_directory(self, number: int, path: bytes, directory: int) -> None:
         """Record which directory a step is done in, so that it is undone there.
 
         Raises:
-            BaseChangedError: another step was done in another one of that name.
+            BaseChangedError: another step was done in another one of that name, and no
+                step has put that there.
         """
         where, _ = split(path)
         handle = read_file_handle(directory) if where else None
-        if handle and self._directories.setdefault(where, handle) != handle:
+        if not handle:
+            return
+        if self._handles.setdefault(where, handle) != handle:
             raise BaseChangedError(path, "its directory is another one")
+        self._directories[number] = handle
 
-    def _find_directory(self, path: bytes) -> bytes:
-        """Return where the base has a directory that had a path when a step was done."""
-        handle = self._directories.get(path)
+    def _forget_beneath(self, path: bytes) -> None:
+        """Forget which directories were at a path and beneath it: a step changes that."""
+        for one in [*self._handles]:
+            if one == path or one.startswith(path + b"/"):
+                del self._handles[one]
+
+    def _find_directory(self, path: bytes, handle: bytes | None) -> bytes:
+        """Return where the base has the directory that a step was done in.
+
+        Args:
+            path: where it was then.
+            handle: its own; None if the step was not done, or no handle is had.
+        """
         if handle is None or self._is_directory_at(path, handle):
             return path
         place = self._moved.get(handle, b"")

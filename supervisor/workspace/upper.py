@@ -3,7 +3,8 @@
 Rules:
  1. An object leaves the layer only if the tree shows the same without it.
  2. Marks go first: a directory that the base has now at its own path needs no pointer to
-    an old one, and one in which nothing is removed any more needs nothing hidden.
+    an old one, and one in which nothing is removed any more needs nothing hidden. In one
+    that still hides the base, a renamed directory keeps a pointer: to its own path.
  3. A whiteout over nothing stays while there are pointers: if the base had something there
     again, a pointer and a path could show one directory twice, which the kernel refuses.
  4. All of it can be done again after a crash.
@@ -24,6 +25,7 @@ from supervisor.workspace.changes import Change, Row, compare
 from supervisor.workspace.layers import (
     LayeredTree,
     Node,
+    Part,
     join,
     parents,
     split,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _UPPER = 0
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP})
 
 
@@ -58,10 +61,14 @@ def remove_committed(
     merged = LayeredTree((upper, base), marks)
     alone = LayeredTree((base,))
     directories = _directories_in(alone, with_parents(paths))
-    for path in directories & frozenset(paths):
-        _remove_mark_of(upper, path, marks + b"redirect")
+    pointing = directories & frozenset(paths)
+    for path in pointing:
+        _point_to_itself(upper, path, marks + b"redirect")
     for path in _unneeded_opaque(alone, merged, directories):
         _remove_mark_of(upper, path, marks + b"opaque")
+    for path in pointing:
+        if _is_over(merged, split(path)[0]):
+            _remove_mark_of(upper, path, marks + b"redirect")
     rows = compare(alone, merged)
     if dropped:
         drop_changes(upper, [row for row in rows if row.path in dropped])
@@ -75,6 +82,30 @@ def remove_committed(
     is_pointing = any(has_pointer(merged, row.new) for row in rows)
     pruning = _Pruning(upper, merged, needed, frozenset(paths), is_pointing=is_pointing)
     pruning.prune(merged.top())
+
+
+def _point_to_itself(upper: int, path: bytes, mark: bytes) -> None:
+    """Let a directory that pointed elsewhere show what the base has at its own path.
+
+    Without a pointer it would show nothing of that in a directory that is opaque.
+    """
+    try:
+        fd = open_exactly(path, upper, _DIRECTORY)
+    except OSError as why:
+        if why.errno not in _NOT_THERE:
+            raise
+        return
+    try:
+        if _has_mark(fd, mark):
+            os.setxattr(fd, mark, b"/" + path)
+    finally:
+        os.close(fd)
+
+
+def _is_over(merged: LayeredTree, path: bytes) -> bool:
+    """Tell whether a directory shows what the base has at its path."""
+    node = merged.find(path)
+    return node is not None and node.parts[-1] == Part(merged.base_layer, path)
 
 
 def _directories_in(tree: LayeredTree, paths: Iterable[bytes]) -> set[bytes]:
@@ -185,26 +216,40 @@ def remove_merged(upper: int, paths: Sequence[bytes]) -> None:
 
 
 def mark_opaque(upper: int, marks: bytes, paths: Sequence[bytes]) -> None:
-    """Mark directories that were new, so that what the base has there now does not show.
+    """Mark directories that are new, so that nothing that the base has there shows.
 
     A mount that is in use looks at that mark alone, when it finds a directory anew.
 
     Args:
         upper: a descriptor of the layer's top.
         marks: how the names of overlayfs's attributes begin.
-        paths: of what a commit has put into the base; directories are marked.
+        paths: of what may be there; directories are marked.
     """
     for path in paths:
         try:
             fd = open_exactly(path, upper, _DIRECTORY)
         except OSError as why:
-            if why.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+            if why.errno not in _NOT_THERE:
                 raise
             continue
         try:
             os.setxattr(fd, marks + b"opaque", b"y")
         finally:
             os.close(fd)
+
+
+def unmark_opaque(upper: int, marks: bytes, paths: Sequence[bytes]) -> None:
+    """Take back ``mark_opaque`` where the base has nothing that could show."""
+    for path in paths:
+        _remove_mark_of(upper, path, marks + b"opaque")
+
+
+def put_whiteouts(upper: int, paths: Sequence[bytes]) -> None:
+    """Hide what the base has at some paths where the layer has a directory around them."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with _directory_of(upper, path) as (fd, name):
+                os.mknod(name, stat.S_IFCHR, dir_fd=fd)
 
 
 def drop_changes(upper: int, rows: Sequence[Row]) -> None:
@@ -248,7 +293,7 @@ def _remove_mark_of(upper: int, path: bytes, mark: bytes) -> None:
     try:
         fd = open_exactly(path or b".", upper, _DIRECTORY)
     except OSError as why:
-        if why.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+        if why.errno not in _NOT_THERE:
             raise
         return
     try:

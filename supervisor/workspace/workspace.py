@@ -81,8 +81,10 @@ from supervisor.workspace.upper import (
     detach,
     drop_changes,
     mark_opaque,
+    put_whiteouts,
     remove_committed,
     remove_merged,
+    unmark_opaque,
 )
 
 if TYPE_CHECKING:
@@ -310,7 +312,8 @@ class Workspace:
         if not is_dry:
             self._record_if_room(trees, rows)
             if chosen:
-                what = Chosen(chosen, merges, _places(dropped))
+                in_use = bool(self.directory.user())
+                what = Chosen(chosen, merges, _places(dropped), in_use)
                 again = partial(self._judge_again, trees, chosen, selection, merges)
                 try:
                     update = self.judge(trees).update_by_commit(chosen, rows)
@@ -433,14 +436,20 @@ class Workspace:
         Raises:
             OSError: it cannot be ended now.
         """
+        is_applied = self._end_cut_commit()
+        # Only now: what the base has of a commit that is undone yet may go again.
         self._prune_later()
+        return is_applied
+
+    def _end_cut_commit(self) -> bool | None:
+        """End a commit that a crash interrupted; return as ``finish_commit``."""
         data = self.directory.read("commit")
         if data is None:
             return None
         journal = msgspec.msgpack.decode(data, type=CommitJournal)
         with self.trees(for_commit=True) as trees:
             try:
-                return self._committer(trees).finish(journal)
+                return self._committer(trees).end_cut(journal)
             except BaseChangedError:
                 return False
 
@@ -806,6 +815,10 @@ class Workspace:
 
     def _committer(self, trees: Trees) -> Committer:
         def save(journal: CommitJournal | None) -> None:
+            if journal and journal.is_in_use and journal.state == "applying":
+                # Before the first step: the child marks nothing that it removes in these.
+                new = _put_paths(journal)
+                mark_opaque(trees.upper_fd, self.state.marks, new)
             data = None if journal is None else msgspec.msgpack.encode(journal)
             self.directory.write("commit", data)
 
@@ -816,12 +829,12 @@ class Workspace:
         """Take what was applied from the layer, and record it as seen."""
         if journal.state == "undone":
             self.aside = journal.aside
+            if journal.is_in_use and not self.directory.user():
+                self._restore_marks(trees, journal)
             self._settle_undone(trees, journal)
             return
         paths = list(dict.fromkeys(step.path for step in journal.steps))
         if self.directory.user():  # a mounted layer is not to be changed from outside
-            new = [step.path for step in journal.steps if isinstance(step, Put)]
-            mark_opaque(trees.upper_fd, self.state.marks, new)
             later = dict.fromkeys((*self._left_for_later(), *paths))
             self.directory.write(_LATER, msgspec.msgpack.encode(list(later)))
         else:
@@ -875,6 +888,11 @@ class Workspace:
         later = self._left_for_later()
         if not later or self.directory.user():
             return
+        if (
+            self.state.layers
+        ):  # they were sealed with what they have; this may hide theirs
+            self.directory.write(_LATER, None)
+            return
         with self.trees() as trees:
             # What has changed again is needed, and so are the marks of the directories
             # above it: something may have been removed there since.
@@ -908,6 +926,20 @@ class Workspace:
                 record[path] = msgspec.structs.replace(seen, ctime_ns=time_ns)
         _record_around(record, trees.base, journal.update.around)
         self.save_record(record)
+
+    def _restore_marks(self, trees: Trees, journal: CommitJournal) -> None:
+        """Let a layer show again what it does over the base without the commit.
+
+        What the child removed stays so: where it made something anew, or made and removed
+        it, while the base had nothing there, it has marked nothing.
+        """
+        put = _put_paths(journal)
+        missing = [path for path in put if trees.base.find(path) is None]
+        unmark_opaque(trees.upper_fd, self.state.marks, missing)
+        taken = [step.path for step in journal.steps if isinstance(step, Take)]
+        mark_opaque(trees.upper_fd, self.state.marks, taken)
+        shown = [path for path in taken if _shows_base(trees, path)]
+        put_whiteouts(trees.upper_fd, shown)
 
     def _guarded(
         self, trees: Trees, rows: Sequence[Row], selection: Selection
@@ -979,6 +1011,20 @@ def _record_left(record: Record, left: Mapping[bytes, bytes]) -> None:
         for other in [other for other in record if other.startswith(path + b"/")]:
             if record[other].inside:
                 del record[other]
+
+
+def _shows_base(trees: Trees, path: bytes) -> bool:
+    """Tell whether a path shows what the base has there, and nothing of the layer."""
+    node = trees.merged.find(path)
+    base = trees.merged.base_layer
+    return (
+        node is not None and node.parts[0].layer == base and node.parts[0].path == path
+    )
+
+
+def _put_paths(journal: CommitJournal) -> list[bytes]:
+    """Return where a commit puts something into the base."""
+    return [step.path for step in journal.steps if isinstance(step, Put)]
 
 
 def _record_around(

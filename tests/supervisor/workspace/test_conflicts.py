@@ -15,8 +15,7 @@ from supervisor.workspace import workspace as workspace_module
 from supervisor.workspace.commit import UnfinishedCommitError
 from supervisor.workspace.linux import rename, sync_file_system
 from supervisor.workspace.store import WorkspaceError
-from supervisor.workspace.upper import mark_opaque
-from supervisor.workspace.workspace import CommitResult, NoMatchError
+from supervisor.workspace.workspace import CommitResult, NoMatchError, Workspace
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
@@ -107,13 +106,15 @@ def test_the_base_s_side_cannot_be_shown_through_a_directory_made_anew(
 def test_an_edit_between_the_steps_and_their_record_is_a_conflict(
     edited: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def edit_then_mark(*arguments: Any) -> None:
+    real = Workspace._record_applied
+
+    def edit_then_record(*arguments: Any) -> None:
         write(edited.base / "a", "operator's\n")  # in place, and after the exchange
-        mark_opaque(*arguments)
+        real(*arguments)
 
     with edited.run() as top, edited.open() as workspace:
         lock = workspace.directory.lock_for("child")
-        monkeypatch.setattr(workspace_module, "mark_opaque", edit_then_mark)
+        monkeypatch.setattr(Workspace, "_record_applied", edit_then_record)
         assert workspace.commit(selection(), is_frozen=True).applied == (b"a", b"b")
         write(top / "a", "newer\n")
         os.close(lock)

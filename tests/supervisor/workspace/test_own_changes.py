@@ -5,14 +5,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from supervisor.workspace import commit as commit_module
 from supervisor.workspace import workspace as workspace_module
 from supervisor.workspace.linux import sync_file_system
-from supervisor.workspace.upper import mark_opaque, remove_committed
-from supervisor.workspace.workspace import CommitResult
+from supervisor.workspace.upper import remove_committed
+from supervisor.workspace.workspace import CommitResult, Workspace
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 pytestmark = pytest.mark.slow
@@ -427,13 +428,15 @@ def test_what_the_operator_changed_in_such_a_directory_keeps_it(
 ) -> None:
     write(filled.base / "aside/five")
 
-    def edit_then_mark(*arguments: object) -> None:
+    real = Workspace._record_applied
+
+    def edit_then_record(*arguments: Any) -> None:
         edit(filled.base)
-        mark_opaque(*arguments)  # type: ignore[arg-type]
+        real(*arguments)
 
     edits = edit if when == "before" else str, edit if when == "after" else str
     if when == "within":  # the steps are done, and not recorded yet
-        monkeypatch.setattr(workspace_module, "mark_opaque", edit_then_mark)
+        monkeypatch.setattr(Workspace, "_record_applied", edit_then_record)
     made = "d/new/file"
     commit_of_running_child(filled, made, lambda top: shutil.rmtree(top / "d"), edits)
     before = tree_of(filled.base)
