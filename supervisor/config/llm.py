@@ -290,7 +290,7 @@ def odd_tool_doors(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def odd_child_doors(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the same of children, of which a host that starts one says so itself."""
+    """Yield (key, text) of children that are led past it; their start tells it, too."""
     for name, child in config.child.items():
         yield from _odd_doors(config, f"child.{joined(name)}.env", child.env)
 

@@ -430,14 +430,16 @@ async def _take(
 ) -> None:
     """Reserve what has come, and pass events on; others have a turn after each.
 
-    A burst of a fast provider keeps nobody waiting then, and the first event is on its
-    way to a child before the last is looked at.
+    So a burst of a fast provider keeps no other child waiting, and its first event is on
+    its way before the last is looked at.
     """
     memory.resize(answer.held_bytes)
-    for event in events or (None,):
-        if on_event is not None and event is not None:
+    # Not cancelled in a turn of others: what has come is charged whole.
+    if not events:
+        await trio.lowlevel.cancel_shielded_checkpoint()
+    for event in events:
+        if on_event is not None:
             await on_event(event, is_large)
-        # Not cancelled here: what has come is charged whole.
         await trio.lowlevel.cancel_shielded_checkpoint()
 
 

@@ -318,7 +318,8 @@ class _Conversation:
             raise UntranslatableError(f"{at}.context", NO_FORM)
         if found.get("media_type") != _PDF:
             raise UntranslatableError(f"{at_source}.media_type", f"{_PDF} is needed")
-        return file_part(f"data:{_PDF};base64,{data}", title, f"{at_source}.data")
+        name = title or "document.pdf"
+        return file_part(f"data:{_PDF};base64,{data}", name, f"{at_source}.data")
 
 
 # What stands beside the messages

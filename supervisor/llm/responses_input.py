@@ -283,7 +283,7 @@ def _file(part: Object, where: str) -> Object:
     refuse_unknown(part, {"type", "filename", "file_data"}, where)
     data = required(part, "file_data", str, where)
     name = optional(part, "filename", str, where)
-    return file_part(data, name, place(where, "file_data"))
+    return file_part(data, name or "file", place(where, "file_data"))
 
 
 def _text(content: object, where: str) -> str:

@@ -135,12 +135,12 @@ def image_part(address: str, where: str) -> Object:
     return {"type": "image_url", "image_url": {"url": address}}
 
 
-def file_part(data: str, filename: str | None, where: str) -> Object:
+def file_part(data: str, filename: str, where: str) -> Object:
     """Return a file that comes with a request as a part of a message.
 
     Args:
         data: the file, as an address that holds it.
-        filename: its name; None or empty for one of ours.
+        filename: its name.
         where: the place of the data in the request.
 
     Raises:
@@ -148,8 +148,7 @@ def file_part(data: str, filename: str | None, where: str) -> Object:
     """
     if not data.startswith("data:"):
         raise UntranslatableError(where, "a file begins with data:")
-    file = {"filename": filename or "document.pdf", "file_data": data}
-    return {"type": "file", "file": file}
+    return {"type": "file", "file": {"filename": filename, "file_data": data}}
 
 
 def plain(parts: list[Object]) -> str | list[Object]:
