@@ -48,6 +48,7 @@ def remove_committed(
     marks: bytes,
     paths: Collection[bytes],
     dropped: Collection[bytes] = (),
+    moved: Collection[bytes] = (),
 ) -> None:
     """Remove from the upper layer what the base has now, and what is to be dropped.
 
@@ -57,11 +58,13 @@ def remove_committed(
         marks: how the names of overlayfs's attributes begin.
         paths: what the commit changed.
         dropped: where the base's side was chosen.
+        moved: where the commit has put directories that the base had elsewhere. A pointer
+            anywhere else was made by the child since.
     """
     merged = LayeredTree((upper, base), marks)
     alone = LayeredTree((base,))
     directories = _directories_in(alone, with_parents(paths))
-    pointing = directories & frozenset(paths)
+    pointing = directories & frozenset(moved)
     for path in pointing:
         _point_to_itself(upper, path, marks + b"redirect")
     for path in _unneeded_opaque(alone, merged, directories):
@@ -233,7 +236,10 @@ def mark_opaque(upper: int, marks: bytes, paths: Sequence[bytes]) -> None:
                 raise
             continue
         try:
-            os.setxattr(fd, marks + b"opaque", b"y")
+            if not _has_mark(
+                fd, marks + b"redirect"
+            ):  # which shows another one already
+                os.setxattr(fd, marks + b"opaque", b"y")
         finally:
             os.close(fd)
 

@@ -840,7 +840,12 @@ class Workspace:
         else:
             tops = (trees.upper_fd, trees.base_fd)
             remove_merged(trees.upper_fd, journal.merged)
-            remove_committed(*tops, self.state.marks, paths, journal.dropped)
+            moved = [
+                step.goes_to
+                for step in journal.steps
+                if isinstance(step, Take) and step.goes_to is not None
+            ]
+            remove_committed(*tops, self.state.marks, paths, journal.dropped, moved)
         record = self.record()
         self._record_applied(record, trees, journal, paths)
         _forget_gone(record, trees.base, journal)

@@ -229,3 +229,42 @@ def test_a_directory_that_was_moved_into_a_new_one_is_there_behind_its_commit(
         assert workspace.commit(Selection()).applied
     assert paths(scene) == {b"d", b"d/e", b"d/e/c", b"f", *map(os.fsencode, more)}
     assert not scene.rows()
+
+
+# spec WS11, WS12
+def test_a_directory_that_took_a_removed_one_s_place_keeps_what_it_has(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(scene.base / "d/a")
+    write(scene.base / "x/b")
+    with child(scene) as top:
+        shutil.rmtree(top / "x")
+        cut_commit(scene, monkeypatch, "commit.Committer._apply")
+        try:
+            (top / "d").rename(top / "x")
+        except OSError:
+            pytest.skip("a user's overlay renames no directory of the base")
+    with scene.open() as workspace:
+        assert workspace.finish_commit() is False
+    assert paths(scene) == {b"x", b"x/a"}
+    with scene.open() as workspace:
+        assert workspace.commit(Selection()).applied
+    assert (scene.base / "x/a").exists()
+
+
+# spec WS11, WS12
+def test_a_directory_that_took_a_committed_one_s_place_keeps_what_it_has(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(scene.base / "d/a")
+    with child(scene) as top:
+        write(top / "x/b")
+        cut_commit(scene, monkeypatch, "workspace.Workspace._settle")
+        shutil.rmtree(top / "x")
+        try:
+            (top / "d").rename(top / "x")
+        except OSError:
+            pytest.skip("a user's overlay renames no directory of the base")
+    with scene.open() as workspace:
+        assert workspace.finish_commit()
+    assert paths(scene) == {b"x", b"x/a"}
