@@ -21,7 +21,7 @@ from supervisor.launchpad.kernel import open_exactly
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from supervisor.spec import ChildSpec
     from supervisor.workspace.use import WorkspaceUse
@@ -65,7 +65,7 @@ class WorkspaceSizes:
         self._next_s = -float("inf")
         self._looking = trio.Lock()
 
-    async def look(self, specs: Iterable[ChildSpec]) -> None:
+    async def look(self, specs: Collection[ChildSpec]) -> None:
         """Measure what the children of some descriptions have, if that is due."""
         async with self._looking:
             if trio.current_time() < self._next_s:

@@ -63,9 +63,8 @@ class Answers:
 
     async def _ps(self) -> list[msgspec.Raw]:
         roster, metrics = self._host.roster, self._host.metrics
-        await self._host.sizes.look(
-            child.spec for child in self._host.children.values()
-        )
+        specs = [child.spec for child in self._host.children.values()]
+        await self._host.sizes.look(specs)
         children = tuple(self._host.children.values())
         # At the same moment: who is between two lives now may be in one before the
         # samples are there, and would be in neither.

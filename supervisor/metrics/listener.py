@@ -312,7 +312,7 @@ class _Server:
     async def _figures(self, request: h11.Request) -> Answer:
         accept = dict(request.headers).get(b"accept", b"").decode("latin-1")
         host = self._metrics.host
-        await host.sizes.look(child.spec for child in host.children.values())
+        await host.sizes.look([child.spec for child in host.children.values()])
         snapshot = families(self._metrics)
         body, content_type = await in_thread(self._render, snapshot, accept)
         return Answer(200, body, content_type)

@@ -1,5 +1,6 @@
 """Payloads on their way in: one budget, spooling beyond it, memory by what comes."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -78,20 +79,22 @@ def test_many_payloads_at_once_are_kept_apart(
 ) -> None:
     budget = PayloadBudget(limit)
     payloads = []
-    for number, size in enumerate(sizes):
-        payload = budget.begin(size)
-        receive(payload, bytes([number]) * (size // 2))
-        payloads.append((number, payload))
-        assert budget.used_bytes <= limit
-    order.shuffle(payloads)
-    for number, payload in payloads:
-        receive(payload, bytes([100 + number]) * payload.left)
-    for number, payload in payloads:
-        first = payload.size // 2
-        assert bytes(payload.view()) == bytes([number]) * first + bytes(
-            [100 + number]
-        ) * (payload.size - first)
-        payload.close()
+    with contextlib.ExitStack() as stack:  # drawing an order may end an example
+        for number, size in enumerate(sizes):
+            payload = budget.begin(size)
+            stack.callback(payload.close)
+            receive(payload, bytes([number]) * (size // 2))
+            payloads.append((number, payload))
+            assert budget.used_bytes <= limit
+        order.shuffle(payloads)
+        for number, payload in payloads:
+            receive(payload, bytes([100 + number]) * payload.left)
+        for number, payload in payloads:
+            first = payload.size // 2
+            assert bytes(payload.view()) == bytes([number]) * first + bytes(
+                [100 + number]
+            ) * (payload.size - first)
+            payload.close()
     assert budget.used_bytes == 0
 
 
