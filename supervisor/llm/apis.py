@@ -10,6 +10,7 @@ the provider keeps under the operator's key, for that may be another child's.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,13 @@ _NEVER: Mapping[str, tuple[object, ...]] = {
     "previous_response_id": (None,),
     "conversation": (None,),
     "n": (None, 1),
+    "models": (None,),
+    "fallbacks": (None,),
+    "preset": (None,),
+    "plugins": (None, []),
 }
-"""Members that no API is asked with, but for these values."""
+"""Members that no API is asked with, but for these values: they name what the provider
+keeps, other models than the host's, or what the provider runs."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ RESPONSES = Api(
     "input",
     ("max_output_tokens",),
     frozenset({"openai-beta"}),
-    {**_NEVER, "service_tier": _TIERS, "prompt": (None,)},
+    {**_NEVER, "service_tier": _TIERS, "prompt": (None,), "store": (None, False)},
 )
 
 MESSAGES = Api(
@@ -101,6 +107,8 @@ MESSAGES = Api(
         "service_tier": (None, "auto", "standard_only"),
         "container": (None,),
         "mcp_servers": (None, []),
+        "thread": (None,),
+        "speed": (None, "standard"),
     },
 )
 
@@ -109,19 +117,56 @@ EMBEDDINGS = Api(
     "/embeddings",
     EmbeddingsAnswer,
     "input",
-    refused={"n": (None, 1)},
+    refused=_NEVER,
     streams=False,
 )
 
 ASKABLE = {api.name: api for api in (CHAT, RESPONSES, MESSAGES)}
 """What the configuration can say that a model speaks."""
 
-_HOSTED = ("web_search", "web_fetch", "image_generation")
-"""Beginnings of the types of tools that a provider runs itself, and bills by the call."""
+_BILLED = ("web_search", "web_fetch", "image_generation")
+"""Beginnings of the types of tools that a provider runs itself and ``pass`` lets through."""
 
-_KEPT = ("file_search", "code_interpreter", "code_execution", "mcp", "container")
-"""Beginnings of those that reach what the provider keeps, or addresses that the host does
-not know."""
+_NAMED_TOOLS = frozenset({"function", "custom"})
+"""Types of tools that the child runs, and names."""
+
+_CLIENT_TOOLS = _NAMED_TOOLS | {
+    "namespace", "local_shell", "apply_patch", "computer", "computer_use_preview",
+}  # fmt: skip
+"""Types of tools that the child runs. ``_runs_at_child`` knows some more."""
+
+_DATED_CLIENT_TOOL = re.compile(r"(bash|text_editor|computer|memory)_[0-9]{8}")
+"""Those of Messages, whose types end in a date."""
+
+_ITEMS: Mapping[str, str] = {
+    "message": "content",
+    "function_call": "arguments",
+    "function_call_output": "output",
+    "custom_tool_call": "input",
+    "custom_tool_call_output": "output",
+    "local_shell_call": "action",
+    "local_shell_call_output": "output",
+    "shell_call": "action",
+    "shell_call_output": "output",
+    "apply_patch_call": "operation",
+    "apply_patch_call_output": "status",
+    "computer_call": "call_id",
+    "computer_call_output": "output",
+    "tool_search_call": "arguments",
+    "tool_search_output": "tools",
+    "additional_tools": "tools",
+    "compaction": "encrypted_content",
+    "compaction_summary": "encrypted_content",
+    "reasoning": "encrypted_content",
+}
+"""Types of items in the input of Responses, and the member that shows that an item brings
+its content along: one without it could stand for what the provider has kept."""
+
+_BILLED_ITEMS: Mapping[str, str] = {
+    "web_search_call": "status",
+    "image_generation_call": "result",
+}
+"""Those that there are where ``pass`` lets tools of the provider through."""
 
 
 class BadRequestError(ValueError):
@@ -142,11 +187,31 @@ def check_request(api: Api, asked: Object, hosted_tools: str) -> None:
     _check_forms(api, asked)
     for name in api.bounds:
         _check_bound(name, asked.get(name))
-    for number, tool in enumerate(_tools_of(asked)):
-        _check_tool(f"tools[{number}]", tool, hosted_tools)
+    _check_tools("tools", asked.get("tools"), hosted_tools)
     if _names_file(asked.get(api.items)):
-        text = "what the provider keeps is not available through this host"
-        raise BadRequestError(f"{api.items}: {text}; send the content itself")
+        raise BadRequestError(f"{api.items}: {_KEPT}; send the content itself")
+
+
+def check_native(api: Api, asked: Object, hosted_tools: str) -> None:
+    """Raise ``BadRequestError`` if a request may not be sent on as it came.
+
+    Args:
+        api: by which it is asked.
+        asked: it; ``check_request`` has let it pass.
+        hosted_tools: as there.
+    """
+    items = asked.get(api.items)
+    if not isinstance(items, list):
+        return
+    for number, item in enumerate(items):
+        place = f"{api.items}[{number}]"
+        if api is RESPONSES:
+            _check_item(place, item, hosted_tools)
+        elif api is CHAT and isinstance(item, dict) and item.get("audio") is not None:
+            raise BadRequestError(f"{place}.audio: {_KEPT}")
+
+
+_KEPT = "what the provider keeps is not available through this host"
 
 
 def _is_same(value: object, allowed: object) -> bool:
@@ -174,9 +239,40 @@ def _check_bound(name: str, value: object) -> None:
         raise BadRequestError(f"{name}: a whole number from 1 on")
 
 
-def _tools_of(asked: Object) -> list[object]:
-    found = asked.get("tools")
-    return found if isinstance(found, list) else []
+def _check_item(place: str, item: object, hosted_tools: str) -> None:
+    """Raise if an item of Responses is not known to bring its content along."""
+    if not isinstance(item, dict):
+        raise BadRequestError(f"{place}: an object")
+    content = _content_of(place, item, hosted_tools)
+    is_unnamed = item.get("type") == "reasoning" and item.get("id") is None
+    if not isinstance(item.get(content), str | list | dict) and not is_unnamed:
+        raise BadRequestError(f"{place}.{content}: {_KEPT}; send the content itself")
+    if not _is_local(item.get("environment"), default=True):
+        raise BadRequestError(f"{place}.environment: {_KEPT}")
+    if not isinstance(item.get("tools"), list | None):
+        raise BadRequestError(f"{place}.tools: a list")
+    _check_tools(f"{place}.tools", item.get("tools"), hosted_tools)
+
+
+def _content_of(place: str, item: Object, hosted_tools: str) -> str:
+    """Return the member that holds an item's content."""
+    kind = item.get("type")
+    if kind is None:  # with a role it is a message; without, the name of a kept item
+        if not isinstance(item.get("role"), str):
+            raise BadRequestError(
+                f"{place}.role: {_KEPT}; an item has a type or a role"
+            )
+        return "content"
+    known = {**_ITEMS, **_BILLED_ITEMS} if hosted_tools == "pass" else _ITEMS
+    if not isinstance(kind, str) or kind not in known:
+        text = "items of this type are not available through this host"
+        raise BadRequestError(f"{place}.type: {str(kind)[:60]!r}: {text}")
+    return known[kind]
+
+
+def _check_tools(place: str, tools: object, hosted_tools: str) -> None:
+    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
+        _check_tool(f"{place}[{number}]", tool, hosted_tools)
 
 
 def _check_tool(place: str, tool: object, hosted_tools: str) -> None:
@@ -185,32 +281,78 @@ def _check_tool(place: str, tool: object, hosted_tools: str) -> None:
     kind = tool.get("type", "function")
     if not isinstance(kind, str):
         raise BadRequestError(f"{place}.type: a text")
-    if kind.startswith((*_HOSTED, *_KEPT)):
-        if hosted_tools == "drop" or (
-            hosted_tools == "pass" and kind.startswith(_HOSTED)
-        ):
+    if is_hosted(tool):
+        if hosted_tools == "drop":
             return
+        _check_hosted(place, kind, tool, hosted_tools)
+    if tool.get("model") is not None:
+        raise BadRequestError(f"{place}.model: the host says which model is asked")
+    if kind in _NAMED_TOOLS:
+        _check_name(place, tool)
+    elif kind == "namespace":
+        _check_namespace(place, tool)
+
+
+def _check_hosted(place: str, kind: str, tool: Object, hosted_tools: str) -> None:
+    if hosted_tools != "pass" or not kind.startswith(_BILLED):
         text = "the provider would run it itself; [llm] hosted_tools says what to do"
         raise BadRequestError(f"{place}.type: {kind[:60]!r}: {text}")
-    if kind in ("function", "custom"):
-        function = tool.get("function")
-        holder = function if isinstance(function, dict) else tool.get("custom", tool)
-        if not isinstance(holder, dict) or not isinstance(holder.get("name"), str):
-            raise BadRequestError(f"{place}.name: a text")
+    if _names_file(tool):
+        raise BadRequestError(f"{place}: {_KEPT}")
+
+
+def _check_name(place: str, tool: Object) -> None:
+    function = tool.get("function")
+    holder = function if isinstance(function, dict) else tool.get("custom", tool)
+    if not isinstance(holder, dict) or not isinstance(holder.get("name"), str):
+        raise BadRequestError(f"{place}.name: a text")
+
+
+def _check_namespace(place: str, tool: Object) -> None:
+    inner = tool.get("tools")
+    if not isinstance(inner, list):
+        raise BadRequestError(f"{place}.tools: a list")
+    for number, one in enumerate(inner):
+        at = f"{place}.tools[{number}]"
+        kind = one.get("type") if isinstance(one, dict) else None
+        if kind not in ("function", "custom"):
+            raise BadRequestError(f"{at}.type: function or custom")
+        _check_tool(at, one, "refuse")
 
 
 def is_hosted(tool: object) -> bool:
-    """Tell whether a tool of a request is run by the provider itself."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return isinstance(kind, str) and kind.startswith((*_HOSTED, *_KEPT))
+    """Tell whether a tool is none of those that are known to be run by the child."""
+    if not isinstance(tool, dict):
+        return False
+    kind = tool.get("type", "function")
+    return isinstance(kind, str) and not _runs_at_child(kind, tool)
+
+
+def _runs_at_child(kind: str, tool: Object) -> bool:
+    if kind == "shell":  # without an environment the provider may choose one of its own
+        return _is_local(tool.get("environment"), default=False)
+    if kind == "tool_search":
+        return tool.get("execution") == "client"
+    return kind in _CLIENT_TOOLS or bool(_DATED_CLIENT_TOOL.fullmatch(kind))
+
+
+def _is_local(environment: object, *, default: bool) -> bool:
+    if environment is None:
+        return default
+    return isinstance(environment, dict) and environment.get("type") == "local"
 
 
 def _names_file(items: object) -> bool:
     """Tell whether something names what the provider has kept."""
     return any(
-        "file_id" in one or one.get("type") in ("item_reference", "container_upload")
+        "file_id" in one
+        or "container_id" in one
+        or one.get("type") in ("item_reference", "container_upload")
         for one in _objects_in(items)
     )
+
+
+_NOT_NAMES = ("input", "arguments", "tools")
 
 
 def _objects_in(value: object) -> Iterator[Object]:
@@ -219,8 +361,9 @@ def _objects_in(value: object) -> Iterator[Object]:
         one = level.pop()
         if isinstance(one, dict):
             yield one
-            # What a model or a tool has written names nothing to a provider.
-            level += (v for k, v in one.items() if k not in ("input", "arguments"))
+            # What a model or a tool has written names nothing to a provider; tools
+            # have schemas, which name anything, and a check of their own.
+            level += (v for k, v in one.items() if k not in _NOT_NAMES)
         elif isinstance(one, list):
             level += one
 

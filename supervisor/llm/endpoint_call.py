@@ -33,6 +33,7 @@ from supervisor.llm.apis import (
     RESPONSES,
     Api,
     BadRequestError,
+    check_native,
     check_request,
     has_reasoning,
 )
@@ -359,6 +360,10 @@ class _Asking:
         api, asked, service = self._api, found.value, self._service
         section = service.section
         client, node = self._asker.client, self._asker.node
+        try:
+            check_native(api, asked, section.hosted_tools or "refuse")
+        except BadRequestError as why:
+            raise _invalid(str(why)) from None
         size = size_of_request(api, found)
         change = native_request.Changes(
             api,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.llm.apis import CHAT, MESSAGES, is_hosted
+from supervisor.llm.apis import CHAT, MESSAGES, RESPONSES, is_hosted
 
 if TYPE_CHECKING:
     from supervisor.llm.apis import Api
@@ -55,9 +55,8 @@ class Changes:
             changes["stream_options"] = {"include_usage": True}
         if self.temperature is not None and asked.get("temperature") is None:
             changes["temperature"] = self.temperature
-        if self.drops_hosted_tools and any(map(is_hosted, asked.get("tools") or ())):
-            tools = msgspec.json.decode(request.text_of("tools"))
-            changes["tools"] = [tool for tool in tools if not is_hosted(tool)]
+        if self.drops_hosted_tools:
+            _drop_hosted_tools(self.api, request, changes)
         texts = {
             name: msgspec.json.encode(value)
             for name, value in changes.items()
@@ -81,6 +80,31 @@ class Changes:
             changes[name] = least
             if self.api is MESSAGES:
                 _lower_budget(asked.get("thinking"), least, changes)
+
+
+def _drop_hosted_tools(
+    api: Api, request: JsonRequest, changes: dict[str, object]
+) -> None:
+    """Leave out what the provider runs, among the tools and in items that hold some."""
+    asked = request.value
+    if any(map(is_hosted, asked.get("tools") or ())):
+        tools = msgspec.json.decode(request.text_of("tools"))
+        changes["tools"] = _without_hosted(tools)
+    items = asked.get(api.items)
+    if api is RESPONSES and isinstance(items, list) and any(map(_has_hosted, items)):
+        items = msgspec.json.decode(request.text_of(api.items))
+        for item in filter(_has_hosted, items):
+            item["tools"] = _without_hosted(item["tools"])
+        changes[api.items] = items
+
+
+def _has_hosted(item: object) -> bool:
+    tools = item.get("tools") if isinstance(item, dict) else None
+    return isinstance(tools, list) and any(map(is_hosted, tools))
+
+
+def _without_hosted(tools: list[object]) -> list[object]:
+    return [tool for tool in tools if not is_hosted(tool)]
 
 
 def _lower_budget(thinking: object, bound: int, changes: dict[str, object]) -> None:

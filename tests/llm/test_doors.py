@@ -246,6 +246,34 @@ async def test_a_budget_is_lowered_with_its_bound(
 SAID: Any = [{"role": "user", "content": "!words=1"}]
 
 
+SAYS: Any = {"messages": SAID, "max_tokens": 9}
+
+PROVIDER_TOOLS: list[Any] = [
+    {"type": "mcp", "server_label": "a", "server_url": "https://a.example"},
+    {"type": "web_search"},
+    {"type": "file_search", "vector_store_ids": ["vs_1"]},
+    {"type": "shell"},
+    {"type": "shell", "environment": {"type": "container_auto"}},
+    {"type": "shell", "environment": {"type": "container_reference", "id": "c"}},
+    {"type": "programmatic_tool_calling"},
+    {"type": "tool_search"},
+    {"type": "brand_new"},
+    {"type": "namespace", "name": "a", "tools": [{"type": "mcp", "name": "b"}]},
+]
+
+KEPT_ITEMS: list[Any] = [
+    {"id": "msg_1"},
+    {"type": None, "id": "msg_1"},
+    {"role": "assistant", "id": "msg_1"},
+    {"type": "message", "role": "assistant", "id": "msg_1"},
+    {"type": "image_generation_call", "id": "ig_1"},
+    {"type": "web_search_call", "id": "ws_1"},
+    {"type": "brand_new", "id": "x_1"},
+    {"type": "function_call", "id": "fc_1"},
+    {"role": "assistant", "id": "msg_1", "content": 1},
+    "text",
+]
+
 REFUSED: list[tuple[str, Any, str]] = [
     ("/v1/responses", {"input": "a", "background": True}, "background"),
     ("/v1/responses", {"input": "a", "previous_response_id": "r"}, "previous"),
@@ -277,6 +305,36 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("/v1/messages", b'{"max_tokens":1,"max_tokens":9}', "stands twice"),
     ("/v1/responses", b'{"input":"a","top_p":NaN}', "NaN"),
+    ("/v1/responses", {"input": "a", "store": True}, "store"),
+    ("/v1/responses", {"input": "a", "fallbacks": ["big"]}, "fallbacks"),
+    ("/v1/messages", {**SAYS, "thread": {"type": "continue"}}, "thread"),
+    ("/v1/messages", {**SAYS, "fallbacks": [{"model": "big"}]}, "fallbacks"),
+    ("/v1/messages", {**SAYS, "speed": "fast"}, "speed"),
+    ("/v1/chat/completions", {"messages": SAID, "models": ["big"]}, "models"),
+    ("/v1/chat/completions", {"messages": SAID, "plugins": [{"id": "web"}]}, "plugins"),
+    *(("/v1/responses", {"input": "a", "tools": [tool]}, "tools[0].")
+      for tool in PROVIDER_TOOLS),
+    *(("/v1/responses", {"input": [{"type": kind, "tools": [tool]}]}, "input[0].")
+      for kind in ("additional_tools", "tool_search_output") for tool in PROVIDER_TOOLS),
+    *(("/v1/messages", {**SAYS, "tools": [{"type": kind, "name": "a", "model": "big"}]},
+       "tools[0].type")
+      for kind in ("advisor_20260301", "mcp_toolset", "code_execution_20250825",
+                   "tool_search_tool_regex_20251119", "bash_20250124_hosted")),
+    ("/v1/messages", {**SAYS, "tools": [{**BASH, "model": "big"}]}, "tools[0].model"),
+    *(("/v1/responses", {"input": [item]}, "input[0]") for item in KEPT_ITEMS),
+]  # fmt: skip
+
+REFUSED_NATIVELY: list[tuple[str, Any, str]] = [
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}, *SAID]},
+        "messages[0].audio",
+    ),
+    (
+        "/v1/responses",
+        {"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]},
+        "input[0].encrypted_content",
+    ),
 ]
 
 
@@ -293,6 +351,70 @@ async def test_what_may_not_be_asked_is_named(
             assert (answer.get("type") == "error") is (path == "/v1/messages"), body
             assert answer["error"]["type"] == "invalid_request_error", body
         assert not scene.provider.served
+
+
+# spec MD2: what a translation has no use for is refused where a request is sent on.
+async def test_what_may_not_be_sent_on_is_named(tmp_path: Path) -> None:
+    async with opened(tmp_path, **NATIVE) as (scene, door):
+        for path, body, name in REFUSED_NATIVELY:
+            status, _, answer = await told(door, "POST", path, body)
+            assert status == 400, body
+            assert name in answer["error"]["message"], body
+        assert not scene.provider.served
+
+
+RUN_BY_THE_CHILD: list[Any] = [
+    {"type": "function", "name": "f", "parameters": {"properties": {"file_id": {}}}},
+    {"type": "custom", "name": "apply"},
+    {"type": "namespace", "name": "n", "tools": [SHELL]},
+    {"type": "local_shell"},
+    {"type": "shell", "environment": {"type": "local"}},
+    {"type": "apply_patch"},
+    {"type": "computer"},
+    {"type": "tool_search", "execution": "client", "parameters": {}},
+]
+
+
+# spec MD2: what agents send is sent on: tools that they run, items with their content.
+async def test_what_agents_send_is_sent_on(tmp_path: Path) -> None:
+    calls: list[Any] = [
+        {"type": "additional_tools", "role": "developer", "tools": RUN_BY_THE_CHILD},
+        {"role": "user", "content": "!words=1"},
+        {"type": "message", "role": "assistant", "id": "msg_1", "content": []},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+        {"type": "reasoning", "summary": [], "encrypted_content": None},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "a"},
+        {"type": "custom_tool_call", "call_id": "2", "name": "apply", "input": "b"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": "c"},
+        {"type": "local_shell_call", "call_id": "3", "action": {"type": "exec"}},
+        {"type": "local_shell_call_output", "id": "3", "output": "d"},
+        {"type": "tool_search_call", "call_id": "4", "arguments": {}},
+        {"type": "tool_search_output", "call_id": "4", "tools": RUN_BY_THE_CHILD},
+        {"type": "compaction", "encrypted_content": "e"},
+    ]
+    dated = ("bash_20250124", "text_editor_20250728", "computer_20251124", "custom")
+    tools = [{"type": kind, "name": kind} for kind in dated]
+    async with opened(tmp_path, **NATIVE) as (scene, door):
+        for path, body in (
+            ("/v1/responses", {"input": calls, "tools": RUN_BY_THE_CHILD}),
+            ("/v1/messages", {**SAYS, "tools": [BASH, *tools]}),
+        ):
+            status, _, answer = await told(door, "POST", path, body)
+            assert status == 200, answer
+            sent = scene.provider.served[-1].body
+            assert {name: sent[name] for name in body} == body
+
+
+# spec MD2: hosted tools are left out where they stand, in the input too.
+async def test_hosted_tools_are_left_out_of_the_input(tmp_path: Path) -> None:
+    async with opened(tmp_path, **NATIVE, hosted_tools="drop") as (scene, door):
+        said = {"role": "user", "content": "!words=1"}
+        more = {"type": "additional_tools", "tools": [*PROVIDER_TOOLS[:-1], SHELL]}
+        body = {"input": [more, said], "tools": [SHELL]}
+        assert (await told(door, "POST", "/v1/responses", body))[0] == 200
+        sent = scene.provider.served[0].body
+        assert sent["input"] == [{**more, "tools": [SHELL]}, said]
 
 
 # spec MD6: the host asks once; the official clients ask again where it is of use.
