@@ -259,11 +259,13 @@ def mount_for_child(
         finally:
             os.close(base)
     with _open_or_make(use.state_dir, use.name, use.base, use.settings) as workspace:
-        workspace.finish_commit()  # before the lock: else the layer would count as in use
+        # All before the lock: else the layer would count as in use.
+        workspace.finish_commit()
         went_back = workspace.finish_restore()
+        workspace.directory.check_idle()
+        walked_s = workspace.begin_run()
         lock = workspace.directory.lock_for(child)
         try:
-            walked_s = workspace.begin_run()
             layers = workspace.state.layers
             paths = _lines(workspace.store.paths(layers)) if layers else None
             workspace.directory.write(SEALED_FILE, paths)

@@ -42,6 +42,7 @@ from supervisor.workspace.layers import (
     GoneError,
     LayeredTree,
     Node,
+    join,
     split,
     with_parents,
 )
@@ -88,7 +89,7 @@ from supervisor.workspace.upper import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from supervisor.workspace.branches import Snapshotted, WentBack
     from supervisor.workspace.export import Form
@@ -829,7 +830,7 @@ class Workspace:
         """Take what was applied from the layer, and record it as seen."""
         if journal.state == "undone":
             self.aside = journal.aside
-            if journal.is_in_use and not self.directory.user():
+            if journal.is_in_use:
                 self._restore_marks(trees, journal)
             self._settle_undone(trees, journal)
             return
@@ -941,9 +942,10 @@ class Workspace:
         put = _put_paths(journal)
         missing = [path for path in put if trees.base.find(path) is None]
         unmark_opaque(trees.upper_fd, self.state.marks, missing)
-        taken = [step.path for step in journal.steps if isinstance(step, Take)]
-        mark_opaque(trees.upper_fd, self.state.marks, taken)
-        shown = [path for path in taken if _shows_base(trees, path)]
+        taken = {step.path for step in journal.steps if isinstance(step, Take)}
+        places = _places_of(trees.merged, taken)
+        mark_opaque(trees.upper_fd, self.state.marks, places)
+        shown = [path for path in places if _shows_any(trees.merged, path, taken)]
         put_whiteouts(trees.upper_fd, shown)
 
     def _guarded(
@@ -1018,13 +1020,32 @@ def _record_left(record: Record, left: Mapping[bytes, bytes]) -> None:
                 del record[other]
 
 
-def _shows_base(trees: Trees, path: bytes) -> bool:
-    """Tell whether a path shows what the base has there, and nothing of the layer."""
-    node = trees.merged.find(path)
-    base = trees.merged.base_layer
-    return (
-        node is not None and node.parts[0].layer == base and node.parts[0].path == path
-    )
+def _places_of(merged: LayeredTree, paths: Collection[bytes]) -> list[bytes]:
+    """Return where the layer would show paths of the base: directories may be moved."""
+    names: dict[bytes, list[bytes]] = {}
+    for path in paths:
+        directory, name = split(path)
+        names.setdefault(directory, []).append(name)
+    found: list[bytes] = []
+    pending = [merged.top()]
+    while pending:
+        node = pending.pop()
+        last = node.parts[-1]
+        if last.layer == merged.base_layer:
+            found += (join(node.path, name) for name in names.get(last.path, ()))
+        with merged.read(node) as reader:
+            inner = map(reader.look_up, reader.names_above_base())
+            pending += (one for one in inner if one is not None and one.is_directory)
+    return found
+
+
+def _shows_any(merged: LayeredTree, path: bytes, of_base: Collection[bytes]) -> bool:
+    """Tell whether a path shows one of some objects of the base, and nothing of a layer."""
+    node = merged.find(path)
+    if node is None:
+        return False
+    part = node.parts[0]
+    return part.layer == merged.base_layer and part.path in of_base
 
 
 def _put_paths(journal: CommitJournal) -> list[bytes]:

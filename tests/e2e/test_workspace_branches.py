@@ -234,3 +234,17 @@ def test_an_export_is_a_patch_that_git_applies_or_a_layer_that_tar_reads(
     )  # fmt: skip
     assert (place.base / "d/b").read_bytes() == b"x\0"
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".w.")]
+
+
+# spec WS3c, WS12a
+@of_root
+def test_a_start_shows_no_directory_that_took_a_renamed_one_s_place(
+    place: Place,
+) -> None:
+    (place.base / "d").mkdir()
+    (place.base / "d/one").write_text("one\n")
+    run_in(place, "w", "mv d e")
+    (place.base / "d").rename(place.base / "aside")
+    (place.base / "d").mkdir()
+    (place.base / "d/two").write_text("the operator's\n")
+    assert b"two" not in run_in(place, "w", "ls e")

@@ -268,3 +268,46 @@ def test_a_directory_that_took_a_committed_one_s_place_keeps_what_it_has(
     with scene.open() as workspace:
         assert workspace.finish_commit()
     assert paths(scene) == {b"x", b"x/a"}
+
+
+# spec WS12, WS18
+@pytest.mark.parametrize("is_looked_at", [True, False])
+def test_a_removal_stays_whenever_the_commit_that_died_is_undone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, is_looked_at: bool
+) -> None:
+    write(scene.base / "a")
+    with child(scene) as top:
+        (top / "a").unlink()
+        write(top / "z")
+        cut_commit(scene, monkeypatch, "commit._Steps.do", after=1)
+        write(top / "a")
+        (top / "a").unlink()
+        if is_looked_at:
+            with scene.open() as workspace:
+                assert workspace.finish_commit() is False
+            assert not (top / "a").exists()
+    with scene.open() as workspace:
+        workspace.finish_commit()
+    assert paths(scene) == {b"z"}
+
+
+# spec WS12, WS12a
+def test_a_removal_stays_in_a_directory_that_was_moved_behind_a_commit_that_died(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(scene.base / "d/a")
+    write(scene.base / "d/k")
+    with child(scene) as top:
+        (top / "d/a").unlink()
+        write(top / "z")
+        cut_commit(scene, monkeypatch, "commit._Steps.do", after=1)
+        assert not (scene.base / "d/a").exists()
+        write(top / "d/a")
+        (top / "d/a").unlink()
+        try:
+            (top / "d").rename(top / "e")
+        except OSError:
+            pytest.skip("a user's overlay renames no directory of the base")
+    with scene.open() as workspace:
+        assert workspace.finish_commit() is False
+    assert paths(scene) == {b"e", b"e/k", b"z"}
