@@ -88,6 +88,10 @@ as long as they are told to, however long that is."""
 PASSED_STATUSES = frozenset({400, 404, 413, 422, 529})
 """Statuses of the provider that are passed on."""
 
+HIDDEN_STATUSES = frozenset({401, 403})
+"""Statuses of the provider that are the operator's fault: its code would blame the child's
+own key."""
+
 SENT_BYTES = 65_536
 """Events that wait go out in pieces of about so much."""
 
@@ -233,6 +237,9 @@ def _first_in(group: BaseExceptionGroup[FailedCallError]) -> FailedCallError:
 def _failed(why: FailedCallError) -> RefusedRequestError:
     """Return the refusal of a call that the provider refused (spec MD6)."""
     text = f"OpenAI API call failed: {why}"
+    code = why.code or None
+    if why.status in HIDDEN_STATUSES or (why.status and code == QUOTA_CODE):
+        code = None
     if why.status == 429:
         # Not the code of a used-up quota, even if the provider said so: that is the
         # child's own quota, of which something may be left.
@@ -240,7 +247,7 @@ def _failed(why: FailedCallError) -> RefusedRequestError:
     else:
         # The caller's own faults stay the caller's; what else the provider said is ours.
         status = why.status if why.status in PASSED_STATUSES else 502
-        refusal = RefusedRequestError(status, text, "provider_error")
+        refusal = RefusedRequestError(status, text, "provider_error", code)
     if why.may_pass:
         # The host asked once: the program asks again as it would ask the provider.
         after_s = why.retry_after_s

@@ -27,6 +27,23 @@ MESSAGES_KINDS = {
 """What the Messages API calls an error, by its status; all others are ``api_error``."""
 
 
+MESSAGES_CODES = {
+    "api_error": "api_error",
+    "billing_error": "billing_error",
+    "context_length_exceeded": "invalid_request_error",
+    "insufficient_quota": "rate_limit_error",
+    "invalid_request_error": "invalid_request_error",
+    "not_found_error": "not_found_error",
+    "overloaded_error": "overloaded_error",
+    "rate_limit_error": "rate_limit_error",
+    "rate_limit_exceeded": "rate_limit_error",
+    "request_too_large": "request_too_large",
+    "timeout_error": "timeout_error",
+}
+"""What it calls an error whose status does not tell its kind, by the provider's word for
+it.  The words for a wrong key are left out: the child's own is right."""
+
+
 class RefusedRequestError(Exception):
     """A request is answered with an error.
 
@@ -79,7 +96,8 @@ class MalformedRequestError(RefusedRequestError):
 def api_error(form: str, why: RefusedRequestError) -> dict[str, Any]:
     """Return an error as an API has it, with what it calls its kind."""
     if form == "messages":
-        kind = MESSAGES_KINDS.get(why.status, "api_error")
+        by_code = MESSAGES_CODES.get(why.code or "", "api_error")
+        kind = MESSAGES_KINDS.get(why.status, by_code)
         return {"type": "error", "error": {"type": kind, "message": str(why)}}
     return {
         "error": {

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -65,6 +66,12 @@ MAX_SENT_TOKENS = 4096
 refuse a bound above their own, and the smallest of those is this one."""
 
 
+MAX_CODE_CHARS = 64
+"""Longest word for an error that is passed on: those of the APIs have 40 at most."""
+
+_CODE = re.compile(r"[a-z][a-z0-9_.-]*")
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model that calls can name.
@@ -76,7 +83,7 @@ class Model:
         weights: what its tokens cost.
         bound_name: what its provider calls the bound on the output.
         apis: those that it is asked by.
-        has_reasoning: Chat Completions may ask it for an effort of reasoning.
+        has_reasoning: it reasons, and Chat Completions may ask it for an effort.
     """
 
     name: str
@@ -107,7 +114,7 @@ class Call:
         child_id: for the journal.
         client_id: for the journal.
         asked: the model's name as the caller said it; empty for none.
-        has_reasoning: some of the output may not be shown.
+        has_reasoning: reasoning was asked for, which may not be shown.
         headers: for the provider, beside the host's own.
         max_retries: how often a provider that failed is asked again.
     """
@@ -176,6 +183,7 @@ class FailedCallError(Exception):
         status: the provider's HTTP status; 0 where there was none.
         retry_after_s: the provider's ``retry-after``, in seconds; None for none.
         may_pass: nothing was charged, and the same call may be answered later.
+        code: the provider's own word for it, one plain word; empty for none.
     """
 
     def __init__(
@@ -185,8 +193,10 @@ class FailedCallError(Exception):
         retry_after_s: int | None = None,
         *,
         may_pass: bool = False,
+        code: str = "",
     ) -> None:
         super().__init__(reason)
+        self.code = code
         self.reason = reason
         self.status = status
         self.retry_after_s = retry_after_s
@@ -250,7 +260,7 @@ class Gateway:
         answer, request = call.api.reader(), Request()
         meter = _Meter(self, call, reservation, answer, request)
         memory = self._budget.reservation(call.ledger)
-        has_no_memory, after_s = False, None
+        has_no_memory, after_s, code = False, None, ""
 
         take = partial(_take, memory, answer, on_event)
         try:
@@ -267,7 +277,7 @@ class Gateway:
             reason, status = f"no complete answer within {self._timeout_s:g} s", 0
         except (CallError, ProviderError) as why:
             reason, status = str(why), getattr(why, "status", 0)
-            after_s = getattr(why, "retry_after_s", None)
+            after_s, code = getattr(why, "retry_after_s", None), why.code
         except OSError as why:  # no thread can be started, or no memory is left
             reason, status = os.strerror(why.errno or errno.EIO), 0
             has_no_memory = why.errno == errno.ENOMEM
@@ -285,7 +295,11 @@ class Gateway:
         is_fault = status in (0, 429) or status >= 500
         may_pass = is_fault and not request.is_sent
         raise FailedCallError(
-            self._one_line(reason), status, after_s, may_pass=may_pass
+            self._one_line(reason),
+            status,
+            after_s,
+            may_pass=may_pass,
+            code=self._plain_code(code),
         )
 
     def _reserve(self, call: Call) -> Reservation:
@@ -348,6 +362,11 @@ class Gateway:
 
     def _one_line(self, reason: str) -> str:
         return " ".join(self._redactor.text(reason).split())
+
+    def _plain_code(self, code: str) -> str:
+        """Return a provider's word for an error; empty if it is no plain word (I10)."""
+        is_plain = len(code) <= MAX_CODE_CHARS and _CODE.fullmatch(code)
+        return code if is_plain and self._redactor.text(code) == code else ""
 
     def charged(
         self,
@@ -500,6 +519,7 @@ class _Meter:
                 prompt=max(reported.prompt, usage.prompt),
                 completion=max(reported.completion, usage.completion),
             )
-        # Reasoning is not shown: there may have been as much as was allowed.
-        is_hidden = self._call.has_reasoning
+        # Reasoning is not shown: there may have been as much as was allowed. The request
+        # asks for it, or the model reasons unasked (spec L10, MD5).
+        is_hidden = self._call.has_reasoning or self._call.model.has_reasoning
         return usage, max(self._reservation.amounts) if is_hidden else 0.0

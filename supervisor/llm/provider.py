@@ -66,12 +66,18 @@ class CallError(Exception):
         reason: why; not redacted and not one line yet.
         status: the provider's HTTP status; 0 where there was none.
         retry_after_s: the provider's ``retry-after``, in seconds; None for none.
+        code: the provider's word for it, not checked yet; empty for none.
     """
 
     def __init__(
-        self, reason: str, status: int = 0, retry_after_s: int | None = None
+        self,
+        reason: str,
+        status: int = 0,
+        retry_after_s: int | None = None,
+        code: str = "",
     ) -> None:
         super().__init__(reason)
+        self.code = code
         self.reason = reason
         self.status = status
         self.retry_after_s = retry_after_s
@@ -241,7 +247,10 @@ class Provider:
             )
         except openai.APIStatusError as why:
             after_s = _retry_after_s(why.response.headers.get("retry-after", ""))
-            raise CallError(_refusal_text(why), why.status_code, after_s) from None
+            code = str(why.code or "")
+            raise CallError(
+                _refusal_text(why), why.status_code, after_s, code
+            ) from None
         except openai.APIConnectionError as why:
             raise CallError(f"cannot connect: {_cause_text(why)}") from None
         except (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL) as why:

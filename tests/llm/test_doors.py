@@ -24,6 +24,7 @@ from tests.helpers.doors import (
     unchunked,
 )
 from tests.helpers.hosts import eventually
+from tests.helpers.llmscene import key_file
 from tests.helpers.provider import provider_process
 from tests.helpers.turns import watched
 
@@ -699,6 +700,68 @@ async def test_an_error_in_the_middle_is_the_apis_own(
         assert status == 502
         assert "another API" in events[0]["error"]["message"]
         assert scene.service.root.calls == 4
+
+
+# spec MD3: the provider's own code is told, for some programs end at it at once.
+@WAYS
+@pytest.mark.parametrize(
+    ("code", "told_code", "kind"),
+    [
+        ("context_length_exceeded", "context_length_exceeded", "invalid_request_error"),
+        ("insufficient_quota", "insufficient_quota", "rate_limit_error"),
+        ("overloaded_error", "overloaded_error", "overloaded_error"),
+        ("authentication_error", "authentication_error", "api_error"),
+        ("No_Word", "server_error", "api_error"),
+        ("w" * 65, "server_error", "api_error"),
+    ],
+)
+async def test_the_providers_code_is_told_in_a_stream(
+    tmp_path: Path, way: dict[str, Any], code: str, told_code: str, kind: str
+) -> None:
+    async with opened(tmp_path, **way) as (_, door):
+        order = f"!words=4 !error=failed !code={code}"
+        _, events = await streamed(door, "/v1/responses", order)
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"]["code"] == told_code
+        _, events = await streamed(door, "/v1/messages", order)
+        assert events[-1]["type"] == "error"
+        assert events[-1]["error"]["type"] == kind
+
+
+# spec MD6: an error status keeps its code too, in the form of the API.
+@WAYS
+async def test_the_providers_code_is_told_with_its_status(
+    tmp_path: Path, way: dict[str, Any]
+) -> None:
+    async with opened(tmp_path, **way) as (_, door):
+        for status, code, expected in (
+            (400, "context_length_exceeded", (400, "context_length_exceeded")),
+            (400, "insufficient_quota", (400, None)),
+            (401, "invalid_api_key", (502, None)),
+            (400, "No_Word", (400, None)),
+        ):
+            order = f"!status={status} !code={code}"
+            got, events = await streamed(door, "/v1/responses", order)
+            assert (got, events[0]["error"]["code"]) == expected
+        order = "!status=400 !code=context_length_exceeded"
+        got, events = await streamed(door, "/v1/messages", order)
+        assert (got, events[0]["error"]["type"]) == (400, "invalid_request_error")
+
+
+# I10, spec L13: a code that is the key is not told, plain a word as it may be.
+async def test_a_code_that_is_the_key_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "sk-plain-word-0123456789"
+    monkeypatch.setattr("tests.helpers.doors.KEY", key)
+    monkeypatch.setattr(
+        "tests.helpers.doors.key_file", lambda where: key_file(where, key)
+    )
+    async with opened(tmp_path, **NATIVE) as (_, door):
+        order = f"!words=4 !error=failed !code={key}"
+        _, events = await streamed(door, "/v1/responses", order)
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["error"]["code"] == "server_error"
 
 
 # spec MD3: nothing comes behind the end, whatever becomes of the connection.

@@ -189,6 +189,39 @@ async def test_reasoning_that_was_given_up_costs_its_reservation(
         assert 0 < root.spent < 500
 
 
+# attack 46, spec MD5: a model that reasons may do so unasked.
+@pytest.mark.slow
+@pytest.mark.parametrize("is_reasoning", [True, False])
+async def test_a_reasoning_model_costs_its_reservation(
+    tmp_path: Path, is_reasoning: bool
+) -> None:
+    async with endpoint.open_scene(tmp_path, reasoning=is_reasoning) as scene:
+        door = await scene.puppet()
+        line = await door.connect()
+        await line.send_all(door.request(endpoint.ask("!hang", stream=True)))
+        await scene.provider.wait_for(1)
+        reserved = scene.service.root.reserved
+        assert reserved > 16 + 50 * 4
+        await line.aclose()
+        await eventually(lambda: not scene.service.root.under_way)
+        assert (scene.service.root.spent == reserved) is is_reasoning
+        assert scene.service.root.spent > 0
+        assert scene.service.root.calls == 1
+
+
+# attack 46, spec MD5: LLM_CHAT asks no effort, and pays the same.
+async def test_a_reasoning_model_of_llm_chat_costs_its_reservation(
+    tmp_path: Path,
+) -> None:
+    async with open_scene(
+        tmp_path, timeout=SOON, reasoning=True, max_tokens=50
+    ) as scene:
+        line = scene.connect()
+        assert (await line.chat(b"!hang")).line.startswith(FAILED)
+        assert scene.service.root.spent > 50 * 4
+        assert scene.service.root.calls == 1
+
+
 # attack 46: the same for a client that closes its connection.
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
