@@ -37,6 +37,9 @@ serves well may be at their own bound before another one is refused anything (sp
 ANSWER_BYTES = 4 * 1024 * 1024
 """What requests leave for answers: a call that fails for lack of it has been paid."""
 
+MOST_ALONE_BYTES = MOST_MEMORY_BYTES - ANSWER_BYTES
+"""What one request may reserve where its child has no other."""
+
 MUCH_BYTES = 16 * 1024 * 1024
 """So much of what was freed is worth a call to give it back to the kernel."""
 

@@ -67,6 +67,9 @@ DOORS: Mapping[str, Api] = {
 MOST_NAME_CHARS = 200
 """So much of a model's name that a child asks for is told in the journal."""
 
+BETAS = ("anthropic-beta", "openai-beta")
+"""Headers that ask for what is new in an API: no other API has a form for it."""
+
 MODELS = "/v1/models"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 
@@ -185,11 +188,12 @@ async def _count_tokens(http: HttpConnection, request: HttpRequest) -> None:
     await http.reply(200, msgspec.json.encode({"input_tokens": count}))
 
 
-async def _reserve_forms(request: HttpRequest) -> None:
-    """Reserve the memory of a request's body, decoded and in its other forms."""
+async def _reserve_forms(request: HttpRequest) -> int:
+    """Reserve the memory of a body in all its forms; return that of the decoded one."""
     body, memory = request.body, request.memory
-    size = await _in_short(body, partial(document_bytes, body, MOST_VALUES))
+    size: int = await _in_short(body, partial(document_bytes, body, MOST_VALUES))
     reserve(memory, FORMS * len(body) + size - memory.size_bytes)
+    return size
 
 
 async def _in_short(body: bytearray, work: Any) -> Any:
@@ -271,7 +275,7 @@ class _Prepared:
         writer: writes the answer.
         is_stream: the answer comes in pieces.
         dropped: members that are left out, for they change nothing.
-        size_bytes: what another form of the request takes; 0 if there is none.
+        size_bytes: length of the request as it is translated; 0 if it is not.
     """
 
     call: Call
@@ -308,9 +312,12 @@ class _Asking:
             RefusedRequestError: nothing has been sent.
         """
         body = self._request.body
-        await _reserve_forms(self._request)
+        decoded_bytes = await _reserve_forms(self._request)
         found = await _in_short(body, self._prepare)
-        reserve(self._memory, FORMS * found.size_bytes)
+        if found.size_bytes:
+            # Its texts once more; what is sent has the place of what came, if no longer.
+            longer_bytes = max(0, found.size_bytes - len(body))
+            reserve(self._memory, decoded_bytes + FORMS * longer_bytes)
         self._service.note_dropped(self._asker.client, self._api, found.dropped)
         call, writer = found.call, found.writer
         refusal: RefusedRequestError | None = None
@@ -422,7 +429,9 @@ class _Asking:
             max_tokens=self._bound(found.value),
             node=self._asker.node,
         )
-        return _Prepared(call, made.writer, False, made.dropped, size.size_bytes)
+        betas = tuple(name for name in self._headers() if name in BETAS)
+        dropped = (*made.dropped, *betas)
+        return _Prepared(call, made.writer, False, dropped, size.size_bytes)
 
     def _bound(self, asked: Mapping[str, Any]) -> int | None:
         """Return the smallest of the bounds on the output that there are."""

@@ -21,7 +21,12 @@ import h11
 import trio
 
 from supervisor.llm.apis import ASKABLE
-from supervisor.llm.errors import MalformedRequestError, TooManyBytesError
+from supervisor.llm.errors import (
+    MalformedRequestError,
+    TooLargeRequestError,
+    TooManyBytesError,
+)
+from vfs.payload import MOST_ALONE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -51,7 +56,7 @@ class HttpRequest(NamedTuple):
     Attributes:
         path: without what stands behind a question mark.
         headers: those that belong to an API.
-        is_upgrade: another protocol is asked for.
+        is_upgrade: a WebSocket is asked for (RFC 6455 4.1).
         memory: what is reserved for it, until it is answered.
     """
 
@@ -196,14 +201,18 @@ class HttpConnection:
         return bool(data)
 
     async def wait_gone(self) -> None:
-        """Return when the client has closed the connection."""
-        data = b""
-        while not data:
-            data = await self.stream.receive_some(RECEIVE_BYTES)
+        """Return when the client has closed the connection.
+
+        What it sends before is kept for its next request. Of that no more is kept than
+        ``RECEIVE_BYTES``: a client that sends more is not seen to go.
+        """
+        room_bytes = RECEIVE_BYTES
+        while room_bytes > 0:
+            data = await self.stream.receive_some(room_bytes)
             if not data:
                 return
             self._http.receive_data(data)
-        # It has sent its next request already: it wants this one's answer.
+            room_bytes -= len(data)
         await trio.sleep_forever()
 
     async def reply(
@@ -285,9 +294,15 @@ def _begin(memory: Reservation, size_bytes: int) -> None:
 
 
 def reserve(memory: Reservation, size_bytes: int) -> None:
-    """Reserve so much more for a request, or refuse it."""
+    """Reserve so much more for a request, or refuse it.
+
+    What would not fit beside an answer even if nothing else were there is refused for good.
+    """
+    size_bytes += memory.size_bytes
+    if size_bytes > MOST_ALONE_BYTES:
+        raise TooLargeRequestError(size_bytes, MOST_ALONE_BYTES)
     try:
-        memory.raise_to(memory.size_bytes + size_bytes)
+        memory.raise_to(size_bytes)
     except OSError:
         raise TooManyBytesError from None
 
@@ -310,7 +325,8 @@ class _Head:
             elif name == b"x-api-key":
                 tokens.append((name, text))
             elif name == b"upgrade":
-                self.is_upgrade = True
+                offered = [one.strip() for one in text.lower().split(",")]
+                self.is_upgrade |= self.method == "GET" and "websocket" in offered
             elif name in _API_HEADERS:
                 known = self.headers.get(name.decode())
                 self.headers[name.decode()] = f"{known}, {text}" if known else text

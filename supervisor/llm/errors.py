@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 NO_MEMORY = "other requests of this child take its memory; ask again"
 
+MIB = 1024 * 1024
+
 MESSAGES_KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -87,6 +89,23 @@ class TooManyBytesError(RefusedRequestError):
         super().__init__(
             429, NO_MEMORY, "overloaded", "too_many_bytes", retry_after_s=1
         )
+
+
+class TooLargeRequestError(RefusedRequestError):
+    """A request takes more memory than its child may ever have for one.
+
+    Args:
+        size_bytes: what it takes in all its forms.
+        most_bytes: what a child may have for one.
+    """
+
+    def __init__(self, size_bytes: int, most_bytes: int) -> None:
+        needed, most = -(-size_bytes // MIB), most_bytes // MIB
+        text = (
+            f"cannot take the request: it takes {needed} MiB in all its forms, and a child"
+            f" has {most} MiB for one; send less in one request"
+        )
+        super().__init__(413, text, "invalid_request_error", "request_too_large")
 
 
 class MalformedRequestError(RefusedRequestError):

@@ -481,6 +481,25 @@ async def test_what_changes_nothing_is_dropped_and_told(tmp_path: Path) -> None:
         assert "prompt_cache_key" not in scene.provider.served[0].body
 
 
+# spec MD2: headers of the API are passed on, or dropped and told as fields are.
+@WAYS
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/v1/messages", "anthropic-beta"), ("/v1/responses", "openai-beta")],
+)
+async def test_a_beta_is_passed_on_or_told(
+    tmp_path: Path, way: dict[str, Any], path: str, name: str
+) -> None:
+    async with opened(tmp_path, **way) as (scene, door):
+        body: dict[str, Any] = {"input": "!words=1"}
+        if path == "/v1/messages":
+            body = {"messages": SAID, "max_tokens": 9}
+        beta = {name.replace("-", "_"): "new-1"}
+        assert (await told(door, "POST", path, body, **beta))[0] == 200
+        dropped = [row["fields"] for row in scene.stage.events("llm.dropped")]
+        assert dropped == ([] if way is NATIVE else [[name]])
+
+
 # spec MD2: an effort of reasoning goes to models that have one, and is dropped else.
 @pytest.mark.parametrize("has_reasoning", [True, False])
 async def test_an_effort_is_asked_of_models_that_have_one(
@@ -584,6 +603,64 @@ async def test_a_websocket_is_refused_at_once(tmp_path: Path) -> None:
         assert (status, head[b"connection"]) == (426, b"close")
         assert "error" in json.loads(body)
         assert await stream.receive_some() == b""
+
+
+# spec MD1: who offers another protocol beside its request gets the request answered.
+@pytest.mark.parametrize(
+    ("method", "upgrade", "status"),
+    [("POST", "h2c", 200), ("POST", "websocket", 200), ("GET", "h2c", 405)],
+)
+async def test_an_upgrade_to_no_websocket_is_left_out(
+    tmp_path: Path, method: str, upgrade: str, status: int
+) -> None:
+    async with opened(tmp_path, **NATIVE) as (_, door), await door.connect() as stream:
+        body = {"input": "!words=1"} if method == "POST" else None
+        offered = {"connection": "Upgrade", "upgrade": upgrade}
+        for _ in range(2):
+            await stream.send_all(raw(door, method, "/v1/responses", body, **offered))
+            assert (await answered(stream))[0] == status
+
+
+MIB = 1024 * 1024
+PAID: dict[str, Any] = {"quota": {"max_tokens": 10**9}}
+
+
+# spec MD7: a long image is asked about; what can never fit is told so, once and for all.
+async def test_a_long_image_is_translated(tmp_path: Path) -> None:
+    async with opened(tmp_path, **PAID) as (scene, door):
+        source = {"type": "base64", "media_type": "image/png", "data": "A" * 15 * MIB}
+        said = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+        status, _, answer = await told(
+            door, "POST", "/v1/messages", {"messages": said, "max_tokens": 9}
+        )
+        assert status == 200, answer
+        (served,) = scene.provider.served
+        assert len(str(served.body)) > 15 * MIB
+    assert scene.stage.host.budget.reserved_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("way", "path"),
+    [
+        ({**PAID, "api": NATIVE["api"]}, "/v1/messages"),
+        (PAID, "/v1/messages"),
+        (PAID, "/v1/messages/count_tokens"),
+        (PAID, "/v1/chat/completions"),
+    ],
+)
+async def test_a_request_that_never_fits_is_too_large(
+    tmp_path: Path, way: dict[str, Any], path: str
+) -> None:
+    async with opened(tmp_path, **way) as (scene, door):
+        text = "a" * 12 * MIB + "\N{GRINNING FACE}"
+        said = [{"role": "user", "content": text}]
+        body = json.dumps({"messages": said, "max_tokens": 9}, ensure_ascii=False)
+        status, head, answer = await told(door, "POST", path, body.encode())
+        assert status == 413
+        assert head[b"x-should-retry"] == b"false"
+        assert b"retry-after" not in head
+        assert "has 92 MiB for one" in answer["error"]["message"]
+        assert not scene.provider.served
 
 
 async def test_what_is_not_there_is_told(tmp_path: Path) -> None:

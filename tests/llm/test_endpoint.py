@@ -72,14 +72,19 @@ async def test_a_token_is_worth_nothing_after_its_child(scene: Scene) -> None:
     assert [row["outcome"] for row in told] == ["ok", "cancelled", "ok"]
 
 
-async def test_closing_the_connection_ends_the_call(scene: Scene) -> None:
-    # spec L10
+@pytest.mark.parametrize("more", [(), (b"\r\n",), (b"GET ", b"/v1/models")])
+async def test_closing_the_connection_ends_the_call(
+    scene: Scene, more: tuple[bytes, ...]
+) -> None:
+    # spec L10: whatever else it has sent before.
     door = await scene.puppet()
     for stream in (False, True):
         count = len(scene.provider.served)
         line = await door.connect()
         await line.send_all(door.request(ask("!hang-after=2 !words=5", stream=stream)))
         await scene.provider.wait_for(count + 1)
+        for piece in more:
+            await line.send_all(piece)
         await line.aclose()
         await eventually(lambda: not scene.provider.at_once)
         await eventually(lambda: not scene.service.root.reserved)

@@ -64,6 +64,7 @@ def hoarding(where: Path, kind: str) -> Iterator[subprocess.Popen[bytes]]:
         # Whether two of these meet is the machine's business.
         ("answers", None, None),
         ("endpoint", "OK 200 {", "too_many_bytes"),
+        ("images", "OK 200 {", "retry-after 1"),
         ("call", "OK <fd_error", None),
     ],
 )

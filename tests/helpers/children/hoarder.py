@@ -22,6 +22,7 @@ CONNECTIONS = 64
 
 CHAT_BYTES = 8 * 1024 * 1024
 BODY_BYTES = 16_500_000
+IMAGE_BYTES = 15 * 1024 * 1024
 CALL_BYTES = 16_000_000
 
 
@@ -70,6 +71,27 @@ def _endpoint(_client: Client) -> Ask:
     return ask
 
 
+def _images(_client: Client) -> Ask:
+    address = urlsplit(os.environ["ANTHROPIC_BASE_URL"])
+    assert address.hostname is not None
+    line = http.client.HTTPConnection(address.hostname, address.port, timeout=300)
+    source = {"type": "base64", "media_type": "image/png", "data": "A" * IMAGE_BYTES}
+    parts = [{"type": "text", "text": "!wait=1"}, {"type": "image", "source": source}]
+    said = [{"role": "user", "content": parts}]
+    body = json.dumps({"messages": said, "max_tokens": 9})
+    headers = {"Authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"]}
+
+    def ask() -> str:
+        line.request("POST", "/v1/messages", body, headers)
+        reply = line.getresponse()
+        text = f"{reply.status} {reply.read().decode()}"
+        retry_after = reply.getheader("retry-after")
+        assert reply.status == 200, f"retry-after {retry_after} {text}"
+        return text[:60]
+
+    return ask
+
+
 def _call(client: Client) -> Ask:
     return lambda: client.fd_call("read_fd", name=_words(CALL_BYTES))[:60]
 
@@ -79,6 +101,7 @@ KINDS = {
     "short_names": _short_names,
     "answers": _answers,
     "endpoint": _endpoint,
+    "images": _images,
     "call": _call,
 }
 
