@@ -52,6 +52,8 @@ RESPONSES: dict[str, Any] = {
         {"type": "web_search"},
     ],
     "input": [
+        {"type": "additional_tools", "role": "developer", "tools": [
+            {"type": "custom", "name": "more"}, {"type": "web_search"}]},
         {"type": "message", "role": "developer",
          "content": [{"type": "input_text", "text": "two"}]},
         {"role": "user", "content": [
@@ -139,7 +141,12 @@ def check_request(plan: Plan) -> None:
     except apis.BadRequestError as why:
         check_refusal(str(why))
         return
-    _check_native(api, found, hosted, plan.byte())
+    try:
+        apis.check_native(api, found.value, hosted)
+    except apis.BadRequestError as why:
+        check_refusal(str(why))
+    else:
+        _check_native(api, found, hosted, plan.byte())
     if api in (apis.RESPONSES, apis.MESSAGES):
         _check_translated(api, found, hosted)
 
@@ -269,11 +276,14 @@ def _check_native(api: Any, request: Any, hosted: str, byte: int) -> None:
     sent = read_request(changes.encode(request, bound), MOST_VALUES).value
     asked = request.value
     may_change = {"model", "stream", "stream_options", "thinking", *api.bounds}
-    may_change |= {"tools"} if hosted == "drop" else set()
+    may_change |= {"tools", "input"} if hosted == "drop" else set()
     may_change |= {"temperature"} if temperature is not None else set()
     for name in (asked.keys() | sent.keys()) - may_change:
         assert _is_same(asked.get(name), sent.get(name)), name
     assert sent["model"] == "its-id"
+    if hosted == "drop":  # nothing is left to leave out, and nothing to refuse
+        apis.check_request(api, sent, "refuse")
+        apis.check_native(api, sent, "refuse")
     told = [sent[name] for name in api.bounds if name in sent]
     assert len(told) <= 1 or None in told
     if api.bounds and bound is not None:
