@@ -217,7 +217,9 @@ print('ready', flush=True); input()
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert scene.ask("diff", "w", "--name-only").out == b""
-    done = scene.run("print(os.listdir()); print(open('a.txt').read())")
+    # FD 3 first: a user's host has the root, and sweeps it, when the child has begun.
+    script = "door.close(door.open('a.txt', 'r')); print(os.listdir())"
+    done = scene.run(f"{script}; print(open('a.txt').read())")
     assert done.out == b"['a.txt']\nhello\n\n", done.err
 
 
