@@ -65,8 +65,10 @@ def do_narrow(session: Session, request: m.Request) -> bytes | None:
     """NARROW (spec A5)."""
     if request.body > limits.MAX_NARROW_BYTES:
         text = b"%d exceeds limit %d" % (request.body, limits.MAX_NARROW_BYTES)
-        return session.drain(invalid("size", text))
-    return session.collect(session.conn.take_body(), partial(_narrow_now, session))
+        return session.inbound.drain(invalid("size", text))
+    return session.inbound.collect(
+        session.conn.take_body(), partial(_narrow_now, session)
+    )
 
 
 def _narrow_now(session: Session, document: bytes | memoryview) -> bytes | None:
@@ -97,4 +99,4 @@ def do_refuse(session: Session, request: m.Refusal) -> bytes | None:
         reply = invalid("fileno", token)
     if not request.body:
         return reply
-    return session.drain(reply, ChatBody.of(request))
+    return session.inbound.drain(reply, ChatBody.of(request))

@@ -40,15 +40,15 @@ def do_fd_call(session: Session, request: m.FdCall) -> bytes | None:
     """FD_CALL: one call of a tool."""
     service = session.services.fds
     if service is None:
-        return session.drain(UNAVAILABLE)
+        return session.inbound.drain(UNAVAILABLE)
     if request.size > session.max_write_bytes:
-        return session.drain(_too_large(session, request.size))
+        return session.inbound.drain(_too_large(session, request.size))
     try:
         session.reserved_memory().begin((FORMS + 2) * request.size)
     except OSError as why:
-        return session.drain(no_memory(why))
+        return session.inbound.drain(no_memory(why))
     piece = session.conn.take_body()
-    return session.collect(piece, partial(_begin_call, session, service))
+    return session.inbound.collect(piece, partial(_begin_call, session, service))
 
 
 def _too_large(session: Session, size: int) -> bytes:
@@ -180,15 +180,15 @@ def do_fd_put(session: Session, request: m.FdPut) -> bytes | None:
     """FD_PUT: a piece of content."""
     service = session.services.fds
     if service is None:
-        return session.drain(UNAVAILABLE)
+        return session.inbound.drain(UNAVAILABLE)
     if request.size > session.max_write_bytes:
-        return session.drain(_too_large(session, request.size))
+        return session.inbound.drain(_too_large(session, request.size))
     process = service.process_of(session.client)
     token = None if request.token is None else request.token.decode(errors="replace")
     if token is not None and token not in process.begun:
-        return session.drain(invalid("token", request.token or b""))
+        return session.inbound.drain(invalid("token", request.token or b""))
     piece = session.conn.take_body()
-    return session.collect(piece, partial(_begin_put, session, process, token))
+    return session.inbound.collect(piece, partial(_begin_put, session, process, token))
 
 
 def _begin_put(

@@ -167,12 +167,12 @@ def do_write(session: Session, request: m.Write) -> bytes | None:
     size = request.size
     if size > session.max_write_bytes:
         text = b"%d exceeds limit %d" % (size, session.max_write_bytes)
-        return session.drain(invalid("size", text))
+        return session.inbound.drain(invalid("size", text))
     file = session.files.get(request.fileno)
     if file is None:
-        return session.drain(unknown(request))
+        return session.inbound.drain(unknown(request))
     if not file.mode.writes:
-        return session.drain(error(NOT_WRITABLE + echo(request.token)))
+        return session.inbound.drain(error(NOT_WRITABLE + echo(request.token)))
     piece = session.conn.take_body()
     if len(piece) < size:
         if file.ledger is not None:
@@ -180,8 +180,10 @@ def do_write(session: Session, request: m.Write) -> bytes | None:
             try:
                 session.inbound.reserved = file, file.charge_growth(size)
             except OSError as why:
-                return session.drain(error(b"failed to write: " + reason(why)))
-        return session.collect(piece, partial(_write_now, session, request, file))
+                return session.inbound.drain(error(b"failed to write: " + reason(why)))
+        return session.inbound.collect(
+            piece, partial(_write_now, session, request, file)
+        )
     return _write_now(session, request, file, piece)
 
 

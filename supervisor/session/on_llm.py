@@ -43,13 +43,15 @@ def do_chat(session: Session, request: m.Chat) -> bytes | None:
     if request.flag and not is_top_level:
         denied(session, "LLM_CHAT", b"true")
     if session.services.llm is None:
-        return session.drain(error(b"LLM not available"), chat)
+        return session.inbound.drain(error(b"LLM not available"), chat)
     try:
         session.reserved_memory().begin(CHAT_FORMS * sum(request.parts))
     except OSError as why:
-        return session.drain(no_memory(why), chat)
+        return session.inbound.drain(no_memory(why), chat)
     piece = session.conn.take_body()
-    return session.collect(piece, partial(_chat_now, session, is_top_level, chat), chat)
+    return session.inbound.collect(
+        piece, partial(_chat_now, session, is_top_level, chat), chat
+    )
 
 
 def _chat_now(

@@ -164,8 +164,8 @@ def do_rename(session: Session, request: m.Rename) -> bytes | None:
     """RENAME (spec X1)."""
     if request.body > limits.MAX_NAMES_BYTES:
         reason = os.strerror(errno.ENAMETOOLONG).encode()
-        return session.drain(error(b"failed to rename: " + reason))
-    return session.collect(
+        return session.inbound.drain(error(b"failed to rename: " + reason))
+    return session.inbound.collect(
         session.conn.take_body(), partial(_rename_now, session, request)
     )
 

@@ -349,19 +349,6 @@ class Session:
         self.pump.suspend(self)
         self._wake.set()
 
-    def collect(
-        self,
-        piece: bytes,
-        finish: Callable[[bytes | memoryview], bytes | None],
-        chat: ChatBody | None = None,
-    ) -> bytes | None:
-        """Receive the rest of the current body, then call ``finish``; see ``Inbound``."""
-        return self.inbound.collect(piece, finish, chat)
-
-    def drain(self, reply: bytes, chat: ChatBody | None = None) -> bytes | None:
-        """Take the current body off the line, then reply (W4); see ``Inbound``."""
-        return self.inbound.drain(reply, chat)
-
     def send_file(self, file: OpenFile, size: int) -> bytes | None:
         """Answer a READ of ``size`` bytes that the file has, without copying them."""
         job = self.outbound.begin_file(file, size)
@@ -606,7 +593,7 @@ class Session:
 
     def _do_posthumously(self, message: m.Request) -> None:
         if type(message) not in POSTHUMOUS:
-            self.drain(b"", ChatBody.of(message))
+            self.inbound.drain(b"", ChatBody.of(message))
             return
         self._kind = INDEX[type(message)]
         self.counts.requests[self._kind] += 1

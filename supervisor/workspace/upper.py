@@ -92,17 +92,9 @@ def _point_to_itself(upper: int, path: bytes, mark: bytes) -> None:
 
     Without a pointer it would show nothing of that in a directory that is opaque.
     """
-    try:
-        fd = open_exactly(path, upper, _DIRECTORY)
-    except OSError as why:
-        if why.errno not in _NOT_THERE:
-            raise
-        return
-    try:
-        if _has_mark(fd, mark):
+    with _directory_at(upper, path) as fd:
+        if fd is not None and _has_mark(fd, mark):
             os.setxattr(fd, mark, b"/" + path)
-    finally:
-        os.close(fd)
 
 
 def _is_over(merged: LayeredTree, path: bytes) -> bool:
@@ -229,19 +221,10 @@ def mark_opaque(upper: int, marks: bytes, paths: Sequence[bytes]) -> None:
         paths: of what may be there; directories are marked.
     """
     for path in paths:
-        try:
-            fd = open_exactly(path, upper, _DIRECTORY)
-        except OSError as why:
-            if why.errno not in _NOT_THERE:
-                raise
-            continue
-        try:
-            if not _has_mark(
-                fd, marks + b"redirect"
-            ):  # which shows another one already
+        with _directory_at(upper, path) as fd:
+            # One that points elsewhere shows nothing of its own path already.
+            if fd is not None and not _has_mark(fd, marks + b"redirect"):
                 os.setxattr(fd, marks + b"opaque", b"y")
-        finally:
-            os.close(fd)
 
 
 def unmark_opaque(upper: int, marks: bytes, paths: Sequence[bytes]) -> None:
@@ -296,14 +279,23 @@ def _directory_of(upper: int, path: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _remove_mark_of(upper: int, path: bytes, mark: bytes) -> None:
     """Take a mark from one of the layer's directories."""
+    with _directory_at(upper, path) as fd:
+        if fd is not None:
+            _remove_mark(fd, mark)
+
+
+@contextlib.contextmanager
+def _directory_at(upper: int, path: bytes) -> Iterator[int | None]:
+    """Hold one of the layer's directories; gives None where it has none at a path."""
     try:
         fd = open_exactly(path or b".", upper, _DIRECTORY)
     except OSError as why:
         if why.errno not in _NOT_THERE:
             raise
+        yield None
         return
     try:
-        _remove_mark(fd, mark)
+        yield fd
     finally:
         os.close(fd)
 

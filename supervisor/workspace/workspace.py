@@ -894,9 +894,8 @@ class Workspace:
         later = self._left_for_later()
         if not later or self.directory.user():
             return
-        if (
-            self.state.layers
-        ):  # they were sealed with what they have; this may hide theirs
+        if self.state.layers:
+            # What was left is sealed in these, and what hides it over them has to stay.
             self.directory.write(_LATER, None)
             return
         with self.trees() as trees:

@@ -47,7 +47,7 @@ def missing_in(journal: Path) -> dict[str, str]:
 
 @cache
 def present_of(uid: int) -> set[str]:
-    """Return the layers of a user of whom nothing is kept."""
+    """Return the layers that a user gets where no kind of namespace is refused."""
     return present(layers(allowing("", uid=uid)))
 
 

@@ -2,7 +2,7 @@
 
 What it is: for `command.sandhost`, which runs a command to its end. A command that is to
 be seen starting, or that takes something else than words, directory and environment from
-whoever starts it, is started as it is installed. Used in directories whose conftest has
+its caller, is started as it is installed. Used in directories whose conftest has
 `forked_commands`.
 """
 

@@ -39,7 +39,7 @@ LOW = 10
 
 
 def main() -> None:
-    """Leave whoever started this program, and serve until the socket ends."""
+    """Go on without the process that started this, and serve until the socket ends."""
     if os.fork():
         os._exit(0)
     sys.path[0] = os.path.dirname(SANDHOST)  # as the script has it

@@ -152,7 +152,7 @@ def subscribed() -> socket.socket | None:
 def narrow(sock: socket.socket) -> None:
     """Have the kernel tell of nothing but forks of processes and execs: half of it.
 
-    Each worker of the tests has a watcher, and each is told of the whole machine.
+    Each worker of the tests has a watcher, and the kernel tells each of every process.
     """
     what, fork_pid, fork_tgid = HEAD_BYTES, HEAD_BYTES + 24, HEAD_BYTES + 28
     load, tax, equal, same, end = 0x20, 0x07, 0x15, 0x1D, 0x06  # linux/bpf_common.h
@@ -205,7 +205,7 @@ def by_walks(watcher: Watcher) -> None:
 
 
 def main() -> None:
-    """Leave whoever started this program, and watch until stdin ends."""
+    """Go on without the process that started this, and watch until stdin ends."""
     if os.fork():
         os._exit(0)
     os.setsid()

@@ -69,6 +69,14 @@ def cut_commit(
             workspace.commit(Selection(), is_frozen=True)
 
 
+def move(directory: Path, target: Path) -> None:
+    """Rename a directory of the base in a workspace; skip where that is refused."""
+    try:
+        directory.rename(target)
+    except OSError:
+        pytest.skip("a user's overlay renames no directory of the base")
+
+
 def paths(scene: Scene) -> set[bytes]:
     """Return the paths that a child would see, and that commands read."""
     seen = scene.seen()
@@ -199,10 +207,7 @@ def test_directories_that_a_commit_moves_and_puts_anew_are_no_others(
     write(scene.base / "f/g/c")
     write(scene.base / "d/a")
     with child(scene) as top:
-        try:
-            (top / "f").rename(top / "x")
-        except OSError:
-            pytest.skip("a user's overlay renames no directory of the base")
+        move(top / "f", top / "x")
         (top / "x/g").rename(top / "e")
         write(top / "f/g/c", "new\n")
     with scene.open() as workspace:
@@ -219,10 +224,7 @@ def test_a_directory_that_was_moved_into_a_new_one_is_there_behind_its_commit(
     write(scene.base / "f/g/c")
     with child(scene) as top:
         (top / "d").mkdir()
-        try:
-            (top / "f/g").rename(top / "d/e")
-        except OSError:
-            pytest.skip("a user's overlay renames no directory of the base")
+        move(top / "f/g", top / "d/e")
         for path in more:
             write(top / path)
     with scene.open() as workspace:
@@ -240,10 +242,7 @@ def test_a_directory_that_took_a_removed_one_s_place_keeps_what_it_has(
     with child(scene) as top:
         shutil.rmtree(top / "x")
         cut_commit(scene, monkeypatch, "commit.Committer._apply")
-        try:
-            (top / "d").rename(top / "x")
-        except OSError:
-            pytest.skip("a user's overlay renames no directory of the base")
+        move(top / "d", top / "x")
     with scene.open() as workspace:
         assert workspace.finish_commit() is False
     assert paths(scene) == {b"x", b"x/a"}
@@ -261,10 +260,7 @@ def test_a_directory_that_took_a_committed_one_s_place_keeps_what_it_has(
         write(top / "x/b")
         cut_commit(scene, monkeypatch, "workspace.Workspace._settle")
         shutil.rmtree(top / "x")
-        try:
-            (top / "d").rename(top / "x")
-        except OSError:
-            pytest.skip("a user's overlay renames no directory of the base")
+        move(top / "d", top / "x")
     with scene.open() as workspace:
         assert workspace.finish_commit()
     assert paths(scene) == {b"x", b"x/a"}
@@ -304,10 +300,7 @@ def test_a_removal_stays_in_a_directory_that_was_moved_behind_a_commit_that_died
         assert not (scene.base / "d/a").exists()
         write(top / "d/a")
         (top / "d/a").unlink()
-        try:
-            (top / "d").rename(top / "e")
-        except OSError:
-            pytest.skip("a user's overlay renames no directory of the base")
+        move(top / "d", top / "e")
     with scene.open() as workspace:
         assert workspace.finish_commit() is False
     assert paths(scene) == {b"e", b"e/k", b"z"}
