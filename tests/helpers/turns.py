@@ -5,6 +5,7 @@ machine does not lengthen. What it is not: what a worker thread does; one that h
 interpreter shows in the READs of another client (``longest_read``).
 """
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +46,11 @@ class Turns(trio.abc.Instrument):
 
 @contextmanager
 def watched() -> Iterator[Turns]:
-    """Look at what the host does in the block."""
+    """Look at what the host does in the block, whose garbage is its own.
+
+    A full collection looks at all that a process of tests has made: tens of milliseconds.
+    """
+    gc.collect()
     turns = Turns()
     trio.lowlevel.add_instrument(turns)
     try:

@@ -8,6 +8,7 @@ computes is no part of either.
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -226,10 +227,10 @@ async def test_what_is_long_has_short_turns(scene: Scene, row: str) -> None:
     await whole(line)
     data = make()
     fileno = await other.line.open(b"one")
-    reads: list[float] = []
-    # The least of a few: what a thread that holds the interpreter is kept from by other load
-    # is in no account of the thread that waits for it.
-    while len(reads) < MOST_TRIES and not (reads and min(reads) < READ_S):
+    turn_s, whose, read_s = inf, "", inf
+    # The least of a few: a long turn is long each time, while the garbage of the tests before,
+    # or a thread that other load keeps from giving the interpreter back, comes once.
+    for _ in range(MOST_TRIES):
         reader = Reader(other.line, fileno)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)
@@ -238,9 +239,12 @@ async def test_what_is_long_has_short_turns(scene: Scene, row: str) -> None:
                 head = await whole(line)
             reader.has_to_end = True
         assert head.startswith(expected), head[:200]
-        assert turns.longest_s < TURN_S, turns.task
-        reads.append(reader.longest_s)
-    assert min(reads) < READ_S
+        turn_s, whose = min((turn_s, whose), (turns.longest_s, turns.task))
+        read_s = min(read_s, reader.longest_s)
+        if turn_s < TURN_S and read_s < READ_S:
+            break
+    assert turn_s < TURN_S, whose
+    assert read_s < READ_S
 
 
 # attack 43: some milliseconds are less than a test can tell beside others, so where it is
