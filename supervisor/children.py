@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from supervisor.config.child import ChildSection
+    from supervisor.config.directories import Places
     from supervisor.config.document import Config
-    from supervisor.daemon_places import Places
     from supervisor.host import Host
     from supervisor.session.ports import ChildView
     from supervisor.specs import ChildOptions

@@ -16,8 +16,8 @@ from supervisor.profile_trials import try_profiles
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
+    from supervisor.config.directories import Places
     from supervisor.config.document import Config
-    from supervisor.daemon_places import Places
     from supervisor.host import Host
 
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from supervisor.child import Child
-from supervisor.daemon_places import hidden_from_children
+from supervisor.config.directories import hidden_from_children
 from supervisor.descriptors import CHILDRENS_DESCRIPTORS
 from supervisor.journal import Journal
 from supervisor.launcher import Launcher

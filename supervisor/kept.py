@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.config.child import ChildSection
-    from supervisor.config.document import PolicySection
+    from supervisor.config.policy import PolicySection
     from supervisor.config.sandbox import SandboxSection
     from supervisor.host import Host
     from supervisor.workspace.use import WorkspaceUse

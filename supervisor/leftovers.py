@@ -23,7 +23,7 @@ from pathlib import Path
 
 from supervisor import holdings, proctree
 from supervisor.control.client import ENVIRONMENT, is_deaf, usual_paths
-from supervisor.daemon_places import usual_state_dir
+from supervisor.paths import usual_state_dir
 from supervisor.sandbox.giving import KEEPER
 from supervisor.scratch import KEPT_PREFIX, PREFIX, is_abandoned
 from supervisor.temporary import temporary_directory

@@ -49,7 +49,7 @@ async def offered(
         config: checked; None for none.
         toolexec_sockets: opened by the service manager, for tools; owned.
         left: what the program before has left of its services, by their names.
-        but: a policy of which somebody else warns, in part (``document.warnings``).
+        but: a policy of which somebody else warns, in part (``loader.warnings``).
 
     Raises:
         OSError: a service cannot be had.
@@ -143,7 +143,7 @@ async def _open_toolexec(
 
 
 def _tell_warnings(host: Host, config: Config, but: str | None) -> None:
-    from supervisor.config.document import warnings  # noqa: PLC0415 - it read this
+    from supervisor.config.loader import warnings  # noqa: PLC0415 - it read this
 
     for key, text in warnings(config, but=but):
         host.log.write("WARNING", f"{key}: {text}")

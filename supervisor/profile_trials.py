@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from supervisor.config.read import Fault
-from supervisor.config.sandbox import not_given, requiring
+from supervisor.config.sandbox import not_given
+from supervisor.config.walls import requiring
 from supervisor.launcher import Launcher
 from supervisor.options import Limits
 from supervisor.sandbox import cgroups, walled

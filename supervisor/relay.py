@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from protocol.toolexec_token import narrowed
-from supervisor.here import absolute, working_directory
 from supervisor.launcher import Launcher
 from supervisor.logs import Log
+from supervisor.paths import absolute, working_directory
 from supervisor.run import (
     HOST_FAILED,
     complain,

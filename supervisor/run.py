@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, TypeVarTuple
 import trio
 
 from supervisor.descriptors import odd_open_files
-from supervisor.here import absolute
 from supervisor.host import Host, open_host
 from supervisor.journal import open_journal
 from supervisor.lifecycle import START_PATIENCE_S
 from supervisor.logs import Log, put_line
 from supervisor.offers import offered, open_metrics
 from supervisor.options import limit_named
+from supervisor.paths import absolute
 from supervisor.sandbox import cgroups
 from supervisor.say import line_of, remedy, say, shown_path, speak_json
 from supervisor.scratch import Scratch
@@ -218,7 +218,7 @@ def _tell_odd_options(log: Log, options: RunOptions) -> None:
     if options.config is None:
         return  # no profile of its own, nor another policy
     from supervisor.config.places import reaching_own, reaching_roots  # noqa: PLC0415 - with that
-    from supervisor.config.sandbox import odd_walls  # noqa: PLC0415
+    from supervisor.config.walls import odd_walls  # noqa: PLC0415
 
     # What the policy says is told with the rest of the configuration.
     given = _beside(policy, options)

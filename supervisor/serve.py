@@ -42,12 +42,7 @@ from supervisor.activation import take_activated
 from supervisor.blockers import MAX_NAMED, blocker, sentence
 from supervisor.children import Children
 from supervisor.config.child import longest_chain
-from supervisor.config.document import Config
-from supervisor.control.orders import DaemonOrders
-from supervisor.control.server import Given, OrderError, Orders, serve_control
-from supervisor.control.streams import DaemonStreams, Overdue
-from supervisor.daemon_checks import faults_here
-from supervisor.daemon_places import (
+from supervisor.config.directories import (
     STAY,
     VARIABLE,
     Locks,
@@ -59,6 +54,11 @@ from supervisor.daemon_places import (
     staying,
     text_of,
 )
+from supervisor.config.document import Config
+from supervisor.control.orders import DaemonOrders
+from supervisor.control.server import Given, OrderError, Orders, serve_control
+from supervisor.control.streams import DaemonStreams, Overdue
+from supervisor.daemon_checks import faults_here
 from supervisor.handover.daemon import DaemonSurroundings, left_of, take_over
 from supervisor.handover.enter import enter
 from supervisor.handover.next_program import SIGNALS, hear_signals
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from supervisor.child import Child
-    from supervisor.daemon_places import Places
+    from supervisor.config.directories import Places
     from supervisor.handover.daemon import DaemonState
     from supervisor.handover.state import HostState
     from supervisor.host import Host

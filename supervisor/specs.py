@@ -12,9 +12,9 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from supervisor.here import absolute, working_directory
 from supervisor.home import make_home
 from supervisor.options import Limits, OptionError, parse_limits
+from supervisor.paths import absolute, working_directory
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.spec import ChildSpec, minimal_env
 from supervisor.workspace.use import WorkspaceUse  # noqa: TC001 - a hand-over reads it
@@ -22,7 +22,7 @@ from supervisor.workspace.use import WorkspaceUse  # noqa: TC001 - a hand-over r
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from supervisor.config.document import PolicySection
+    from supervisor.config.policy import PolicySection
     from supervisor.config.sandbox import SandboxSection
     from supervisor.scratch import Scratch
 

@@ -30,8 +30,8 @@ from supervisor.scratch import PREFIX, is_abandoned, remove_tree
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from supervisor.config.directories import Places, Predecessor
     from supervisor.config.document import Config
-    from supervisor.daemon_places import Places, Predecessor
 
 LAUNCHPAD_S = 2.0
 """A launchpad whose host died ends 50 processes in 20 ms; then it is ended."""

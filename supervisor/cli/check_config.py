@@ -18,7 +18,8 @@ from supervisor.say import print_text, say
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from supervisor.config.document import Config, Fault
+    from supervisor.config.document import Config
+    from supervisor.config.read import Fault
 
 FAULTY = 2
 """Exit status: there is a fault."""
@@ -36,19 +37,20 @@ def check_config(file: str, *, as_json: bool) -> int:
 
     Exit status: 0 none, 2 some.
     """
-    from supervisor.config import document  # noqa: PLC0415 - one's own
+    from supervisor.config import crosschecks, loader  # noqa: PLC0415 - one's own
+    from supervisor.config.read import Fault  # noqa: PLC0415 - as above
 
     untried: tuple[tuple[str, str], ...] = ()
     config: Config | None
     try:
-        config = document.load_config(file, once=True, for_daemon=None, is_used=False)
-    except document.ConfigError as why:
+        config = loader.load_config(file, once=True, for_daemon=None, is_used=False)
+    except loader.ConfigError as why:
         faults, config = why.faults, why.config
     else:
         faults, untried = _tried(config)
     if config is not None:
-        missing = document.missing_packages(config)
-        faults = (*faults, *(document.Fault(key, why) for key, why in missing))
+        missing = crosschecks.missing_packages(config)
+        faults = (*faults, *(Fault(key, why) for key, why in missing))
         _tell_warnings(file, config, {fault.key for fault in faults}, untried)
     if as_json:
         from supervisor.tables import as_json as json_of  # noqa: PLC0415
@@ -70,16 +72,16 @@ def _tell_warnings(
     untried: Iterable[tuple[str, str]],
 ) -> None:
     """Tell what looks like a mistake, but of keys that have a fault."""
-    from supervisor.config import document  # noqa: PLC0415 - as above
+    from supervisor.config import loader  # noqa: PLC0415 - as above
 
-    for key, text in (*document.warnings(config), *document.doubts(config), *untried):
+    for key, text in (*loader.warnings(config), *loader.doubts(config), *untried):
         if key not in faulty:
             say("sandhost check-config", f"{file}: {key}: warning: {text}")
 
 
 def _tried(config: Config) -> tuple[tuple[Fault, ...], tuple[tuple[str, str], ...]]:
     """Return the faults of the profiles, and (key, why) of those that were not tried."""
-    from supervisor.config.sandbox import requiring  # noqa: PLC0415
+    from supervisor.config.walls import requiring  # noqa: PLC0415
 
     keys = [key for key, *_ in requiring(config)]
     if not keys:  # the usual, and a start takes a moment

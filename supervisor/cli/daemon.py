@@ -24,8 +24,8 @@ from supervisor.cli.options import (
 )
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
-from supervisor.here import absolute
 from supervisor.options import OptionError, parse_duration, parse_env
+from supervisor.paths import absolute
 from supervisor.say import (
     CommandError,
     UsageFault,

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from supervisor.cli.doctor_layers import MISSING, PRESENT
-from supervisor.daemon_places import usual_state_dir
+from supervisor.paths import usual_state_dir
 from supervisor.sandbox.attempts import used_layers
 from supervisor.scratch import remove_tree
 from supervisor.workspace.use import MODES

@@ -94,7 +94,7 @@ def _shown(paths: tuple[str, ...]) -> tuple[str, ...]:
     """
     if not paths:
         return paths
-    from supervisor.here import absolute  # noqa: PLC0415 - with one
+    from supervisor.paths import absolute  # noqa: PLC0415 - with one
     from supervisor.sandbox.exposed import fault_of  # noqa: PLC0415 - with one
 
     for path in paths:

@@ -21,7 +21,6 @@ from supervisor.cli.options import (
     files,
     one_of,
 )
-from supervisor.here import absolute
 from supervisor.options import (
     Limits,
     OptionError,
@@ -31,6 +30,7 @@ from supervisor.options import (
     parse_limits,
     parse_names,
 )
+from supervisor.paths import absolute
 from supervisor.say import CommandError, UsageFault, remedy
 
 if TYPE_CHECKING:
@@ -460,7 +460,7 @@ def _check_kept(limits: Limits, asked: Container[str], profile: Profile) -> None
 def _configure(path: str | None) -> Config | None:
     if path is None:
         return None
-    from supervisor.config.document import ConfigError, load_config  # noqa: PLC0415 - optional
+    from supervisor.config.loader import ConfigError, load_config  # noqa: PLC0415 - optional
 
     try:
         return load_config(path, once=True, for_daemon=False)

@@ -12,7 +12,7 @@ import click
 
 from supervisor.cli.help import Command
 from supervisor.cli.options import files, one_of
-from supervisor.here import absolute
+from supervisor.paths import absolute
 from supervisor.say import UsageFault, say
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def serve(
     SIGTERM and SIGINT stop it, SIGHUP reloads. Exit status: 0 all
     went well, 78 the configuration has a fault, else 1.
     """
-    from supervisor.config.document import Config, ConfigError, load_config  # noqa: PLC0415
+    from supervisor.config.document import Config  # noqa: PLC0415
+    from supervisor.config.loader import ConfigError, load_config  # noqa: PLC0415
     from supervisor.logs import LEVELS  # noqa: PLC0415
     from supervisor.serve import BAD_CONFIG, ServeOptions, run_daemon  # noqa: PLC0415
 

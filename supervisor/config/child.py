@@ -6,18 +6,17 @@ import re
 import signal
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.config.read import joined, named, names_of, not_a_directory
+from supervisor.config.read import joined, named, not_a_directory
 from supervisor.options import OptionError, parse_duration, parse_period, parse_size
 from supervisor.restarts import RestartPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from supervisor.config.document import Config
 
 RESTARTS = ("no", "on-failure", "always")
 """When a child that ended is started anew."""
@@ -112,17 +111,6 @@ def check_children(section: Mapping[str, ChildSection]) -> Iterator[tuple[str, s
     after = {name: child.after for name, child in section.items()}
     for name, ring in islice(_rings(after), MOST_RINGS_TOLD):
         yield f"{joined(name)}.after", f"they wait for each other: {ring}"
-
-
-def check_after(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each child that another one waits for and that is none."""
-    known = names_of(document, "child")
-    for name, child in config.child.items():
-        for other in child.after:
-            if known is not None and other not in known:
-                yield f"child.{joined(name)}.after", f"there is no child {other!r}"
 
 
 def _rings(after: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:

@@ -7,16 +7,14 @@ would be handed descriptors that it cannot read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from supervisor.options import OptionError, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from supervisor.config.document import Config
+    from collections.abc import Iterator
 
 PROCESS_TOOLS = ("fork", "spawn")
 """Tools of the tool loop that use descriptors and are no reason to have them."""
@@ -105,20 +103,19 @@ def _check_retention(section: FileDescriptorSection) -> Iterator[tuple[str, str]
 
 
 def check_tools(
-    config: Config, document: Mapping[str, Any]
+    tools: ToolsSection, section: FileDescriptorSection | None
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) of what the two sections cannot mean together."""
-    del document
-    section = config.file_descriptor
-    if section is not None and section.enabled and not _lists_any(config.tools):
+    if section is not None and section.enabled and not _lists_any(tools):
         text = "true, but [tools] enabled lists none of its tools; list read_fd"
         yield "file_descriptor.enabled", text
 
 
-def odd_fds(config: Config) -> Iterator[tuple[str, str]]:
+def odd_fds(
+    tools: ToolsSection, section: FileDescriptorSection | None, *, has_model: bool
+) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of what can be used and looks like a mistake."""
-    tools, section = config.tools, config.file_descriptor
-    yield from _odd_tools(tools, has_model=config.llm is not None)
+    yield from _odd_tools(tools, has_model=has_model)
     if section is None:
         return
     if not _lists_any(tools):

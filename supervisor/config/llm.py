@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
-from supervisor.config.fds import is_enabled
 from supervisor.config.read import joined
 from supervisor.options import OptionError, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator
 
-    from supervisor.config.document import Config
 
 WINDOWS = ("run", "day", "never")
 
@@ -228,22 +226,6 @@ def _check_place(
             yield f"{where}api_key_file", str(why)
 
 
-def missing_credentials(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) of key files that the service manager alone gives.
-
-    Where it has given none, a host cannot run; to look at its configuration is no fault.
-    """
-    if config.llm is None:
-        return
-    from supervisor.llm.keys import NoCredentialsError, expanded  # noqa: PLC0415
-
-    for key, path in config.llm.key_files():
-        try:
-            expanded(path)
-        except NoCredentialsError as why:
-            yield f"llm.{key}", str(why)
-
-
 def _check_bound(where: str, name: str | None) -> Iterator[tuple[str, str]]:
     if name is not None and name not in BOUNDS:
         yield f"{where}max_tokens_as", "max_tokens or max_completion_tokens"
@@ -267,46 +249,6 @@ def _check_weights(where: str, weights: WeightsSection) -> Iterator[tuple[str, s
             continue
         if not (math.isfinite(value) and 0 <= value <= 1_000_000):
             yield f"{where}.{name}", "a number from 0 on"
-
-
-def check_preset_tools(
-    config: Config, named: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) of presets with tools in a host that has none."""
-    del named
-    if config.llm is None or is_enabled(config.tools, config.file_descriptor):
-        return
-    for name, preset in config.llm.presets.items():
-        if preset.tools:
-            text = "true, but there are no LLM fds; list read_fd in [tools] enabled"
-            yield f"llm.presets.{joined(name)}.tools", text
-
-
-def odd_tool_doors(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of sidecars whose tools are led past the model's endpoint."""
-    for name, sidecar in config.sidecar.items():
-        if sidecar.backend == "local":  # a container has no way to it
-            yield from _odd_doors(config, f"sidecar.{joined(name)}.env", sidecar.env)
-
-
-def odd_child_doors(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of children that are led past it; their start tells it, too."""
-    for name, child in config.child.items():
-        yield from _odd_doors(config, f"child.{joined(name)}.env", child.env)
-
-
-def _odd_doors(
-    config: Config, key: str, env: Collection[str]
-) -> Iterator[tuple[str, str]]:
-    if config.llm is None or not config.llm.endpoint:
-        return
-    for variable in DOOR_VARIABLES:
-        if variable in env:
-            text = (
-                f"{variable} is set here and wins, so the model's endpoint is not used;"
-                " leave it out if that is not meant"
-            )
-            yield key, text
 
 
 def check_policy(

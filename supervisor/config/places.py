@@ -17,22 +17,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from supervisor.config.directories import places_of
 from supervisor.config.read import joined, not_a_directory
-from supervisor.daemon_places import places_of
-from supervisor.here import absolute
+from supervisor.paths import absolute
 from supervisor.say import remedy
 from supervisor.spawn_request import SpawnError, find_executable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from supervisor.config.directories import Places
     from supervisor.config.document import Config
     from supervisor.config.host import HostSection
     from supervisor.config.policy import PolicySection
-    from supervisor.daemon_places import Places
 
 GRANTS = ("read", "write")
 
@@ -195,6 +196,59 @@ def check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str,
             if why := in_one_another(root, other, owner):
                 yield where, why
         roots.append((name, root))
+
+
+def check_bases(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each base that cannot be one, or lies in another's."""
+    del document
+    seen: list[tuple[str, Place]] = []
+    for name, section in config.workspace.items():
+        key = f"workspace.{joined(name)}.base"
+        reasons = list(islice(_faults_of_base(section.base), 1))
+        yield from ((key, reason) for reason in reasons)
+        if reasons:
+            continue
+        try:
+            place = place_of(section.base)
+        except OSError as error:
+            yield key, f"cannot use {section.base!r}: {error.strerror}"
+            continue
+        for owner, other in seen:
+            if place.lies_in(other) or other.lies_in(place):
+                both = (
+                    f"'{place.path}' and the base '{other.path}' of workspace {owner!r}"
+                )
+                yield key, f"{both} lie in one another; name the outer one alone"
+        seen.append((name, place))
+    yield from _twice_in_a_policy(config, dict(seen))
+
+
+def _twice_in_a_policy(
+    config: Config, places: Mapping[str, Place]
+) -> Iterator[tuple[str, str]]:
+    for policy_name, policy in config.policy.items():
+        used = [(name, places[name]) for name in policy.workspace if name in places]
+        for index, (name, place) in enumerate(used):
+            for other, before in used[:index]:
+                if other != name and place.is_same(before):
+                    key = f"policy.{joined(policy_name)}.workspace"
+                    why = f"{name!r} and {other!r} have one base"
+                    yield key, f"{why}, which a child sees once; leave one out"
+
+
+def _faults_of_base(base: str) -> Iterator[str]:
+    if not base.startswith("/"):
+        yield f"{base!r} depends on where the host is started; write an absolute path"
+    if why := not_a_directory(base):
+        yield why
+        return
+    status = os.stat(base)  # noqa: PTH116 - as the others
+    if os.path.samestat(status, os.stat("/")):  # noqa: PTH116 - of the top
+        yield f"{base!r} is the top of the file system; name a directory in it"
+    if os.geteuid() not in {0, status.st_uid}:
+        yield f"user {status.st_uid} owns {base!r}; name a directory of user {os.geteuid()}"
 
 
 def in_one_another(root: Place, other: Place, owner: str) -> str:

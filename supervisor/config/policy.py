@@ -16,7 +16,6 @@ from supervisor.toolexec.kinds import is_tool_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from supervisor.config.document import Config
 
 _WORDS = {
     "publish": ("direct", "on-close"),
@@ -71,42 +70,6 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
         yield from named("recipe", usable_recipe, policy.recipe, RecipeError)
     for name, reason in limit_faults(policy.limits):
         yield f"limits.{joined(name)}", reason
-
-
-def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what a policy says of what there is none of."""
-    of_sections = {
-        "model": "llm",
-        "quota": "llm",
-        "image_tokens": "llm",
-        "tools": "toolexec",
-    }
-    for key, section in of_sections.items():
-        if getattr(policy, key) and getattr(config, section) is None:
-            yield key, f"has no effect: there is no [{section}] section"
-    if policy.recipe is not None:
-        yield from _odd_recipe(policy.recipe, config)
-    if policy.audit and policy is not config.policy.get("run") and not policy.workspace:
-        yield "audit", "has no effect: there is no workspace"
-
-
-def _odd_recipe(agent: str, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield what a policy's recipe needs of ``[llm]`` and does not find there."""
-    if config.llm is None or not config.llm.endpoint:
-        yield "recipe", "has no model: there is no [llm] endpoint = true"
-        return
-    from supervisor.llm.recipe import (  # noqa: PLC0415 - with one
-        RecipeError,
-        usable_recipe,
-    )
-
-    try:
-        needed = usable_recipe(agent).llm
-    except RecipeError:
-        return  # a fault
-    for key, value in needed.items():
-        if getattr(config.llm, key) != value:
-            yield "recipe", f"{agent} needs [llm] {key} = {value!r}"
 
 
 def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:

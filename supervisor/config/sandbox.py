@@ -26,9 +26,6 @@ from supervisor.spawn_request import SpawnError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from supervisor.config.document import Config
-    from supervisor.config.policy import PolicySection
-
 NETWORKS = ("none", "host")
 
 
@@ -105,92 +102,16 @@ def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, 
             f"'none' contradicts sandbox {profile.name!r}, which keeps nobody from the"
         )
         if "netns" in profile.layers:
-            yield "network", f"{why} network here: {_without_netns(profile)}"
+            yield "network", f"{why} network here: {without_netns(profile)}"
         else:
             lacks = "without the layer netns or seccomp; add one to its layers"
             yield "network", f"{why} network {lacks}, or set network = 'host'"
 
 
-def _without_netns(profile: Profile) -> str:
+def without_netns(profile: Profile) -> str:
+    """Return why a profile has no netns here, and what does instead."""
     why, how = no_netns(profile)
     return f"{why}; {how} seccomp to its layers, or set network = 'host'"
-
-
-_LEASES = (
-    "its children can take leases (F_SETLEASE) on their files, and the host waits up to"
-    " 45 s to open one; add it to its layers"
-)
-
-
-def _open_directory(profile: Profile) -> str:
-    """Return what lets a profile's children change their working directory; "" if kept."""
-    layers = foreseen(profile)
-    if not profile.layers or "landlock" in layers:  # of "none" everybody knows
-        return ""
-    if "mountns" not in layers:
-        why = "has here neither the layer landlock nor mountns"
-        return f"{why}; add one to its layers"
-    if os.geteuid() == 0 and layers.isdisjoint({"pidns", "uid"}):
-        why = "has mountns, and none of landlock, pidns and uid to close /proc/PID/root"
-        return f"{why}; add one to its layers"
-    return ""
-
-
-def odd_walls(
-    config: Config, profile: Profile, network: str | None, *, has_tools: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what a policy's walls leave open, or shut, without its word.
-
-    Args:
-        config: what is offered within them.
-        profile: what the policy names.
-        network: of the policy; None for nothing said.
-        has_tools: the policy does not say that there are none.
-    """
-    if network is None and not keeps_network(profile):
-        why = f"sandbox {profile.name!r} has neither the layer netns nor seccomp"
-        why = f"{why}; add one to its layers, or set network = 'host'"
-        if "netns" in profile.layers:
-            why = f"sandbox {profile.name!r} keeps nobody from it: {_without_netns(profile)}"
-        yield "network", f"its children have the host's network: {why}"
-    if profile.layers and "seccomp" not in profile.layers:  # of "none" everybody knows
-        yield "sandbox", f"sandbox {profile.name!r} lacks seccomp: {_LEASES}"
-    if why := _open_directory(profile):
-        text = "its children can change their working directory"
-        yield "sandbox", f"{text}: sandbox {profile.name!r} {why}"
-    what, instead = "the model but by FD 3", "or have a layer netns"
-    if config.llm is not None and (why := no_way(profile, network, what, instead)):
-        yield "sandbox", why
-    if config.toolexec is not None and has_tools:
-        for text in _no_address(profile, network, config.toolexec.listen):
-            yield "sandbox", text
-
-
-def odd_sidecars(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of commands with a network beside children that have none.
-
-    A sidecar's command acts on what children leave in a workspace that they share
-    (attack 49); a tool has its child's network.
-    """
-    alone = [
-        name for name, policy in config.policy.items() if _is_kept_from(config, policy)
-    ]
-    for name, sidecar in config.sidecar.items():
-        if alone and sidecar.start is not None and sidecar.workspace is not None:
-            text = (
-                "its command has the network and works where children of policy"
-                f" {alone[0]!r}, which have none, may write: they can send by it; leave"
-                " start or workspace out if that is not meant"
-            )
-            yield f"sidecar.{joined(name)}.start", text
-
-
-def _is_kept_from(config: Config, policy: PolicySection) -> bool:
-    """Tell whether a policy's children have tools, and no network."""
-    profile = profile_named(policy.sandbox, config.sandbox)
-    if profile is None or policy.network == "host" or policy.tools == []:
-        return False
-    return bool(profile.layers) and keeps_network(profile)
 
 
 _OF_GROUPS = ("cpus",)
@@ -233,24 +154,6 @@ def no_way(profile: Profile, network: str | None, to: str, instead: str) -> str:
         f" false, and the network is none; set network = 'host', {instead}"
     )
     return f"{why}; {no_netns(profile)[0]}" if "netns" in profile.layers else why
-
-
-def _no_address(
-    profile: Profile, network: str | None, listen: Collection[str]
-) -> Iterator[str]:
-    """Yield what is to be told where children reach tools by TCP alone, and nobody listens.
-
-    Args:
-        profile: what a policy names.
-        network: of the policy.
-        listen: of ``[toolexec]``.
-    """
-    if not profile.unix_sockets and network == "host" and {*listen} == {"unix"}:
-        yield (
-            f"its children have no way to their tools: sandbox {profile.name!r} has"
-            " unix_sockets = false, and [toolexec] listen has no tcp:// address; add one (or"
-            " have the service manager open it), or write tools = []"
-        )
 
 
 def check_kernel(profile: Profile) -> Iterator[str]:
@@ -312,17 +215,3 @@ def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | N
         return None
     found = named(name, section.layers, section.required)
     return replace(found, unix_sockets=section.unix_sockets)
-
-
-def requiring(config: Config) -> Iterator[tuple[str, Profile, str]]:
-    """Yield (key, profile, network) of each policy and sidecar that require a layer."""
-    for name, policy in config.policy.items():
-        profile = profile_named(policy.sandbox, config.sandbox)
-        if profile is not None and profile.required:
-            key = f"policy.{joined(name)}.sandbox"
-            yield key, profile, policy.network or "none"
-    for name, sidecar in config.sidecar.items():
-        # A fault of its name is told elsewhere.
-        profile = PROFILES.get(sidecar.sandbox)
-        if profile is not None and profile.required and sidecar.backend == "local":
-            yield f"sidecar.{joined(name)}.sandbox", profile, "host"

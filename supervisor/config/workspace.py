@@ -7,20 +7,18 @@ What it is not: a workspace itself (``supervisor.workspace``).
 from __future__ import annotations
 
 import os
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.config.read import joined, named, names_of, not_a_directory
-from supervisor.here import absolute
+from supervisor.config.read import joined, named
 from supervisor.options import OptionError, parse_size
+from supervisor.paths import absolute
 from supervisor.workspace.use import MODES, WorkspaceUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from supervisor.config.document import Config
     from supervisor.workspace.settings import WorkspaceSettings
 
 MOST_KEPT = 64
@@ -119,76 +117,6 @@ def check_pattern(pattern: str) -> None:
     except ValueError as why:
         text = f"cannot use the pattern {pattern!r}: {why}; see gitignore(5)"
         raise OptionError(text) from None
-
-
-def check_uses(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each workspace that a policy cannot use."""
-    known = names_of(document, "workspace")
-    for policy_name, policy in config.policy.items():
-        key = f"policy.{joined(policy_name)}.workspace"
-        for index, name in enumerate(policy.workspace):
-            if known is not None and name not in known:
-                shown = ", ".join(known) or "none"
-                yield key, f"there is no workspace {name!r}; there are: {shown}"
-            if name in policy.workspace[:index]:
-                yield key, f"{name!r} is named twice; leave one out"
-
-
-def check_bases(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each base that cannot be one, or lies in another's."""
-    del document
-    from supervisor.config.places import Place, place_of  # noqa: PLC0415 - with one
-
-    seen: list[tuple[str, Place]] = []
-    for name, section in config.workspace.items():
-        key = f"workspace.{joined(name)}.base"
-        reasons = list(islice(_faults_of_base(section.base), 1))
-        yield from ((key, reason) for reason in reasons)
-        if reasons:
-            continue
-        try:
-            place = place_of(section.base)
-        except OSError as error:
-            yield key, f"cannot use {section.base!r}: {error.strerror}"
-            continue
-        for owner, other in seen:
-            if place.lies_in(other) or other.lies_in(place):
-                both = (
-                    f"'{place.path}' and the base '{other.path}' of workspace {owner!r}"
-                )
-                yield key, f"{both} lie in one another; name the outer one alone"
-        seen.append((name, place))
-    yield from _twice_in_a_policy(config, dict(seen))
-
-
-def _twice_in_a_policy(
-    config: Config, places: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    for policy_name, policy in config.policy.items():
-        used = [(name, places[name]) for name in policy.workspace if name in places]
-        for index, (name, place) in enumerate(used):
-            for other, before in used[:index]:
-                if other != name and place.is_same(before):
-                    key = f"policy.{joined(policy_name)}.workspace"
-                    why = f"{name!r} and {other!r} have one base"
-                    yield key, f"{why}, which a child sees once; leave one out"
-
-
-def _faults_of_base(base: str) -> Iterator[str]:
-    if not base.startswith("/"):
-        yield f"{base!r} depends on where the host is started; write an absolute path"
-    if why := not_a_directory(base):
-        yield why
-        return
-    status = os.stat(base)  # noqa: PTH116 - as the others
-    if os.path.samestat(status, os.stat("/")):  # noqa: PTH116 - of the top
-        yield f"{base!r} is the top of the file system; name a directory in it"
-    if os.geteuid() not in {0, status.st_uid}:
-        yield f"user {status.st_uid} owns {base!r}; name a directory of user {os.geteuid()}"
 
 
 def settings_from(section: WorkspaceSection) -> WorkspaceSettings:

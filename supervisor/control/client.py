@@ -26,7 +26,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from supervisor.here import ROOT_RUNTIME_DIR, usual_runtime_dir
+from supervisor.paths import ROOT_RUNTIME_DIR, usual_runtime_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from supervisor.config.child import (
     is_child_name,
     stop_signal,
 )
-from supervisor.config.document import ConfigError, load_config, warnings
+from supervisor.config.loader import ConfigError, load_config, warnings
 from supervisor.control.server import OrderError, Orders
 from supervisor.control.workspaces import WorkspaceOrders
 from supervisor.daemon_checks import faults_here
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.children import Changes, Children
+    from supervisor.config.directories import Places
     from supervisor.config.document import Config
-    from supervisor.daemon_places import Places
     from supervisor.host import Host
     from supervisor.kept import Kept
 

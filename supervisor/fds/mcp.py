@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from supervisor.config.document import ConfigError, load_config
+from supervisor.config.loader import ConfigError, load_config
 from supervisor.fds.service import make_service
-from supervisor.here import absolute, working_directory
+from supervisor.paths import absolute, working_directory
 from supervisor.run import complain, heeded_signals, what_failed
 from supervisor.scratch import make_kept
 from vfs.aio import AsyncClient

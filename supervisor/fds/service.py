@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import supervisor.documents  # noqa: F401 - imported late by what hosts without these load
 from protocol import fdxml
 from supervisor.config.fds import FileDescriptorSection
-from supervisor.daemon_places import CHECKPOINTS
 from supervisor.fds import handover
 from supervisor.journal import Journal
 from supervisor.options import parse_duration, parse_size
+from supervisor.paths import CHECKPOINTS
 from supervisor.scratch import make_kept
 from vfs.content import (
     TOOLS,

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 
 import supervisor.serve  # noqa: F401 - what the next program imports has to be there
-from supervisor.config.document import ConfigError, load_config
+from supervisor.config.directories import VARIABLE, places_from, places_of
+from supervisor.config.loader import ConfigError, load_config
 from supervisor.daemon_checks import faults_of_places
-from supervisor.daemon_places import VARIABLE, places_from, places_of
 from supervisor.handover.exchange import REFUSAL, answer_check
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from supervisor.child import Child
     from supervisor.children import Children
+    from supervisor.config.directories import Locks
     from supervisor.control.server import Orders
-    from supervisor.daemon_places import Locks
     from supervisor.launchpad.start import LaunchpadProcess
 
 

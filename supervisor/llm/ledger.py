@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.daemon_places import LEDGER
 from supervisor.llm.quota import Node
+from supervisor.paths import LEDGER
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from supervisor.daemon_places import usual_state_dir
+from supervisor.paths import usual_state_dir
 from supervisor.spawn_request import SpawnError
 from vfs.hostio import other_names
 

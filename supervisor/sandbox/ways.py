@@ -15,7 +15,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from supervisor.here import working_directory
+from supervisor.paths import working_directory
 from supervisor.sandbox.links import LINKS, Links, holder
 from vfs.hostio import other_names
 

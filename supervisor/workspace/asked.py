@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.config.workspace import check_pattern, uses_of
-from supervisor.daemon_places import usual_state_dir
-from supervisor.here import absolute
 from supervisor.options import OptionError
+from supervisor.paths import absolute, usual_state_dir
 from supervisor.workspace.outcome import drop_unused
 from supervisor.workspace.run import find_base, prepare_use
 from supervisor.workspace.store import WorkspaceError

@@ -11,8 +11,8 @@ import pytest
 
 from docs import generate
 from supervisor.config.child import ChildSection
-from supervisor.config.document import load_config, warnings
 from supervisor.config.host import HostSection
+from supervisor.config.loader import load_config, warnings
 from supervisor.config.policy import PolicySection
 from supervisor.journal import EVENTS
 from tests.architecture.tree import ROOT, relative, tree_files

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.config import source
-from supervisor.config.document import ConfigError, load_config
+from supervisor.config.loader import ConfigError, load_config
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S, Outcome
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.daemon_places import LEDGER
+from supervisor.paths import LEDGER
 from tests.helpers import daemon as helper
 from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.daemon import Daemon, daemon

@@ -11,8 +11,8 @@ import pytest
 
 from supervisor.cli.recipe import recipe, script_of
 from supervisor.cli.run import apply_recipe, run
-from supervisor.config.document import load_config
 from supervisor.config.llm import LlmSection
+from supervisor.config.loader import load_config
 from supervisor.home import is_home_file
 from supervisor.llm.recipe import Recipe, read_recipe, recipe_names
 from supervisor.templates import PLACES

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.config.document import ConfigError, load_config
-from supervisor.config.sandbox import requiring
+from supervisor.config.loader import ConfigError, load_config
+from supervisor.config.walls import requiring
 from supervisor.control.client import ControlError
 from supervisor.sandbox.cgroups import PREFIX, hierarchies
 from supervisor.sandbox.plan import LAYERS

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.client import ChildRow, HostClient
+from supervisor.config.directories import directories_of
 from supervisor.config.host import HostSection
-from supervisor.daemon_places import directories_of
 from tests.helpers import canary
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S
 

@@ -14,7 +14,8 @@ import pytest
 import trio
 
 from supervisor import profile_trials
-from supervisor.config.document import Config, load_config
+from supervisor.config.document import Config
+from supervisor.config.loader import load_config
 from supervisor.options import Limits
 from supervisor.profile_trials import Findings, try_profiles
 from supervisor.sandbox import walled

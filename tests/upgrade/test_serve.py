@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.config.directories import VARIABLE, Places, text_of
 from supervisor.control.client import ControlError, call
-from supervisor.daemon_places import VARIABLE, Places, text_of
 from supervisor.handover.state import versions
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S, sandhost
 from tests.helpers.daemon import Daemon, daemon, left_in

@@ -10,10 +10,10 @@ import trio.testing
 
 from supervisor.children import Children
 from supervisor.config.child import ChildSection
+from supervisor.config.directories import Places
 from supervisor.config.document import Config
 from supervisor.control.orders import DaemonOrders
 from supervisor.control.server import OrderError, Orders
-from supervisor.daemon_places import Places
 from supervisor.scratch import Scratch
 from tests.helpers.hosts import Stage, eventually, stage
 

@@ -31,7 +31,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from supervisor import holdings
-from supervisor.here import absolute, usual_runtime_dir
+from supervisor.paths import (
+    CHECKPOINTS,
+    LEDGER,
+    absolute,
+    usual_runtime_dir,
+    usual_state_dir,
+)
 from supervisor.temporary import temporary_directory
 
 if TYPE_CHECKING:
@@ -39,12 +45,6 @@ if TYPE_CHECKING:
 
     from supervisor.config.document import Config
     from supervisor.config.host import HostSection
-
-CHECKPOINTS = "checkpoints"
-"""In the state directory: what has been kept of LLM fds, of all children."""
-
-LEDGER = "llm-quota.sqlite3"
-"""There too: what has been spent."""
 
 _DIRECTORY_MODE = 0o700
 
@@ -164,18 +164,6 @@ def hidden_from_children(section: HostSection | None) -> tuple[str, ...]:
 def _is_borrowed(scratch: str, *own: str) -> bool:
     """Tell whether children's directories are in none of the daemon's own (rule 3)."""
     return not scratch.startswith(tuple(f"{path}/" for path in own))
-
-
-def usual_state_dir() -> str:
-    """Return the state directory of this user where nothing else is said."""
-    environ = os.environ
-    given = environ.get("STATE_DIRECTORY", "").partition(":")[0]
-    if given:
-        return given
-    if os.geteuid() == 0:
-        return "/var/lib/sandhost"
-    home = environ.get("HOME") or "/nonexistent"
-    return f"{environ.get('XDG_STATE_HOME') or f'{home}/.local/state'}/sandhost"
 
 
 def text_of(places: Places) -> str:

@@ -1,4 +1,4 @@
-"""Where relative paths begin, and where a daemon of this user has its run-time directory.
+"""Absolute paths, and the usual directories of this user's daemon.
 
 getcwd(2) fails in a directory that was removed, with an error that names nothing.
 """
@@ -10,6 +10,12 @@ import os
 
 ROOT_RUNTIME_DIR = "/run/sandhost"
 """The run-time directory of root's daemon, and of the systemd unit's."""
+
+CHECKPOINTS = "checkpoints"
+"""In the state directory: what has been kept of LLM fds, of all children."""
+
+LEDGER = "llm-quota.sqlite3"
+"""There too: what has been spent."""
 
 GONE = "the working directory is gone; change to one that is there"
 
@@ -50,3 +56,15 @@ def usual_runtime_dir() -> str:
         return f"{base}/sandhost"
     user = os.geteuid()
     return f"/tmp/sandhost-{user}" if user else ROOT_RUNTIME_DIR  # noqa: S108 - 0700
+
+
+def usual_state_dir() -> str:
+    """Return the state directory of this user where nothing else is said."""
+    environ = os.environ
+    given = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if given:
+        return given
+    if os.geteuid() == 0:
+        return "/var/lib/sandhost"
+    home = environ.get("HOME") or "/nonexistent"
+    return f"{environ.get('XDG_STATE_HOME') or f'{home}/.local/state'}/sandhost"

@@ -1,0 +1,181 @@
+"""What one section of the configuration says of another.
+
+A check yields (key, reason). It is told the document as it was read beside what was made of
+it, for a section with faults of its own is there all the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from supervisor.config.fds import check_tools, is_enabled, odd_fds
+from supervisor.config.llm import DOOR_VARIABLES
+from supervisor.config.read import joined, names_of
+from supervisor.extras import missing_package
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from supervisor.config.document import Config
+    from supervisor.config.policy import PolicySection
+
+
+def check_policy_names(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each policy that a child names and that is none."""
+    policies = names_of(document, "policy")
+    if policies is None:
+        return
+    for name, child in config.child.items():
+        # A policy with faults of its own is there all the same.
+        if child.policy is not None and child.policy not in policies:
+            known = ", ".join(policies) or "none"
+            yield (
+                f"child.{joined(name)}.policy",
+                f"there is no policy {child.policy!r}; there are: {known}",
+            )
+
+
+def check_after(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each child that another one waits for and that is none."""
+    known = names_of(document, "child")
+    for name, child in config.child.items():
+        for other in child.after:
+            if known is not None and other not in known:
+                yield f"child.{joined(name)}.after", f"there is no child {other!r}"
+
+
+def check_fd_tools(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of what the sections of LLM fds cannot mean together."""
+    del document
+    yield from check_tools(config.tools, config.file_descriptor)
+
+
+def check_preset_tools(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of presets with tools in a host that has none."""
+    del document
+    if config.llm is None or is_enabled(config.tools, config.file_descriptor):
+        return
+    for name, preset in config.llm.presets.items():
+        if preset.tools:
+            text = "true, but there are no LLM fds; list read_fd in [tools] enabled"
+            yield f"llm.presets.{joined(name)}.tools", text
+
+
+def check_uses(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each workspace that a policy cannot use."""
+    known = names_of(document, "workspace")
+    for policy_name, policy in config.policy.items():
+        key = f"policy.{joined(policy_name)}.workspace"
+        for index, name in enumerate(policy.workspace):
+            if known is not None and name not in known:
+                shown = ", ".join(known) or "none"
+                yield key, f"there is no workspace {name!r}; there are: {shown}"
+            if name in policy.workspace[:index]:
+                yield key, f"{name!r} is named twice; leave one out"
+
+
+def odd_fd_sections(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what the sections of LLM fds hardly mean."""
+    has_model = config.llm is not None
+    yield from odd_fds(config.tools, config.file_descriptor, has_model=has_model)
+
+
+def odd_tool_doors(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of sidecars whose tools are led past the model's endpoint."""
+    for name, sidecar in config.sidecar.items():
+        if sidecar.backend == "local":  # a container has no way to it
+            yield from _odd_doors(config, f"sidecar.{joined(name)}.env", sidecar.env)
+
+
+def odd_child_doors(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of children that are led past it; their start tells it, too."""
+    for name, child in config.child.items():
+        yield from _odd_doors(config, f"child.{joined(name)}.env", child.env)
+
+
+def _odd_doors(
+    config: Config, key: str, env: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    if config.llm is None or not config.llm.endpoint:
+        return
+    for variable in DOOR_VARIABLES:
+        if variable in env:
+            text = (
+                f"{variable} is set here and wins, so the model's endpoint is not used;"
+                " leave it out if that is not meant"
+            )
+            yield key, text
+
+
+def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what a policy says of what there is none of."""
+    of_sections = {
+        "model": "llm",
+        "quota": "llm",
+        "image_tokens": "llm",
+        "tools": "toolexec",
+    }
+    for key, section in of_sections.items():
+        if getattr(policy, key) and getattr(config, section) is None:
+            yield key, f"has no effect: there is no [{section}] section"
+    if policy.recipe is not None:
+        yield from _odd_recipe(policy.recipe, config)
+    if policy.audit and policy is not config.policy.get("run") and not policy.workspace:
+        yield "audit", "has no effect: there is no workspace"
+
+
+def _odd_recipe(agent: str, config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what a policy's recipe needs of ``[llm]`` and does not find there."""
+    if config.llm is None or not config.llm.endpoint:
+        yield "recipe", "has no model: there is no [llm] endpoint = true"
+        return
+    from supervisor.llm.recipe import (  # noqa: PLC0415 - with one
+        RecipeError,
+        usable_recipe,
+    )
+
+    try:
+        needed = usable_recipe(agent).llm
+    except RecipeError:
+        return  # a fault
+    for key, value in needed.items():
+        if getattr(config.llm, key) != value:
+            yield "recipe", f"{agent} needs [llm] {key} = {value!r}"
+
+
+def missing_credentials(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of key files that the service manager alone gives.
+
+    Where it has given none, a host cannot run; to look at its configuration is no fault.
+    """
+    if config.llm is None:
+        return
+    from supervisor.llm.keys import NoCredentialsError, expanded  # noqa: PLC0415
+
+    for key, path in config.llm.key_files():
+        try:
+            expanded(path)
+        except NoCredentialsError as why:
+            yield f"llm.{key}", str(why)
+
+
+def missing_packages(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) of each section whose extra is not installed."""
+    needed = (
+        ("llm", config.llm is not None, "llm"),
+        ("tools", is_enabled(config.tools, config.file_descriptor), "fds"),
+        ("metrics", config.metrics is not None, "metrics"),
+    )
+    for section, is_asked, extra in needed:
+        if is_asked and (why := missing_package(extra)):
+            yield section, why

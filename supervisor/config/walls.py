@@ -1,0 +1,178 @@
+"""Walls of policies and sidecars: what their profiles keep, leave open, or shut."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from supervisor.config.read import joined, names_of
+from supervisor.config.sandbox import (
+    check_kept,
+    check_kernel,
+    check_network,
+    check_use,
+    no_way,
+    profile_named,
+    without_netns,
+)
+from supervisor.sandbox.foreseen import foreseen, keeps_network
+from supervisor.sandbox.plan import NONE, PROFILES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from supervisor.config.document import Config
+    from supervisor.config.policy import PolicySection
+    from supervisor.sandbox.plan import Profile
+
+
+_LEASES = (
+    "its children can take leases (F_SETLEASE) on their files, and the host waits up to"
+    " 45 s to open one; add it to its layers"
+)
+
+
+def check_walls(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each policy whose walls cannot be as it says."""
+    known = names_of(document, "sandbox")
+    for name, policy in config.policy.items():
+        for key, why in check_use(policy.sandbox, policy.network, known):
+            yield f"policy.{joined(name)}.{key}", why
+        profile = profile_named(policy.sandbox, config.sandbox)
+        if profile is not None:  # else a fault that is told elsewhere
+            for key, why in check_network(profile, policy.network):
+                yield f"policy.{joined(name)}.{key}", why
+            for limit, why in check_kept(profile, policy.limits):
+                yield f"policy.{joined(name)}.limits.{limit}", why
+            for why in check_kernel(profile):
+                yield f"policy.{joined(name)}.sandbox", why
+
+
+def check_walls_of_sidecars(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each sidecar whose profile this kernel does not have."""
+    del document
+    for name, sidecar in config.sidecar.items():
+        # One that is unknown is told elsewhere.
+        for why in check_kernel(PROFILES.get(sidecar.sandbox, PROFILES[NONE])):
+            yield f"sidecar.{joined(name)}.sandbox", why
+
+
+def check_ways(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each policy whose children cannot reach their tools."""
+    del document
+    for name, policy in config.policy.items():
+        profile = profile_named(policy.sandbox, config.sandbox)
+        if profile is None or config.toolexec is None or policy.tools == []:
+            continue
+        instead = "have a layer netns, or tools = []"
+        if why := no_way(profile, policy.network, "their tools", instead):
+            yield f"policy.{joined(name)}.sandbox", why
+
+
+def odd_walls(
+    config: Config, profile: Profile, network: str | None, *, has_tools: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of what a policy's walls leave open, or shut, without its word.
+
+    Args:
+        config: what is offered within them.
+        profile: what the policy names.
+        network: of the policy; None for nothing said.
+        has_tools: the policy does not say that there are none.
+    """
+    if network is None and not keeps_network(profile):
+        why = f"sandbox {profile.name!r} has neither the layer netns nor seccomp"
+        why = f"{why}; add one to its layers, or set network = 'host'"
+        if "netns" in profile.layers:
+            why = f"sandbox {profile.name!r} keeps nobody from it: {without_netns(profile)}"
+        yield "network", f"its children have the host's network: {why}"
+    if profile.layers and "seccomp" not in profile.layers:  # of "none" everybody knows
+        yield "sandbox", f"sandbox {profile.name!r} lacks seccomp: {_LEASES}"
+    if why := _open_directory(profile):
+        text = "its children can change their working directory"
+        yield "sandbox", f"{text}: sandbox {profile.name!r} {why}"
+    what, instead = "the model but by FD 3", "or have a layer netns"
+    if config.llm is not None and (why := no_way(profile, network, what, instead)):
+        yield "sandbox", why
+    if config.toolexec is not None and has_tools:
+        for text in _no_address(profile, network, config.toolexec.listen):
+            yield "sandbox", text
+
+
+def _no_address(
+    profile: Profile, network: str | None, listen: Collection[str]
+) -> Iterator[str]:
+    """Yield what is to be told where children reach tools by TCP alone, and nobody listens.
+
+    Args:
+        profile: what a policy names.
+        network: of the policy.
+        listen: of ``[toolexec]``.
+    """
+    if not profile.unix_sockets and network == "host" and {*listen} == {"unix"}:
+        yield (
+            f"its children have no way to their tools: sandbox {profile.name!r} has"
+            " unix_sockets = false, and [toolexec] listen has no tcp:// address; add one (or"
+            " have the service manager open it), or write tools = []"
+        )
+
+
+def _open_directory(profile: Profile) -> str:
+    """Return what lets a profile's children change their working directory; "" if kept."""
+    layers = foreseen(profile)
+    if not profile.layers or "landlock" in layers:  # of "none" everybody knows
+        return ""
+    if "mountns" not in layers:
+        why = "has here neither the layer landlock nor mountns"
+        return f"{why}; add one to its layers"
+    if os.geteuid() == 0 and layers.isdisjoint({"pidns", "uid"}):
+        why = "has mountns, and none of landlock, pidns and uid to close /proc/PID/root"
+        return f"{why}; add one to its layers"
+    return ""
+
+
+def odd_sidecars(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of commands with a network beside children that have none.
+
+    A sidecar's command acts on what children leave in a workspace that they share
+    (attack 49); a tool has its child's network.
+    """
+    alone = [
+        name for name, policy in config.policy.items() if _is_kept_from(config, policy)
+    ]
+    for name, sidecar in config.sidecar.items():
+        if alone and sidecar.start is not None and sidecar.workspace is not None:
+            text = (
+                "its command has the network and works where children of policy"
+                f" {alone[0]!r}, which have none, may write: they can send by it; leave"
+                " start or workspace out if that is not meant"
+            )
+            yield f"sidecar.{joined(name)}.start", text
+
+
+def _is_kept_from(config: Config, policy: PolicySection) -> bool:
+    """Tell whether a policy's children have tools, and no network."""
+    profile = profile_named(policy.sandbox, config.sandbox)
+    if profile is None or policy.network == "host" or policy.tools == []:
+        return False
+    return bool(profile.layers) and keeps_network(profile)
+
+
+def requiring(config: Config) -> Iterator[tuple[str, Profile, str]]:
+    """Yield (key, profile, network) of each policy and sidecar that require a layer."""
+    for name, policy in config.policy.items():
+        profile = profile_named(policy.sandbox, config.sandbox)
+        if profile is not None and profile.required:
+            key = f"policy.{joined(name)}.sandbox"
+            yield key, profile, policy.network or "none"
+    for name, sidecar in config.sidecar.items():
+        # A fault of its name is told elsewhere.
+        profile = PROFILES.get(sidecar.sandbox)
+        if profile is not None and profile.required and sidecar.backend == "local":
+            yield f"sidecar.{joined(name)}.sandbox", profile, "host"
