@@ -8,6 +8,7 @@ Rules:
     table (pivot_root(2)), leave its parent, and write on through a file that it holds open.
  3. A forked guard does it for a command, and lets all go on when the command ends, even if
     it is killed. It lets nobody look into it, for it forks into the child's namespace.
+ 4. The guard holds the command's lock too: the next command finds a child that goes on.
 
 Sources: cgroup-v2.rst ("cgroup.freeze"), setns(2), kill(2), ioctl_nsfs(2), signal(7).
 """
@@ -66,13 +67,17 @@ class StoppedProcesses:
     Args:
         device: of the mount, as in ``/proc/PID/mountinfo``: ``MAJOR:MINOR``.
         firsts: the first process of each child that has it.
+        end: can be read when the command has ended: nobody waits for the stop then.
 
     Raises:
-        FreezeError: one does not stop, or there is none.
+        FreezeError: one does not stop, or there is none, or the command has ended.
     """
 
-    def __init__(self, device: bytes, firsts: Collection[ProcessIdentity] = ()) -> None:
+    def __init__(
+        self, device: bytes, firsts: Collection[ProcessIdentity], end: int
+    ) -> None:
         self._device = device
+        self._end = end
         self._firsts = frozenset(firsts)
         self._own_space = pid_space(os.getpid())
         self._groups: set[str] = set()
@@ -125,8 +130,8 @@ class StoppedProcesses:
                 text = f"cannot stop the child: {what}"
                 raise FreezeError(f"{text}; try again, or wait for its end")
             self._stop(restless, seen)
-            if not quiet:
-                select.poll().poll(_LOOK_AGAIN_MS)  # of nothing: a wait
+            if _is_readable(self._end, 0 if quiet else _LOOK_AGAIN_MS):
+                raise FreezeError("cannot stop the child: the command has ended")
 
     def _stop(self, restless: Collection[int], seen: Sighting) -> None:
         inside: dict[str, int] = {}
@@ -310,7 +315,7 @@ def _guard(
     for number in _GUARD_IGNORES:
         signal.signal(number, signal.SIG_IGN)
     try:
-        stopped = StoppedProcesses(device, firsts)
+        stopped = StoppedProcesses(device, firsts, end)
     except (FreezeError, OSError) as why:
         os.write(answer, str(why).encode()[:_ANSWER_BYTES])
         return

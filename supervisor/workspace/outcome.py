@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.say import shown_path
 from supervisor.workspace.selection import Selection
-from supervisor.workspace.store import WorkspaceError
+from supervisor.workspace.store import PATIENCE_S, WorkspaceError
 from supervisor.workspace.terminal_patch import show_patch
 from supervisor.workspace.verbs import event_of_commit
 from supervisor.workspace.workspace import CommitResult, Workspace
@@ -47,7 +47,7 @@ def end_run(
     if use.mode != "review":
         return
     try:
-        with Workspace(use.state_dir, use.name) as workspace:
+        with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
             # Another child may have it: then this one was refused, or another one started
             # since it ended. The end of that run is recorded when it comes.
             is_others = bool(workspace.directory.user())
@@ -97,7 +97,7 @@ def drop_unused(use: WorkspaceUse) -> None:
         return
     with (
         contextlib.suppress(WorkspaceError, OSError),
-        Workspace(use.state_dir, use.name) as workspace,
+        Workspace(use.state_dir, use.name, PATIENCE_S) as workspace,
     ):
         if not workspace.changes():
             _drop(workspace, use)

@@ -65,14 +65,16 @@ def sweep_workspaces(state_dir: str) -> Iterator[str]:
 def finish_removals(state_dir: str) -> Iterator[str]:
     """Remove what a killed ``discard`` left of a workspace; yield it, a line each."""
     for left in _find_halves(state_dir):
-        if not _may_be_in_the_making(left.path):
-            yield _remove(left)
+        yield _remove(left)
     with contextlib.suppress(OSError):  # it is tried again by the next command
         LayerStore(state_dir).sweep()
 
 
 def _may_be_in_the_making(path: str) -> bool:
-    """Tell whether another command may be making a workspace: that takes no lock."""
+    """Tell whether another command may be making a workspace: a look takes no lock then.
+
+    The maker is refused where it finds a lock, and holds none just before its last rename.
+    """
     try:
         is_new = time.time() - os.stat(path).st_mtime < _MAKING_S
     except OSError:
@@ -91,7 +93,9 @@ def _find_halves(state_dir: str) -> Iterator[Left]:
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(where)):
             path = os.path.join(where, name)
-            if _HALF in name and not _is_locked(path):
+            if _HALF not in name or _may_be_in_the_making(path):
+                continue
+            if not _is_locked(path):
                 yield Left(path, "a workspace that was half made or half discarded")
 
 

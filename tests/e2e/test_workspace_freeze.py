@@ -274,6 +274,59 @@ def test_a_killed_command_leaves_no_child_stopped(place: Place) -> None:
         wait_until_counted(place, first)
 
 
+HOLD = """
+import sys
+from supervisor.workspace import freeze
+from supervisor.workspace.workspace import Workspace
+freeze.STOP_TIMEOUT_S = 1e9
+with Workspace(*sys.argv[1:]) as workspace:
+    print("locked", flush=True)
+    with workspace.stopped():
+        print("stopped", flush=True)
+        sys.stdin.read()
+"""
+
+
+# spec WS18
+@pytest.mark.nobody
+@pytest.mark.parametrize("moment", ["stopping", "stopped"])
+def test_a_killed_command_leaves_no_lock(
+    place: Place, tmp_path: Path, moment: str
+) -> None:
+    config = tmp_path / "c.toml"
+    more = [] if os.geteuid() == 0 else ["userns"]
+    layers = [*more, "mountns", "pidns"]  # no cgroup: its processes get SIGSTOP
+    config.write_text(f"[sandbox.plain]\nlayers = {layers}\n")
+    script = f"echo ready; {COUNT}"
+    options = ("--config", str(config), "--sandbox", "plain")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(at_work(place, script, *options))
+        wait_until_counted(place, 0)
+        if moment == "stopping":  # it is never done: a process goes on again and again
+            with Workspace(str(place.state), "w") as workspace:
+                ((pid, _),) = workspace.directory.processes()
+            restless = ["sh", "-c", f"while kill -CONT {pid}; do :; done"]
+            go_on = subprocess.Popen(restless, stderr=subprocess.DEVNULL)
+            stack.callback(go_on.wait)
+            stack.callback(go_on.kill)
+        command = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(place.state), "w"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"locked\n"
+        if moment == "stopped":
+            assert command.stdout.readline() == b"stopped\n"
+        guards = Path(f"/proc/{command.pid}/task/{command.pid}/children")
+        until_s = time.monotonic() + 30
+        while not guards.read_text():
+            assert time.monotonic() < until_s
+        command.send_signal(signal.SIGKILL)
+        command.communicate()
+        with Workspace(str(place.state), "w", patience_s=30):
+            wait_until_counted(place, counted(place))
+
+
 # spec WS10
 def test_a_commit_of_a_running_child_is_frozen_or_refused(place: Place) -> None:
     (place.base / "gone").mkdir()

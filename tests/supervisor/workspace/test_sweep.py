@@ -1,7 +1,10 @@
 """What a crash leaves is found, and ended where that is certain."""
 
+import fcntl
 import os
 from pathlib import Path
+
+import pytest
 
 from supervisor.leftovers import left_workspaces
 from supervisor.workspace.store import WorkspaceDirectory
@@ -71,6 +74,28 @@ def test_a_list_removes_what_was_half_discarded_and_not_what_is_being_made(
     os.utime(made, (0, 0))
     do_verb(str(scene.state), "list", {})
     assert os.listdir(where) == ["w"]
+
+
+# spec WS7
+def test_a_look_takes_no_lock_of_what_another_command_is_making(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.make()
+    made = scene.upper.parent.parent / "y.discarded-new-34cd"
+    made.mkdir()
+    lock = fcntl.flock
+
+    def lock_beside_the_maker(fd: int, how: int) -> None:
+        lock(fd, how)
+        if os.path.samestat(os.fstat(fd), made.stat()):
+            with monkeypatch.context() as alone:
+                alone.setattr(fcntl, "flock", lock)
+                WorkspaceDirectory(str(made), "y").close()  # refused if it is locked
+
+    monkeypatch.setattr(fcntl, "flock", lock_beside_the_maker)
+    do_verb(str(scene.state), "list", {})
+    assert list(sweep_workspaces(str(scene.state))) == []
+    assert made.is_dir()
 
 
 # spec WS18
