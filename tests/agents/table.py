@@ -5,8 +5,11 @@ answers: those of `STEPS`, which `demo/provider/steps.py` makes calls of the too
 the agent offers, or answers of its own. In them `{base}` is the workspace.
 """
 
+import shutil
 from dataclasses import dataclass
 from typing import Any
+
+from supervisor.llm.recipe import read_recipe
 
 TASK = "Run the tests, mend calc.py, and run the tests again."
 TESTS = "python3 -B -m unittest -v"
@@ -151,5 +154,12 @@ AGENTS = (
 )  # fmt: skip
 """Each agent that is tried; docs/agents.md says what came of it."""
 
-SHORT = ("qwen", "llm")
-"""The two of least size: 55 and 83 MB; Codex has 424, mini-swe-agent 754."""
+SMALLEST = ("qwen", "llm", "pydantic-ai")
+"""The agents of least size: 55, 83 and 111 MB; Codex has 424, mini-swe-agent 754."""
+
+
+def smallest() -> tuple[str, ...]:
+    """Return the two agents of least size that this machine can install."""
+    has_npm = shutil.which("npm") is not None
+    found = [one for one in SMALLEST if has_npm or "pip" in read_recipe(one).packages]
+    return tuple(found[:2])
