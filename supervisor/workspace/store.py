@@ -24,6 +24,7 @@ import msgspec
 
 from supervisor.launchpad.overlay import VOLATILE_FILE
 from supervisor.scratch import remove_tree
+from supervisor.workspace.linux import is_on_overlay, read_birth_time_ns
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class State(msgspec.Struct, kw_only=True):
         base: the path of the operator's directory.
         device: of the base.
         inode: of the base.
+        born_ns: when the base was made, for another directory may get its inode; None
+            where that is not kept, or not for good.
         marks: how the names of overlayfs's attributes begin.
         created_ns: when it was made.
         started_ns: when the run began of which there is no record yet.
@@ -107,6 +110,7 @@ class State(msgspec.Struct, kw_only=True):
     base: bytes
     device: int
     inode: int
+    born_ns: int | None = None
     marks: bytes
     created_ns: int
     started_ns: int
@@ -510,12 +514,13 @@ def make_workspace(
         OSError: it cannot be made.
     """
     path = path_of(state_dir, name)
-    status = _status_of_base(base)
+    status, born_ns = _look_at_base(base)
     now_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
     state = State(
         base=base,
         device=status.st_dev,
         inode=status.st_ino,
+        born_ns=born_ns,
         marks=marks,
         created_ns=now_ns,
         started_ns=now_ns,
@@ -552,17 +557,24 @@ def make_from_state(
     _make_whole(path, state, below, links or {}, source, is_synced=is_synced)
 
 
-def _status_of_base(base: bytes) -> os.stat_result:
+def _look_at_base(base: bytes) -> tuple[os.stat_result, int | None]:
+    """Return what a base is, and when it was made, if that is kept for good."""
     shown = os.fsdecode(base)
     try:
-        status = os.stat(base)
+        fd = os.open(base, os.O_PATH | os.O_CLOEXEC)
     except OSError as why:
         text = f"cannot use {shown!r} as a workspace: {why.strerror}"
         raise WorkspaceError(f"{text}; name a directory") from None
-    if not stat.S_ISDIR(status.st_mode):
-        text = f"cannot use {shown!r} as a workspace: it is no directory"
-        raise WorkspaceError(f"{text}; name a directory")
-    return status
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISDIR(status.st_mode):
+            text = f"cannot use {shown!r} as a workspace: it is no directory"
+            raise WorkspaceError(f"{text}; name a directory")
+        # On an overlay it is that of a copy, which the first change makes.
+        is_kept = not is_on_overlay(f"/proc/self/fd/{fd}")
+        return status, read_birth_time_ns(fd) if is_kept else None
+    finally:
+        os.close(fd)
 
 
 def make_upper(directory: int, name: str, below: os.stat_result) -> None:

@@ -46,7 +46,7 @@ from supervisor.workspace.layers import (
     split,
     with_parents,
 )
-from supervisor.workspace.linux import sync_file_system
+from supervisor.workspace.linux import read_birth_time_ns, sync_file_system
 from supervisor.workspace.merge import CannotMergeError, Merger
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.record import (
@@ -682,14 +682,19 @@ class Workspace:
             raise BaseGoneError(
                 f"{text}; put it back, or discard the workspace"
             ) from None
-        status = os.fstat(fd)
-        if (status.st_dev, status.st_ino) != (self.state.device, self.state.inode):
+        if not self._is_base(fd):
             os.close(fd)
             text = f"cannot use the base {shown!r}: another directory is there now"
             raise BaseGoneError(
                 f"{text}; put the old one back, or discard the workspace"
             )
         return fd
+
+    def _is_base(self, fd: int) -> bool:
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != (self.state.device, self.state.inode):
+            return False
+        return self.state.born_ns in {None, read_birth_time_ns(fd)}
 
     @contextlib.contextmanager
     def trees(self, *, for_commit: bool = False) -> Iterator[Trees]:

@@ -1,6 +1,7 @@
 """What the operator changed as well is never overwritten."""
 
 import contextlib
+import json
 import os
 import shutil
 import threading
@@ -13,7 +14,11 @@ import pytest
 from supervisor.workspace import commit as commit_module
 from supervisor.workspace import workspace as workspace_module
 from supervisor.workspace.commit import UnfinishedCommitError
-from supervisor.workspace.linux import rename, sync_file_system
+from supervisor.workspace.linux import (
+    read_birth_time_ns,
+    rename,
+    sync_file_system,
+)
 from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.workspace import CommitResult, NoMatchError, Workspace
 from tests.chaos.rounds import LONG
@@ -243,6 +248,29 @@ def test_a_base_that_was_replaced_is_not_touched(edited: Scene) -> None:
     with pytest.raises(WorkspaceError, match="another directory is there now"):
         commit(edited)
     assert tree_of(edited.base) == {}
+
+
+# spec WS12
+def test_a_base_that_was_made_anew_with_the_same_inode_is_not_touched(
+    edited: Scene,
+) -> None:
+    state_file = edited.upper.parent / "state"
+    shutil.rmtree(edited.base)
+    edited.base.mkdir()
+    fd = os.open(edited.base, os.O_RDONLY)
+    is_kept = read_birth_time_ns(fd) is not None
+    os.close(fd)
+    state = json.loads(state_file.read_bytes())
+    state["inode"] = edited.base.stat().st_ino  # ext4 has given the same one
+    state_file.write_text(json.dumps(state))
+    if is_kept:
+        with pytest.raises(WorkspaceError, match="another directory is there now"):
+            commit(edited)
+        assert tree_of(edited.base) == {}
+    # What an older version made does not have it.
+    del state["born_ns"]
+    state_file.write_text(json.dumps(state))
+    assert "a" in conflicts(commit(edited))
 
 
 # spec WS12
