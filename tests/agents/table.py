@@ -143,6 +143,7 @@ AGENTS = (
         program="smolagent",
     ),
     Agent("openai-agents", program="python3"),
+    Agent("claude-agent-sdk", program="python3"),
     Agent("pydantic-ai", program="python3"),
     Agent("pydantic-ai-mcp", answers=FILES, program="python3", has_files=True),
     Agent("langgraph", program="python3"),

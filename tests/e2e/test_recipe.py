@@ -25,6 +25,7 @@ WANTED = {
     *(
         "codex",
         "claude",
+        "claude-agent-sdk",
         "opencode",
         "aider",
         "mini-swe-agent",
