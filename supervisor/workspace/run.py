@@ -303,6 +303,8 @@ def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
         OSError: something in it cannot be read.
     """
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+        # Else what is undone later would count as removed by the operator.
+        workspace.finish_commit()
         return tuple(workspace.end_run() if is_last else workspace.changes())
 
 

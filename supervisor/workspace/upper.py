@@ -328,12 +328,15 @@ class _Pruning:
             with self._merged.read(directory) as reader:
                 for name in reader.names_in(directory.parts[:1]):
                     node = reader.look_up(name)
-                    if node is not None and self._is_merged(node):
+                    if node is not None and self._may_have_any(node):
                         pending.append((node, False))
 
-    def _is_merged(self, node: Node) -> bool:
-        """Tell whether the layer and the base have a directory at one path."""
-        if not node.is_directory or len(node.parts) == 1:
+    def _may_have_any(self, node: Node) -> bool:
+        """Tell whether a directory is at one path in the layer and the base, or is new.
+
+        In a new one there may be whiteouts over nothing, where a commit was undone.
+        """
+        if not node.is_directory:
             return False
         return {part.path for part in node.parts} == {node.path}
 

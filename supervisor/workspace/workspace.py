@@ -95,7 +95,10 @@ if TYPE_CHECKING:
     from supervisor.workspace.export import Form
 
 _LATER = "committed-in-use"
-"""Paths that are to leave the layer when no child has it, in the workspace's directory."""
+"""Paths that are to leave the layer when no child has it, in the workspace's directory.
+
+They were committed while a child had it; or that was undone, and a whiteout hides nothing.
+"""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -837,12 +840,12 @@ class Workspace:
             self.aside = journal.aside
             if journal.is_in_use:
                 self._restore_marks(trees, journal)
+                self._leave_for_later(_hiding_nothing(trees, journal))
             self._settle_undone(trees, journal)
             return
         paths = list(dict.fromkeys(step.path for step in journal.steps))
         if self.directory.user():  # a mounted layer is not to be changed from outside
-            later = dict.fromkeys((*self._left_for_later(), *paths))
-            self.directory.write(_LATER, msgspec.msgpack.encode(list(later)))
+            self._leave_for_later(paths)
         else:
             tops = (trees.upper_fd, trees.base_fd)
             remove_merged(trees.upper_fd, journal.merged)
@@ -894,8 +897,14 @@ class Workspace:
         data = self.directory.read(_LATER)
         return [] if data is None else msgspec.msgpack.decode(data, type=list[bytes])
 
+    def _leave_for_later(self, paths: Sequence[bytes]) -> None:
+        """Have paths leave the layer when no child has it."""
+        if paths:
+            later = dict.fromkeys((*self._left_for_later(), *paths))
+            self.directory.write(_LATER, msgspec.msgpack.encode(list(later)))
+
     def _prune_later(self) -> None:
-        """Take from the layer what was committed while a child had it."""
+        """Take from the layer what it needs no more, of commits while a child had it."""
         later = self._left_for_later()
         if not later or self.directory.user():
             return
@@ -1055,6 +1064,13 @@ def _shows_any(merged: LayeredTree, path: bytes, of_base: Collection[bytes]) -> 
 def _put_paths(journal: CommitJournal) -> list[bytes]:
     """Return where a commit puts something into the base."""
     return [step.path for step in journal.steps if isinstance(step, Put)]
+
+
+def _hiding_nothing(trees: Trees, journal: CommitJournal) -> list[bytes]:
+    """Return where a child may have hidden what a commit, now undone, had in the base."""
+    missing = [path for path in _put_paths(journal) if trees.base.find(path) is None]
+    nodes = ((path, trees.merged.find(path)) for path in missing)
+    return [path for path, node in nodes if node is None or node.is_directory]
 
 
 def _record_around(

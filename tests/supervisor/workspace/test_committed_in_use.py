@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.workspace.run import record_end
 from supervisor.workspace.selection import Selection
+from supervisor.workspace.use import WorkspaceUse
 from tests.supervisor.workspace.scene import Scene, layered, scene_in, write
 
 
@@ -155,6 +157,46 @@ def test_an_undone_commit_hides_nothing_that_the_operator_makes_later(
         assert workspace.finish_commit() is False
     write(scene.base / "x/b")
     assert paths(scene) == {b"d", b"x", b"x/a", b"x/b"}
+
+
+# spec WS11, WS12
+@pytest.mark.parametrize("is_undone_at_once", [True, False])
+def test_what_was_removed_behind_an_undone_commit_hides_nothing_made_later(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, *, is_undone_at_once: bool
+) -> None:
+    with child(scene) as top:
+        for path in ("a", "b", "d/x/a", "d/x/b"):
+            write(top / path)
+        cut_commit(scene, monkeypatch, "commit.sync_file_system", after=1)
+        for path in ("a", "d/x/a"):  # the base has it, so the kernel hides it
+            (top / path).unlink()
+        if is_undone_at_once:
+            with scene.open() as workspace:
+                assert workspace.finish_commit() is False
+    with scene.open() as workspace:
+        workspace.finish_commit()
+    assert not list(scene.base.iterdir())
+    for path in ("a", "d/x/a"):
+        write(scene.base / path, "operator's\n")
+    assert paths(scene) == {b"a", b"b", b"d", b"d/x", b"d/x/a", b"d/x/b"}
+
+
+# spec WS11, WS12
+def test_the_end_of_a_run_undoes_a_commit_that_died_and_then_looks(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scene.run() as top:
+        with scene.open() as workspace:
+            lock = workspace.directory.lock_for("child-1")
+        write(top / "a")
+        write(top / "b")
+        cut_commit(scene, monkeypatch, "commit._Steps.do", after=1)
+        os.close(lock)
+    state = os.fspath(scene.state)
+    use = WorkspaceUse("w", os.fspath(scene.base), "review", state)
+    assert {row.path for row in record_end(use, is_last=True)} == {b"a", b"b"}
+    with scene.open() as workspace:
+        assert workspace.commit(Selection()).conflicts == ()
 
 
 # spec WS12
