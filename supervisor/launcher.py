@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from supervisor import proctree
     from supervisor.launchpad.start import LaunchpadProcess
     from supervisor.spawn_request import SpawnRequest
+    from supervisor.spawned import ProcessState
 
 # The launchpad ends 50 processes in 20 ms and exits. What takes longer (a dead network
 # file system, a fork bomb) is left to it, and it is left alive for that.
@@ -246,6 +247,19 @@ class Launcher:
                 record.exited.set()
         # A child may be swept before it is put in: its record is kept for it.
         self.handed_over = dict(self._records)
+
+    def restore_process(self, state: ProcessState) -> SpawnedProcess:
+        """Return a process of the program before; it is the caller's."""
+        record = self.handed_over.pop(state.ident, None)
+        if record is None:
+            record = Record()
+            if state.status is not None:
+                record.status = ExitStatus(*state.status)
+            for event in (record.started, record.exited, record.swept):
+                event.set()
+        born = (state.pid, state.create_time, (), state.init, state.pidfd)
+        record.born = born
+        return SpawnedProcess(self, state.ident, record, born)
 
     def descriptors(self) -> tuple[int, int]:
         """Return its control socket and the launchpad's pidfd."""

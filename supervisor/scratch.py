@@ -30,6 +30,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from supervisor.sandbox import giving
 from supervisor.say import shown_path
 from supervisor.temporary import temporary_directory
@@ -56,6 +58,14 @@ SLICE_S = 0.001
 removed in turns with them."""
 
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ScratchState(msgspec.Struct):
+    """See ``Scratch``; paths as bytes: base, root, tmp, run."""
+
+    fd: int
+    keep: bool
+    paths: list[bytes]
 
 
 class Scratch:
@@ -110,6 +120,22 @@ class Scratch:
         self.tmp = str(self._base / "tmp")
         self.run = str(self._base / "run")
         self.root = str(self._base / "root") if root is None else root
+
+    @classmethod
+    def restore(cls, state: ScratchState) -> Scratch:
+        """Return the directories of the program before."""
+        scratch = cls.__new__(cls)  # a call would make new ones
+        scratch._take(state)  # noqa: SLF001 - its own
+        return scratch
+
+    def _take(self, state: ScratchState) -> None:
+        base, self.root, self.tmp, self.run = map(os.fsdecode, state.paths)
+        self._base, self._fd, self._keep = Path(base), state.fd, state.keep
+
+    def snapshot(self) -> ScratchState:
+        """Return it as ``restore`` takes it."""
+        paths = (self._base, self.root, self.tmp, self.run)
+        return ScratchState(self._fd, self._keep, [os.fsencode(path) for path in paths])
 
     @property
     def home(self) -> str:

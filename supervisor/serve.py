@@ -63,9 +63,9 @@ from supervisor.handover.daemon import DaemonSurroundings, left_of, take_over
 from supervisor.handover.enter import enter
 from supervisor.handover.next_program import SIGNALS, hear_signals
 from supervisor.handover.orders import Change
-from supervisor.handover.secrets import give_key_back
 from supervisor.host import open_host, settings_of
 from supervisor.journal_segments import KEEP, MAX_BYTES, SegmentJournal
+from supervisor.llm.keys import restore_environment
 from supervisor.logs import Log
 from supervisor.loop_watch import Conditions, Lag, feed_watchdog
 from supervisor.notify import Notifier, watchdog_interval_s
@@ -245,9 +245,9 @@ class Daemon:
             for_tools = []
             if config.toolexec is not None:
                 for_tools = self._activated.pop("toolexec", [])
-            give_key_back(self._opened.host_state)
             state = self._opened.host_state
             left_services = NOTHING if state is None else state.services
+            restore_environment(left_services.get("llm"))
             async with offered(host, config, for_tools, left_services):
                 await self._begin(host, children, nursery, control)
                 if await children.have_begun(

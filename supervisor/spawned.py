@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import signal as signals
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import trio
 
 from supervisor.launchpad import wire
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor import proctree
-    from supervisor.launcher import Launcher
 
 # The report of an exit leaves the launchpad microseconds after the pidfd wakes us; a
 # machine that needs longer is in such trouble that no status is worth waiting for.
@@ -136,6 +136,40 @@ class Record:
             self.at_exit()
 
 
+class ProcessState(msgspec.Struct):
+    """A process, handed over.
+
+    Attributes:
+        status: how it ended, if nothing is left of it and the launchpad has forgotten
+            it; None else, for then it says so to the next program.
+    """
+
+    ident: int
+    pid: int
+    create_time: int
+    pidfd: int
+    init: int
+    status: tuple[int | None, int | None, float, float, int] | None = None
+
+
+class Control(Protocol):
+    """The host's way to its launchpad; ``launcher.Launcher`` is it."""
+
+    def check(self) -> None:
+        """Raise LaunchpadLost if there is no launchpad any more."""
+        ...
+
+    async def send(
+        self, message: tuple[object, ...], fds: tuple[int, ...] = ()
+    ) -> None:
+        """Send one message, whole.
+
+        Raises:
+            LaunchpadLost: there is no launchpad any more.
+        """
+        ...
+
+
 class SpawnedProcess:
     """One child that became its program. Owned, and waited for, by one task (I2).
 
@@ -148,13 +182,13 @@ class SpawnedProcess:
 
     def __init__(
         self,
-        launcher: Launcher,
+        control: Control,
         ident: int,
         record: Record,
         born: Born,
     ) -> None:
         self.pid, self.create_time, self.applied, self.init, self._pidfd = born
-        self._launcher = launcher
+        self._control = control
         self._ident = ident
         self._record = record
         self._is_awaited = False  # somebody waits, or has waited, for the pidfd
@@ -187,7 +221,7 @@ class SpawnedProcess:
 
     def _status(self) -> ExitStatus:
         if self._record.status is None:
-            self._launcher.check()
+            self._control.check()
             return ExitStatus()
         return self._record.status
 
@@ -212,7 +246,7 @@ class SpawnedProcess:
             LaunchpadLost: The host itself ends what is left.
         """
         await self._record.swept.wait()
-        self._launcher.check()
+        self._control.check()
 
     @property
     def is_swept(self) -> bool:
@@ -231,7 +265,7 @@ class SpawnedProcess:
     async def signal_tree(self, signal: int) -> None:
         """Signal this process and all beneath it; returns when that is asked for."""
         message = (wire.SIGNAL, self._ident, int(signal))
-        await self._launcher.send(message)
+        await self._control.send(message)
 
     async def end_tree(self) -> None:
         """SIGKILL this process and all beneath it; returns when that is asked for.
@@ -248,6 +282,15 @@ class SpawnedProcess:
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors: the pidfd, until `close`."""
         return (self._pidfd,) if self._pidfd >= 0 else ()
+
+    def snapshot(self) -> ProcessState:
+        """Return it as ``Launcher.restore_process`` takes it; it is not closed."""
+        status = None
+        if self._record.swept.is_set():
+            status = astuple(self._record.status or ExitStatus())
+        return ProcessState(
+            self._ident, self.pid, self.create_time, self._pidfd, self.init, status
+        )
 
     def close(self) -> None:
         """Give the pidfd back. Does not end the process. A second call does nothing."""

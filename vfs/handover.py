@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ from vfs.policy import Policy
 
 if TYPE_CHECKING:
     from vfs.filesystem import Filesystem
+
+T = TypeVar("T")
 
 POLICY_EXTRAS = ("image_tokens", "model", "quota", "tools")
 """What a policy may hold beside files, by name: plain values, or sets of them."""
@@ -334,3 +336,20 @@ def enter_counters(fs: Filesystem, state: CounterState) -> None:
     """Go on counting where the program before has stopped (I4)."""
     fs.tables._client_ids = count(state.client)
     fs.tables.filenos = count(state.fileno)
+
+
+def state_from(left: object, form: type[T], what: str) -> T:
+    """Return a part of the state that was handed over as plain values.
+
+    Args:
+        left: the values.
+        form: the struct that they are.
+        what: is to be taken over, for the error.
+
+    Raises:
+        HandoverError: they are another program's.
+    """
+    try:
+        return msgspec.convert(left, form)
+    except msgspec.ValidationError as why:
+        raise HandoverError(f"cannot take {what} over: {why}") from None

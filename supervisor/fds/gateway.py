@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from supervisor.fds.conversations import Conversations
     from supervisor.fds.service import FdService
     from supervisor.llm import gateway
+    from supervisor.llm.models import Models
     from supervisor.llm.service import LlmService
     from vfs.content import Json
     from vfs.filesystem import Client
@@ -109,7 +110,7 @@ def connect(fds: FdService, llm: LlmService) -> Conversations:
     from supervisor.llm.gateway import FailedCallError  # noqa: PLC0415 - with a model
     from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - likewise
 
-    model = GatewayModel(_LlmAsker(llm), (FailedCallError, QuotaError))
+    model = GatewayModel(_LlmAsker(llm.models), (FailedCallError, QuotaError))
     conversations = Conversations(fds, model)
     llm.dialogues = _Dialogues(conversations, FailedCallError)
     return conversations
@@ -138,13 +139,13 @@ class _Dialogues:
 class _LlmAsker:
     """The gateway's service as an ``Asker``."""
 
-    def __init__(self, llm: LlmService) -> None:
-        self._llm = llm
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     @property
     def presets(self) -> Mapping[str, str]:
         """See ``Asker``."""
-        return self._llm.presets
+        return self._models.presets
 
     async def ask(
         self, client: Client, body: Mapping[str, object], *, claim: bool
@@ -154,19 +155,19 @@ class _LlmAsker:
             size_of_body,
         )
 
-        llm = self._llm
-        section = llm.section
+        models = self._models
+        section = models.section
         # Encoded once more than it is sent: a prompt is paid with all that is in it.
         size = await in_thread(size_of_body, body, share=client.ledger.threads)
         if section.temperature is not None:
             body = {**body, "temperature": section.temperature}
-        call = llm.prepared(
+        call = models.prepared(
             client,
-            llm.model_name(client, claim=claim and client.policy.top_level),
+            models.model_name(client, claim=claim and client.policy.top_level),
             body,
             size=size,
             max_tokens=section.max_tokens,
         )
         # What is sent, and what it was measured by.
-        with llm.budget.reservation(client.ledger, 2 * size.size_bytes):
-            return await llm.gateway.complete(call)
+        with models.budget.reservation(client.ledger, 2 * size.size_bytes):
+            return await models.gateway.complete(call)

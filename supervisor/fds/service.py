@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from supervisor.config.document import Config
     from supervisor.fds.conversations import Conversations
     from supervisor.fds.handover import FdsState
-    from supervisor.host import Host
     from supervisor.logs import Log
+    from supervisor.parts import Parts
     from supervisor.session.ports import ChildView
     from vfs.content import Summarizer, Tool
     from vfs.content.handover import Entering
@@ -376,7 +376,7 @@ def make_service(fs: Filesystem, config: Config | None, checkpoints: str) -> FdS
 
 
 @contextmanager
-def open_fds(host: Host, config: Config, left: object = None) -> Iterator[FdService]:
+def open_fds(host: Parts, config: Config, left: object = None) -> Iterator[FdService]:
     """Offer the LLM fds that a configuration asks for until the block ends.
 
     Args:

@@ -22,13 +22,13 @@ import msgspec
 import trio
 
 from supervisor.config.child import ChildSection
-from supervisor.handover.parts import ScratchState, scratch_from, scratch_state
-from supervisor.handover.state import bytes_as_text, taken, text_as_bytes
+from supervisor.handover.state import bytes_as_text, text_as_bytes
 from supervisor.kept import FINAL, Kept
 from supervisor.restarts import Phase
-from supervisor.scratch import Scratch
+from supervisor.scratch import Scratch, ScratchState
 from supervisor.specs import ChildOptions
 from vfs.errors import HandoverError
+from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -99,7 +99,7 @@ def left_of(launchpad: LaunchpadProcess) -> DaemonState | None:
     """
     if launchpad.handed_over is None:
         return None
-    return taken(launchpad.handed_over.more, DaemonState, "the daemon")
+    return state_from(launchpad.handed_over.more, DaemonState, "the daemon")
 
 
 # Taking down
@@ -193,7 +193,7 @@ def _kept_state(kept: Kept) -> KeptState:
     state.child_id = kept.child.id
     for held in kept._held:
         if isinstance(held, Scratch):
-            state.scratch = scratch_state(held)
+            state.scratch = held.snapshot()
         else:
             state.output_fd, state.error_fd = held.fds
     return state
@@ -269,7 +269,7 @@ class EnteredKept(Kept):
         # Known before its task begins: who asks it to end meanwhile finds it.
         self.child = child
         self._left: KeptState | None = left
-        self._scratch = None if left.scratch is None else scratch_from(left.scratch)
+        self._scratch = None if left.scratch is None else Scratch.restore(left.scratch)
         restarts, now = self.restarts, self.restarts._clock()
         restarts.total = left.restarts.total
         restarts._in_a_row = left.restarts.in_a_row

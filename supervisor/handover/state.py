@@ -16,7 +16,7 @@ Rules of this file.
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -29,8 +29,6 @@ from vfs.handover import (  # noqa: TC001 - msgspec looks at them
     PlaceState,
     PolicyState,
 )
-
-T = TypeVar("T")
 
 VERSION = 3
 """Of the form below."""
@@ -219,23 +217,6 @@ def decode(data: bytes) -> HostState:
         return msgspec.msgpack.decode(envelope.body, type=HostState)
     except msgspec.MsgspecError as why:
         raise HandoverError(f"cannot take the host over: {why}") from None
-
-
-def taken(left: object, form: type[T], what: str) -> T:
-    """Return a part of the state that was handed over as plain values.
-
-    Args:
-        left: the values.
-        form: the struct that they are.
-        what: is to be taken over, for the error.
-
-    Raises:
-        HandoverError: they are another program's.
-    """
-    try:
-        return msgspec.convert(left, form)
-    except msgspec.ValidationError as why:
-        raise HandoverError(f"cannot take {what} over: {why}") from None
 
 
 def versions() -> str:

@@ -29,8 +29,9 @@ from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
+    from supervisor.dialogues import Dialogues
     from supervisor.llm.gateway import Completion
-    from supervisor.llm.service import LlmService
+    from supervisor.llm.models import Models
     from supervisor.session.ports import Caller
     from vfs.filesystem import OpenFile
 
@@ -61,13 +62,18 @@ class RefusedError(Exception):
 
 
 async def answer(
-    caller: Caller, service: LlmService, claim: bool, parts: tuple[bytes, ...]
+    caller: Caller,
+    models: Models,
+    dialogues: Dialogues,
+    claim: bool,
+    parts: tuple[bytes, ...],
 ) -> bytes | None:
     """Answer one LLM_CHAT.
 
     Args:
         caller: whose request it is.
-        service: the model.
+        models: answer.
+        dialogues: answer where more than one call belongs together.
         claim: the effective view, which the caller has the right to.
         parts: input files, output files, prompt, preset.
 
@@ -85,12 +91,14 @@ async def answer(
                     prompt = await _decoded(caller, prompt_data, CHAT_FORMS - 2)
                 except UnicodeDecodeError:
                     raise RefusedError(error(b"invalid prompt encoding")) from None
-                chosen = _chosen(service, prompt, preset)
+                chosen = _chosen(models, prompt, preset)
                 files = await _read_inputs(caller, inputs, claim=claim)
                 await opened.open(await _names(outputs, NO_OUTPUTS))
                 said = (prompt, tuple(files))
-                completion = await _ask(caller, service, chosen, said, claim=claim)
-                reply = await _finished(caller, service, opened, completion)
+                completion = await _ask(
+                    caller, models, dialogues, chosen, said, claim=claim
+                )
+                reply = await _finished(caller, models, opened, completion)
         except (RefusedError, OutputsError) as why:
             reply = why.reply
         except QuotaError:
@@ -105,7 +113,7 @@ async def answer(
 
 
 async def _finished(
-    caller: Caller, service: LlmService, opened: Outputs, completion: Completion
+    caller: Caller, models: Models, opened: Outputs, completion: Completion
 ) -> bytes:
     """Write the outputs and make the reply: the call is paid, so it is not undone."""
     _reserve(caller, 2 * len(completion.data))
@@ -115,7 +123,7 @@ async def _finished(
             await opened.write(await in_thread(text.encode))
         else:
             await opened.write(text.encode())
-    status = service.status_text(caller.client).encode()
+    status = models.accounts.status_text(caller.client).encode()
     return b"OK %d %b\n%b" % (len(completion.data), status, completion.data)
 
 
@@ -179,7 +187,7 @@ class _Chosen:
     name: str = ""
 
 
-def _chosen(service: LlmService, prompt: str, preset: bytes) -> _Chosen:
+def _chosen(models: Models, prompt: str, preset: bytes) -> _Chosen:
     """Return what is said before the user, and in which conversation (spec L5)."""
     if not preset and prompt:
         return _Chosen()
@@ -187,10 +195,10 @@ def _chosen(service: LlmService, prompt: str, preset: bytes) -> _Chosen:
         raise RefusedError(invalid("preset", preset))
     text = preset.decode(errors="surrogateescape") or DEFAULT_PRESET
     program, at, name = text.partition("@")
-    system = service.presets.get(program)
+    system = models.presets.get(program)
     if system is None or (at and not _is_name(name)):
         raise RefusedError(invalid("preset", preset))
-    return _Chosen(program, system, service.has_tools(program), name)
+    return _Chosen(program, system, models.has_tools(program), name)
 
 
 def _is_name(name: str) -> bool:
@@ -200,7 +208,8 @@ def _is_name(name: str) -> bool:
 
 async def _ask(
     caller: Caller,
-    service: LlmService,
+    models: Models,
+    dialogues: Dialogues,
     chosen: _Chosen,
     said: tuple[str, tuple[tuple[str, str], ...]],
     *,
@@ -210,7 +219,7 @@ async def _ask(
     if chosen.program is not None and (chosen.has_tools or chosen.name):
         system, has_tools = chosen.system, chosen.has_tools
         first = (caller.client, claim, chosen.program, system, has_tools, chosen.name)
-        return await service.dialogues.answer(Turn(*first, *said))
+        return await dialogues.answer(Turn(*first, *said))
     messages = []
     if chosen.program is not None:
         messages.append({"role": "system", "content": chosen.system})
@@ -222,8 +231,8 @@ async def _ask(
     if text:
         messages.append({"role": "user", "content": text})
     size += len(chosen.system.encode())
-    call = service.call(caller.client, messages, claim=claim, size_bytes=size)
-    return await service.gateway.complete(call)
+    call = models.call(caller.client, messages, claim=claim, size_bytes=size)
+    return await models.gateway.complete(call)
 
 
 def _user_message(prompt: str, files: tuple[tuple[str, str], ...]) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from vfs.hostio import in_thread
 if TYPE_CHECKING:
     from supervisor.dialogues import Message, Turn
     from supervisor.llm.gateway import Completion
-    from supervisor.llm.service import LlmService
+    from supervisor.llm.models import Models
     from vfs.clients import Client
 
 
@@ -22,21 +22,21 @@ class PlainDialogues:
     """See ``supervisor.dialogues.Dialogues``.
 
     Args:
-        service: makes the calls.
+        models: answer.
 
     Attributes:
         kept: conversations under names.
     """
 
-    def __init__(self, service: LlmService) -> None:
-        self._service = service
+    def __init__(self, models: Models) -> None:
+        self._models = models
         self.kept: Kept[tuple[Message, ...]] = Kept()
 
     async def answer(self, turn: Turn) -> Completion:
         """See ``Dialogues``."""
         if turn.has_tools:
             raise FailedCallError("the preset has tools, and this host has no LLM fds")
-        client, service = turn.client, self._service
+        client, models = turn.client, self._models
         self.kept.check_room(client, turn.name, turn.size_chars)
         said = self.kept.find(client, turn.name) or ()
         size_chars = turn.size_chars + sum(len(one["content"]) for one in said)
@@ -45,15 +45,15 @@ class PlainDialogues:
         else:
             messages, size = _messages(turn, said)
         said = tuple(messages[1:])
-        call = service.call(client, messages, claim=turn.claim, size_bytes=size)
+        call = models.call(client, messages, claim=turn.claim, size_bytes=size)
         # What was said before; of what is said now its client has reserved all forms.
         before = 2 * sum(len(message["content"]) for message in said[:-1])
         try:
-            memory = service.budget.reservation(client.ledger, before)
+            memory = models.budget.reservation(client.ledger, before)
         except OSError:
             raise NoMemoryError(NO_MEMORY) from None
         with memory:
-            completion = await service.gateway.complete(call)
+            completion = await models.gateway.complete(call)
         said = (*said, {"role": "assistant", "content": completion.text})
         size = sum(len(message["content"]) for message in said)
         self.kept.keep(client, turn.name, said, size)

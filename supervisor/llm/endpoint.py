@@ -14,6 +14,8 @@ Rules of this file.
    room (spec S5, S7): of those that came by the listener by which most came, so that who
    floods its own keeps nobody else out.
 3. What goes wrong with a child's own listener ends that listener.
+4. It is handed over with its addresses and tokens, which children were told. A request that
+   has not come whole, or for which nothing was done, is read again from its first byte.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from supervisor.accepting import accepted, listener_on, only_this_one
@@ -39,9 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AsyncExitStack
 
-    from supervisor.llm.handover_endpoint import EndpointState
+    from supervisor.llm.models import Models
     from supervisor.llm.quota import Node
-    from supervisor.llm.service import LlmService
     from supervisor.session.ports import ChildView
     from supervisor.spec import ChildSpec
     from vfs.filesystem import Client
@@ -67,6 +69,36 @@ REPLACED = "the host was replaced by its next program; ask again"
 
 INTERRUPT_S = 1.0
 """How long a client may take to take that: it is short."""
+
+
+class DoorState(msgspec.Struct):
+    """What one child was told, and its own listeners; -1: it has none.
+
+    Attributes:
+        listener_fd: its unix socket.
+        inner_fd: on loopback of its net namespace.
+    """
+
+    token: str
+    listener_fd: int
+    path: bytes
+    inner_fd: int = -1
+
+
+class ConnectionState(msgspec.Struct):
+    """A connection, what it has sent of a request, and the token that it has shown."""
+
+    fd: int
+    received: bytes
+    token: str
+
+
+class EndpointState(msgspec.Struct):
+    """All of it; ``doors`` by the children's own clients."""
+
+    listener_fd: int
+    doors: dict[str, DoorState]
+    connections: list[ConnectionState]
 
 
 class Account:
@@ -126,9 +158,9 @@ class Endpoint:
     """Made by ``open_endpoint``."""
 
     def __init__(
-        self, service: LlmService, listener: trio.SocketListener, nursery: trio.Nursery
+        self, models: Models, listener: trio.SocketListener, nursery: trio.Nursery
     ) -> None:
-        self._service = service
+        self._models = models
         self._nursery = nursery
         self._listener = listener
         self.left: EndpointState | None = None
@@ -185,7 +217,7 @@ class Endpoint:
         self, token: str, client: Client, stack: AsyncExitStack
     ) -> Account:
         """Let a token stand for a client; it is closed with the stack."""
-        account = Account(client, self._service.node_of(client))
+        account = Account(client, self._models.accounts.node_of(client))
         self._accounts[token] = account
         stack.push_async_callback(self._dismiss, token)
         return account
@@ -214,8 +246,8 @@ class Endpoint:
     ) -> None:
         self._listeners.add(listener)
         scope = trio.CancelScope()
-        self._service.fs.set_aside(1)
-        stack.callback(self._service.fs.set_aside, -1)
+        self._models.fs.set_aside(1)
+        stack.callback(self._models.fs.set_aside, -1)
         stack.callback(scope.cancel)
         self._nursery.start_soon(self._listen_own, listener, scope)
 
@@ -231,6 +263,55 @@ class Endpoint:
         for connection in self._connections:
             if connection.http.received is None:
                 connection.answering.cancel()
+
+    def snapshot(self) -> tuple[EndpointState, set[int]]:
+        """Return an endpoint at rest as a plain structure, and its descriptors."""
+        state = EndpointState(self._listener.socket.fileno(), {}, [])
+        fds = {state.listener_fd}
+        for token, account in self._accounts.items():
+            listener, path = account.listener, os.fsencode(account.path)
+            fd = -1 if listener is None else listener.socket.fileno()
+            inner = -1 if account.inner is None else account.inner.socket.fileno()
+            state.doors[account.client.id] = DoorState(token, fd, path, inner)
+            fds |= {fd, inner} - {-1}
+        tokens = {
+            connection: token
+            for token, account in self._accounts.items()
+            for connection in account.connections
+        }
+        for connection in self._connections:
+            fd = connection.http.stream.socket.fileno()
+            received = connection.http.received
+            if fd >= 0 and received is not None:
+                token = tokens.get(connection, "")
+                state.connections.append(ConnectionState(fd, bytes(received), token))
+                fds.add(fd)
+        return state, fds
+
+    def restore_child(self, child: ChildView, stack: AsyncExitStack) -> None:
+        """Go on with a child's token and its listeners."""
+        left = self.left
+        session = child.session
+        if left is None or session is None:
+            return
+        door = left.doors.get(session.client.id)
+        if door is None:  # it was started when there was no endpoint
+            return
+        account = self.open_account(door.token, session.client, stack)
+        if door.listener_fd >= 0:
+            listener = listener_on(door.listener_fd)
+            self.listen_for(account, listener, child.spec, stack)
+        if door.inner_fd >= 0:
+            self.listen_within(account, listener_on(door.inner_fd), stack)
+
+    def restore_connections(self) -> None:
+        """Go on with the connections."""
+        left, self.left = self.left, None
+        for one in () if left is None else left.connections:
+            sock = socket.socket(fileno=one.fd)
+            sock.setblocking(False)
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            self.own(stream, one.received, one.token)
 
     def own(
         self,
@@ -249,7 +330,7 @@ class Endpoint:
         """
         connection = _Connection(stream, ahead, by)
         self._connections.add(connection)
-        self._service.fs.set_aside(DESCRIPTORS)
+        self._models.fs.set_aside(DESCRIPTORS)
         account = self._accounts.get(token)
         if account is None:
             self._strangers[connection] = None
@@ -281,7 +362,7 @@ class Endpoint:
                 "The model endpoint closed a child's own listener: accept failed:"
                 f" {why.strerror}; restart the child"
             )
-            self._service.log.write("WARNING", text, reason=why.strerror)
+            self._models.log.write("WARNING", text, reason=why.strerror)
         finally:
             for connection in self._connections:
                 if connection.by is listener:
@@ -314,7 +395,7 @@ class Endpoint:
     async def _serve(self, connection: _Connection, is_stranger: bool) -> None:
         http = connection.http
         try:
-            with only_this_one(self._service.log, "the endpoint"), connection.scope:
+            with only_this_one(self._models.log, "the endpoint"), connection.scope:
                 if is_stranger:
                     connection.scope.deadline = trio.current_time() + STRANGER_S
                 while await self._serve_one(connection) and http.next_cycle():
@@ -324,7 +405,7 @@ class Endpoint:
             for account in self._accounts.values():
                 account.connections.pop(connection, None)
             self._connections.discard(connection)
-            self._service.fs.set_aside(-DESCRIPTORS)
+            self._models.fs.set_aside(-DESCRIPTORS)
             with trio.CancelScope(shield=True):  # bounded: closes a socket
                 await trio.aclose_forcefully(http.stream)
             connection.over.set()
@@ -342,7 +423,7 @@ class Endpoint:
                 account = self._account(connection, request.token)
                 connection.answering = trio.CancelScope()
                 with connection.answering:
-                    asker = Asker(self._service, account.client, account.node)
+                    asker = Asker(self._models, account.client, account.node)
                     await answer(asker, http, request)
             if connection.answering.cancelled_caught:
                 with trio.move_on_after(INTERRUPT_S):
@@ -364,7 +445,7 @@ class Endpoint:
         """Return where the memory of a request is reserved, for the child of its token."""
         await self.gate.passed()
         client = self._account(connection, token).client
-        return self._service.budget.reservation(client.ledger)
+        return self._models.budget.reservation(client.ledger)
 
     def _account(self, connection: _Connection, token: str) -> Account:
         # A token has 256 random bits: how long a look-up takes tells nothing of use.
@@ -377,7 +458,7 @@ class Endpoint:
             raise RefusedRequestError(401, text, kind, "invalid_api_key")
         if connection not in account.connections:
             held = len(account.connections)
-            is_full = held >= PER_CHILD or (held and self._service.fs.spare < 0)
+            is_full = held >= PER_CHILD or (held and self._models.fs.spare < 0)
             if is_full and not account.make_room():
                 text = f"this child asks on {held} connections; wait for one"
                 raise RefusedRequestError(503, text, "overloaded")
@@ -414,6 +495,16 @@ def _unlink(spec: ChildSpec) -> None:
         os.unlink(SOCKET_NAME, dir_fd=held)
 
 
+def close_left(left: EndpointState) -> None:
+    """Close all of an endpoint that is not configured any more."""
+    fds = [left.listener_fd]
+    for door in left.doors.values():
+        fds += door.listener_fd, door.inner_fd
+    for fd in (*fds, *(one.fd for one in left.connections)):
+        if fd >= 0:
+            os.close(fd)
+
+
 async def _tcp_listener(port: int) -> trio.SocketListener:
     try:
         (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
@@ -426,21 +517,21 @@ async def _tcp_listener(port: int) -> trio.SocketListener:
 
 @asynccontextmanager
 async def open_endpoint(
-    service: LlmService, left: EndpointState | None = None
+    models: Models, left: EndpointState | None = None
 ) -> AsyncIterator[Endpoint]:
     """Listen on loopback; everything ends with the block.
 
     Args:
-        service: makes the calls.
+        models: answer.
         left: the endpoint of the program before; None if there was none.
     """
     async with trio.open_nursery() as nursery:
         if left is None:
-            listener = await _tcp_listener(service.section.endpoint_port)
+            listener = await _tcp_listener(models.section.endpoint_port)
         else:
             listener = listener_on(left.listener_fd)
-        endpoint = Endpoint(service, listener, nursery)
-        service.fs.set_aside(DESCRIPTORS * STRANGERS)
+        endpoint = Endpoint(models, listener, nursery)
+        models.fs.set_aside(DESCRIPTORS * STRANGERS)
         endpoint.left = left
         if left is not None:
             endpoint.gate.shut()  # until all children are entered: their tokens

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from supervisor.llm.endpoint_http import HttpConnection, HttpRequest
     from supervisor.llm.gateway import Call, Completion, Model
     from supervisor.llm.json_request import JsonRequest
+    from supervisor.llm.models import Models
     from supervisor.llm.quota import Node
-    from supervisor.llm.service import LlmService
     from vfs.filesystem import Client
     from vfs.payload import Reservation
 
@@ -107,12 +107,12 @@ class Asker:
     """For whom a request is answered.
 
     Attributes:
-        service: makes the calls.
+        models: answer.
         client: whose rights count.
         node: pays.
     """
 
-    service: LlmService
+    models: Models
     client: Client
     node: Node
 
@@ -154,7 +154,7 @@ def _no_door(path: str) -> str:
 
 def _models(asker: Asker, wanted: str) -> bytes:
     """Return the models that a client may name, or one of them."""
-    names = sorted(asker.service.models_of(asker.client))
+    names = sorted(asker.models.models_of(asker.client))
     rows = [
         {
             "id": name,
@@ -212,7 +212,7 @@ def _invalid(text: str, status: int = 400) -> RefusedRequestError:
     return RefusedRequestError(status, text, "invalid_request_error")
 
 
-def _out_of_quota(service: LlmService, node: Node) -> RefusedRequestError:
+def _out_of_quota(models: Models, node: Node) -> RefusedRequestError:
     """Return the refusal of a call that cannot be paid (spec MD6).
 
     Some programs repeat a call that got 429, for minutes or without end. Nearly none
@@ -220,9 +220,9 @@ def _out_of_quota(service: LlmService, node: Node) -> RefusedRequestError:
     """
     text = "quota exceeded: cannot make LLM call"
     is_final = node.refusals >= FINAL_REFUSAL
-    status = 400 if is_final else service.section.quota_status or 429
+    status = 400 if is_final else models.section.quota_status or 429
     refusal = RefusedRequestError(status, text, QUOTA_CODE, QUOTA_CODE)
-    left_s = service.spending.window_left_s
+    left_s = models.accounts.spending.window_left_s
     if left_s <= SOON_S:
         refusal.headers = {**refusal.headers, "retry-after": str(math.ceil(left_s))}
     return refusal
@@ -299,7 +299,7 @@ class _Asking:
         self, asker: Asker, http: HttpConnection, request: HttpRequest, api: Api
     ) -> None:
         self._asker = asker
-        self._service = asker.service
+        self._models = asker.models
         self._http = http
         self._request = request
         self._memory = request.memory
@@ -318,7 +318,7 @@ class _Asking:
             # Its texts once more; what is sent has the place of what came, if no longer.
             longer_bytes = max(0, found.size_bytes - len(body))
             reserve(self._memory, decoded_bytes + FORMS * longer_bytes)
-        self._service.note_dropped(self._asker.client, self._api, found.dropped)
+        self._models.note_dropped(self._asker.client, self._api, found.dropped)
         call, writer = found.call, found.writer
         refusal: RefusedRequestError | None = None
         try:
@@ -326,10 +326,10 @@ class _Asking:
                 nursery.start_soon(_leave_with, self._http, nursery.cancel_scope)
                 if found.is_stream:
                     await _Stream(self._http, writer, self._memory).send(
-                        self._service, call
+                        self._models, call
                     )
                 else:
-                    completion = await self._service.gateway.complete(call)
+                    completion = await self._models.gateway.complete(call)
                     reserve(self._memory, 2 * len(completion.data))
                     await self._http.reply(200, await _whole(writer, completion))
                 nursery.cancel_scope.cancel()
@@ -340,7 +340,7 @@ class _Asking:
                 429, HELD_QUOTA, RATE_CODE, RATE_CODE, retry_after_s=1
             )
         except* QuotaError:
-            refusal = _out_of_quota(self._service, self._asker.node)
+            refusal = _out_of_quota(self._models, self._asker.node)
         except* FailedCallError as group:
             refusal = _failed(_first_in(group))
         if refusal is not None:
@@ -350,14 +350,14 @@ class _Asking:
     def _prepare(self) -> _Prepared:
         """Return what the request comes to."""
         found = _read(self._request.body)
-        service, api, asked = self._service, self._api, found.value
+        models, api, asked = self._models, self._api, found.value
         try:
-            check_request(api, asked, service.section.hosted_tools or "refuse")
+            check_request(api, asked, models.section.hosted_tools or "refuse")
         except BadRequestError as why:
             raise _invalid(str(why)) from None
         named = asked.get("model")
-        name = service.model_for(self._asker.client, api.name, named)
-        model = service.model(name)
+        name = models.model_for(self._asker.client, api.name, named)
+        model = models.model(name)
         is_stream = bool(asked.get("stream")) and api.streams
         if api in model.apis or (api is EMBEDDINGS and CHAT in model.apis):
             made = self._native(found, model)
@@ -371,8 +371,8 @@ class _Asking:
         return replace(made, call=call, is_stream=is_stream)
 
     def _native(self, found: JsonRequest, model: Model) -> _Prepared:
-        api, asked, service = self._api, found.value, self._service
-        section = service.section
+        api, asked, models = self._api, found.value, self._models
+        section = models.section
         client, node = self._asker.client, self._asker.node
         try:
             check_native(api, asked, section.hosted_tools or "refuse")
@@ -387,7 +387,7 @@ class _Asking:
         )
         encode = partial(change.encode, found)
         call = replace(
-            service.new_call(client, model, api, size, encode, node),
+            models.new_call(client, model, api, size, encode, node),
             max_tokens=1 if not api.bounds else self._bound(asked),
             has_reasoning=has_reasoning(api, asked),
             headers=self._headers(),
@@ -396,23 +396,23 @@ class _Asking:
         if api is CHAT:
             options = asked.get("stream_options") or {}
             usage = bool(options.get("include_usage"))
-            writer = ChatWriter(service.redactor, name, include_usage=usage)
+            writer = ChatWriter(models.redactor, name, include_usage=usage)
             return _Prepared(call, writer)
-        return _Prepared(call, PassedWriter(service.redactor, name, api))
+        return _Prepared(call, PassedWriter(models.redactor, name, api))
 
     def _headers(self) -> dict[str, str]:
         told = self._request.headers
         return {name: told[name] for name in told if name in self._api.headers}
 
     def _translated(self, found: JsonRequest, model: Model, name: str) -> _Prepared:
-        service, api = self._service, self._api
-        section = service.section
+        models, api = self._models, self._api
+        section = models.section
         try:
             made = translations.translate(
                 api,
                 found.whole_value(),
                 name,
-                service.redactor,
+                models.redactor,
                 has_reasoning=model.has_reasoning,
                 drops_hosted_tools=section.hosted_tools == "drop",
             )
@@ -421,7 +421,7 @@ class _Asking:
         if section.temperature is not None:
             made.body.setdefault("temperature", section.temperature)
         size = size_of_body(made.body)
-        call = service.prepared(
+        call = models.prepared(
             self._asker.client,
             model.name,
             made.body,
@@ -435,7 +435,7 @@ class _Asking:
 
     def _bound(self, asked: Mapping[str, Any]) -> int | None:
         """Return the smallest of the bounds on the output that there are."""
-        configured = self._service.section.max_tokens
+        configured = self._models.section.max_tokens
         told = [asked[name] for name in self._api.bounds if asked.get(name) is not None]
         bounds = [*told, *([] if configured is None else [configured])]
         return min(bounds, default=None)
@@ -476,7 +476,7 @@ class _Stream:
         self._memory = memory
         self._has_begun = False
 
-    async def send(self, service: LlmService, call: Call) -> None:
+    async def send(self, models: Models, call: Call) -> None:
         """Make a call and pass its events on as they come.
 
         Raises:
@@ -490,7 +490,7 @@ class _Stream:
             with sender:
                 put = partial(self._put, sender)
                 try:
-                    done.append(await service.gateway.complete(call, put))
+                    done.append(await models.gateway.complete(call, put))
                 except FailedCallError as why:  # what has come is sent before
                     done.append(why)
 

@@ -19,6 +19,10 @@ from supervisor.llm.redact import MIN_SECRET_CHARS
 ENVIRONMENT = "OPENAI_API_KEY"
 """Holds the key where no file is configured."""
 
+HANDED_OVER = "environment_key"
+"""Where such a key stands in what is handed over: it was wiped when it was read, and the
+next program finds it nowhere else. It travels in memory of this process only."""
+
 CREDENTIALS = "$CREDENTIALS_DIRECTORY/"
 """How a key file of systemd's LoadCredential= is named (systemd.exec(5))."""
 
@@ -119,3 +123,15 @@ def _wipe(name: str) -> None:
     address = libc.getenv(name.encode())
     if address:
         ctypes.memset(address, ord("x"), len(ctypes.string_at(address)))
+
+
+def restore_environment(left: object) -> None:
+    """Put a key that was handed over where ``take_from_environment`` looks.
+
+    ``/proc/PID/environ`` shows what a process was started with, and never this.
+
+    Args:
+        left: what the program before has left of the model; None for nothing.
+    """
+    if isinstance(left, dict) and isinstance(left.get(HANDED_OVER), str):
+        os.environ[ENVIRONMENT] = left[HANDED_OVER]

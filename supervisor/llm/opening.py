@@ -13,24 +13,24 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from supervisor.llm import (
-    chat,  # noqa: F401 - LLM_CHAT imports it when one comes, in Trio's thread
-    handover,
-    handover_endpoint,
     keys,
     provider,
 )
+from supervisor.llm.accounts import Accounts
+from supervisor.llm.endpoint import close_left, open_endpoint
 from supervisor.llm.guard import SecretFiles
 from supervisor.llm.ledger import LedgerError, Spending
+from supervisor.llm.models import Models
 from supervisor.llm.quota import Node
-from supervisor.llm.service import LlmService
+from supervisor.llm.service import LlmService, read_state
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from supervisor.config.llm import LlmSection
-    from supervisor.host import Host
     from supervisor.llm.provider import Provider
+    from supervisor.parts import Parts
 
 
 def _open_providers(
@@ -61,7 +61,7 @@ def _open_providers(
 
 @asynccontextmanager
 async def open_llm(
-    host: Host,
+    host: Parts,
     section: LlmSection,
     state_dir: str | None = None,
     left: object = None,
@@ -96,20 +96,19 @@ async def open_llm(
         except (keys.KeyFileError, LedgerError) as why:
             raise OSError(errno.EINVAL, str(why)) from None
         stack.push_async_callback(spending.close)
-        service = LlmService(host, section, providers, spending, root)
+        models = Models(host, section, providers, Accounts(root, spending))
+        service = LlmService(models)
         host.holders.add(service.descriptors)
         stack.callback(host.holders.discard, service.descriptors)
         host.services.llm = service
         stack.callback(setattr, host.services, "llm", None)
         host.fs.is_secret = SecretFiles(key_files) if key_files else None
         host.apart.files = frozenset(keys.expanded(p) for _, p in section.key_files())
-        before = None if left is None else handover.read(left).endpoint
+        before = None if left is None else read_state(left).endpoint
         if before is not None and not section.endpoint:
-            handover_endpoint.close(before)
+            close_left(before)
         if section.endpoint:
-            from supervisor.llm.endpoint import open_endpoint  # noqa: PLC0415
-
             service.endpoint = await stack.enter_async_context(
-                open_endpoint(service, before)
+                open_endpoint(models, before)
             )
         yield service

@@ -38,7 +38,7 @@ from vfs.policy import MountDirectory
 
 if TYPE_CHECKING:
     from supervisor.config.sidecar import SidecarSection
-    from supervisor.host import Host
+    from supervisor.parts import Parts
     from supervisor.sandbox.plan import Walls
     from supervisor.session.ports import ChildView
     from supervisor.spawned import SpawnedProcess
@@ -71,7 +71,7 @@ class LocalSidecar(Backend):
         self,
         name: str,
         section: SidecarSection,
-        host: Host,
+        host: Parts,
         state_dir: str,
         made_in: int = -1,
     ) -> None:

@@ -30,7 +30,7 @@ from supervisor.toolexec.throttle import Throttle
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.host import Host
+    from supervisor.parts import Parts
     from supervisor.session.ports import ChildView
 
 END_TIMEOUT_S = 5.0
@@ -88,7 +88,7 @@ class ChildExecutions:
         lacks_doors: its log says that its tools have no way to the model.
     """
 
-    def __init__(self, host: Host, child: ChildView, means: Means) -> None:
+    def __init__(self, host: Parts, child: ChildView, means: Means) -> None:
         self.host = host
         self.child = child
         self.null_fd = means.null_fd

@@ -29,7 +29,6 @@ import msgspec
 import trio
 
 from supervisor.accepting import listener_on
-from supervisor.handover.parts import process_from, process_state
 from supervisor.toolexec import door
 from supervisor.toolexec.chunks import ChunkedReader
 from supervisor.toolexec.connection import Connection
@@ -168,7 +167,7 @@ class _Leaving:
         among.append(state)
         if execution.finished.is_set() or execution.process is None:
             return name
-        state.process = process_state(execution.process)
+        state.process = execution.process.snapshot()
         state.pipe = -1 if execution._pump is None else execution._pump.pipe
         state.door_client = execution.door_client
         if execution.line is not None:
@@ -270,7 +269,7 @@ def _enter_execution(executions: ChildExecutions, left: ExecutionState) -> Execu
             executions.kept[left.key] = execution
         return execution
     host = executions.host
-    execution.process = process_from(host.launcher, left.process)
+    execution.process = host.launcher.restore_process(left.process)
     execution._pump = OutputPump(left.pipe, log)
     execution.door_client = left.door_client
     if left.line >= 0:

@@ -14,19 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.handover.parts import (
-    ProcessState,
-    ScratchState,
-    process_from,
-    process_state,
-    scratch_from,
-    scratch_state,
-)
-from supervisor.handover.state import taken
+from supervisor.scratch import Scratch, ScratchState
+from supervisor.spawned import ProcessState  # noqa: TC001 - msgspec
+from vfs.handover import state_from
 
 if TYPE_CHECKING:
-    from supervisor.host import Host
-    from supervisor.scratch import Scratch
+    from supervisor.parts import Parts
     from supervisor.spawned import SpawnedProcess
     from supervisor.toolexec.sidecars import Sidecar, Sidecars
 
@@ -48,9 +41,9 @@ class SidecarsState(msgspec.Struct):
 
     def scratch(self) -> Scratch | None:
         """Return their directory."""
-        return None if self.state is None else scratch_from(self.state)
+        return None if self.state is None else Scratch.restore(self.state)
 
-    def process_of(self, sidecar: Sidecar, host: Host) -> SpawnedProcess | None:
+    def process_of(self, sidecar: Sidecar, host: Parts) -> SpawnedProcess | None:
         """Return the process of a sidecar that is what it was; None: start one."""
         left = self.running.get(sidecar.name)
         if left is None or left.section != msgspec.to_builtins(sidecar.section):
@@ -60,7 +53,7 @@ class SidecarsState(msgspec.Struct):
         if left.user is not None:
             host.machine.keep_user(left.user)
             sidecar.user = left.user
-        return process_from(host.launcher, left.process)
+        return host.launcher.restore_process(left.process)
 
     def close_untaken(self) -> None:
         """Let go of the others; the host ends what nobody has taken."""
@@ -76,7 +69,7 @@ def read(left: object) -> SidecarsState:
     """
     if left is None:
         return SidecarsState()
-    return taken(left, SidecarsState, "the sidecars")
+    return state_from(left, SidecarsState, "the sidecars")
 
 
 def busy(sidecars: Sidecars) -> str | None:
@@ -93,11 +86,11 @@ def hand_over(sidecars: Sidecars) -> tuple[object, set[int]]:
     """Return their state as plain values, and its descriptors."""
     left, fds = SidecarsState(), set()
     if sidecars.state is not None:
-        left.state = scratch_state(sidecars.state)
+        left.state = sidecars.state.snapshot()
         fds.add(left.state.fd)
     for sidecar in sidecars.sidecars:
         if sidecar.process is not None:
-            process = process_state(sidecar.process)
+            process = sidecar.process.snapshot()
             section = msgspec.to_builtins(sidecar.section)
             left.running[sidecar.name] = SidecarState(
                 section, sidecar.generation, process, sidecar.user

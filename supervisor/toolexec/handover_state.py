@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from supervisor.handover.parts import ProcessState  # noqa: TC001 - msgspec
-from supervisor.handover.state import taken
+from supervisor.spawned import ProcessState  # noqa: TC001 - msgspec
 from supervisor.toolexec.handover_stores import StoreState  # noqa: TC001 - msgspec
+from vfs.handover import state_from
 
 
 class LogState(msgspec.Struct):
@@ -122,4 +122,4 @@ def read(left: object) -> ToolExecState | None:
     """
     if left is None:
         return None
-    return taken(left, ToolExecState, "the tools")
+    return state_from(left, ToolExecState, "the tools")

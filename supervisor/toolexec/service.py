@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from contextlib import ExitStack
 
-    from supervisor.host import Host
+    from supervisor.parts import Parts
     from supervisor.session.ports import ChildView
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.handover_state import ToolExecState
@@ -115,7 +115,7 @@ class ToolExec:
             to have it sent as it is; None where nobody can.
     """
 
-    def __init__(self, host: Host, settings: ToolExecSettings, routes: Routes) -> None:
+    def __init__(self, host: Parts, settings: ToolExecSettings, routes: Routes) -> None:
         self.routes = routes
         self.tokens: Tokens[ChildExecutions] = Tokens()
         self.notify = settings.notify
@@ -273,7 +273,7 @@ class ToolExec:
         return self._children
 
     @property
-    def host(self) -> Host:
+    def host(self) -> Parts:
         """Whose children they are."""
         return self._host
 
@@ -361,7 +361,7 @@ class ToolExec:
 
 @asynccontextmanager
 async def open_toolexec(
-    host: Host,
+    host: Parts,
     settings: ToolExecSettings,
     routes: Routes | None = None,
     activated: Sequence[socket.socket] = (),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from protocol.toolexec_token import Rights
     from supervisor.config.sidecar import SidecarSection
-    from supervisor.host import Host
+    from supervisor.parts import Parts
     from supervisor.session.ports import ChildView
     from supervisor.spawned import SpawnedProcess
     from supervisor.toolexec.handover_sidecars import SidecarsState
@@ -176,7 +176,7 @@ def _may_use(child: ChildView, rights: Rights, sidecar: Sidecar) -> bool:
 
 @asynccontextmanager
 async def open_sidecars(
-    host: Host, sections: Mapping[str, SidecarSection], left: object = None
+    host: Parts, sections: Mapping[str, SidecarSection], left: object = None
 ) -> AsyncIterator[Sidecars]:
     """Start what the configuration has; it ends with the block.
 
@@ -215,7 +215,7 @@ async def open_sidecars(
 
 
 async def _start(
-    host: Host, sidecars: Sidecars, nursery: trio.Nursery, before: SidecarsState
+    host: Parts, sidecars: Sidecars, nursery: trio.Nursery, before: SidecarsState
 ) -> None:
     first_starts = []
     for sidecar in sidecars.sidecars:
@@ -233,7 +233,7 @@ async def _start(
 
 
 def _make(
-    host: Host, name: str, section: SidecarSection, state: Scratch | None
+    host: Parts, name: str, section: SidecarSection, state: Scratch | None
 ) -> Sidecar:
     if section.backend == "local":
         if state is None:
@@ -253,7 +253,7 @@ def _state_dir(state: Scratch, name: str) -> str:
     return path
 
 
-async def _remove(host: Host, state: Scratch) -> None:
+async def _remove(host: Parts, state: Scratch) -> None:
     failure = await state.remove()
     host.holders.discard(state.descriptors)
     if failure is not None:

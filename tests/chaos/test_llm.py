@@ -69,10 +69,10 @@ async def test_dying_in_the_middle_of_a_call_overspends_nothing(
 
 async def check(stage: Stage, provider: Provider, service: LlmService) -> None:
     """Compare what was charged with what was served."""
-    root = service.root
+    root = service.models.accounts.root
     assert not root.under_way
     assert root.reserved == 0.0
-    assert not service._nodes
+    assert not service.models.accounts.nodes()
     await eventually(lambda: not provider.at_once)
     served = sum(one.prompt_tokens + 4 * one.pieces for one in provider.served)
     assert served <= root.spent

@@ -187,7 +187,10 @@ async def test_answers_are_cut_at_random_bytes(
                 except AssertionError as why:
                     why.add_note(f"answer {number}: {cut}")
                     raise
-        root, rows = scene.service.root, scene.stage.events("llm.called")
+        root, rows = (
+            scene.service.models.accounts.root,
+            scene.stage.events("llm.called"),
+        )
         assert root.calls == len(rows) == CUTS
         assert root.spent == sum(row["cost"] for row in rows)
     if LONG:
@@ -203,7 +206,7 @@ async def cut_one(scene: Scene, door: Door, cut: Cut, journal: TextIO) -> str:
         cut: the request.
         journal: of the host, read up to here.
     """
-    root, budget = scene.service.root, scene.stage.host.budget
+    root, budget = scene.service.models.accounts.root, scene.stage.host.budget
     before = root.spent
     scene.provider.served.clear()
     status, body = await ask(door, cut)

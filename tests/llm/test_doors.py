@@ -125,13 +125,15 @@ async def test_the_official_client_asks_responses(
         (call,) = (one for one in last.response.output if one.type == "function_call")
         assert (call.name, json.loads(call.arguments)) == ("shell", {"command": "ls"})
         assert any(event.type == "response.output_item.done" for event in events)
-        assert scene.service.root.spent == charged(scene)
+        assert scene.service.models.accounts.root.spent == charged(scene)
         rows = scene.stage.events("llm.called")
         api = "responses" if way is NATIVE else "chat"
         assert [row["api"] for row in rows] == [api, api]
         assert {row["asked"] for row in rows} == {"gpt-99"}
         assert rows[0]["cached_tokens"] == 3
-        assert sum(row["cost"] for row in rows) == scene.service.root.spent
+        assert (
+            sum(row["cost"] for row in rows) == scene.service.models.accounts.root.spent
+        )
 
 
 # spec MD1, MD2, MD3, MD4, MD5
@@ -156,7 +158,7 @@ async def test_the_official_client_asks_messages(
         assert whole.model == "claude-9"
         assert whole.stop_reason == "tool_use"
         assert whole.content[-1].to_dict()["input"] == {"command": "ls"}
-        assert scene.service.root.spent == charged(scene)
+        assert scene.service.models.accounts.root.spent == charged(scene)
         row = scene.stage.events("llm.called")[0]
         assert (row["cached_tokens"], row["cache_write_tokens"]) == (3, 2)
         count = await client.messages.count_tokens(messages=said, model="claude-9")
@@ -216,7 +218,7 @@ async def test_a_request_is_passed_on(
         assert passed == expected
         has_key = served.headers.get("x-api-key" if is_messages else "authorization")
         assert has_key == (KEY if is_messages else f"Bearer {KEY}")
-        assert scene.service.root.spent == charged(scene)
+        assert scene.service.models.accounts.root.spent == charged(scene)
 
 
 # spec MD2: the budget for thinking stays below a bound that is lowered.
@@ -433,7 +435,7 @@ async def test_the_official_clients_ask_a_failing_provider_again(
             with pytest.raises(APIStatusError):
                 await other.messages.create(model="m", messages=order, max_tokens=9)
         assert len(scene.provider.served) == 2 * asked
-        assert scene.service.root.spent == 0
+        assert scene.service.models.accounts.root.spent == 0
 
 
 # spec MD2: unknown fields are refused by name where a request is translated.
@@ -754,7 +756,7 @@ async def test_an_error_in_the_middle_is_the_apis_own(
 ) -> None:
     async with opened(tmp_path, **way) as (scene, door):
         for order in ("!error", "!truncated", "!cut=900"):
-            before = scene.service.root.spent
+            before = scene.service.models.accounts.root.spent
             _, events = await streamed(door, path, f"!words=40 {order}")
             last = events[-1]
             if path == "/v1/messages":
@@ -766,8 +768,8 @@ async def test_an_error_in_the_middle_is_the_apis_own(
                 assert set(last["response"]["error"]) == {"code", "message"}
                 numbers = [event["sequence_number"] for event in events]
                 assert numbers == list(range(len(events))), order
-            await eventually(lambda: not scene.service.root.reserved)
-            assert scene.service.root.spent > before
+            await eventually(lambda: not scene.service.models.accounts.root.reserved)
+            assert scene.service.models.accounts.root.spent > before
             # What came is charged, whatever was told of it at the beginning (spec MD5).
             row = scene.stage.events("llm.called")[-1]
             assert row["completion_tokens"] >= scene.provider.served[-1].pieces, order
@@ -776,7 +778,7 @@ async def test_an_error_in_the_middle_is_the_apis_own(
         status, events = await streamed(door, path, f"!words=9 !foreign={other}")
         assert status == 502
         assert "another API" in events[0]["error"]["message"]
-        assert scene.service.root.calls == 4
+        assert scene.service.models.accounts.root.calls == 4
 
 
 # spec MD3: the provider's own code is told, for some programs end at it at once.
@@ -903,7 +905,7 @@ async def test_events_out_of_order_end_the_answer(tmp_path: Path) -> None:
             last = events[-1]
             assert status == 502 or last["type"] in ("error", "response.failed"), order
             assert "invalid response" in json.dumps(last), order
-            assert scene.service.root.calls == count
+            assert scene.service.models.accounts.root.calls == count
 
 
 LEAKS = (
@@ -939,7 +941,7 @@ def piece_of(event: dict[str, Any]) -> str:
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 async def test_a_quota_is_refused_in_the_apis_form(tmp_path: Path, path: str) -> None:
     async with opened(tmp_path, **NATIVE) as (scene, door):
-        scene.service.root.spent = 1e9
+        scene.service.models.accounts.root.spent = 1e9
         found = []
         for _ in range(5):
             status, events = await streamed(door, path, "a")
@@ -961,7 +963,7 @@ async def test_the_host_leaves_trying_again_to_the_agent(tmp_path: Path) -> None
             status, _ = await streamed(door, "/v1/messages", f"!status={sent}")
             assert status == seen
             assert len(scene.provider.served) == count
-        assert scene.service.root.calls == 0
+        assert scene.service.models.accounts.root.calls == 0
 
 
 # spec MD5: once a provider has counted more than bytes were sent, that is reserved.
@@ -976,7 +978,7 @@ async def test_a_provider_that_counts_more_is_reserved_for(tmp_path: Path) -> No
         async with trio.open_nursery() as nursery:
             for _ in range(40):
                 nursery.start_soon(streamed, door, "/v1/messages", text)
-        assert scene.service.root.spent <= limit + 2000 + 40
+        assert scene.service.models.accounts.root.spent <= limit + 2000 + 40
 
 
 # spec MD5: with a small quota a call goes alone if the estimate fits.
@@ -990,7 +992,7 @@ async def test_a_call_whose_worst_case_does_not_fit_goes_alone(tmp_path: Path) -
         assert status == 200
         assert events[-1]["type"] == "message_stop"
         assert scene.provider.served[0].body["max_tokens"] > 500
-        assert scene.service.root.spent == charged(scene)
+        assert scene.service.models.accounts.root.spent == charged(scene)
 
 
 # spec MD7: requests that never come whole keep no other from an answer.

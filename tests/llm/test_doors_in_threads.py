@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.llm import endpoint_call, gateway, service, translations
+from supervisor.llm import endpoint_call, gateway, models, translations
 from supervisor.llm.answer_writers import ChatWriter
 from supervisor.llm.json_request import INLINE_BYTES, INLINE_VALUES
 from supervisor.llm.native_request import Changes
@@ -33,7 +33,7 @@ STEPS: list[tuple[Any, str]] = [
 ]
 """Functions that go through a body."""
 
-ENCODERS: list[tuple[Any, str]] = [(service, "encode_chat"), (Changes, "encode")]
+ENCODERS: list[tuple[Any, str]] = [(models, "encode_chat"), (Changes, "encode")]
 """Those that make the provider's request of it; a text of 256 KiB takes them a moment."""
 
 TEXTS = {

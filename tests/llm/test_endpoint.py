@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from supervisor.llm import endpoint
-from supervisor.llm.handover_endpoint import EndpointState
+from supervisor.llm.endpoint import EndpointState
 from tests.helpers.canary import KEY
 from tests.helpers.canary_forms import NAMES, in_every_form, searched_forms
 from tests.helpers.doors import (
@@ -51,7 +51,7 @@ async def test_a_token_is_worth_nothing_after_its_child(scene: Scene) -> None:
     assert door.env["OPENAI_API_KEY"] != other.env["OPENAI_API_KEY"]
     status, body = await door.ask(ask("hello"))
     assert (status, json.loads(body)["object"]) == (200, "chat.completion")
-    before = scene.service.root.spent
+    before = scene.service.models.accounts.root.spent
     async with await door.connect() as stream:
         await stream.send_all(door.request(ask("!hang-after=3 !words=9")))
         await eventually(
@@ -61,8 +61,8 @@ async def test_a_token_is_worth_nothing_after_its_child(scene: Scene) -> None:
         )
         await door.puppet.kill()
         assert (await answered(stream))[0] == 0
-    assert scene.service.root.spent > before + 4 * 3
-    assert not scene.service.root.reserved
+    assert scene.service.models.accounts.root.spent > before + 4 * 3
+    assert not scene.service.models.accounts.root.reserved
     await eventually(lambda: not scene.provider.at_once)
     status, body = await door.ask(ask("hello"))
     assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
@@ -87,7 +87,7 @@ async def test_closing_the_connection_ends_the_call(
             await line.send_all(piece)
         await line.aclose()
         await eventually(lambda: not scene.provider.at_once)
-        await eventually(lambda: not scene.service.root.reserved)
+        await eventually(lambda: not scene.service.models.accounts.root.reserved)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ async def test_a_text_may_be_long_whatever_it_holds(scene: Scene) -> None:
 # spec L6: the bound and the model are the smaller ones.
 async def test_a_request_cannot_widen_what_the_child_has(scene: Scene) -> None:
     door = await scene.puppet()
-    scene.service.section.temperature = 0.25
+    scene.service.models.section.temperature = 0.25
     await door.ask(ask("a", max_tokens=7, temperature=1.5))
     await door.ask(ask("a", max_completion_tokens=900, model="gpt-99"))
     first, second = (one.body for one in scene.provider.served)
@@ -175,7 +175,9 @@ USED_UP = "insufficient_quota"
 async def test_refusals_in_a_row_become_final(scene: Scene) -> None:
     door = await scene.puppet(quota=30.0)
     await door.ask(ask("!prompt-tokens=30 !words=0"))
-    (node,) = (n for n in scene.service.nodes().values() if n.limit == 30.0)
+    (node,) = (
+        n for n in scene.service.models.accounts.nodes().values() if n.limit == 30.0
+    )
     async with await door.connect() as stream:
         for round_ in range(2):
             statuses = [429, 429, 429, 400, 400]
@@ -208,7 +210,7 @@ async def test_what_calls_under_way_hold_is_asked_for_again(scene: Scene) -> Non
             assert await refused(door, second, ask("a")) == (
                 429, "rate_limit_exceeded", "1", None,
             )  # fmt: skip
-    await eventually(lambda: not scene.service.root.reserved)
+    await eventually(lambda: not scene.service.models.accounts.root.reserved)
     assert (await door.ask(ask("a")))[0] == 200
 
 
@@ -266,7 +268,7 @@ async def test_a_day_ends_at_the_endpoint(tmp_path: Path) -> None:
     quota = {"max_tokens": 30, "window": "day"}
     async with open_scene(tmp_path, quota=quota) as scene:
         now = [1_700_000_000.0 // 86_400 * 86_400 + 86_400 - 61]
-        scene.service.spending._clock = lambda: now[0]
+        scene.service.models.accounts.spending._clock = lambda: now[0]
         door = await scene.puppet()
         await door.ask(ask("!prompt-tokens=30 !words=0"))
         async with await door.connect() as stream:
@@ -304,7 +306,7 @@ async def test_many_calls_at_once_do_not_pass_the_quota(
     scene: Scene, body: dict[str, object], stream: bool
 ) -> None:
     door = await scene.puppet()
-    root = scene.service.root
+    root = scene.service.models.accounts.root
     root.limit = 5000.0
     statuses: list[int] = []
 
@@ -326,7 +328,7 @@ async def test_the_tokens_of_an_image_are_a_policys(scene: Scene) -> None:
     cheap, dear = await scene.puppet(image_tokens=100), await scene.puppet()
     content = [{"type": "text", "text": "and?"}, PICTURES[1]]
     body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-    scene.service.root.limit = 1000.0
+    scene.service.models.accounts.root.limit = 1000.0
     assert (await cheap.ask(body))[0] == 200
     assert (await dear.ask(body))[0] == 200  # alone, with one token of output
     bounds = [one.body["max_tokens"] for one in scene.provider.served]
@@ -336,7 +338,7 @@ async def test_the_tokens_of_an_image_are_a_policys(scene: Scene) -> None:
 # spec L13, I10: a key in a stream, one character a piece.
 @pytest.mark.parametrize("order", ["!leak", "!leak !plain", "!leak !usage=none"])
 async def test_a_stream_is_redacted(scene: Scene, order: str) -> None:
-    scene.service.section.max_tokens = None
+    scene.service.models.section.max_tokens = None
     door = await scene.puppet()
     status, body = await door.ask(ask(order, stream=True))
     assert status == 200
@@ -388,7 +390,7 @@ async def test_no_form_of_the_key_passes(
     scene: Scene, order: str, stream: bool
 ) -> None:
     scene.provider.tell = in_every_form
-    scene.service.section.max_tokens = None
+    scene.service.models.section.max_tokens = None
     door = await scene.puppet()
     _, body = await door.ask(ask(order, stream=stream))
     found = [json.loads(body)] if body.startswith(b"{") else events_of(body)
@@ -443,7 +445,7 @@ async def test_a_fault_ends_its_connection_and_the_host_goes_on(
 ) -> None:
     door = await scene.puppet()
     with monkeypatch.context() as patched:
-        patched.setattr(scene.service, "models_of", "no function")
+        patched.setattr(scene.service.models, "models_of", "no function")
         assert await door.ask(ask("my secret")) == (0, b"")
     log = capfd.readouterr().err
     assert "Fault serving the endpoint: TypeError in " in log
@@ -591,7 +593,7 @@ async def test_calls_wait_until_all_that_was_handed_over_is_there(
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
     left = EndpointState(listener.detach(), {}, [])
-    async with endpoint.open_endpoint(scene.service, left) as following:
+    async with endpoint.open_endpoint(scene.service.models, left) as following:
         monkeypatch.setattr(scene.service, "endpoint", following)
         async with await trio.open_tcp_stream(*address) as stream:
             await stream.send_all(door.request({}, token="not-yet"))

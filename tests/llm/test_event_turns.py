@@ -67,8 +67,8 @@ async def test_others_have_a_turn_between_two_events(
         url = f"http://127.0.0.1:{port}/v1"
         async with open_scene(tmp_path, base_url=url) as scene:
             service = scene.service
-            name = service.section.default_model
-            call = service.prepared(
+            name = service.models.section.default_model
+            call = service.models.prepared(
                 scene.connect().client,
                 name,
                 BODY,
@@ -77,7 +77,7 @@ async def test_others_have_a_turn_between_two_events(
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(take_turns)
-                done = await service.gateway.complete(call, note)
+                done = await service.models.gateway.complete(call, note)
                 nursery.cancel_scope.cancel()
     assert done.text == "word " * EVENTS
     assert len(seen) == EVENTS

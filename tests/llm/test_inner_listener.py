@@ -17,8 +17,8 @@ import trio
 from supervisor.inner_listener import InnerListener
 from supervisor.launchpad.kernel import system_call
 from supervisor.leaks import held
-from supervisor.llm import endpoint, handover_endpoint
-from supervisor.llm.handover_endpoint import DoorState, EndpointState
+from supervisor.llm import endpoint
+from supervisor.llm.endpoint import DoorState, EndpointState
 from supervisor.sandbox import walled
 from supervisor.sandbox.plan import PROFILES, Profile, named
 from tests.helpers.hosts import descriptors, eventually
@@ -357,7 +357,7 @@ def test_what_is_not_taken_over_is_closed() -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     fds = [pair[0].detach() for pair in pairs]
     left = EndpointState(fds[0], {"c": DoorState("t", fds[1], b"", fds[2])}, [])
-    handover_endpoint.close(left)
+    endpoint.close_left(left)
     for _, other in pairs:
         assert other.recv(1) == b""
         other.close()

@@ -162,7 +162,7 @@ async def test_what_a_lost_call_cost_is_in_the_file(
             await line.line.gone()
         else:
             assert (await line.reply()).line.startswith(b"ERROR OpenAI")
-        spent = scene.service.root.spent
+        spent = scene.service.models.accounts.root.spent
         assert spent > 0
         # Now, and not with the next call that ends well.
         with sqlite3.connect(state / LEDGER) as base:
@@ -188,11 +188,11 @@ async def test_accounts_of_children_are_handed_over(
         ) as scene:
             if state is not None:
                 await scene.service.take_over(state)
-            child = await scene.service.spending.node_of_child("a")
+            child = await scene.service.models.accounts.spending.node_of_child("a")
             if state is None:
                 child.reserve(0, 1, Weights()).settle(Usage(10, 0))
             assert (child.spent, child.calls) == (10.0, 1)
-            assert scene.service.root.spent == 10.0
+            assert scene.service.models.accounts.root.spent == 10.0
             state, fds = scene.service.hand_over(ExitStack())
             assert not fds
             assert isinstance(state, dict)

@@ -474,7 +474,7 @@ async def test_openai_itself_is_asked_by_the_newer_name(
     tmp_path: Path, address: str, name: str
 ) -> None:
     async with open_scene(tmp_path, base_url=address) as scene:
-        assert scene.service.model("any").bound_name == name
+        assert scene.service.models.model("any").bound_name == name
 
 
 # spec L7: the length is true, and nothing follows.
@@ -535,13 +535,13 @@ async def test_the_usual_weights(scene: Scene) -> None:
 async def test_the_quota_is_told_in_the_words_of_the_contract(tmp_path: Path) -> None:
     async with open_scene(tmp_path, quota={"max_tokens": 5000}) as scene:
         line = scene.connect()
-        scene.service.root.spent = 1229.5
+        scene.service.models.accounts.root.spent = 1229.5
         reply = await line.chat(b"!prompt-tokens=1 !words=5")
         assert reply.status == "1250.5/5000 weighted tokens"
         assert await line.quota() == (
             "OK 1250.5/5000 weighted tokens (25.0% used, 3749.5 remaining)"
         )
-        scene.service.root.spent = 6000
+        scene.service.models.accounts.root.spent = 6000
         assert await line.quota() == (
             "OK 6000.0/5000 weighted tokens (120.0% used, 0.0 remaining)"
         )

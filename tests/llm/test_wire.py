@@ -104,7 +104,7 @@ async def test_a_request_goes_out_whole_and_connections_are_kept(
             for _ in range(3):
                 assert (await line.chat(b"a")).text == "hello"
             # Of what the host holds, this is the provider's.
-            told = dict(scene.service.default.descriptors())
+            told = dict(scene.service.models.default.descriptors())
             assert list(told.values()) == ["model provider"]
     assert connections == 1
     assert [piece.count(b'"messages"') for piece in pieces] == [1, 1, 1]
@@ -145,7 +145,7 @@ async def test_a_broken_connection_is_tried_again(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}/v1"
         async with open_scene(tmp_path, base_url=url) as scene:
             assert (await scene.connect().chat(b"a")).text == "hello"
-            assert scene.service.root.spent == 5.0  # once: 1 + 4 * 1
+            assert scene.service.models.accounts.root.spent == 5.0  # once: 1 + 4 * 1
     assert tries == 2
 
 
@@ -179,7 +179,7 @@ async def test_a_report_is_charged_to_who_has_gone(tmp_path: Path, end: str) -> 
                 await line.line.gone()
             else:
                 await line.line.session.finish(PROCESS_EXIT)
-            assert scene.service.root.spent == 70 + 4 * 20
+            assert scene.service.models.accounts.root.spent == 70 + 4 * 20
             (told,) = scene.told("llm.called")
             assert (told["outcome"], told["completion_tokens"]) == ("cancelled", 20)
 
@@ -214,7 +214,7 @@ async def test_what_is_on_its_way_is_read(
             await eventually(lambda: line.line.session.is_closing)
             gone.set()
             await line.line.gone()
-            assert scene.service.root.spent == 70 + 4 * 20
+            assert scene.service.models.accounts.root.spent == 70 + 4 * 20
 
 
 # spec L11: who refuses a long request early, and hangs up, is heard all the same.
@@ -231,7 +231,7 @@ async def test_an_early_refusal_is_heard(tmp_path: Path) -> None:
         async with open_scene(tmp_path, base_url=url) as scene:
             said = await scene.connect().chat(b"word " * 1_000_000)
             assert said.line == FAILED + b"413 far too long"
-            assert scene.service.root.spent == 0.0
+            assert scene.service.models.accounts.root.spent == 0.0
 
 
 # spec L11, L15: no answer, no HTTP, half of one.
@@ -321,7 +321,7 @@ async def test_an_encrypted_provider_is_asked(
                     continue
                 assert said.text == "secret"
                 assert (await line.chat(b"a")).text == "secret"
-                assert len(scene.service.default.descriptors().__next__()) == 2
+                assert len(scene.service.models.default.descriptors().__next__()) == 2
     assert len(served) == 2
 
 

@@ -1,0 +1,169 @@
+"""Accounts of clients: who pays for calls, what was spent, and what is left.
+
+Every client has a node in the quota tree, its parent's above it, the host's on top. That of
+a child which the configuration names is the same one in all its lives.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.llm.ledger import LedgerError
+from supervisor.llm.quota import Node, quota_text, status_text
+from supervisor.session.ports import Account
+from vfs.errors import HandoverError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from supervisor.llm.ledger import Spending
+    from supervisor.session.ports import ChildView
+    from vfs.clients import Client
+
+
+class NodeState(msgspec.Struct):
+    """An account; see ``Node``."""
+
+    limit: float | None
+    max_calls: int | None
+    spent: float
+    calls: int
+
+
+class Accounts:
+    """The quota tree of a host's clients.
+
+    Args:
+        root: the host's own node.
+        spending: keeps what it has spent, over restarts.
+    """
+
+    def __init__(self, root: Node, spending: Spending) -> None:
+        self.root = root
+        self.spending = spending
+        self._nodes: dict[str, Node] = {}
+        self._clients: dict[str, Client] = {}
+
+    async def open(self, child: ChildView, client: Client) -> Node:
+        """Return the account of a child; that of its name if it outlives its children.
+
+        Raises:
+            OSError: what it has spent before cannot be read.
+        """
+        if child.spec.account is not None:
+            try:
+                node = await self.spending.node_of_child(child.spec.account)
+            except LedgerError as why:
+                raise OSError(errno.EIO, str(why)) from None
+            self._nodes[client.id] = node
+            self._clients[client.id] = client
+        return self.node_of(client)
+
+    def close(self, client: Client) -> None:
+        """Close an account; what it has cost stays with its ancestors."""
+        self._nodes.pop(client.id, None)
+        self._clients.pop(client.id, None)
+
+    def node_of(self, client: Client) -> Node:
+        """Return a client's node; a new one for a client that had none."""
+        self.begin_window()
+        node: Node | None = self._nodes.get(client.id)
+        if node is None:
+            parent = client.parent
+            above = self.root if parent is None else self.node_of(parent)
+            node = Node(above)
+            self._nodes[client.id] = node
+            self._clients[client.id] = client
+        return node
+
+    def begin_window(self) -> None:
+        """Begin a new window of the quota, if it is time."""
+        if self.spending.begin_anew():
+            for known in self._nodes.values():
+                known.forget_spending()
+
+    def lower(self, client: Client, quota: float) -> None:
+        """Hold a client to so many weighted tokens; a limit only shrinks (A5)."""
+        self.node_of(client).lower(quota)
+
+    def status_text(self, client: Client) -> str:
+        """Return what LLM_CHAT's reply says of a client's quota (spec L7)."""
+        return status_text(self.node_of(client))
+
+    def quota_text(self, client: Client) -> str:
+        """Return what LLM_QUOTA answers a client (spec L9)."""
+        return quota_text(self.node_of(client))
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return every account as JSON objects, the host's own first."""
+        rows = [_row(self.root, None, None)]
+        for client_id, node in self._nodes.items():
+            parent = self._clients[client_id].parent
+            rows.append(_row(node, client_id, None if parent is None else parent.id))
+        return rows
+
+    def all(self) -> Iterator[Account]:
+        """Yield the host's own account, for metrics and the status page."""
+        root = self.root
+        yield Account("host", root.spent, root.reserved, root.limit)
+
+    # Handed over: what is spent stays spent
+
+    def nodes(self) -> dict[str, Node]:
+        """Return the accounts of clients by their ids."""
+        return dict(self._nodes)
+
+    async def restore(
+        self, period: str, root: NodeState, children: dict[str, NodeState]
+    ) -> None:
+        """Count what was spent before: the larger of what is told and what is known.
+
+        Args:
+            period: the window that it was spent in.
+            root: the host's own account.
+            children: those that outlive their children, by name.
+
+        Raises:
+            HandoverError: what the ledger has of them cannot be read.
+        """
+        if period != self.spending.period:
+            return
+        _add_spent(self.root, root)
+        for name, state in children.items():
+            try:
+                _add_spent(await self.spending.node_of_child(name), state)
+            except LedgerError as why:
+                raise HandoverError(str(why)) from None
+
+    def restore_client(self, client: Client, period: str, state: NodeState) -> None:
+        """Count what a client had spent in a window, and keep its limits."""
+        node = self.node_of(client)
+        node.limit, node.max_calls = state.limit, state.max_calls
+        if period == self.spending.period:
+            _add_spent(node, state)
+
+
+def state_of(node: Node) -> NodeState:
+    """Return a node as a plain structure."""
+    return NodeState(node.limit, node.max_calls, node.spent, node.calls)
+
+
+def _add_spent(node: Node, state: NodeState) -> None:
+    node.spent = max(node.spent, state.spent)
+    node.calls = max(node.calls, state.calls)
+
+
+def _row(node: Node, client_id: str | None, parent_id: str | None) -> dict[str, object]:
+    return {
+        "client_id": client_id,
+        "parent_id": parent_id,
+        "spent": round(node.spent, 4),
+        "reserved": round(node.reserved, 4),
+        "limit": node.limit,
+        "calls": node.calls,
+        "under_way": node.under_way,
+        "max_calls": node.max_calls,
+    }
