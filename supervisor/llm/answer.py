@@ -11,12 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.llm.answer_reader import (
+    MAX_CHOICES,
+    MAX_ITEMS,
+    MAX_VALUES,
+    VALUE_BYTES,
     AnswerError,
     AnswerReader,
     ProviderError,
+    check_count,
     read_usage,
 )
-from supervisor.llm.pieces import JOINED, Object, extend, joined, merge
+from supervisor.llm.pieces import JOINED, Object, extend, joined, merge, put
 
 if TYPE_CHECKING:
     from supervisor.llm.quota import Usage
@@ -38,6 +43,7 @@ class Answer(AnswerReader):
         self._head: Object = {}
         self._choices: dict[int, Object] = {}
         self._usage: object = None
+        self._values = 0  # that are kept, texts of the model and probabilities apart
 
     # Taking it in
 
@@ -47,7 +53,7 @@ class Answer(AnswerReader):
             raise AnswerError("an event of another API than Chat Completions")
         for key, value in event.items():
             if key not in ("choices", "usage", "object") and value is not None:
-                self._head[key] = value
+                self._keep(put(self._head, key, value))
         if event.get("usage") is not None:
             self._usage = event["usage"]
         choices = event.get("choices")
@@ -58,6 +64,13 @@ class Answer(AnswerReader):
             raise AnswerError("choices are not a list")
         return [event]
 
+    def _keep(self, values: int) -> None:
+        """Count values that are kept more than before."""
+        self._values += values
+        self.kept_bytes += VALUE_BYTES * values
+        if self._values > MAX_VALUES:
+            raise AnswerError(f"more than {MAX_VALUES} values in all pieces")
+
     def _take_choice(self, piece: object, event_bytes: int) -> None:
         if not isinstance(piece, dict):
             raise AnswerError("a choice is not an object")
@@ -65,9 +78,10 @@ class Answer(AnswerReader):
         if not isinstance(index, int):
             raise AnswerError("a choice has no number")
         known = self._choices.setdefault(index, {"index": index, "message": {}})
+        check_count(self._choices, MAX_CHOICES, "choices")
         for key, value in piece.items():
             if key not in _OWN_WAY and value is not None:
-                known[key] = value
+                self._keep(put(known, key, value))
         self._take_said(known, piece)
         logprobs = piece.get("logprobs")
         if not isinstance(logprobs, dict):
@@ -85,7 +99,8 @@ class Answer(AnswerReader):
         for said in (piece.get("message"), piece.get("delta")):
             if isinstance(said, dict):
                 self.add_output(_text_bytes(said))
-                merge(known["message"], said)
+                self._keep(merge(known["message"], said))
+        _check_calls(known["message"])
 
     def _take_plain(self, found: Object) -> None:
         _refuse_error(found)
@@ -141,13 +156,21 @@ def _check(completion: Object) -> None:
     choices = completion.get("choices")
     if not isinstance(choices, list) or not choices:
         raise AnswerError("no choices")
+    check_count(choices, MAX_CHOICES, "choices")
     for choice in choices:
         message = choice.get("message") if isinstance(choice, dict) else None
         if not isinstance(message, dict) or not message:
             raise AnswerError("a choice without a message")
         if not isinstance(message.get("content"), str | list | None):
             raise AnswerError("a message whose content is no text")
+        _check_calls(message)
     usage_of(completion.get("usage"))
+
+
+def _check_calls(message: Object) -> None:
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        check_count(calls, MAX_ITEMS, "calls of tools")
 
 
 def _messages_of(completion: Object) -> list[object]:

@@ -11,7 +11,8 @@ Rules of this file.
 2. Memory is bounded by ``MAX_ANSWER_BYTES``, whatever comes (I9).
 3. The time that an answer takes grows as its length does, whatever it holds.
 4. What one call takes apart, with nothing else of the host going on, is bounded by
-   ``MAX_VALUES``.
+   ``MAX_VALUES``; what an answer has beside each other, by ``MAX_CHOICES``, ``MAX_ITEMS``
+   and ``MAX_TEXTS``. A provider that sends more has failed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from supervisor.documents import MOST_DEPTH, is_deep
 from supervisor.llm.quota import Usage, tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sized
 
     from supervisor.llm.pieces import Object
 
@@ -40,6 +41,20 @@ So many keys take 0.1 s; 16 MiB of empty lists took 1.6 s, in each of which nobo
 host has a turn.  An event holds a token.  A server that does not stream has one piece for
 all: the 128,000 tokens of a long answer hold half as many as numbers in a list, and
 log-probabilities of 5 alternatives are told for 6,000 tokens of it."""
+
+MAX_CHOICES = 16
+"""Most choices of one answer: the endpoint lets a request ask for one (spec MD2)."""
+
+MAX_ITEMS = 4096
+"""Most items of one answer (calls of tools, output items, blocks): each is told by itself. A
+model calls some dozens of tools at once, and a long report with searches has some hundreds."""
+
+MAX_TEXTS = 512
+"""Most texts of one answer that go on beside each other: an event may end each of them, so all
+are looked at for each event."""
+
+VALUE_BYTES = 150
+"""What a value takes that is kept of a stream: its place in a table or list, and itself."""
 
 PIECE_BYTES = 100
 """What a piece of text takes beside its characters."""
@@ -229,6 +244,12 @@ class AnswerReader(ABC):
         if size_bytes:
             self.output_bytes += size_bytes
             self.output_pieces += 1
+
+
+def check_count(found: Sized, most: int, what: str) -> None:
+    """Raise ``AnswerError`` if an answer has more of something than that."""
+    if len(found) > most:
+        raise AnswerError(f"more than {most} {what}")
 
 
 def kind_of(event: Object) -> str:

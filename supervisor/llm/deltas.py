@@ -15,9 +15,9 @@ Rules of this file.
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
+from supervisor.llm.answer_reader import MAX_TEXTS, check_count
 from supervisor.llm.pieces import extend
 from supervisor.llm.redact import StreamRedactor
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _WHOLE = frozenset({"role", "id", "type", "name"})
 """Texts of a delta that no provider cuts into pieces (rule 2)."""
+
+_TEXTS = "texts beside each other"
 
 Path = tuple[str | int, ...]
 """Where in a delta a text stands: keys, and the ``index`` of what stands in a list."""
@@ -95,6 +97,7 @@ class ChoiceRedactor:
         text = self._texts.get(path)
         if text is None:
             text = self._texts[path] = StreamRedactor(self._redactor)
+            check_count(self._texts, MAX_TEXTS, _TEXTS)
         return text
 
     def _put_rest(self, delta: dict[str, Any]) -> None:
@@ -179,7 +182,10 @@ class EventRedactor:
             path = (*_numbers(event), event["type"], name)
             known = self._texts.get(path)
             text = StreamRedactor(self._redactor) if known is None else known[0]
-            self._texts[path] = text, copy.copy(event)
+            # Probabilities would spell out what is held back.
+            last = {key: value for key, value in event.items() if key != "logprobs"}
+            self._texts[path] = text, last
+            check_count(self._texts, MAX_TEXTS, _TEXTS)
             holder[name] = text.feed(holder[name])
             self._has_found = self._has_found or text.has_found
             texts.append(text)

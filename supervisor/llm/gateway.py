@@ -265,11 +265,13 @@ class Gateway:
         take = partial(_take, memory, answer, on_event)
         try:
             with trio.fail_after(self._timeout_s), memory:
-                found = await self._exchange(call, reservation, answer, request, take)
+                found, is_large = await self._exchange(
+                    call, reservation, answer, request, take
+                )
                 usage = answer.usage() or answer.estimate(
                     call.prompt_tokens, reservation.max_tokens
                 )
-                completion = await self._checked(found, usage, answer.output_bytes)
+                completion = await self._checked(found, usage, is_large=is_large)
                 meter.settle("ok")
                 await self._spending.kept()
                 return completion
@@ -327,7 +329,8 @@ class Gateway:
         answer: AnswerReader,
         request: Request,
         take: TakeEvents,
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], bool]:
+        """Return the answer, and whether it is large."""
         bound = reservation.max_tokens
         if call.max_tokens is None and bound is not None and bound > MAX_SENT_TOKENS:
             bound = None
@@ -339,14 +342,14 @@ class Gateway:
         asking = ask(call.api, data, request, call.headers, call.max_retries)
         received = await _receive(asking, answer, take)
         if received > LARGE_BYTES:
-            return await in_thread(answer.finish)
-        return answer.finish()
+            return await in_thread(answer.finish), True
+        return answer.finish(), False
 
     async def _checked(
-        self, found: dict[str, Any], usage: Usage, size_bytes: int
+        self, found: dict[str, Any], usage: Usage, *, is_large: bool
     ) -> Completion:
         redact = partial(self._redacted, found, usage)
-        return await in_thread(redact) if size_bytes > LARGE_BYTES else redact()
+        return await in_thread(redact) if is_large else redact()
 
     def _redacted(self, found: dict[str, Any], usage: Usage) -> Completion:
         data = msgspec.json.encode(found)

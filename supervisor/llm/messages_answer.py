@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from supervisor.llm.answer_reader import (
+    MAX_ITEMS,
     AnswerError,
     AnswerReader,
     ProviderError,
+    check_count,
     kind_of,
     table_in,
     tokens_in,
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 _TEXTS = ("text", "thinking", "partial_json")
 """Members of a delta, or of a block, that the model has written."""
 
+_TOKENS = (
+    "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens",
+    "output_tokens",
+)  # fmt: skip
+"""Members of ``usage`` that are read."""
+
 
 class MessagesAnswer(AnswerReader):
     """Reads one answer, a stream or a message in one piece."""
@@ -38,7 +46,8 @@ class MessagesAnswer(AnswerReader):
         super().__init__()
         self._has_begun = False
         self._open: int | None = None
-        self._blocks = 0
+        self._blocks = 0  # one more than the number of the last
+        self._begun = 0
         self._usage: Object = {}
 
     def _take_event(self, event: Object, size_bytes: int) -> list[Object]:
@@ -69,6 +78,9 @@ class MessagesAnswer(AnswerReader):
         index = event.get("index")
         if type(index) is not int or index < self._blocks:
             raise AnswerError("content_block_start at the wrong place")
+        self._begun += 1
+        if self._begun > MAX_ITEMS:
+            raise AnswerError(f"more than {MAX_ITEMS} blocks")
         before = self._closing()
         self._blocks = index + 1
         self._open = index
@@ -122,8 +134,10 @@ class MessagesAnswer(AnswerReader):
         if reported is not None and not isinstance(reported, dict):
             raise AnswerError("usage is not an object")
         # The last word counts: the output is told as a sum each time.
-        told = (reported or {}).items()
-        self._usage |= {name: value for name, value in told if value is not None}
+        told = reported or {}
+        self._usage |= {
+            name: told[name] for name in _TOKENS if told.get(name) is not None
+        }
         self.usage()  # before the event is passed on
 
     def _take_plain(self, found: Object) -> None:
@@ -132,6 +146,7 @@ class MessagesAnswer(AnswerReader):
         blocks = found.get("content")
         if found.get("type") != "message" or not isinstance(blocks, list):
             raise AnswerError("no message of the Messages API")
+        check_count(blocks, MAX_ITEMS, "blocks")
         put_id(found, "msg")
         for block in blocks:
             if not isinstance(block, dict):

@@ -8,6 +8,7 @@ Rules of this file.
 1. Nothing of a delta is kept but what is never changed: whoever passes events on changes
    them afterwards.
 2. To add a piece takes time in proportion to the piece, however much is known.
+3. Values that are kept are counted: each takes memory beside its text.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ Object = dict[str, Any]
 """A JSON object; its keys are the provider's."""
 
 
-def merge(known: Object, delta: Object) -> None:
-    """Add a delta to what is known of a message; nothing of the delta is kept.
+def merge(known: Object, delta: Object) -> int:
+    """Add a delta to a message; return how many values are kept more than before.
 
-    Events are passed on after this has seen them, and changed on the way.
+    Nothing of the delta itself is: events are passed on afterwards, and changed on the way.
     """
+    size = len(known)
+    more = 0
     for key, value in delta.items():
         before = known.get(key)
         if value is None:
@@ -37,11 +40,34 @@ def merge(known: Object, delta: Object) -> None:
         elif isinstance(value, dict):
             if not isinstance(before, dict):
                 before = known[key] = {}
-            merge(before, value)
+            more += merge(before, value)
         elif isinstance(value, list):
-            known[key] = _merge_list(before, value)
+            known[key], items = _merge_list(before, value)
+            more += items
         else:
             known[key] = value
+    return more + len(known) - size
+
+
+def put(known: Object, key: str, value: object) -> int:
+    """Set a member as it came; return how many values are kept more than before."""
+    more = values_in(value) - (values_in(known[key]) if key in known else 0)
+    known[key] = value
+    return more
+
+
+def values_in(value: object) -> int:
+    """Return how many values a value is, those within it counted."""
+    count = 0
+    ahead = [value]
+    while ahead:
+        one = ahead.pop()
+        count += 1
+        if isinstance(one, dict):
+            ahead += one.values()
+        elif isinstance(one, list):
+            ahead += one
+    return count
 
 
 class _Pieces(list[str]):
@@ -67,22 +93,29 @@ class _Items(list[object]):
         self.by_index: dict[int | str, Object] = {}
 
 
-def _merge_list(before: object, pieces: list[object]) -> _Items:
-    """Add pieces to a list; those with an ``index`` go to what has it already."""
+def _merge_list(before: object, pieces: list[object]) -> tuple[_Items, int]:
+    """Add pieces to a list; those with an ``index`` go to what has it already.
+
+    Returns:
+        It, and how many values are kept more than before.
+    """
     known = before if isinstance(before, _Items) else _Items()
+    more = 0
     for piece in pieces:
         if not isinstance(piece, dict):
             known.append(piece)
+            more += values_in(piece)
             continue
         place = piece.get("index")
         item = known.by_index.get(place) if isinstance(place, int | str) else None
         if item is None:
             item = {}
             known.append(item)
+            more += 1
             if isinstance(place, int | str):
                 known.by_index[place] = item
-        merge(item, piece)
-    return known
+        more += merge(item, piece)
+    return known, more
 
 
 def extend(known: Object, piece: Object) -> None:

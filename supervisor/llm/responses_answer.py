@@ -13,9 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.llm.answer_reader import (
+    MAX_ITEMS,
     AnswerError,
     AnswerReader,
     ProviderError,
+    check_count,
     kind_of,
     read_usage,
     table_in,
@@ -77,8 +79,10 @@ class ResponsesAnswer(AnswerReader):
             if index in self._begun:
                 raise AnswerError(f"{kind} came twice")
             self._begun.add(index)
+            check_count(self._begun, MAX_ITEMS, "items")
         elif kind == "response.output_item.done":
             self._ended.add(index)
+            check_count(self._ended, MAX_ITEMS, "items")
 
     def _end(self, event: Object) -> list[Object]:
         """Take the last event; return it, after the ends of items that did not come."""
@@ -86,10 +90,12 @@ class ResponsesAnswer(AnswerReader):
         put_id(response, "resp", self._id)
         self._take_response(response)
         self._is_done = True
-        items = response.get("output")
+        found = response.get("output")
+        items = found if isinstance(found, list) else []
+        check_count(items, MAX_ITEMS, "items")
         missing = [
             {"type": "response.output_item.done", "output_index": index, "item": item}
-            for index, item in enumerate(items if isinstance(items, list) else ())
+            for index, item in enumerate(items)
             if index not in self._ended and isinstance(item, dict)
         ]
         told = {one["output_index"] for one in missing}
@@ -103,6 +109,7 @@ class ResponsesAnswer(AnswerReader):
         items = found.get("output")
         if found.get("object") != "response" or not isinstance(items, list):
             raise AnswerError("no response of the Responses API")
+        check_count(items, MAX_ITEMS, "items")
         put_id(found, "resp")
         for item in items:
             if not isinstance(item, dict):
