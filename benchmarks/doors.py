@@ -296,15 +296,18 @@ def stream_rows(servers: dict[str, Server], rounds: int) -> list[Row]:
             continue
         own = found[name]
         direct = found[f"direct {'chat' if 'chat' in name else api}"]
-        first = _median(own, 1) - _median(direct, 1)
+        head_ms, direct_ms = _median(own, 1), _median(direct, 1)
+        first = head_ms - direct_ms
+        detail = f"{head_ms:.2f} / {direct_ms:.2f} ms direct"
+        data = {"ms": head_ms, "direct_ms": direct_ms}
         rest = [whole - head for whole, head, _ in own]
         other = [whole - head for whole, head, _ in direct]
         each = (statistics.median(rest) - statistics.median(other)) / EVENTS
         is_peer = name.startswith("LiteLLM")
         aims = (None, None) if is_peer else (at_most(1.5), at_most(0.3))
         rows += [
-            Row(f"{name}, first byte + ", first, "ms", aims[0]),
-            Row(f"{name}, each event + ", each, "ms", aims[1]),
+            Row(f"{name}, first byte +", first, "ms", aims[0], detail, data),
+            Row(f"{name}, each event +", each, "ms", aims[1]),
         ]
     return rows
 
@@ -365,7 +368,8 @@ def main(argv: Sequence[str] = ()) -> int:
             except MeasureError as error:
                 rows.append(Row(name, None, "", detail=str(error)))
     if not given.litellm:
-        rows.append(Row("LiteLLM", None, "", detail="--litellm names no command"))
+        absent = "--litellm names no command"
+        rows.append(Row("LiteLLM", None, "", detail=absent, is_absent=True))
     report = Report(NAME, METHOD, given.rounds, rows)
     return report.publish(save=given.save, strict=given.strict)
 

@@ -29,6 +29,10 @@ class MeasureError(Exception):
     """A figure cannot be taken; the text is one line and says why."""
 
 
+class AbsentError(MeasureError):
+    """A program that stands beside the host is not on this machine."""
+
+
 @contextmanager
 def workplace(where: Path = TMPFS) -> Iterator[Path]:
     """Make a directory, on tmpfs where nothing is said, and remove it at the end.

@@ -2,7 +2,7 @@
 
 A `Report` is one program's result: a table for people, then one line of JSON for
 programs. A figure that could not be taken is a row too, with the reason: it counts as a
-fault, never as a pass. Not concerned with how a figure is taken (`benchmarks.measure`).
+fault, never as a pass. One beside a program that is not on the machine is no fault. Not concerned with how a figure is taken (`benchmarks.measure`).
 """
 
 import json
@@ -45,7 +45,11 @@ def at_most(limit: float) -> Aim:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: `value` in `unit`, or None and the reason in `detail`."""
+    """One figure: `value` in `unit`, or None and the reason in `detail`.
+
+    Attributes:
+        is_absent: without a value because a program is not on this machine.
+    """
 
     name: str
     value: float | None
@@ -53,12 +57,13 @@ class Row:
     aim: Aim | None = None
     detail: str = ""
     data: Mapping[str, float] = field(default_factory=dict)
+    is_absent: bool = False
 
     @property
     def verdict(self) -> str:
-        """One of "reached", "not reached", "not measured", "" (nothing aimed at)."""
+        """One of "reached", "not reached", "not measured", "absent", or "" (no aim)."""
         if self.value is None:
-            return "not measured"
+            return "absent" if self.is_absent else "not measured"
         if self.aim is None:
             return ""
         return "reached" if self.aim.is_met(self.value) else "not reached"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.measure import MeasureError
+from benchmarks.measure import AbsentError, MeasureError
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_most
 
@@ -110,7 +110,7 @@ def bubblewrap_ms(rounds: int) -> list[float]:
     """Return the times of bubblewrap with what a sandbox of it would have."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
-        raise MeasureError("bwrap is not installed")
+        raise AbsentError("bwrap is not installed")
     argv = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev"]
     argv += ["/dev", "--", TRUE]
     found = []
@@ -162,7 +162,9 @@ def main(argv: Sequence[str] = ()) -> int:
         try:
             rows += part(given.rounds)
         except MeasureError as error:
-            rows.append(Row(part.__name__, None, "", detail=str(error)))
+            is_absent = isinstance(error, AbsentError)
+            name = part.__name__
+            rows.append(Row(name, None, "", detail=str(error), is_absent=is_absent))
     report = Report(NAME, METHOD, given.rounds, rows)
     return report.publish(save=given.save, strict=given.strict)
 

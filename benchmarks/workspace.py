@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure import MeasureError, in_turn, run, workplace
+from benchmarks.measure import AbsentError, MeasureError, in_turn, run, workplace
 from benchmarks.options import add_sandhost, parse, parser
 from benchmarks.report import Aim, Report, Row, at_least, at_most
 
@@ -239,7 +239,7 @@ def work_in_overlay(place: Place) -> Seconds:
 def work_in_fuse(place: Place) -> Seconds:
     """Run the steps in fuse-overlayfs, a copy-on-write layer in a process."""
     if shutil.which("fuse-overlayfs") is None:
-        raise MeasureError("fuse-overlayfs is not installed")
+        raise AbsentError("fuse-overlayfs is not installed")
     with place.fresh("upper", "work", "merged") as (upper, work, merged):
         layers = f"lowerdir={place.base},upperdir={upper},workdir={work}"
         run(["fuse-overlayfs", "-o", layers, str(merged)])
@@ -291,7 +291,7 @@ WORLDS: dict[str, Callable[[Place], Seconds]] = {
 
 def work_rows(place: Place, rounds: int) -> list[Row]:
     """Compare the steps in a workspace with those in the other worlds."""
-    faults: dict[str, str] = {}
+    faults: dict[str, MeasureError] = {}
     worlds = [name for name in WORLDS if name != "sandlock" or place.sandlock]
     seen: dict[str, list[Seconds]] = {name: [] for name in worlds}
     attempts = [_attempt(place, name, faults) for name in worlds]
@@ -306,14 +306,17 @@ def work_rows(place: Place, rounds: int) -> list[Row]:
     for peer in worlds:
         steps, aim = PEERS.get(peer, ((), None))
         if peer in faults:
-            rows.append(Row(f"beside {peer}", None, "x", detail=faults[peer]))
+            why = faults[peer]
+            is_absent = isinstance(why, AbsentError)
+            name, told = f"beside {peer}", str(why)
+            rows.append(Row(name, None, "x", detail=told, is_absent=is_absent))
         else:
             rows += [_ratio(step, peer, seen, aim) for step in steps]
     return rows
 
 
 def _attempt(
-    place: Place, name: str, faults: dict[str, str]
+    place: Place, name: str, faults: dict[str, MeasureError]
 ) -> Callable[[], Seconds | None]:
     def attempt() -> Seconds | None:
         if name in faults:
@@ -321,7 +324,7 @@ def _attempt(
         try:
             return WORLDS[name](place)
         except MeasureError as error:
-            faults[name] = str(error)
+            faults[name] = error
             return None
 
     return attempt
@@ -336,7 +339,10 @@ def _ratio(
     theirs: list[float] = []
     for our, their in zip(seen["workspace"], seen[peer], strict=True):
         for world, found in (("workspace", our), (peer, their)):
-            took = found.get(step, "its program is not installed")
+            if step not in found:
+                absent = "its program is not installed"
+                return Row(name, None, "x", aim, absent, is_absent=True)
+            took = found[step]
             if isinstance(took, str):
                 return Row(name, None, "x", aim, f"{world}: {took}")
             (ours if found is our else theirs).append(took)
