@@ -575,7 +575,8 @@ class Child(ChildClients):
         from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with one
 
         if "mountns" not in wanted.profile.layers:
-            raise walled.no_workspace(use.base, "its profile has no layer 'mountns'")
+            how = "add it to its layers, or name another profile (--sandbox)"
+            raise walled.no_workspace(use.base, walled.NO_MOUNTNS, how)
         owners = -1
         try:
             if use.mode == "review" and await in_thread(clear_volatile_mark, use):

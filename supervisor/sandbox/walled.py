@@ -43,10 +43,14 @@ if TYPE_CHECKING:
 
 PROCESSES, MEMORY = "limit of processes", "limit of memory of all its processes"
 OWN_DIRECTORIES, LISTENER = "own directories", "listener on its loopback"
+READ_ONLY = "read-only mount"
 """What is no layer, and said to be missing all the same: limits; a way to TMPDIR and to the
-sockets of services; a service's port in its net namespace."""
+sockets of services; a service's port in its net namespace; a workspace that is to be read."""
 
-NO_LAYERS = (PROCESSES, MEMORY, OWN_DIRECTORIES, LISTENER)
+NO_LAYERS = (PROCESSES, MEMORY, OWN_DIRECTORIES, LISTENER, READ_ONLY)
+
+NO_MOUNTNS = "its profile has no layer 'mountns'"
+ASK_DOCTOR = "see 'sandhost doctor' for the modes that work here"
 
 HOLD = "hold of its groups"
 """Likewise, and no more than said: a warning is for the limits that it is missed for."""
@@ -133,11 +137,19 @@ def _check_mounts(plan: Plan, attempt: SpawnRequest, wanted: Wanted) -> None:
     """Refuse a start in which a child would not see what it is to work in.
 
     Raises:
-        SpawnError: it has mounts of the host's, and no layer in which they are shown.
+        SpawnError: it has mounts of the host's, and no layer in which they are shown; or
+            it could write to what it is to read.
     """
-    if wanted.mounts and "mountns" not in attempt.layers:
-        why = plan.missing.get("mountns", "its profile has no layer 'mountns'")
-        raise no_workspace(wanted.mounts[0].path, why)
+    if "mountns" in attempt.layers:
+        return
+    why = plan.missing.get("mountns", NO_MOUNTNS)
+    if wanted.mounts:
+        is_own = wanted.mounts[0].fd < 0  # else the host is root, and mounts each mode
+        how = "use the mode 'direct' or 'read-only'" if is_own else ASK_DOCTOR
+        raise no_workspace(wanted.mounts[0].path, why, how)
+    if wanted.programs and "landlock" not in attempt.layers:
+        text = f"no layer keeps it read-only ({why})"
+        raise no_workspace(wanted.programs[0], text, "use the mode 'direct'")
 
 
 @contextmanager
@@ -240,7 +252,7 @@ def shortfalls(walls: Walls, profile: Profile) -> Iterator[str]:
 
 
 def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
-    """Say of limits that nobody keeps them, where that is so (setrlimit(2))."""
+    """Say of limits, and of what is only to be read, that it is not kept where that is so."""
     limits = {which for which, *_ in request.rlimits}
     is_root = os.geteuid() == 0 and "uid" not in request.layers
     is_kept = wanted.processes is not None and _groups_keep(request.layers)
@@ -252,6 +264,11 @@ def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
         unkept[PROCESSES] = f"{why}{end}"
     if resource.RLIMIT_AS in limits and is_left:
         unkept[MEMORY] = f"each process has its own alone{end}"
+    if wanted.programs and "mountns" not in request.layers:
+        why = (
+            "Landlock keeps content and names, not modes, times, owners and attributes"
+        )
+        unkept[READ_ONLY] = f"{why} ({wanted.programs[0]})"
     return unkept
 
 
@@ -388,11 +405,11 @@ def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
     return SpawnError(error.errno, layer, text, why)
 
 
-def no_workspace(path: str, why: str) -> SpawnError:
-    """Word that a child cannot see a workspace."""
-    text = (
-        why if why.startswith("cannot ") else f"cannot show workspace {path!r}: {why}"
-    )
+def no_workspace(path: str, why: str, how: str = ASK_DOCTOR) -> SpawnError:
+    """Word that a child cannot see a workspace, and what to do."""
+    text = f"cannot show workspace {path!r}: {why}; {how}"
+    if why.startswith("cannot "):
+        text = why
     return SpawnError(errno.EOPNOTSUPP, "workspace", text, why)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_sandbox import as_root, layers, present
-from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
+from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 from tests.helpers.fewer import allowing
 
 UNSHARE = shutil.which("unshare") or "false"
@@ -96,6 +96,42 @@ def test_who_is_given_no_user_namespaces_has_the_other_layers(tmp_path: Path) ->
         in text
     )
     assert "seccomp present" in text
+
+
+# spec WS4
+def test_a_user_without_namespaces_is_told_which_modes_of_a_workspace_work(
+    tmp_path: Path,
+) -> None:
+    base = tmp_path / "repo"
+    base.mkdir()
+    (base / "a").write_text("old\n")
+    wrapper = allowing("user=0", uid=NOBODY)
+    script = "cat a; echo new >> a; ls .."
+
+    def run(mode: str, *options: str | Path) -> Outcome:
+        words = (*options, "--state-dir", tmp_path / "state", "--workspace")
+        command = ("--", "sh", "-c", script)
+        return sandhost("run", *words, f"{base}:{mode}", *command, wrapper=wrapper)
+
+    refused = run("review")
+    assert (refused.status, refused.out) == (125, b"")
+    assert b"; use the mode 'direct' or 'read-only'" in refused.err
+    read = run("read-only")
+    assert (read.out, (base / "a").read_text()) == (b"old\n", "old\n")
+    assert b"without its read-only mount: Landlock keeps content and names" in read.err
+    written = run("direct")
+    assert (written.out, (base / "a").read_text()) == (b"old\n", "old\nnew\n")
+    assert b"cannot open directory '..'" in written.err  # nothing but the base
+    # Without Landlock nothing would keep it from being written to.
+    layers = ("--config", profile(tmp_path, "['seccomp', 'mountns']", "[]"))
+    refused = run("read-only", *layers)
+    assert (refused.status, refused.out) == (125, b"")
+    assert b"no layer keeps it read-only" in refused.err
+    assert b"; use the mode 'direct'" in refused.err
+    assert run("direct", *layers).out.startswith(b"old\nnew\n")
+    # A profile that names no such layer is refused with what to name.
+    refused = run("direct", "--config", profile(tmp_path, "['landlock']", "[]"))
+    assert b"has no layer 'mountns'; add it to its layers" in refused.err
 
 
 def profile(where: Path, layers: str, required: str) -> Path:
