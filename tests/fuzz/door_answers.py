@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.fuzz.door_requests import BOUND, CHAT, MESSAGES, RESPONSES
+from tests.fuzz.door_turns import turns
 from tests.fuzz.door_words import BASE64, KEY, change, redactor
 from tests.fuzz.fuzz_protocol import Plan
 
@@ -140,7 +141,7 @@ def taken(form: str, make: Callable[[], Any], pieces: list[bytes]) -> list[bytes
     from supervisor.llm.apis import ASKABLE  # noqa: PLC0415
     from supervisor.llm.errors import RefusedRequestError  # noqa: PLC0415
 
-    reader, writer = ASKABLE[form].reader(), make()
+    take, reader, writer = turns().take, ASKABLE[form].reader(), make()
     frames: list[bytes] = []
     nobody: Any = None
     gate = gateway.Gateway(redactor(), nobody, 1.0, nobody, nobody)
@@ -148,13 +149,14 @@ def taken(form: str, make: Callable[[], Any], pieces: list[bytes]) -> list[bytes
     with patch.object(ids, "secrets", fixed):
         try:
             for piece in pieces:
-                for event in reader.feed(piece):
-                    frames += writer.feed(event)
-            found = reader.finish()
+                for event in take(f"{form}: a piece is read", reader.feed, piece):
+                    frames += take(f"{form}: an event is written", writer.feed, event)
+            found = take(f"{form}: an answer is ended", reader.finish)
             usage = reader.usage() or reader.estimate(1, BOUND)
             assert usage.prompt >= 0
             assert usage.completion >= 0
-            frames += writer.finish(gate._redacted(found, usage))
+            completion = take(f"{form}: it is redacted", gate._redacted, found, usage)
+            frames += take(f"{form}: its end is written", writer.finish, completion)
         except (AnswerError, ProviderError) as why:
             text = gate._one_line(f"invalid response: {why}")
             assert KEY not in text
@@ -286,7 +288,7 @@ def check_bytes(plan: Plan) -> None:
             reader = api.reader()
             try:
                 for piece in pieces:
-                    reader.feed(piece)
+                    turns().take(f"{api.name}: bytes are read", reader.feed, piece)
                 results.append(json.dumps(reader.finish()).replace("0", ""))
             except (AnswerError, ProviderError) as why:
                 results.append(str(why))

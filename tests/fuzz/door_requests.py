@@ -3,10 +3,11 @@
 import copy
 import json
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
+from tests.fuzz.door_turns import turns
 from tests.fuzz.door_words import change, encoded, redactor
 from tests.fuzz.fuzz_protocol import Plan
 
@@ -179,7 +180,7 @@ def _read(data: bytes) -> Any:
     from supervisor.llm.json_request import BadJsonError, read_request  # noqa: PLC0415
 
     try:
-        return read_request(data, MOST_VALUES)
+        return turns().take("a request is read", read_request, data, MOST_VALUES)
     except BadJsonError as why:
         check_refusal(str(why))
         return None
@@ -267,7 +268,7 @@ def _check_native(api: Any, request: Any, hosted: str, byte: int) -> None:
 
     bound = (None, 1, 1024, BOUND)[byte % 4]
     temperature = 0.25 if byte & 4 and api is apis.CHAT else None
-    size = size_of_request(api, request)
+    size = turns().take("a request is measured", size_of_request, api, request)
     assert size.size_bytes == len(request.data)
     assert 0 <= size.other_parts <= len(request.data)
     assert size.estimated_tokens <= size.likely_tokens() <= size.most_tokens()
@@ -306,7 +307,8 @@ def _check_translated(api: Any, request: Any, hosted: str) -> None:
     if api is MESSAGES:
         assert count_tokens_estimate(asked) >= 1
     try:
-        found = translate(
+        make = partial(
+            translate,
             api,
             asked,
             "m",
@@ -314,6 +316,7 @@ def _check_translated(api: Any, request: Any, hosted: str) -> None:
             has_reasoning=hosted == "pass",
             drops_hosted_tools=hosted == "drop",
         )
+        found = turns().take("a request is translated", make)
     except UntranslatableError as why:
         check_refusal(str(why))
         return

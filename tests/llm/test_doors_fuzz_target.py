@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from supervisor.llm.redact import StreamRedactor
 from tests.fuzz import fuzz_doors
+from tests.fuzz.door_turns import told_at_the_end, turns
 from tests.fuzz.door_words import KEY
 
 
@@ -24,6 +25,17 @@ def test_the_target_sees_a_text_that_is_lost(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(StreamRedactor, "rest", lambda _: "")
     with pytest.raises(AssertionError, match="another text"):
         fuzz_doors.check(data)
+
+
+# spec MD8: what another process has run is told by the one that waits for it.
+def test_inputs_and_turns_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    turns.cache_clear()
+    assert told_at_the_end(lambda: fuzz_doors.check(b"\x02" + b"a" * 60)) == 0
+    assert told_at_the_end(lambda: fuzz_doors.check(b"\x02" + b"b" * 60)) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("1 inputs, ")
+    assert " turns of the host; the longest " in second
+    assert " ms: " in second
 
 
 def test_without_atheris_it_says_what_to_do(
