@@ -208,4 +208,34 @@ def test_what_is_read_at_once_has_few_values(value: dict[str, Any]) -> None:
 def test_lists_within_lists_are_counted() -> None:
     chain = b"[" * 90 + b"]" * 90
     assert not is_short(b'{"a":[%b]}' % b",".join([chain] * 540))
-    assert is_short(b'{"a":[%b]}' % b",".join([b"[[]]"] * 300))
+    assert is_short(b'{"a":[%b]}' % b",".join([b"[[]]"] * 200))
+
+
+def items(item: bytes, count: int) -> bytes:
+    """Return a request with so many items."""
+    return b'{"input":[%b]}' % b",".join([item] * count)
+
+
+MESSAGE = b'{"role":"user","content":"a"}'
+SLOW = {
+    "objects": items(b"{}", 1000),
+    "numbers": items(b"1234567890123456789", 1500),
+    "fractions": items(b"0." + b"1" * 20, 1300),
+    "long fractions": items(b"0." + b"1" * 390, 200),
+    "messages": items(MESSAGE, 240),
+    "members": b"{%b}" % b",".join(b'"%d":1' % n for n in range(300)),
+    "escapes": items(b'"%b"' % (rb"\u0041" * 14_000), 1),
+}
+"""Requests that took a millisecond and more to read, check and translate, or nearly."""
+
+
+# spec MD8: counted before anything is parsed, whatever takes the time.
+@pytest.mark.parametrize("row", SLOW)
+def test_what_takes_a_millisecond_is_no_short_request(row: str) -> None:
+    assert not is_short(SLOW[row])
+
+
+# A conversation of some turns takes no detour by a thread.
+def test_a_usual_request_is_short() -> None:
+    assert is_short(items(MESSAGE, 60))
+    assert is_short(items(b'"%b"' % (b"a" * 60_000), 1))
