@@ -184,6 +184,8 @@ def commit(
 ) -> int:
     """Bring changes to the base: all that is chosen, or nothing.
 
+    What a child has takes --freeze, and no snapshot below it: commit a fork then.
+
     Exit status: 0 applied; 1 refused, for conflicts or guarded paths; 2 a fault.
     """
     words = {key: list(how[key]) for key in ("but", "allow", "theirs", "mine")}

@@ -261,8 +261,9 @@ class Workspace:
         self.finish_commit()
         if self.state.layers and not is_dry:
             if self.directory.user():
-                text = f"cannot commit {self.name!r}: a child has it, over snapshots"
-                raise InUseError(f"{text}; wait for its end, or commit a fork")
+                text = f"cannot commit {self.name!r}: a child has it, above a snapshot"
+                how = f"commit a fork ('sandhost workspace fork {self.name}')"
+                raise InUseError(f"{text}; wait for its end, or {how}")
             tried = self._commit(selection, is_dry=True)
             if not tried.applied and not selection.mine:
                 return tried

@@ -243,6 +243,7 @@ async def hammered(attacker: Attacker) -> Child:
 
 
 # attack 50
+@pytest.mark.chaos
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("mounts", "others"), TRIED)
 async def test_a_working_directory_is_not_to_be_changed(

@@ -26,6 +26,7 @@ def resident_bytes() -> int:
 
 # attack 15, spec W3, R3, I9: half of them claim 10 GB, half the largest WRITE there is;
 # each sends three bytes of it.
+@pytest.mark.chaos
 async def test_children_that_lie_cost_eight_mebibytes(stage: Stage, kind: str) -> None:
     count = CHILDREN_THAT_LIE if kind == "none" else IN_WALLS
     go, starting_pistol = os.pipe2(os.O_CLOEXEC)

@@ -28,7 +28,7 @@ from tests.helpers.hosts import (
 )
 from vfs.filesystem import OWN_DESCRIPTORS
 
-pytestmark = [pytest.mark.slow, pytest.mark.attack]
+pytestmark = [pytest.mark.slow, pytest.mark.attack, pytest.mark.chaos]
 
 
 DEADLINE_S = 0.4

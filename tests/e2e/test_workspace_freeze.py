@@ -200,6 +200,7 @@ def check_stops(place: Place, files: Collection[str]) -> None:
 
 
 # spec WS8, attack 55
+@pytest.mark.chaos
 @pytest.mark.nobody
 def test_what_is_not_found_or_not_stopped_easily_stands_still_as_well(
     place: Place,
@@ -357,6 +358,25 @@ def test_a_commit_of_a_running_child_is_frozen_or_refused(place: Place) -> None:
     assert (place.base / "a.txt").read_text() == "hello\nmore\nagain\n"
     assert sorted(os.listdir(place.base / "d")) == ["e", "two"]
     assert os.listdir(place.base / "d/e") == []
+
+
+# spec WS10
+def test_a_commit_of_a_child_above_a_snapshot_is_refused_and_its_fork_is_committed(
+    place: Place,
+) -> None:
+    place.named("echo one > one")
+    assert place.ask("snapshot", "w", "first").status == 0
+    with at_work(place, "rm a.txt; echo two > two; echo ready; read go"):
+        done = place.ask("commit", "w", "--freeze")
+        assert (done.status, done.out) == (2, b"")
+        assert done.said("a child has it, above a snapshot")
+        assert done.said("or commit a fork ('sandhost workspace fork w')")
+        assert os.listdir(place.base) == ["a.txt"]
+        done = place.ask("commit", "w", "--freeze", "--dry-run")
+        assert (done.status, done.err) == (0, b"")
+        assert place.ask("fork", "w").out == b"w-1\n"
+        assert place.ask("commit", "w-1").status == 0
+        assert sorted(os.listdir(place.base)) == ["one", "two"]
 
 
 def test_a_process_that_was_stopped_before_stays_so(place: Place) -> None:

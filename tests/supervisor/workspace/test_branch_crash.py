@@ -148,6 +148,7 @@ def test_a_killed_merge_of_layers_changes_nothing_that_is_seen(
 
 
 # spec WS10, WS12, WS18
+@pytest.mark.chaos
 @pytest.mark.parametrize("part", range(3))
 def test_a_killed_commit_of_a_workspace_with_layers(scene: Scene, part: int) -> None:
     def commit() -> None:

@@ -422,6 +422,7 @@ def test_an_editor_that_is_quicker_than_the_step_of_a_merge_undoes_the_commit(
 
 
 # spec WS11a, WS12, WS18
+@pytest.mark.chaos
 @pytest.mark.parametrize(("has_snapshot", "pace"), [(False, 13), (True, 29)])
 def test_a_killed_merge_is_done_or_not_when_the_next_child_starts(
     scene: Scene, *, has_snapshot: bool, pace: int

@@ -19,7 +19,7 @@ TIB = 1 << 40
 SIZES = {
     "lines": (32 if LONG else 8) * MIB,
     "random": (32 if LONG else 4) * MIB,
-    "sparse": (512 if LONG else 32) * MIB,
+    "sparse": (1024 if LONG else 32) * MIB,
 }
 
 PEAKS = """
@@ -48,6 +48,7 @@ tell()
 
 
 # spec WS8, WS14, attack 56
+@pytest.mark.chaos
 def test_a_patch_takes_little_memory(scene: Scene) -> None:
     (scene.base / "random").write_bytes(b"\0")
     scene.make()

@@ -107,6 +107,7 @@ def facts(outside: Path) -> dict[bytes, tuple[object, ...]]:
 
 
 # spec WS13, attack 51
+@pytest.mark.chaos
 def test_nothing_outside_changes_while_names_are_swapped_with_links(
     scene: Scene,
 ) -> None:
