@@ -25,7 +25,8 @@ from supervisor.session.ports import ChildView
 from supervisor.spawn_request import find_executable
 from supervisor.spec import ChildSpec, minimal_env
 from supervisor.toolexec.routes import SpawnPlan, Target
-from supervisor.toolexec.service import ToolExecSettings, open_toolexec
+from supervisor.toolexec.service import open_toolexec
+from supervisor.toolexec.settings import ToolExecSettings
 
 NAME = "toolexec"
 METHOD = "one child that runs tools, directly and through its host, in turn"

@@ -81,7 +81,7 @@ async def offered(
                 if toolexec is not None:
                     from supervisor.toolexec.handles import Handles  # noqa: PLC0415
 
-                    toolexec.large_output = Handles(fds, host.log.write)
+                    toolexec.context.large_output = Handles(fds, host.log.write)
         try:
             yield
         finally:

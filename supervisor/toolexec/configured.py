@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from supervisor.config.toolexec import parse_listen
 from supervisor.options import OptionError, parse_duration, parse_size
 from supervisor.toolexec.listeners import LISTEN
-from supervisor.toolexec.notify import NotifyCommand
-from supervisor.toolexec.service import ToolExecSettings
+from supervisor.toolexec.settings import NotifyCommand, ToolExecSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

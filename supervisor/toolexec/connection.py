@@ -21,6 +21,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from protocol import toolexec, toolexec_log, toolexec_token
@@ -32,7 +33,7 @@ from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.heads import RefusedAtOnceError
 from supervisor.toolexec.launching import with_doors
-from supervisor.toolexec.moments import Kind, Moment, Task
+from supervisor.toolexec.moments import Kind, Moment, Task, TaskState
 from supervisor.toolexec.replies import Replies
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
@@ -41,14 +42,14 @@ from supervisor.toolexec.wire import GoneError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from protocol.toolexec import Request
     from protocol.toolexec_head import Head
+    from supervisor.toolexec.context import Context
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.routes import SpawnPlan, Target
-    from supervisor.toolexec.service import ToolExec
     from supervisor.toolexec.throttle import Throttle
 
 MAX_RECEIVING = 64
@@ -64,11 +65,33 @@ _EXEC_ANSWERS = frozenset(
 """Errors of execve(2) that are the tool's and not the host's: 127 and 126."""
 
 
+class ConnectionState(msgspec.Struct):
+    """A connection, handed over.
+
+    A request for which nothing was done is read again from its first byte; of a reply
+    the rest is sent.
+
+    Attributes:
+        server: the child whose socket it came by; empty: the shared one of ``number``.
+        received: what has come of its request, if nothing was done for it.
+        unsent: of what is being sent.
+        is_refused: it was told why, and may only send on.
+    """
+
+    server: str
+    number: int
+    fd: int
+    received: bytes = b""
+    unsent: bytes = b""
+    task: TaskState | None = None
+    is_refused: bool = False
+
+
 class Connection(Replies):
     """One connection.
 
     Args:
-        service: what serves it.
+        context: of the host's ToolExec.
         sock: non-blocking; owned.
         heads: the turn in which its head is parsed, if that is large.
 
@@ -77,8 +100,8 @@ class Connection(Replies):
         scope: of its service.
     """
 
-    def __init__(self, service: ToolExec, sock: socket.socket, heads: Throttle) -> None:
-        super().__init__(service, sock, heads)
+    def __init__(self, context: Context, sock: socket.socket, heads: Throttle) -> None:
+        super().__init__(context, sock, heads)
         self.idle_since: float | None = trio.current_time()
         self.scope = trio.CancelScope()
         self._is_received = False
@@ -97,6 +120,49 @@ class Connection(Replies):
         if not self._is_received:
             return Moment.RECEIVING
         return Moment.LAST if self.wire.unsent else Moment.BUSY
+
+    def busy(self) -> str | None:
+        """Say what has to end before it can be handed over."""
+        if self.moment is Moment.BUSY:
+            return "a tool's client is being answered"
+        if self.moment is Moment.RECEIVING and self.wire.unsent:
+            return "a tool's client is being told to go on"
+        return None
+
+    def snapshot(
+        self,
+        server: str,
+        number: int,
+        place_of: Callable[[Execution], tuple[str, int]],
+    ) -> ConnectionState:
+        """Return it as ``restore`` takes it.
+
+        Args:
+            server: see ``ConnectionState``.
+            number: likewise.
+            place_of: returns the child of an execution, and its number there.
+        """
+        wire, task = self.wire, self.task
+        unsent = bytes(wire.unsent)
+        state = ConnectionState(server, number, wire.sock.fileno(), unsent=unsent)
+        state.is_refused = self.moment is Moment.REFUSED
+        if self.moment is Moment.RECEIVING:
+            state.received = wire.held()
+        elif task is not None and self.moment is not Moment.LAST:
+            state.task = task.snapshot(*place_of(task.execution))
+        return state
+
+    def restore(self, state: ConnectionState, owner: ChildExecutions | None) -> None:
+        """Be where the connection of the program before was, up to ``serve``.
+
+        Args:
+            state: what it has left.
+            owner: whose task it answers with; None if it has none.
+        """
+        self._owner = owner
+        self.wire.hold(state.received)
+        if state.is_refused:
+            self.be_refused()
 
     async def serve(self, task: Task | None = None, unsent: bytes = b"") -> None:
         """Serve the one request, and close.
@@ -135,10 +201,10 @@ class Connection(Replies):
         if why.errno == errno.EIO:  # of a disk: no socket answers that
             level, what = "ERROR", "a reply was broken off"
         text = f"toolexec: {what}: {why.strerror}"
-        self._service.log(level, text, **self._who(), reason=why.strerror)
+        self._context.log(level, text, **self._who(), reason=why.strerror)
 
     def _tell_fault(self, why: Exception) -> None:
-        self._service.log("ERROR", f"toolexec: fault: {place_of(why)}", **self._who())
+        self._context.log("ERROR", f"toolexec: fault: {place_of(why)}", **self._who())
 
     def _who(self) -> dict[str, object]:
         """Return the fields of a log line about this connection's child, if it is known."""
@@ -180,7 +246,7 @@ class Connection(Replies):
         await self._reply_to(head, body)
 
     async def _reply_to(self, head: Head, body: bytes) -> None:
-        await self._service.gate.passed()
+        await self._context.gate.passed()
         self._received()
         request = toolexec.check(head, body, self._is_authorized)
         if isinstance(request, Refusal):
@@ -200,7 +266,6 @@ class Connection(Replies):
         if unsent:
             await self.wire.send(unsent)
         if task is not None:
-            self._owner = task.execution.owner
             await self._reply(self._carry_out(task))
 
     async def _reply(self, answering: Awaitable[Refusal | None]) -> None:
@@ -225,7 +290,7 @@ class Connection(Replies):
         return owner.bodies
 
     def _is_authorized(self, pieces: Sequence[bytes]) -> bool:
-        found = self._service.tokens.find(pieces)
+        found = self._context.tokens.find(pieces)
         if found is None:
             return False
         self._owner, self._rights = found
@@ -263,7 +328,7 @@ class Connection(Replies):
 
     async def _start(self, owner: ChildExecutions, request: Exec) -> Execution:
         """Choose, admit, spawn; the execution runs when this returns, or has failed."""
-        routes = self._service.routes
+        routes = self._context.routes
         child, tool = owner.child, request.tool
         if not routes.is_permitted(child, tool, self._rights):
             refusal = toolexec.not_permitted(tool)
@@ -275,8 +340,8 @@ class Connection(Replies):
             keep_all = request.version == 1 or self._wants_handle(request)
             scope = self._rights.scope
             execution = owner.admit(tool, request.exec_id, scope, keep_all=keep_all)
-            timeout_s = self._service.timeout_of(target)
-            lookout, detach = self._service.lookout, request.detach
+            timeout_s = self._context.timeout_of(target)
+            lookout, detach = self._context.lookout, request.detach
             execution.start = Start(lookout, self.wire, timeout_s, detach=detach)
             try:
                 with execution.start:
@@ -296,9 +361,9 @@ class Connection(Replies):
                 await owner.begin(execution, execution.start.left_s, target.name)
         finally:
             os.close(cwd_fd)
-        if self._service.is_verbose:
+        if self._context.settings.verbose:
             words = toolexec_log.redacted(request.args)
-            self._service.tell(f"exec {execution.id}: {tool} {words}")
+            self._context.tell(f"exec {execution.id}: {tool} {words}")
         return execution
 
     async def _plan(
@@ -317,7 +382,7 @@ class Connection(Replies):
     def _wants_handle(self, request: Exec) -> bool:
         # Handles are the child's own connection's: not for a token that stands for less.
         is_own = not self._rights.is_narrowed
-        return request.as_fd and is_own and self._service.large_output is not None
+        return request.as_fd and is_own and self._context.large_output is not None
 
     # The others
 
@@ -337,7 +402,7 @@ class Connection(Replies):
         execution = owner.find_live(request.exec_id, self._rights.scope)
         if execution is None:
             return toolexec.NOT_FOUND
-        number = self._service.signals[request.signal]
+        number = self._context.signals[request.signal]
         if execution.process is None:  # it is being started
             if execution.start is not None:
                 execution.start.give_up(128 + number)
@@ -355,7 +420,7 @@ class Connection(Replies):
     async def _notify(self, owner: ChildExecutions, request: Notify) -> Refusal | None:
         from supervisor.toolexec import notify  # noqa: PLC0415 - rarely used
 
-        starting = notify.start(self._service, self.wire, owner, request)
+        starting = notify.start(self._context, self.wire, owner, request)
         execution = await _started(starting)
         if isinstance(execution, Refusal):
             return execution

@@ -77,10 +77,10 @@ async def open_door(child: ChildView) -> AsyncIterator[Door]:
             stack.enter_context(child.carrying(theirs))
             yield Door(session.client.id, theirs, session.dialect, stack)
     finally:
-        await close(session)
+        await close_door(session)
 
 
-async def close(session: Conversation) -> None:
+async def close_door(session: Conversation) -> None:
     """Close a tool's conversation: the tool is over."""
     # Bounded: what a job may still do is a call into the kernel (I1).
     with trio.CancelScope(shield=True):

@@ -43,6 +43,10 @@ TIME_IS_UP: Ladder = (
 AT_ONCE: Ladder = ((0.0, signal.SIGKILL),)
 """Each moment that it has makes it worse."""
 
+LADDERS = {"client gone": CLIENT_GONE, "time is up": TIME_IS_UP}
+"""By names that mean the same to a program and the next; what was killed at once is killed
+at once again."""
+
 LATE_S = 0.2
 """A step that is no later than this is taken: a loop may have been held for a moment,
 and to be asked to end twice changes nothing."""

@@ -19,23 +19,25 @@ import os
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import trio
 
 from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
-from supervisor.spawned import LaunchpadLost
-from supervisor.toolexec.door import open_door
+from supervisor.spawned import LaunchpadLost, ProcessState
+from supervisor.toolexec import launching
+from supervisor.toolexec.door import close_door, open_door
 from supervisor.toolexec.ending import (
     AT_ONCE,
     CLIENT_GONE,
+    LADDERS,
     TIME_IS_UP,
     SignalLine,
     climb,
     exit_code,
 )
-from supervisor.toolexec.launching import launch
-from supervisor.toolexec.outputlog import LogFullError
+from supervisor.toolexec.outputlog import LogFullError, LogState
 from supervisor.toolexec.outputpump import OutputPump
 
 if TYPE_CHECKING:
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
 
     from supervisor.spawned import ExitStatus, SpawnedProcess
     from supervisor.toolexec.ending import Ladder
-    from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.growth import Growth
     from supervisor.toolexec.outputlog import OutputLog
     from supervisor.toolexec.routes import SpawnPlan
@@ -59,6 +60,52 @@ PASSED_NOTE = b"sandhost: ended, for a limit of its child is passed: %b\n"
 
 ABANDON_TIMEOUT_S = 5.0
 """Longest wait for the end of what was started for nobody; it is killed at once."""
+
+
+class ExecutionState(msgspec.Struct):
+    """See ``Execution``; times are seconds that are left or have passed.
+
+    Attributes:
+        where: ``live``, ``kept``, or empty: only a reader knows it any more.
+        line: what its tool is told of signals by; -1 for none.
+        passed: the limit that it is killed for; empty for none.
+    """
+
+    id: str
+    key: str
+    tool: bytes
+    where: str
+    log: LogState
+    code: int | None
+    timed_out: bool
+    fault: str | None
+    process: ProcessState | None = None
+    pipe: int = -1
+    timeout_s: float = 0.0
+    climbs: list[tuple[str, float]] = []
+    door_client: str = ""
+    line: int = -1
+    passed: str = ""
+
+
+class Owner(launching.Owner, Protocol):
+    """The executions of a child, as one of them needs them.
+
+    Attributes:
+        null_fd: the null device.
+        growth: charges the child for what they make; None if nothing bounds that.
+    """
+
+    null_fd: int
+    growth: Growth | None
+
+    def finished(self, execution: Execution, *, keep: bool) -> None:
+        """Free the id and the slot; keep the output if there is to be any."""
+        ...
+
+    def failed(self, execution: Execution, sidecar: str, reason: str) -> None:
+        """Tell of one that has a code and a log, and never began."""
+        ...
 
 
 class Execution:
@@ -85,9 +132,7 @@ class Execution:
         start: what can give its start up; None for one that the program before began.
     """
 
-    def __init__(
-        self, owner: ChildExecutions, exec_id: str, tool: str, log: OutputLog
-    ) -> None:
+    def __init__(self, owner: Owner, exec_id: str, tool: str, log: OutputLog) -> None:
         self.id = self.key = exec_id
         self.tool = tool
         self.log = log
@@ -107,6 +152,66 @@ class Execution:
         self._nursery: trio.Nursery | None = None
         self._aside: list[trio.CancelScope] = []
         self._door: AsyncExitStack | None = None
+
+    def snapshot(self, where: str) -> tuple[ExecutionState, set[int]]:
+        """Return it as ``restore`` takes it, and its descriptors.
+
+        Args:
+            where: see ``ExecutionState``.
+        """
+        state = ExecutionState(
+            id=self.id,
+            key=self.key,
+            tool=os.fsencode(self.tool),
+            where=where,
+            log=self.log.snapshot(),
+            code=self.code,
+            timed_out=self.timed_out,
+            fault=self.fault,
+            passed=self.passed,
+        )
+        fds = set(self.log.descriptors())
+        if self.finished.is_set() or self.process is None:
+            return state, fds
+        now = trio.current_time()
+        state.process = self.process.snapshot()
+        state.pipe = -1 if self._pump is None else self._pump.pipe
+        state.door_client = self.door_client
+        if self.line is not None:
+            state.line = self.line.fd
+        if not self.timed_out and self.timeout_at < math.inf:
+            state.timeout_s = max(0.001, self.timeout_at - now)
+        names = {id(ladder): name for name, ladder in LADDERS.items()}
+        state.climbs = [
+            (names[id(ladder)], now - begun_s)
+            for ladder, begun_s in self.climbs
+            if ladder is not AT_ONCE
+        ]
+        return state, fds | {state.process.pidfd, state.pipe, state.line}
+
+    def restore(self, state: ExecutionState) -> None:
+        """Be the execution of the program before, up to ``begin``.
+
+        A ladder goes on from the step that it has come to; what was killed for a limit
+        is killed again.
+        """
+        self.key, self.code, self.fault = state.key, state.code, state.fault
+        self.timed_out, self.passed = state.timed_out, state.passed
+        if state.process is None:
+            self.finished.set()
+            return
+        self.process = self.owner.host.launcher.restore_process(state.process)
+        self._pump = OutputPump(state.pipe, self.log)
+        self.door_client = state.door_client
+        if state.line >= 0:
+            self.line = SignalLine(state.line)
+        for session in self.owner.child.sessions():
+            if state.door_client and session.client.id == state.door_client:
+                self._door = AsyncExitStack()
+                self._door.push_async_callback(close_door, session)
+        now = trio.current_time()
+        self.climbs = [(LADDERS[name], now - ago_s) for name, ago_s in state.climbs]
+        self.timeout_at = now + state.timeout_s if state.timeout_s else math.inf
 
     @property
     def output_end(self) -> int:
@@ -151,7 +256,7 @@ class Execution:
                     await self._launch_with_door(plan, cwd_fd, fds)
                 else:
                     request = plan.request(cwd_fd, fds)
-                    self.process = await launch(self.owner, plan, request)
+                    self.process = await launching.launch(self.owner, plan, request)
         finally:
             os.close(theirs)
             if top >= 0:
@@ -177,7 +282,7 @@ class Execution:
             door = await stack.enter_async_context(open_door(self.owner.child))
             plan = replace(plan, env={**plan.env, **door.env})
             request = plan.request(cwd_fd, (*fds, *door.fds))
-            self.process = await launch(self.owner, plan, request)
+            self.process = await launching.launch(self.owner, plan, request)
             door.handed_over()
             self.door_client = door.client_id
             self._door = stack.pop_all()

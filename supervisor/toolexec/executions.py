@@ -12,16 +12,19 @@ Rules of this file.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from supervisor.journal import text_of
 from supervisor.toolexec import growth
-from supervisor.toolexec.execution import Execution
+from supervisor.toolexec.execution import Execution, ExecutionState
 from supervisor.toolexec.logquota import Quota
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.slots import BusyError, Slots
@@ -47,6 +50,18 @@ QUOTA_LIMITS = 2
 
 class InUseError(Exception):
     """A live execution of the same child has this id; the text is the id."""
+
+
+class ChildState(msgspec.Struct):
+    """The executions of a child, its token, its socket, and its share of the disk."""
+
+    id: str
+    token: str
+    listener_fd: int
+    path: bytes
+    executions: list[ExecutionState]
+    used_bytes: int
+    spare: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +152,67 @@ class ChildExecutions:
         earlier = self.kept.pop(key, None)
         if earlier is not None:
             earlier.log.discard()
-        log = OutputLog(
-            self._directory, self._log_limit_bytes, self._quota, keep_all=keep_all
-        )
+        log = self._new_log(keep_all=keep_all)
         execution = self.live[key] = Execution(self, exec_id, tool, log)
         execution.key = key
         return execution
+
+    def _new_log(self, *, keep_all: bool) -> OutputLog:
+        limit_bytes, quota = self._log_limit_bytes, self._quota
+        return OutputLog(self._directory, limit_bytes, quota, keep_all=keep_all)
+
+    def busy(self) -> str | None:
+        """Say what has to end before they can be handed over."""
+        if self.nursery is None:
+            return f"the tools of {self.child.id} are being ended"
+        for execution in self.live.values():
+            if not execution.has_begun:
+                return f"tool {execution.tool!r} is being started"
+        return None
+
+    def snapshot(self) -> tuple[ChildState, set[int]]:
+        """Return them as ``restore`` takes them, without executions; and descriptors."""
+        listener_fd, path = self.listener or (-1, "")
+        quota = self._quota
+        state = ChildState(
+            id=self.child.id,
+            token=self.token,
+            listener_fd=listener_fd,
+            path=os.fsencode(path),
+            executions=[],
+            used_bytes=quota.used_bytes,
+            spare=quota.spare,
+        )
+        return state, {listener_fd, *quota.descriptors()}
+
+    def restore(self, state: ChildState) -> list[Execution]:
+        """Be those of the program before; return its executions in their order.
+
+        None of them moves on before ``go_on``.
+        """
+        self._quota.restore(state.used_bytes, state.spare)
+        return [self._restore_execution(one) for one in state.executions]
+
+    def _restore_execution(self, state: ExecutionState) -> Execution:
+        log = self._new_log(keep_all=state.log.keep_all)
+        log.restore(state.log)
+        self._slots.descriptors.hold(len(log.descriptors()))
+        execution = Execution(self, state.id, os.fsdecode(state.tool), log)
+        execution.restore(state)
+        if execution.process is not None:
+            self.live[state.key] = execution
+            self._slots.enter()
+        elif state.where == "kept":
+            self.kept[state.key] = execution
+        return execution
+
+    def go_on(self) -> None:
+        """Let the executions of the program before run."""
+        for execution in self.live.values():
+            if self.nursery is not None:
+                left_s = execution.timeout_at - trio.current_time()
+                limit_s = 0.0 if left_s == inf else max(0.001, left_s)
+                execution.begin(self.nursery, limit_s)
 
     async def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
         """Let a spawned execution run, whatever becomes of who asked for it.

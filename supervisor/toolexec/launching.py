@@ -10,7 +10,7 @@ import fcntl
 import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from supervisor.launchpad.order import NET, USERS
 from supervisor.sandbox import walled
@@ -19,11 +19,11 @@ from supervisor.session.ports import is_withheld
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from supervisor.parts import Parts
     from supervisor.sandbox.plan import Wanted
-    from supervisor.session.ports import Doors
+    from supervisor.session.ports import ChildView, Doors
     from supervisor.spawn_request import SpawnRequest
     from supervisor.spawned import SpawnedProcess
-    from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.routes import SpawnPlan
 
 
@@ -33,7 +33,21 @@ _NOT_GIVEN = frozenset({errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP, errno.EPER
 """Errors of these where the kernel lacks them (before 4.10, or gVisor), or refuses."""
 
 
-def with_doors(owner: ChildExecutions, plan: SpawnPlan) -> SpawnPlan:
+class Owner(Protocol):
+    """The executions of a child, as the start of one needs them.
+
+    Attributes:
+        host: whose child it is.
+        child: the child.
+        lacks_doors: its log says that its tools have no way to the model.
+    """
+
+    host: Parts
+    child: ChildView
+    lacks_doors: bool
+
+
+def with_doors(owner: Owner, plan: SpawnPlan) -> SpawnPlan:
     """Return a plan whose tool reaches the model as its child does (spec MD1).
 
     What the sidecar sets wins. One that runs as the host does belongs to no child alone.
@@ -46,14 +60,14 @@ def with_doors(owner: ChildExecutions, plan: SpawnPlan) -> SpawnPlan:
     return replace(plan, env={**offered, **plan.env}, asks_model=True)
 
 
-def _doors_of(owner: ChildExecutions) -> Doors | None:
+def _doors_of(owner: Owner) -> Doors | None:
     model, session = owner.host.services.llm, owner.child.session
     if model is None or session is None:
         return None
     return model.doors_of(session.client)
 
 
-def _can_join(owner: ChildExecutions, doors: Doors) -> bool:
+def _can_join(owner: Owner, doors: Doors) -> bool:
     """Tell whether a tool can join the namespaces of its child's doors; say once if not.
 
     Raises:
@@ -79,7 +93,7 @@ def _can_join(owner: ChildExecutions, doors: Doors) -> bool:
 
 @contextmanager
 def _joined(
-    owner: ChildExecutions, plan: SpawnPlan, wanted: Wanted
+    owner: Owner, plan: SpawnPlan, wanted: Wanted
 ) -> Iterator[Mapping[str, int]]:
     """Give the namespaces that a tool joins, for its start."""
     # Asked for here: a number that was kept may be another socket's by now.
@@ -108,7 +122,7 @@ def _namespaces(doors: Doors) -> Iterator[Mapping[str, int]]:
 
 
 async def launch(
-    owner: ChildExecutions, plan: SpawnPlan, request: SpawnRequest
+    owner: Owner, plan: SpawnPlan, request: SpawnRequest
 ) -> SpawnedProcess:
     """Start what a plan says, for one child.
 

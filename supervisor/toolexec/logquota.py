@@ -59,6 +59,16 @@ class Quota:
         self._descriptors = descriptors
         self._spare: tuple[int, int] | None = None
 
+    @property
+    def spare(self) -> tuple[int, int] | None:
+        """The spare file and the share that it has; None if there is none."""
+        return self._spare
+
+    def restore(self, used_bytes: int, spare: tuple[int, int] | None) -> None:
+        """Have what the program before had taken, and its spare file."""
+        self.used_bytes, self._spare = used_bytes, spare
+        self._descriptors.hold(len(self.descriptors()))
+
     def take(self, size_bytes: int) -> bool:
         """Take a share; False if there is none."""
         while self.used_bytes + size_bytes > self.limit_bytes:

@@ -13,7 +13,10 @@ import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from supervisor.toolexec.logquota import LEAST_FILE_BYTES, STEP_BYTES
+from vfs.errors import HandoverError
 from vfs.hostio import in_thread, mount_of, times_slept
 
 if TYPE_CHECKING:
@@ -26,6 +29,23 @@ HEAD_BYTES = 65_536
 
 WINDOW_BYTES = 1024 * 1024
 """The window in memory, where no file can be had."""
+
+
+class StoreState(msgspec.Struct):
+    """A part of a log, handed over: a file by its descriptor, memory as it is.
+
+    Attributes:
+        data: what lies in memory, in the order of its place.
+    """
+
+    kind: str
+    start: int
+    data: bytes = b""
+    fd: int = -1
+    charged: int = 0
+    ring_bytes: int = 0
+    length: int = 0
+    allowed: int = 0
 
 
 class Store(Protocol):
@@ -62,6 +82,10 @@ class Store(Protocol):
         """Return the offset of the oldest byte that it keeps when it ends at ``end``."""
         ...
 
+    def snapshot(self) -> StoreState:
+        """Return it as ``restore_store`` takes it."""
+        ...
+
     def close(self) -> None:
         """Give everything back."""
         ...
@@ -70,9 +94,9 @@ class Store(Protocol):
 class Head:
     """The beginning, in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: bytes = b"") -> None:
         self.start = 0
-        self._data = bytearray()
+        self._data = bytearray(data)
 
     def room(self, low: int, end: int) -> int:
         """See ``Store``."""
@@ -95,6 +119,10 @@ class Head:
         """See ``Store``."""
         return 0
 
+    def snapshot(self) -> StoreState:
+        """See ``Store``."""
+        return StoreState("head", self.start, bytes(self._data))
+
     def close(self) -> None:
         """See ``Store``."""
         self._data = bytearray()
@@ -103,9 +131,9 @@ class Head:
 class Window:
     """A ring in memory, where no file can be had."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, ring: bytes | None = None) -> None:
         self.start = start
-        self._ring = bytearray(WINDOW_BYTES)
+        self._ring = bytearray(WINDOW_BYTES if ring is None else ring)
 
     def room(self, low: int, end: int) -> int:
         """See ``Store``."""
@@ -126,6 +154,10 @@ class Window:
     def oldest(self, end: int) -> int:
         """See ``Store``."""
         return max(self.start, end - WINDOW_BYTES)
+
+    def snapshot(self) -> StoreState:
+        """See ``Store``."""
+        return StoreState("window", self.start, bytes(self._ring))
 
     def close(self) -> None:
         """See ``Store``."""
@@ -244,6 +276,23 @@ class File:
         """See ``Store``."""
         return max(self.start, end - self.ring_bytes) if self.ring_bytes else self.start
 
+    def snapshot(self) -> StoreState:
+        """See ``Store``."""
+        return StoreState(
+            "file",
+            self.start,
+            fd=self.fd,
+            charged=self._charged,
+            ring_bytes=self.ring_bytes,
+            length=self._length,
+            allowed=self._allowed,
+        )
+
+    def restore(self, state: StoreState) -> None:
+        """Be as far as the file of the program before."""
+        self.ring_bytes = state.ring_bytes
+        self._length, self._allowed = state.length, state.allowed
+
     def close(self) -> None:
         """See ``Store``."""
         self._quota.give_file(self.fd, self._charged)
@@ -277,6 +326,32 @@ class Note:
         """See ``Store``."""
         return self.start
 
+    def snapshot(self) -> StoreState:
+        """See ``Store``."""
+        return StoreState("note", self.start, self._text)
+
     def close(self) -> None:
         """See ``Store``."""
         self._text = b""
+
+
+def restore_store(state: StoreState, limit_bytes: int, quota: Quota) -> Store:
+    """Return the part of a log that was handed over.
+
+    Raises:
+        HandoverError: this program knows no such part.
+    """
+    match state.kind:
+        case "head":
+            return Head(state.data)
+        case "window":
+            return Window(state.start, state.data)
+        case "note":
+            return Note(state.start, state.data)
+        case "file":
+            charged = (state.fd, state.charged)
+            file = File(state.start, charged, limit_bytes, quota)
+            file.restore(state)
+            return file
+        case _:
+            raise HandoverError(f"a log has a part of an unknown kind, {state.kind!r}")

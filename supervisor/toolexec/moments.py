@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from supervisor.toolexec.chunks import ChunkedReader
+from supervisor.toolexec.heads import chunked_head
+
 if TYPE_CHECKING:
-    from supervisor.toolexec.chunks import ChunkedReader
+    import socket
+
     from supervisor.toolexec.execution import Execution
 
 
@@ -50,6 +56,21 @@ class Kind(Enum):
     REPLAY = "replay"
 
 
+class TaskState(msgspec.Struct):
+    """See ``Task``; (child, number) names the execution, ``reader`` is where it is."""
+
+    child: str
+    number: int
+    kind: str
+    detach: bool
+    as_fd: bool
+    moment: str
+    reader: tuple[int, bytes, int, bytes] | None
+    before: bytes
+    offset: int
+    after: bytes
+
+
 @dataclass(slots=True)
 class Task:
     """The execution that a connection answers with.
@@ -75,3 +96,43 @@ class Task:
     before: bytes = b""
     offset: int = 0
     after: bytes = b""
+
+    def snapshot(self, child_id: str, number: int) -> TaskState:
+        """Return it as ``restore`` takes it; its execution is named by the arguments."""
+        is_streaming = self.moment is Moment.STREAMING and self.reader is not None
+        return TaskState(
+            child=child_id,
+            number=number,
+            kind=self.kind.value,
+            detach=self.detach,
+            as_fd=self.as_fd,
+            moment=self.moment.value,
+            reader=self.reader.held() if is_streaming and self.reader else None,
+            before=self.before,
+            offset=self.offset,
+            after=self.after,
+        )
+
+    @classmethod
+    def restore(
+        cls, state: TaskState, execution: Execution, sock: socket.socket
+    ) -> Task:
+        """Return the task of the program before.
+
+        Args:
+            state: what it has left.
+            execution: the one that is named there.
+            sock: of the client that is answered.
+        """
+        kind, moment = Kind(state.kind), Moment(state.moment)
+        task = cls(execution, kind, state.detach, state.as_fd, moment)
+        task.before, task.offset, task.after = state.before, state.offset, state.after
+        log = execution.log
+        if state.reader is not None:
+            task.reader = ChunkedReader.at(log, sock, state.reader)
+        elif kind is Kind.STREAM:
+            head = chunked_head(execution.id)
+            task.reader = ChunkedReader(log, sock, before=head)
+        if task.reader is not None:
+            log.readers.add(task.reader)  # it is attached when its turn comes
+        return task

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from protocol.toolexec import shown
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
@@ -23,9 +23,10 @@ from supervisor.toolexec.starts import Start, StartEndedError
 
 if TYPE_CHECKING:
     from protocol.toolexec import Notify
+    from supervisor.toolexec.context import Context
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
-    from supervisor.toolexec.service import ToolExec
+    from supervisor.toolexec.settings import NotifyCommand
     from supervisor.toolexec.wire import Wire
 
 ARGS = "{args}"
@@ -36,20 +37,6 @@ END_OF_OPTIONS = "--"
 
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
 """What programs that show something to a user need."""
-
-
-class NotifyCommand(NamedTuple):
-    """What is configured.
-
-    Attributes:
-        command: the program's absolute path, and its arguments.
-        timeout_s: its time limit, seconds.
-        max_args: most arguments that are taken from a request.
-    """
-
-    command: tuple[str, ...]
-    timeout_s: float
-    max_args: int
 
 
 def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...]:
@@ -86,12 +73,12 @@ def _has_option(words: list[str]) -> bool:
 
 
 async def start(
-    service: ToolExec, wire: Wire, owner: ChildExecutions, request: Notify
+    context: Context, wire: Wire, owner: ChildExecutions, request: Notify
 ) -> Execution:
     """Start the notification; it runs when this returns.
 
     Args:
-        service: what it is configured for.
+        context: of the host's ToolExec.
         wire: of the client that asked for it.
         owner: whose client that is.
         request: what it asked for.
@@ -102,13 +89,13 @@ async def start(
         SpawnError: it cannot be started.
         OSError: something else cannot be had for it.
     """
-    configured = service.notify
+    configured = context.settings.notify
     argv = argv_of(configured, request)
     timeout_s = configured.timeout_s if configured is not None else 0.0
     env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     plan = SpawnPlan(argv[0], argv, env, is_elsewhere=True)
     execution = owner.admit(request.command, keep_all=True)
-    execution.start = Start(service.lookout, wire, timeout_s)
+    execution.start = Start(context.lookout, wire, timeout_s)
     try:
         with execution.start:
             await execution.spawn(plan, -1)

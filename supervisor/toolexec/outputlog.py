@@ -29,10 +29,19 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from supervisor.accepting import ACCEPT_PAUSE_S, OUT_OF_RESOURCES
-from supervisor.toolexec.logstores import File, Head, Note, Store, Window
+from supervisor.toolexec.logstores import (
+    File,
+    Head,
+    Note,
+    Store,
+    StoreState,
+    Window,
+    restore_store,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +77,19 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 class LogFullError(Exception):
     """Output that must be kept whole does not fit; the text says why."""
+
+
+class LogState(msgspec.Struct):
+    """See ``OutputLog``; ``pending`` was read from the pipe and is not kept yet."""
+
+    start: int
+    end: int
+    is_finished: bool
+    note_at: int
+    keep_all: bool
+    is_discarded: bool
+    stores: list[StoreState]
+    pending: bytes = b""
 
 
 class OutputLog:
@@ -107,6 +129,33 @@ class OutputLog:
         self._is_discarded = False
         self._pending = memoryview(b"")
         self._waits_from = 0  # the offset of a reader that is waited for
+
+    def snapshot(self) -> LogState:
+        """Return it as ``restore`` takes it."""
+        return LogState(
+            start=self.start,
+            end=self.end,
+            is_finished=self.is_finished,
+            note_at=self.note_at,
+            keep_all=self._keep_all,
+            is_discarded=self._is_discarded,
+            stores=[store.snapshot() for store in self._stores],
+            pending=bytes(self._pending),
+        )
+
+    def restore(self, state: LogState) -> None:
+        """Be the log of the program before.
+
+        Raises:
+            HandoverError: this program knows no such log.
+        """
+        self.start, self.end, self.note_at = state.start, state.end, state.note_at
+        self.is_finished, self._is_discarded = state.is_finished, state.is_discarded
+        self._stores = [
+            restore_store(store, self._limit_bytes, self._quota)
+            for store in state.stores
+        ]
+        self._pending = memoryview(state.pending)
 
     # The pump's side
 

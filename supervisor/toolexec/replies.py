@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from protocol.toolexec import Refusal
+    from supervisor.toolexec.context import Context
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.outputlog import OutputLog
-    from supervisor.toolexec.service import ToolExec
     from supervisor.toolexec.throttle import Throttle
 
 HEAD_WAITS_S = 0.002
@@ -46,7 +46,7 @@ class Replies:
     """A connection's replies with executions.
 
     Args:
-        service: what serves it.
+        context: of the host's ToolExec.
         sock: non-blocking; owned.
         heads: see ``Wire``.
 
@@ -55,8 +55,8 @@ class Replies:
         task: the execution that is answered with; None before and without one.
     """
 
-    def __init__(self, service: ToolExec, sock: socket.socket, heads: Throttle) -> None:
-        self._service = service
+    def __init__(self, context: Context, sock: socket.socket, heads: Throttle) -> None:
+        self._context = context
         self.wire = Wire(sock, heads)
         self.task: Task | None = None
 
@@ -157,7 +157,7 @@ class Replies:
 
     async def _framed(self, log: OutputLog) -> tuple[bytes, bytes]:
         """Return what a verbose server puts around a whole output."""
-        if not self._service.is_verbose:
+        if not self._context.settings.verbose:
             return b"", b""
         if not log.end:
             return b"\n", b""
@@ -252,7 +252,7 @@ class Replies:
 
     async def _as_handle(self, task: Task) -> bytes | None:
         """Return the handle that stands for a large output, if one was asked for."""
-        offer = self._service.large_output
+        offer = self._context.large_output
         if offer is None or not task.as_fd:
             return None
         execution = task.execution

@@ -11,12 +11,9 @@ Rules of this file.
 3. Of those that are told so a listener has ``MAX_REFUSED`` at once, and one more if that
    was awaited when there was still room.  Who comes then waits in the kernel's queue,
    where it takes no descriptor of the host.
-4. All listeners together have a quarter of the host's descriptors; beyond that each has
-   only its equal part, so that floods at some take nothing from the others.  Where others
-   of the host hold what that would take, each has ``MIN_CONNECTIONS``.
-5. Who comes while the host is being replaced waits in that queue for the next program,
+4. Who comes while the host is being replaced waits in that queue for the next program,
    and there until all that was handed over has been entered.
-6. On a listener that children share each has ``PER_CHILD`` connections that can last.
+5. On a listener that children share each has ``PER_CHILD`` connections that can last.
 
 Sources: unix(7), RFC 9112.
 """
@@ -24,7 +21,6 @@ Sources: unix(7), RFC 9112.
 from __future__ import annotations
 
 import _socket
-import resource
 import socket
 from contextlib import contextmanager
 from functools import partial
@@ -35,34 +31,25 @@ import trio
 from protocol.toolexec import BUSY, Exec, Notify, Replay
 from supervisor.accepting import accepted_socket, make_room
 from supervisor.toolexec.connection import Connection
+from supervisor.toolexec.descriptors import MAX_CONNECTIONS
 from supervisor.toolexec.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from protocol.toolexec import Refusal, Request
-    from supervisor.toolexec.descriptors import Descriptors
+    from supervisor.toolexec.context import Context
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.moments import Task
-    from supervisor.toolexec.service import ToolExec
-
-MAX_CONNECTIONS = 256
-"""Connections of one listener: its executions, their readers, and those that signal."""
 
 MAX_REFUSED = 8
 """Connections of one listener that are being told that it is busy: who reads that and
 goes takes a millisecond, who does not holds its place for the wire's ``DRAIN_S``."""
 
-MIN_CONNECTIONS = 4
-"""A listener's part of the descriptors, however many listeners there are."""
-
 PER_CHILD = MAX_CONNECTIONS // 4
 """Connections with an execution that one child has on a listener of all children: as
 many as its executions by default.  The others, of which none lasts, are not counted, so
 that it can always signal what it runs."""
-
-SHORTAGE_TOLD_S = 5.0
-"""Between two lines of log about one shortage of descriptors."""
 
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -78,54 +65,11 @@ NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 """A piece of output does not wait until the one before is acknowledged; likewise."""
 
 
-class Places:
-    """The places for connections of one host, over all its listeners.
-
-    Args:
-        descriptors: what is held of the host's.
-
-    Attributes:
-        descriptors: likewise.
-        listeners: how many there are.
-        taken: by connections that are served.
-    """
-
-    def __init__(self, descriptors: Descriptors) -> None:
-        self.descriptors = descriptors
-        self.listeners = 0
-        self.taken = 0
-        self._told_at = -SHORTAGE_TOLD_S
-
-    def has_one(self, held: int) -> bool:
-        """Whether a listener that holds so many may have one more."""
-        if held >= MAX_CONNECTIONS:
-            return False
-        if held >= MIN_CONNECTIONS and not self.descriptors.has(1):
-            return False
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        all_of_them = soft // 4
-        part = max(MIN_CONNECTIONS, all_of_them // max(1, self.listeners))
-        return self.taken < all_of_them or held < part
-
-    def take(self, count: int) -> None:
-        """Take so many; less than 0: give them back."""
-        self.taken += count
-        self.descriptors.hold(count)
-
-    def is_shortage_news(self) -> bool:
-        """Whether a shortage of descriptors is to be told now."""
-        now = trio.current_time()
-        if now - self._told_at < SHORTAGE_TOLD_S:
-            return False
-        self._told_at = now
-        return True
-
-
 class Server:
     """One listener and its connections.
 
     Args:
-        service: what serves them.
+        context: of the host's ToolExec.
         listener: owned.
         is_shared: all children come here, and not one.
 
@@ -135,15 +79,15 @@ class Server:
     """
 
     def __init__(
-        self, service: ToolExec, listener: trio.SocketListener, *, is_shared: bool
+        self, context: Context, listener: trio.SocketListener, *, is_shared: bool
     ) -> None:
-        self._service = service
+        self._context = context
         self._listener = listener
         self._is_shared = is_shared
         if listener.socket.family in {socket.AF_INET, socket.AF_INET6}:
             for option in (*KEEPALIVE, NO_DELAY):
                 listener.socket.setsockopt(*option)
-        self.heads = Throttle(service.heads)
+        self.heads = Throttle(context.heads)
         self.connections: dict[int, Connection] = {}
         self._lasting: dict[ChildExecutions, int] = {}
         self._refused: dict[int, Connection] = {}
@@ -158,7 +102,7 @@ class Server:
         # The same descriptor: what is accepted at it needs no stream of Trio's.
         beneath = self._listener.socket
         plain = _socket.socket(beneath.family, beneath.type, 0, beneath.fileno())
-        places = self._service.places
+        places = self._context.places
         places.listeners += 1
         places.descriptors.hold(1)
         try:
@@ -195,7 +139,7 @@ class Server:
             await self._rested.park()
 
     async def _next_socket(self, plain: _socket.socket) -> socket.socket:
-        await self._service.gate.passed()
+        await self._context.gate.passed()
         while len(self._refused) >= MAX_REFUSED and not self._can_make_room():
             self._room = trio.Event()
             await self._room.wait()
@@ -203,30 +147,30 @@ class Server:
 
     async def _serve(self, sock: socket.socket) -> None:
         make = partial(_Shared, self) if self._is_shared else Connection
-        connection = make(self._service, sock, self.heads)
+        connection = make(self._context, sock, self.heads)
         if self._has_place() or make_room(self.connections.values()) is not None:
             await self._own(connection, self._take_place(connection))
         else:
             await self._refuse(connection)
 
     def _has_place(self) -> bool:
-        return self._service.places.has_one(len(self.connections))
+        return self._context.places.has_one(len(self.connections))
 
     def _can_make_room(self) -> bool:
         among = self.connections.values()
         return self._has_place() or any(one.idle_since is not None for one in among)
 
     def _tell_of_shortage(self, why: OSError) -> None:
-        if self._service.places.is_shortage_news():
+        if self._context.places.is_shortage_news():
             text = f"toolexec: cannot accept a connection: {why.strerror}"
             text = f"{text}; those that come wait"
-            self._service.log("ERROR", text, reason=why.strerror)
+            self._context.log("ERROR", text, reason=why.strerror)
 
     def _take_place(self, connection: Connection) -> int:
         """Count a connection before its task begins: more may be accepted until then."""
         number = connection.wire.sock.fileno()
         self.connections[number] = connection
-        self._service.places.take(1)
+        self._context.places.take(1)
         return number
 
     async def _own(
@@ -240,23 +184,23 @@ class Server:
             await connection.serve(task, unsent)
         finally:
             del self.connections[number]
-            self._service.places.take(-1)
+            self._context.places.take(-1)
             self._room.set()
 
     async def _refuse(self, connection: Connection) -> None:
         number = connection.wire.sock.fileno()
         self._refused[number] = connection
-        self._service.places.descriptors.hold(1)
+        self._context.places.descriptors.hold(1)
         try:
             await connection.refuse_at_once(BUSY)
         finally:
             del self._refused[number]
-            self._service.places.descriptors.hold(-1)
+            self._context.places.descriptors.hold(-1)
             self._room.set()
 
     @contextmanager
     def lasting(self, owner: ChildExecutions) -> Iterator[bool]:
-        """Hold a connection that lasts, if its child may have one more (rule 6)."""
+        """Hold a connection that lasts, if its child may have one more (rule 5)."""
         held = self._lasting.get(owner, 0)
         if held >= PER_CHILD:
             yield False
@@ -292,9 +236,9 @@ class _Shared(Connection):
     """
 
     def __init__(
-        self, server: Server, service: ToolExec, sock: socket.socket, heads: Throttle
+        self, server: Server, context: Context, sock: socket.socket, heads: Throttle
     ) -> None:
-        super().__init__(service, sock, heads)
+        super().__init__(context, sock, heads)
         self._server = server
 
     async def _answer(self, request: Request) -> Refusal | None:

@@ -13,44 +13,37 @@ Rules of this file.
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import sys
 import tempfile
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import trio
 
-from protocol import toolexec
-from supervisor.gate import Gate
-from supervisor.logs import put_line
-from supervisor.say import json_line, speaks_json
-from supervisor.toolexec import handover, handover_state
-from supervisor.toolexec.executions import ChildExecutions, Means
+from supervisor.accepting import listener_on
+from supervisor.toolexec.connection import Connection, ConnectionState
+from supervisor.toolexec.context import Context
+from supervisor.toolexec.executions import ChildExecutions, ChildState, Means
 from supervisor.toolexec.listeners import (
-    LISTEN,
     activated_listener,
     listening_within,
     tcp_listener,
     unix_listener,
+    unix_listener_on,
 )
-from supervisor.toolexec.lookout import Lookout
+from supervisor.toolexec.moments import Task
 from supervisor.toolexec.routes import NoSidecars
-from supervisor.toolexec.server import Places, Server
+from supervisor.toolexec.server import Server
 from supervisor.toolexec.slots import Slots
-from supervisor.toolexec.throttle import Throttle
-from supervisor.toolexec.tokens import Tokens
+from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncIterator,
-        Awaitable,
-        Callable,
         Iterator,
-        Mapping,
         Sequence,
     )
     from contextlib import ExitStack
@@ -58,94 +51,67 @@ if TYPE_CHECKING:
     from supervisor.parts import Parts
     from supervisor.session.ports import ChildView
     from supervisor.toolexec.execution import Execution
-    from supervisor.toolexec.handover_state import ToolExecState
-    from supervisor.toolexec.notify import NotifyCommand
-    from supervisor.toolexec.routes import Routes, Target
+    from supervisor.toolexec.routes import Routes
+    from supervisor.toolexec.settings import ToolExecSettings
     from vfs.clients import Client
 
 URL = "AIFO_TOOLEEXEC_URL"
 TOKEN = "AIFO_TOOLEEXEC_TOKEN"  # noqa: S105 - the name of a variable
 
-_CLEAR_LINE = b"\r\x1b[K"
 
+class ToolExecState(msgspec.Struct):
+    """ToolExec, handed over.
 
-@dataclass(frozen=True, slots=True)
-class ToolExecSettings:
-    """What is configured.
+    An execution is a process of the launchpad, a pipe and a log, and all three stay. A
+    listener stays where children were told that it is, whatever is configured by now.
 
     Attributes:
-        unix: each child gets a unix socket.
-        tcp: (address, port, what says so) to listen on; None for no TCP.
-        max_executions: at once.
-        timeout_s: time limit of an execution, seconds; 0 for none.
-        is_timeout_forced: no sidecar's own limit counts beside it.
-        verbose: say what is run; frame buffered output.
-        log_limit_bytes: most that is kept of one execution's output.
-        log_dir: where that is kept; None for the system's temporary directory.
-        notify: the notification command; None for none.
+        shared: the listeners that all children may come to.
+        sidecars: those of ``Routes``.
     """
 
-    unix: bool = True
-    tcp: tuple[str, int, str] | None = ("127.0.0.1", 0, LISTEN)
-    max_executions: int = 64
-    timeout_s: float = 0.0
-    is_timeout_forced: bool = False
-    verbose: bool = False
-    log_limit_bytes: int = 256 * 1024 * 1024
-    log_dir: str | None = None
-    notify: NotifyCommand | None = None
+    shared: list[int]
+    children: list[ChildState]
+    connections: list[ConnectionState]
+    sidecars: Any = None
+
+
+def read_state(left: object) -> ToolExecState | None:
+    """Return what was handed over; None if nothing was.
+
+    Raises:
+        HandoverError: it is another program's.
+    """
+    return None if left is None else state_from(left, ToolExecState, "the tools")
 
 
 class ToolExec:
     """Runs tools for the children of one host; see ``open_toolexec``.
 
     Attributes:
-        routes: the sidecars.
-        tokens: whose request it is.
-        signals: numbers by name.
-        notify: the notification command.
+        context: what connections share.
         shared_url: where a child without a socket of its own finds it.
-        shared: what listens where all children may come.
         left: what the program before has left, until all of it is entered.
-        entered: the executions among that, by child, in the order of the state.
-        places: for connections, over all that listens.
-        lookout: for starts of tools that take long.
-        heads: the turn in which large heads are parsed, for parts of it (``Server``).
-        large_output: makes a handle of a finished execution's output, or answers None
-            to have it sent as it is; None where nobody can.
+        entered: the executions among that, by child, in their order there.
+        shared: what listens where all children may come.
+        servers: all that listens.
+        children: the executions of each child, by its id.
+        slots: those of the host.
     """
 
     def __init__(self, host: Parts, settings: ToolExecSettings, routes: Routes) -> None:
-        self.routes = routes
-        self.tokens: Tokens[ChildExecutions] = Tokens()
-        self.notify = settings.notify
-        self.signals = {
-            name.decode(): getattr(signal, f"SIG{name.decode()}")
-            for name in toolexec.SIGNALS
-        }
-        self.large_output: (
-            Callable[[ChildView, Execution], Awaitable[bytes | None]] | None
-        ) = None
         self._host = host
         self._settings = settings
-        self._slots = Slots(settings.max_executions, host.fs)
+        self.slots = Slots(settings.max_executions, host.fs)
+        self.context = Context(settings, routes, self.slots.descriptors, host.log)
         self._null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._log_dir = settings.log_dir or tempfile.gettempdir()
         self.shared_url: str | None = None
-        self.shared: list[Server] = []
         self.left: ToolExecState | None = None
+        self.shared: list[Server] = []
+        self.servers: set[Server] = set()
+        self.children: dict[str, ChildExecutions] = {}
         self.entered: dict[str, list[Execution]] = {}
-        self.places = Places(self._slots.descriptors)
-        self.lookout = Lookout()
-        self.heads = Throttle()
-        self._servers: set[Server] = set()
-        self._children: dict[str, ChildExecutions] = {}
-        self.gate = Gate()
-
-    @property
-    def is_verbose(self) -> bool:
-        """Whether it says what it runs."""
-        return self._settings.verbose
 
     # A service (see ``session.ports``)
 
@@ -154,7 +120,7 @@ class ToolExec:
     ) -> dict[str, str]:
         """Give a child its token and socket; see ``Service``."""
         executions = await self.own(child, stack)
-        self.give_token(executions, self.tokens.issue(executions), stack)
+        self.give_token(executions, self.context.tokens.issue(executions), stack)
         url, spec = self.shared_url, child.spec
         if not (spec.sandbox.unix_sockets or spec.is_within_reach(url)):
             return await self._within(executions, stack)
@@ -183,14 +149,14 @@ class ToolExec:
     async def own(self, child: ChildView, stack: AsyncExitStack) -> ChildExecutions:
         """Make what a child's executions are in; it ends with the child."""
         means = Means(
-            self._slots,
+            self.slots,
             self._settings.log_limit_bytes,
             self._log_dir,
             self._null_fd,
         )
         executions = ChildExecutions(self._host, child, means)
-        self._children[child.id] = executions
-        stack.callback(self._children.pop, child.id, None)
+        self.children[child.id] = executions
+        stack.callback(self.children.pop, child.id, None)
         nursery = await stack.enter_async_context(trio.open_nursery())
         executions.nursery = nursery
         stack.push_async_callback(executions.close)
@@ -201,7 +167,7 @@ class ToolExec:
     ) -> None:
         """Let a token stand for a child until it has ended."""
         executions.token = token
-        stack.callback(self.tokens.revoke, token)
+        stack.callback(self.context.tokens.revoke, token)
 
     def client_gone(self, client: Client) -> None:
         """Nothing: executions belong to the child, not to a conversation of its."""
@@ -221,26 +187,30 @@ class ToolExec:
         is_shared: bool = False,
         task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        server = Server(self, listener, is_shared=is_shared)
-        self._servers.add(server)
+        server = Server(self.context, listener, is_shared=is_shared)
+        self.servers.add(server)
         try:
             await server.run(task_status)
         finally:
-            self._servers.discard(server)
+            self.servers.discard(server)
 
     # Handed over (see ``ports.Portable``)
 
     def rest(self) -> None:
         """Answer no more requests; those that come wait."""
-        self.gate.shut()
+        self.context.gate.shut()
 
     def go_on(self) -> None:
         """Answer those that have waited."""
-        self.gate.open()
+        self.context.gate.open()
 
     def busy(self) -> str | None:
         """Say what has to end first."""
-        return handover.busy(self)
+        connections = (c for server in self.servers for c in server.everybody())
+        children = self.children.values()
+        of_connections = (connection.busy() for connection in connections)
+        reasons = chain(of_connections, (executions.busy() for executions in children))
+        return next(filter(None, reasons), None) or self.context.routes.busy()
 
     def interrupt(self) -> None:
         """Nothing: what it does ends by itself or is handed over."""
@@ -248,75 +218,83 @@ class ToolExec:
     def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
         """Return listeners, tokens, executions, connections, sidecars."""
         del stack
-        return handover.hand_over(self)
+        leaving = _Leaving()
+        for executions in self.children.values():
+            leaving.add_child(executions)
+        shared = [server.listener_fd for server in self.shared]
+        names = {one.listener_fd: (one.id, 0) for one in leaving.children.values()}
+        names |= {fd: ("", number) for number, fd in enumerate(shared)}
+        connections = [
+            connection.snapshot(*names[server.listener_fd], leaving.place_of)
+            for server in self.servers
+            for connection in server.everybody()
+        ]
+        sidecars, sidecar_fds = self.context.routes.hand_over()
+        children = list(leaving.children.values())
+        state = ToolExecState(shared, children, connections, sidecars)
+        fds = leaving.fds | sidecar_fds | {*shared, *(one.fd for one in connections)}
+        plain = msgspec.to_builtins(state, builtin_types=(bytes,))
+        return plain, {fd for fd in fds if fd >= 0}
 
     async def take_over(self, state: object) -> None:
         """Nothing: its listeners had to be there before (``open_shared``)."""
 
     async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Go on with a child's executions."""
-        await handover.enter(self, child, stack)
+        among = () if self.left is None else self.left.children
+        state = next((one for one in among if one.id == child.id), None)
+        if state is None:  # it was started when there was no ToolExec
+            return
+        executions = await self.own(child, stack)
+        self.entered[child.id] = executions.restore(state)
+        if state.listener_fd >= 0:
+            path = os.fsdecode(state.path)
+            if path:
+                opened = unix_listener_on(state.listener_fd, path, child.spec)
+                listener = await stack.enter_async_context(opened)
+            else:
+                listener = listener_on(state.listener_fd)
+            executions.listener = state.listener_fd, path
+            await self.listen_for_child(listener, stack)
+        self.context.tokens.adopt(state.token, executions)
+        self.give_token(executions, state.token, stack)
 
     async def all_entered(self) -> None:
         """Go on with the connections, and answer requests."""
-        handover.go_on(self)
+        left, self.left = self.left, None
+        for state in () if left is None else left.connections:
+            self._restore_connection(state)
+        if left is not None:
+            # Their readers hold what they have not taken: only now may more be kept.
+            for executions in self.children.values():
+                executions.go_on()
+        self.entered.clear()
         self.go_on()
 
-    @property
-    def servers(self) -> frozenset[Server]:
-        """All that listen."""
-        return frozenset(self._servers)
-
-    @property
-    def children(self) -> Mapping[str, ChildExecutions]:
-        """The executions of each child, by its id."""
-        return self._children
-
-    @property
-    def host(self) -> Parts:
-        """Whose children they are."""
-        return self._host
-
-    @property
-    def slots(self) -> Slots:
-        """Those of the host."""
-        return self._slots
-
-    # What connections ask
-
-    def timeout_of(self, target: Target) -> float:
-        """Return the time limit of an execution, seconds; 0 for none."""
-        own = 0.0 if self._settings.is_timeout_forced else target.timeout_s
-        return own or self._settings.timeout_s
-
-    def log(self, level: str, text: str, **fields: object) -> None:
-        """Write a line to the host's log."""
-        self._host.log.write(level, text, **fields)
-
-    def tell(self, text: str) -> None:
-        """Say what is run, where that was asked for.
-
-        On a terminal a line in progress is cleared first, so that streamed output and
-        log lines do not share one (spec: line-safe logs).  Nobody is waited for: what is
-        not read is counted, as lines of the log are (``logs``).
-        """
-        if not self._settings.verbose:
+    def _restore_connection(self, state: ConnectionState) -> None:
+        """Go on with a connection; close it if its child has ended meanwhile."""
+        sock = socket.socket(fileno=state.fd)
+        server, task, owner = self._server_of(state), None, None
+        if state.task is not None:
+            owner = self.children.get(state.task.child)
+        if server is None or (state.task is not None and owner is None):
+            sock.close()
             return
-        line = f"toolexec: {text}"
-        with suppress(OSError):  # nobody is there to read what it says
-            if sys.stdout is not None:
-                sys.stdout.flush()
-            clear = _CLEAR_LINE if os.isatty(2) else b""
-            if not self._host.log.writes("INFO"):
-                shown = toolexec.shown(line)
-                if speaks_json():
-                    put_line(json_line("INFO", shown))
-                else:
-                    put_line(b"%b%b\n" % (clear, shown.encode()))
-                return
-            if clear:
-                put_line(clear)
-            self._host.log.write("INFO", line)
+        if state.task is not None:
+            execution = self.entered[state.task.child][state.task.number]
+            task = Task.restore(state.task, execution, sock)
+        connection = Connection(self.context, sock, server.heads)
+        connection.restore(state, owner)
+        server.go_on(connection, task, state.unsent)
+
+    def _server_of(self, state: ConnectionState) -> Server | None:
+        if not state.server:
+            return self.shared[state.number]
+        executions = self.children.get(state.server)
+        if executions is None or executions.listener is None:
+            return None
+        fd = executions.listener[0]
+        return next((one for one in self.servers if one.listener_fd == fd), None)
 
     # Its own life
 
@@ -352,11 +330,51 @@ class ToolExec:
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, with a word for each."""
         yield self._null_fd, "null device for tools"
-        for server in self._servers:
+        for server in self.servers:
             for fd in server.descriptors():
                 yield fd, "toolexec connection"
-        for executions in self._children.values():
+        for executions in self.children.values():
             yield from executions.descriptors()
+
+
+class _Leaving:
+    """The executions of a ToolExec that is handed over.
+
+    Attributes:
+        children: what has been taken of each, by its id.
+        fds: descriptors of all that.
+    """
+
+    def __init__(self) -> None:
+        self.children: dict[str, ChildState] = {}
+        self.fds: set[int] = set()
+        self._places: dict[Execution, tuple[str, int]] = {}
+
+    def add_child(self, executions: ChildExecutions) -> None:
+        """Take the executions of a child."""
+        state, fds = executions.snapshot()
+        self.children[state.id] = state
+        self.fds |= fds
+        for execution in executions.live.values():
+            self._add(execution, "live")
+        for execution in executions.kept.values():
+            self._add(execution, "kept")
+
+    def place_of(self, execution: Execution) -> tuple[str, int]:
+        """Return the child of an execution, and its number there.
+
+        One that only a connection knows any more is taken now.
+        """
+        return self._places.get(execution) or self._add(execution, "")
+
+    def _add(self, execution: Execution, where: str) -> tuple[str, int]:
+        state, fds = execution.snapshot(where)
+        child_id = execution.owner.child.id
+        among = self.children[child_id].executions
+        place = self._places[execution] = child_id, len(among)
+        among.append(state)
+        self.fds |= fds
+        return place
 
 
 @asynccontextmanager
@@ -381,12 +399,12 @@ async def open_toolexec(
         HandoverError: what was left is another program's.
     """
     service = ToolExec(host, settings, routes or NoSidecars())
-    service.left = handover_state.read(left)
+    service.left = read_state(left)
     if service.left is not None:
         service.rest()  # until all of it is entered
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(service.lookout.run)
+            nursery.start_soon(service.context.lookout.run)
             await service.open_shared(nursery, activated)
             host.holders.add(service.descriptors)
             host.services.toolexec = service

@@ -6,6 +6,10 @@
 What it is: the ``Routes`` that the ToolExec server asks.  What it is not: the rules of
 routing (``routing``), a backend (``backend_local``, ``backend_cli``), the running of a
 tool (``executions``).
+
+Handed over, a sidecar goes on if it is configured as it was; one that is configured
+otherwise by now is ended, as nobody takes its process, and started anew. One that is
+between two starts is started at once by the next program.
 """
 
 from __future__ import annotations
@@ -13,17 +17,19 @@ from __future__ import annotations
 import contextlib
 import os
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import trio
 
-from supervisor.scratch import Scratch
-from supervisor.toolexec import handover_sidecars
+from supervisor.scratch import Scratch, ScratchState
+from supervisor.spawned import ProcessState  # noqa: TC001 - msgspec
 from supervisor.toolexec.backend_local import LocalSidecar
 from supervisor.toolexec.kinds import ALL_TOOLS
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.routing import candidates, unavailable
 from supervisor.toolexec.supervision import supervise
+from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
     from supervisor.parts import Parts
     from supervisor.session.ports import ChildView
     from supervisor.spawned import SpawnedProcess
-    from supervisor.toolexec.handover_sidecars import SidecarsState
     from supervisor.toolexec.routes import SpawnPlan, Target
 
 FIRST_START_S = 10.0
@@ -102,6 +107,54 @@ class Sidecar(Protocol):
         ...
 
 
+class SidecarState(msgspec.Struct):
+    """A sidecar with a process; ``section`` is its configuration as plain values."""
+
+    section: Any
+    generation: int
+    process: ProcessState
+    user: int | None
+
+
+class SidecarsState(msgspec.Struct):
+    """Those with a process, by name, and their directory."""
+
+    state: ScratchState | None = None
+    running: dict[str, SidecarState] = {}
+
+    def scratch(self) -> Scratch | None:
+        """Return their directory."""
+        return None if self.state is None else Scratch.restore(self.state)
+
+    def process_of(self, sidecar: Sidecar, host: Parts) -> SpawnedProcess | None:
+        """Return the process of a sidecar that is what it was; None: start one."""
+        left = self.running.get(sidecar.name)
+        if left is None or left.section != msgspec.to_builtins(sidecar.section):
+            return None
+        del self.running[sidecar.name]
+        sidecar.generation = left.generation
+        if left.user is not None:
+            host.machine.keep_user(left.user)
+            sidecar.user = left.user
+        return host.launcher.restore_process(left.process)
+
+    def close_untaken(self) -> None:
+        """Let go of the others; the host ends what nobody has taken."""
+        while self.running:
+            os.close(self.running.popitem()[1].process.pidfd)
+
+
+def read_sidecars(left: object) -> SidecarsState:
+    """Return what was handed over.
+
+    Raises:
+        HandoverError: it is another program's.
+    """
+    if left is None:
+        return SidecarsState()
+    return state_from(left, SidecarsState, "the sidecars")
+
+
 class Sidecars:
     """The sidecars of one host; a ``routes.Routes``.
 
@@ -144,11 +197,28 @@ class Sidecars:
 
     def busy(self) -> str | None:
         """See ``routes.Routes``."""
-        return handover_sidecars.busy(self)
+        for sidecar in self.sidecars:
+            if sidecar.is_moving:
+                return f"sidecar {sidecar.name} is being started or ended"
+            if sidecar.is_asking:
+                return f"the engine of sidecar {sidecar.name} is being asked"
+        return None
 
     def hand_over(self) -> tuple[object, set[int]]:
         """See ``routes.Routes``."""
-        return handover_sidecars.hand_over(self)
+        left, fds = SidecarsState(), set()
+        if self.state is not None:
+            left.state = self.state.snapshot()
+            fds.add(left.state.fd)
+        for sidecar in self.sidecars:
+            if sidecar.process is not None:
+                process = sidecar.process.snapshot()
+                section = msgspec.to_builtins(sidecar.section)
+                left.running[sidecar.name] = SidecarState(
+                    section, sidecar.generation, process, sidecar.user
+                )
+                fds.add(process.pidfd)
+        return msgspec.to_builtins(left, builtin_types=(bytes,)), fds
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what they hold of the host's descriptors, with a word for each."""
@@ -189,7 +259,7 @@ async def open_sidecars(
         OSError: a workspace cannot be reached; its path is in ``filename``.
         HandoverError: what was left is another program's.
     """
-    before = handover_sidecars.read(left)
+    before = read_sidecars(left)
     async with contextlib.AsyncExitStack() as stack:
         state = before.scratch()
         if state is None and any(s.start is not None for s in sections.values()):

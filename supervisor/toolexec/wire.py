@@ -142,6 +142,10 @@ class Wire:
             raise RefusedAtOnceError(refusal)
         return head, bytes(body.body)
 
+    def held(self) -> bytes:
+        """Return what was received of a request that is being received."""
+        return b"".join(self.received) + self._ahead
+
     def hold(self, data: bytes) -> None:
         """Receive first what was received before, by another program of this host."""
         self._ahead = data

@@ -29,9 +29,9 @@ from supervisor.toolexec.service import (
     TOKEN,
     URL,
     ToolExec,
-    ToolExecSettings,
     open_toolexec,
 )
+from supervisor.toolexec.settings import ToolExecSettings
 from tests.helpers.hosts import Puppet, Stage, eventually, opened
 from tests.helpers.stock import strangers
 

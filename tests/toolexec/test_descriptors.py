@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.toolexec import logquota, server
-from supervisor.toolexec.descriptors import OF_EXECUTION, Descriptors
+from supervisor.toolexec import logquota
+from supervisor.toolexec.descriptors import (
+    MIN_CONNECTIONS,
+    OF_EXECUTION,
+    Descriptors,
+    Places,
+)
 from supervisor.toolexec.logquota import Quota
 from supervisor.toolexec.slots import BusyError, Slots
 from vfs.filesystem import Filesystem
@@ -59,14 +64,14 @@ def test_a_child_has_one_tool_in_any_case(fs: Filesystem) -> None:
 
 # spec E32
 def test_a_listener_has_a_few_connections_in_any_case(fs: Filesystem) -> None:
-    places = server.Places(Descriptors(fs))
+    places = Places(Descriptors(fs))
     places.listeners = 1
     fs.set_aside(fs.spare)
     places.take(100)
-    assert not places.has_one(server.MIN_CONNECTIONS)
-    assert places.has_one(server.MIN_CONNECTIONS - 1)
+    assert not places.has_one(MIN_CONNECTIONS)
+    assert places.has_one(MIN_CONNECTIONS - 1)
     places.take(-1)
-    assert places.has_one(server.MIN_CONNECTIONS)
+    assert places.has_one(MIN_CONNECTIONS)
 
 
 # spec E31: what nobody uses goes before somebody is refused.

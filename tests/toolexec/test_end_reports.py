@@ -129,7 +129,7 @@ async def test_a_child_that_ends_in_that_moment_leaves_nothing(
         await eventually(execution.finished.is_set, 1.0)
         with trio.fail_after(20):
             await child.wait_gone()
-    assert not scene.tool._slots.used
+    assert not scene.tool.slots.used
     held.tell()
 
 
@@ -137,13 +137,13 @@ async def test_a_tools_door_is_closed_behind_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[object] = []
-    close = door.close
+    close = door.close_door
 
     async def noted(session: Any) -> None:
         closed.append(session)
         await close(session)
 
-    monkeypatch.setattr(door, "close", noted)
+    monkeypatch.setattr(door, "close_door", noted)
     scene.routes.fd3 = True
     assert (await scene.run("tool=true")).code == 0
     await eventually(lambda: len(closed) == 1)

@@ -81,10 +81,10 @@ async def test_a_tool_whose_client_is_gone_is_ended(
         await eventually(lambda: scene.stage.events("exec.started"))
         if half_close:
             sock.shutdown(1)
-            await eventually(lambda: not scene.tool._slots.used)
+            await eventually(lambda: not scene.tool.slots.used)
     for pid in map(int, pids.read_text().split()):
         await eventually(partial(is_dead, pid))
-    await eventually(lambda: not scene.tool._slots.used)
+    await eventually(lambda: not scene.tool.slots.used)
     (ended,) = scene.stage.events("exec.ended")
     assert ended["code"] == 137
 
@@ -96,7 +96,7 @@ async def test_the_first_step_is_int(scene: Scene) -> None:
         await send(sock, scene.request(shell(script)))
         await receive_until(sock, b"on\n")
     await eventually(lambda: told.exists() and told.read_text() == "int\n")
-    await eventually(lambda: not scene.tool._slots.used)
+    await eventually(lambda: not scene.tool.slots.used)
 
 
 class SlowBirth:
@@ -130,7 +130,7 @@ async def test_who_goes_during_the_start_ends_the_tool_gently(
         await eventually(up.exists)
     slow.release.set()
     await eventually(lambda: told.exists() and told.read_text() == "int\n")
-    await eventually(lambda: not scene.tool._slots.used)
+    await eventually(lambda: not scene.tool.slots.used)
 
 
 # spec E5
@@ -149,7 +149,7 @@ async def test_a_child_that_ends_during_a_start_leaves_no_tool(
         await other.puppet.kill()
         assert parse(await receive_all(sock)).status == 503
     await eventually(partial(is_dead, int(up.read_text())))
-    assert not scene.tool._slots.used
+    assert not scene.tool.slots.used
     assert not scene.stage.events("exec.ended")  # nobody was told of its start
 
 
@@ -273,7 +273,7 @@ async def test_a_machine_that_vanishes_is_noticed(tmp_path: Path) -> None:
         (common,) = scene.tool.shared
         with await scene.connect() as sock:
             await send(sock, scene.request(b"tool=sleep&arg=1000"))
-            await eventually(lambda: scene.tool._slots.used == 1)
+            await eventually(lambda: scene.tool.slots.used == 1)
             (connection,) = common.connections.values()
             ours = connection.wire.sock
             assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

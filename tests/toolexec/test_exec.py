@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.toolexec import server
+from supervisor.toolexec import descriptors
 from supervisor.toolexec.routes import SpawnPlan
 from supervisor.toolexec.wire import Wire
 from tests.helpers.toolscene import (
@@ -208,7 +208,7 @@ async def test_what_exec_refuses_is_126_or_127(
     reply = await scene.run(f"tool={tool}", proto=proto)
     assert (reply.status, reply.code) == (200, code)
     assert reply.body.startswith(b"cannot start '")
-    assert not scene.tool._slots.used
+    assert not scene.tool.slots.used
 
 
 @pytest.mark.parametrize("proto", ["1", "2"])
@@ -219,7 +219,7 @@ async def test_a_fault_of_the_host_is_500_and_never_chunked(
     assert (reply.status, reply.code) == (500, 86)
     assert reply.body == b"aifo-coder proxy error: the sidecar is broken\n"
     assert b"content-length" in reply.headers
-    assert not scene.tool._slots.used
+    assert not scene.tool.slots.used
 
 
 # A fault of ours, wherever in a request it is met.
@@ -230,7 +230,7 @@ async def test_a_fault_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     said: list[tuple[str, str]] = []
-    monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+    monkeypatch.setattr(scene.tool.context, "log", lambda *line: said.append(line))
     request = scene.request(b"tool=true")
     with monkeypatch.context() as patch:
         patch.setattr(where, lambda *_: 1 // 0)
@@ -245,14 +245,14 @@ async def test_a_fault_ends_its_connection_and_no_other(
 
 
 # Likewise while somebody is refused, be it for what was sent or for want of room.
-@pytest.mark.parametrize("places", [server.MAX_CONNECTIONS, 0])
+@pytest.mark.parametrize("places", [descriptors.MAX_CONNECTIONS, 0])
 async def test_a_fault_while_refusing_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, places: int
 ) -> None:
     said: list[tuple[str, str]] = []
-    monkeypatch.setattr(scene.tool, "log", lambda *line: said.append(line))
+    monkeypatch.setattr(scene.tool.context, "log", lambda *line: said.append(line))
     with monkeypatch.context() as patch:
-        patch.setattr(server, "MAX_CONNECTIONS", places)
+        patch.setattr(descriptors, "MAX_CONNECTIONS", places)
         patch.setattr(Wire, "reply", lambda *_: 1 // 0)
         with await scene.connect() as sock:
             await send(sock, b"no request\r\n\r\n")

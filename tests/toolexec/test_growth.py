@@ -15,9 +15,10 @@ import trio.testing
 
 import vfs.growth
 from protocol import toolexec
-from supervisor.toolexec import growth, handover_state
+from supervisor.toolexec import growth
 from supervisor.toolexec.ending import AT_ONCE
 from supervisor.toolexec.execution import PASSED_NOTE, Execution
+from supervisor.toolexec.service import read_state
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Reply, Scene, Tenant, opened_scene
 from vfs.growth import MovedError
@@ -353,7 +354,7 @@ async def test_a_tool_that_passed_a_limit_is_killed_by_the_next_program(
         running.passed = "bytes"
         running.end(AT_ONCE)
         state, _ = scene.tool.hand_over(ExitStack())
-    left = handover_state.read(state)
+    left = read_state(state)
     assert left is not None
     (handed,) = [one for child in left.children for one in child.executions]
     assert handed.passed == "bytes"

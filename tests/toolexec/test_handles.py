@@ -41,7 +41,7 @@ async def with_fds(
         scene.stage.host.services.fds = fds
         stack.callback(fds.close)
         await fds.child_starting(scene.child.puppet.child, stack)
-        scene.tool.large_output = Handles(fds, scene.tool.log)
+        scene.tool.context.large_output = Handles(fds, scene.tool.context.log)
         yield scene, fds
         scene.stage.host.services.fds = None
 
@@ -173,7 +173,7 @@ async def test_who_leaves_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
             form = f"{PRINT};+touch+up;+exec+sleep+60".encode()
             await send(sock, scene.request(form, HEADER))
             await eventually((scene.workspace / "up").exists)
-        await eventually(lambda: not scene.tool._slots.used)
+        await eventually(lambda: not scene.tool.slots.used)
         assert not fds.store.blobs
 
 
@@ -234,7 +234,7 @@ async def test_a_child_that_is_killed_while_its_handle_is_made_leaves_nothing(
             form = b"tool=head&arg=-c&arg=20000000&arg=/dev/zero"
             await send(sock, scene.request(form, HEADER))
             await eventually(lambda: killed == [at])
-            await eventually(lambda: not scene.tool._slots.used)
+            await eventually(lambda: not scene.tool.slots.used)
         await eventually(lambda: not list(fds.store.spool.descriptors()))
         await eventually(lambda: not fds.processes)
         assert (fds.store.blobs, fds.store.memory_bytes) == ({}, 0)

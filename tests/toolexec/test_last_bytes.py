@@ -7,7 +7,7 @@ thousand bytes.
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -15,12 +15,12 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.toolexec import handover, replies
+from supervisor.toolexec import replies
 from supervisor.toolexec.connection import Connection
-from supervisor.toolexec.handover_state import ToolExecState
 from supervisor.toolexec.moments import Moment
 from supervisor.toolexec.outputlog import OutputLog
 from supervisor.toolexec.server import Server
+from supervisor.toolexec.service import ToolExecState
 from supervisor.toolexec.wire import Wire
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Scene, parse, receive, receive_all, send
@@ -112,8 +112,8 @@ async def test_a_client_that_goes_before_the_rest_is_forgotten(scene: Scene) -> 
 async def test_the_rest_is_sent_by_the_next_program(scene: Scene) -> None:
     async with begun(scene) as (sock, server, connection):
         first = await receive(sock, 1000)
-        assert handover.busy(scene.tool) is None
-        plain, fds = handover.hand_over(scene.tool)
+        assert scene.tool.busy() is None
+        plain, fds = scene.tool.hand_over(ExitStack())
         (state,) = msgspec.convert(plain, ToolExecState).connections
         assert (state.task, state.received, state.is_refused) == (None, b"", False)
         assert state.unsent == bytes(connection.wire.unsent)
@@ -121,6 +121,7 @@ async def test_the_rest_is_sent_by_the_next_program(scene: Scene) -> None:
         state.fd = os.dup(state.fd)  # as by exec: the program before does nothing more
         connection.scope.cancel()
         await eventually(lambda: not server.connections)
-        handover._go_on_with(scene.tool, state, server)
+        scene.tool.left = ToolExecState([], [], [state])
+        await scene.tool.all_entered()
         check(first + await receive_all(sock))
         await eventually(lambda: not server.connections)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.toolexec import connection, server
-from supervisor.toolexec.descriptors import Descriptors
+from supervisor.toolexec import connection, descriptors, server
+from supervisor.toolexec.descriptors import Descriptors, Places
 from supervisor.toolexec.slots import BusyError, Slots
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
@@ -42,7 +42,7 @@ async def test_stalled_executions_of_one_child_leave_others_alone(scene: Scene) 
     other = await scene.tenant()
     with ExitStack() as stack:
         await stall(scene, stack, scene.child, 64)
-        await eventually(lambda: scene.tool._slots.used == 64)
+        await eventually(lambda: scene.tool.slots.used == 64)
         reply = await scene.run("tool=true")
         assert (reply.status, reply.body, reply.code) == (503, b"busy\n", 86)
         assert reply.headers[b"retry-after"] == b"1"
@@ -52,10 +52,10 @@ async def test_stalled_executions_of_one_child_leave_others_alone(scene: Scene) 
             )
             assert (reply.status, reply.code) == (200, 0)
         await stall(scene, stack, other, 8)
-        await eventually(lambda: scene.tool._slots.used == 72)
+        await eventually(lambda: scene.tool.slots.used == 72)
         request = scene.request(b"tool=true", token=other.token)
         assert (await scene.say(request, tenant=other)).status == 503
-    await eventually(lambda: not scene.tool._slots.used)
+    await eventually(lambda: not scene.tool.slots.used)
     assert (await scene.run("tool=true")).status == 200
 
 
@@ -78,9 +78,9 @@ async def test_a_host_with_one_slot_runs_one(tmp_path: Path) -> None:
     async with opened_scene(tmp_path, max_executions=1) as scene:
         with ExitStack() as stack:
             await stall(scene, stack, scene.child, 1)
-            await eventually(lambda: scene.tool._slots.used == 1)
+            await eventually(lambda: scene.tool.slots.used == 1)
             assert (await scene.run("tool=true")).status == 503
-        await eventually(lambda: not scene.tool._slots.used)
+        await eventually(lambda: not scene.tool.slots.used)
 
 
 # The last of the checks, each before the next: cwd 400, id 409, slot 503, spawn 500.
@@ -91,7 +91,7 @@ async def test_a_full_host_refuses_in_order(tmp_path: Path) -> None:
             sock = stack.enter_context(await scene.connect())
             form = b"tool=sleep&arg=1000"
             await send(sock, scene.request(form, "X-Aifo-Exec-Id: mine"))
-            await eventually(lambda: scene.tool._slots.used == 1)
+            await eventually(lambda: scene.tool.slots.used == 1)
             for status, asked, exec_id in (
                 (400, b"tool=faulty&cwd=/workspace/nowhere", "mine"),
                 (409, b"tool=faulty", "mine"),
@@ -99,7 +99,7 @@ async def test_a_full_host_refuses_in_order(tmp_path: Path) -> None:
             ):
                 data = scene.request(asked, f"X-Aifo-Exec-Id: {exec_id}")
                 assert (await scene.say(data)).status == status
-        await eventually(lambda: not scene.tool._slots.used)
+        await eventually(lambda: not scene.tool.slots.used)
         assert (await scene.run("tool=faulty")).status == 500
 
 
@@ -107,11 +107,11 @@ async def test_a_full_host_refuses_in_order(tmp_path: Path) -> None:
 async def test_connections_of_one_child_leave_others_alone(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 20)
     other = await scene.tenant()
     with ExitStack() as stack:
         await stall(scene, stack, scene.child, 20)
-        await eventually(lambda: scene.tool._slots.used == 20)
+        await eventually(lambda: scene.tool.slots.used == 20)
         reply = parse(await _ask_until_refused(scene))
         assert reply.status == 503
         request = scene.request(b"tool=true", token=other.token)
@@ -147,12 +147,12 @@ async def test_many_that_come_at_once_are_all_answered(scene: Scene) -> None:
 async def test_who_asks_for_nothing_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 4)
     async with opened_scene(tmp_path, unix=False) as scene:
         (common,) = scene.tool.shared
         with ExitStack() as stack:
             await stall(scene, stack, scene.child, 1)
-            await eventually(lambda: scene.tool._slots.used == 1)
+            await eventually(lambda: scene.tool.slots.used == 1)
             strangers = []
             for count in (2, 3, 4):
                 sock = stack.enter_context(await scene.connect())
@@ -165,7 +165,7 @@ async def test_who_asks_for_nothing_makes_room(
                     assert reply.startswith(b"HTTP/1.1 400 ")
             assert (await scene.run("tool=true")).status == 200
             await receive_all(strangers[0])
-            assert scene.tool._slots.used == 1
+            assert scene.tool.slots.used == 1
 
 
 def _has(common: server.Server, count: int) -> bool:
@@ -177,7 +177,7 @@ def _has(common: server.Server, count: int) -> bool:
 async def test_of_one_childs_bodies_a_few_do_not_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 5)
+    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 5)
     monkeypatch.setattr(connection, "SURE_RECEIVING", 2)
     async with opened_scene(tmp_path, unix=False) as scene:
         other = await scene.tenant()
@@ -212,14 +212,14 @@ def _receiving(scene: Scene, count: int) -> bool:
 async def test_who_is_served_does_not_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 2)
     async with opened_scene(tmp_path, unix=False) as scene:
         with ExitStack() as stack:
             await stall(scene, stack, scene.child, 2)
-            await eventually(lambda: scene.tool._slots.used == 2)
+            await eventually(lambda: scene.tool.slots.used == 2)
             for _ in range(3):
                 assert parse(await _ask_until_refused(scene)).status == 503
-            assert scene.tool._slots.used == 2
+            assert scene.tool.slots.used == 2
 
 
 async def _ask_until_refused(scene: Scene) -> bytes:
@@ -234,7 +234,7 @@ async def _ask_until_refused(scene: Scene) -> bytes:
 async def test_a_flood_waits_outside(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 4)
     monkeypatch.setattr(server, "MAX_REFUSED", 2)
     other = await scene.tenant()
     most = 0
@@ -247,7 +247,7 @@ async def test_a_flood_waits_outside(
 
     with ExitStack() as stack:
         await stall(scene, stack, scene.child, 4)
-        await eventually(lambda: scene.tool._slots.used == 4)
+        await eventually(lambda: scene.tool.slots.used == 4)
         for _ in range(40):
             stack.enter_context(await scene.connect())
         await eventually(lambda: count() == 1 + 4 + 2)
@@ -264,14 +264,14 @@ async def test_a_flood_waits_outside(
 async def test_who_waits_is_served_when_one_goes(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(server, "MAX_REFUSED", 0)
     with ExitStack() as stack:
         first = stack.enter_context(await scene.connect())
         await eventually(lambda: any(one.connections for one in scene.tool.servers))
         await trio.testing.wait_all_tasks_blocked()
         await send(first, scene.request(b"tool=sleep&arg=1000"))
-        await eventually(lambda: scene.tool._slots.used == 1)
+        await eventually(lambda: scene.tool.slots.used == 1)
         # The one that was awaited when the first could still have made room.
         assert parse(await _ask_until_refused(scene)).status == 503
         second = stack.enter_context(await scene.connect())
@@ -289,7 +289,7 @@ def test_listeners_share_a_quarter_of_the_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (160, 160))
-    places = server.Places(Descriptors(Filesystem()))
+    places = Places(Descriptors(Filesystem()))
     places.listeners = 5
     places.taken = 39
     assert places.has_one(39)
@@ -310,14 +310,14 @@ async def test_a_shortage_of_descriptors_is_survived(
 ) -> None:
     said: list[tuple[str, str]] = []
     failures = []
-    is_news = scene.tool.places.is_shortage_news
+    is_news = scene.tool.context.places.is_shortage_news
 
     def counted() -> bool:
         failures.append(is_news())
         return failures[-1]
 
-    monkeypatch.setattr(scene.tool, "log", lambda *line, **_: said.append(line))
-    monkeypatch.setattr(scene.tool.places, "is_shortage_news", counted)
+    monkeypatch.setattr(scene.tool.context, "log", lambda *line, **_: said.append(line))
+    monkeypatch.setattr(scene.tool.context.places, "is_shortage_news", counted)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
@@ -349,7 +349,7 @@ async def test_a_child_has_a_share_of_a_common_listener(
             sock = stack.enter_context(await scene.connect())
             form = b"tool=sleep&arg=1000"
             await send(sock, scene.request(form, "X-Aifo-Exec-Id: mine"))
-            await eventually(lambda: scene.tool._slots.used == 1)
+            await eventually(lambda: scene.tool.slots.used == 1)
             for _ in range(2):
                 sock = stack.enter_context(await scene.connect())
                 await send(sock, replay)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from supervisor.toolexec.notify import NotifyCommand
+from supervisor.toolexec.settings import NotifyCommand
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Reply, Scene, opened_scene, send
 
@@ -25,7 +25,7 @@ async def notified(
     notify = NotifyCommand(command, timeout_s, 2) if command else None
     async with opened_scene(tmp_path, notify=notify) as scene:
         reply = await scene.run(form, line=LINE, **changes)
-        assert not scene.tool._slots.used
+        assert not scene.tool.slots.used
     return reply
 
 
@@ -160,7 +160,7 @@ async def test_a_command_whose_client_is_gone_is_ended(tmp_path: Path) -> None:
         await eventually(lambda: scene.stage.events("exec.ended"), 10.0)
         (ended,) = scene.stage.events("exec.ended")
         assert ended["code"] == 128 + signal.SIGINT
-        assert not scene.tool._slots.used
+        assert not scene.tool.slots.used
 
 
 async def test_a_command_that_is_not_there_is_500(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ async def test_a_host_without_a_descriptor_for_it_keeps_no_slot(
             patch.setattr(os, "open", lacking)
             reply = await scene.run("cmd=true", line=LINE)
         assert (reply.status, reply.code) == (500, 86)
-        assert not scene.tool._slots.used
+        assert not scene.tool.slots.used
 
 
 async def test_it_has_its_own_refusals(scene: Scene) -> None:

@@ -65,7 +65,7 @@ async def test_much_output_arrives_whole_over_tcp(scene: Scene) -> None:
     with await scene.connect() as sock:  # and a client that leaves in the middle
         await send(sock, scene.request(b"tool=yes"))
         await receive_until(sock, b"y\n" * 50_000)
-    await eventually(lambda: not scene.tool._slots.used)
+    await eventually(lambda: not scene.tool.slots.used)
 
 
 async def test_what_was_printed_can_be_asked_for_again(scene: Scene) -> None:
@@ -429,7 +429,7 @@ async def test_a_reader_that_was_behind_becomes_live_again(tmp_path: Path) -> No
             while log.live is None:
                 got += len(await receive(sock, MIB))
                 assert got < 256 * MIB
-        await eventually(lambda: not scene.tool._slots.used)
+        await eventually(lambda: not scene.tool.slots.used)
 
 
 async def test_a_slow_disk_is_written_in_threads(
@@ -498,7 +498,9 @@ async def test_an_output_that_cannot_be_read_is_told(
     monkeypatch.setattr(logstores.File, "read", fail)
     async with opened_scene(tmp_path, verbose=verbose) as scene:
         said: list[tuple[str, str]] = []
-        monkeypatch.setattr(scene.tool, "log", lambda *line, **_: said.append(line))
+        monkeypatch.setattr(
+            scene.tool.context, "log", lambda *line, **_: said.append(line)
+        )
         with await scene.connect() as sock:
             await send(sock, scene.request(numbers(100_000), proto="1"))
             data = await receive_all(sock)
@@ -557,6 +559,6 @@ async def test_a_reader_that_leaves_holds_nothing(scene: Scene) -> None:
             got = 0
             while got < size:
                 got += len(await receive(sock, size - got))
-        await eventually(lambda: not scene.tool._slots.used)
+        await eventually(lambda: not scene.tool.slots.used)
     (owner,) = scene.tool.children.values()
     assert not [e for e in owner.kept.values() if e.log.readers]

@@ -27,10 +27,10 @@ async def test_a_head_that_was_read_before_is_asked_for_its_token_again(
     request = scene.request(b"tool=true")
     assert (await scene.say(request)).status == 200
     executions = scene.tool.children[scene.child.puppet.child.id]
-    scene.tool.tokens.revoke(executions.token)
+    scene.tool.context.tokens.revoke(executions.token)
     refused = await scene.say(request)
     assert (refused.status, refused.body) == (401, toolexec.UNAUTHORIZED.body)
-    scene.tool.tokens.adopt(executions.token, executions)
+    scene.tool.context.tokens.adopt(executions.token, executions)
     assert (await scene.say(request)).status == 200
 
 
@@ -141,7 +141,7 @@ async def test_a_listener_that_is_of_no_use_any_more_is_a_fault() -> None:
 async def test_others_are_accepted_while_one_is_served(scene: Scene) -> None:
     with await scene.connect() as first, await scene.connect() as second:
         await send(first, scene.request(b"tool=sleep&arg=1000"))
-        await eventually(lambda: scene.tool._slots.used == 1)
+        await eventually(lambda: scene.tool.slots.used == 1)
         assert (await scene.run("tool=true")).status == 200
         await send(second, scene.request(b"tool=true"))
         assert parse(await receive_all(second)).status == 200
@@ -164,7 +164,7 @@ async def test_who_has_served_is_the_next_to_accept(scene: Scene) -> None:
     socks = [await scene.connect() for _ in range(9)]
     for sock in socks:
         await send(sock, scene.request(b"tool=sleep&arg=1000"))
-    await eventually(lambda: scene.tool._slots.used == len(socks))
+    await eventually(lambda: scene.tool.slots.used == len(socks))
     assert len(nursery.child_tasks) > len(tasks)
     for sock in socks:
         sock.close()
@@ -204,7 +204,7 @@ async def test_a_fault_in_an_answer_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[str, str]] = []
-    monkeypatch.setattr(scene.tool, "log", lambda *line, **_: said.append(line))
+    monkeypatch.setattr(scene.tool.context, "log", lambda *line, **_: said.append(line))
     request = scene.request(b"tool=true")
     monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
     with monkeypatch.context() as patch:

@@ -59,14 +59,14 @@ async def test_bytes_behind_a_request_that_was_handed_over_are_seen() -> None:
 @pytest.mark.slow
 async def test_a_connection_that_is_served_makes_no_room(scene: Scene) -> None:
     with await scene.connect() as sock:
-        scene.tool.gate.shut()  # as while the host is being replaced
+        scene.tool.context.gate.shut()  # as while the host is being replaced
         await send(sock, scene.request(b"tool=true"))
         connections: list[Connection] = []
         while not connections:
             await trio.testing.wait_all_tasks_blocked()
             connections = [one for s in scene.tool.servers for one in s.everybody()]
         assert make_room(connections) is None
-        scene.tool.gate.open()
+        scene.tool.context.gate.open()
         assert parse(await receive_all(sock)).code == 0
 
 
@@ -75,7 +75,7 @@ async def test_a_connection_that_is_served_makes_no_room(scene: Scene) -> None:
 async def test_a_connection_that_was_to_make_room_is_not_served(scene: Scene) -> None:
     ours, theirs = pair()
     theirs.sendall(scene.request(b"tool=true"))
-    connection = Connection(scene.tool, ours, Throttle())
+    connection = Connection(scene.tool.context, ours, Throttle())
     assert make_room([connection]) is connection
     await connection.serve()
     assert theirs.recv(1) == b""

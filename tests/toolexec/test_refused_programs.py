@@ -102,5 +102,5 @@ async def test_another_refusal_is_500(
         pytest.skip("Linux 6.11 executes what somebody writes")
     assert (reply.status, reply.code) == (500, 86)
     assert reply.body.endswith(why + b"\n")
-    assert not scene.tool._slots.used
+    assert not scene.tool.slots.used
     assert not scene.stage.events("exec.failed")

@@ -19,7 +19,8 @@ from supervisor.config.toolexec import (
 from supervisor.spec import ChildSpec
 from supervisor.toolexec.configured import toolexec_settings
 from supervisor.toolexec.listeners import LISTEN, tcp_listener, unix_listener
-from supervisor.toolexec.service import ToolExecSettings, open_toolexec
+from supervisor.toolexec.service import open_toolexec
+from supervisor.toolexec.settings import ToolExecSettings
 from supervisor.toolexec.tokens import Tokens
 from tests.helpers.command import sandhost
 from tests.helpers.hosts import opened

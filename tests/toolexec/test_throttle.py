@@ -74,7 +74,7 @@ async def test_large_heads_of_one_child_delay_no_other(scene: Scene) -> None:
         return heads.tasks_waiting + heads.locked
 
     async with trio.open_nursery() as nursery:
-        async with scene.tool.heads._lock:
+        async with scene.tool.context.heads._lock:
             for _ in range(20):
                 nursery.start_soon(ask, scene.child)
             await eventually(lambda: waiting(scene.child) == 20)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.toolexec.service import ToolExecSettings, open_toolexec
+from supervisor.toolexec.service import open_toolexec
+from supervisor.toolexec.settings import ToolExecSettings
 from tests.helpers.hosts import opened
 from tests.helpers.toolruns import program, sidecars_of
 from tests.helpers.toolscene import DirectoryRoutes, Scene, make_tenant
@@ -92,4 +93,4 @@ async def test_no_working_directory_leads_out(
         for cwd, found in within.items():
             reply = await scene.curl("tool=go", f"cwd={cwd}")
             assert (reply.body, reply.code) == (f"{found}\n".encode(), 0), cwd
-        assert not scene.tool._slots.used
+        assert not scene.tool.slots.used
