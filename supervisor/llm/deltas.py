@@ -138,7 +138,8 @@ def _append(delta: dict[str, Any], path: Path, text: str) -> None:
     at: Any = delta
     for number, step in enumerate(path[:-1]):
         if isinstance(step, int):
-            places = {_place(item, n): item for n, item in enumerate(at)}
+            tables = ((n, item) for n, item in enumerate(at) if isinstance(item, dict))
+            places = {_place(item, n): item for n, item in tables}
             if step not in places:
                 at.append({"index": step})
             at = places.get(step, at[-1])
@@ -147,7 +148,8 @@ def _append(delta: dict[str, Any], path: Path, text: str) -> None:
             if not isinstance(at.get(step), kind):
                 at[step] = kind()
             at = at[step]
-    at[path[-1]] = (at.get(path[-1]) or "") + text
+    before = at.get(path[-1])
+    at[path[-1]] = (before if isinstance(before, str) else "") + text
 
 
 class EventRedactor:

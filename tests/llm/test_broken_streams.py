@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from supervisor.llm.answer_reader import AnswerError
-from supervisor.llm.answer_writers import PassedWriter, TranslatedWriter
+from supervisor.llm.answer_writers import ChatWriter, PassedWriter, TranslatedWriter
 from supervisor.llm.apis import MESSAGES, RESPONSES, Api
 from supervisor.llm.redact import Redactor
 from supervisor.llm.responses_writer import ResponsesWriter
@@ -77,6 +77,24 @@ def test_a_translated_answer_is_numbered_from_its_first_event_on() -> None:
     events = [json.loads(frame.partition(b"data: ")[2]) for frame in frames]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[0]["type"] == "response.created"
+
+
+# spec MD3: an event may have something else at the place of a text whose end is held back.
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ({"parts": [{"text": "sk-"}]}, {"parts": ["a"]}),
+        ({"content": "sk-"}, {"content": ["a"]}),
+        ({"content": "sk-"}, {"content": 1}),
+    ],
+)
+def test_a_held_end_takes_the_place_of_something_else(
+    first: dict[str, Any], last: dict[str, Any]
+) -> None:
+    writer = ChatWriter(REDACTOR, "m")
+    writer.feed({"choices": [{"index": 0, "delta": first}]})
+    end = {"index": 0, "delta": last, "finish_reason": "stop"}
+    assert b"sk-" in b"".join(writer.feed({"choices": [end]}))
 
 
 # spec MD5: what a model has written is charged in whichever form it comes.
