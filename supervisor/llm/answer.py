@@ -148,7 +148,8 @@ def _refuse_error(found: Object) -> None:
     failed = found.get("error")
     if failed:
         table = failed if isinstance(failed, dict) else {"message": failed}
-        raise ProviderError(str(table.get("message")), str(table.get("code") or ""))
+        code = table.get("code") or table.get("type") or ""
+        raise ProviderError(str(table.get("message")), str(code))
 
 
 def _check(completion: Object) -> None:

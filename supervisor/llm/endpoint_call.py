@@ -38,7 +38,11 @@ from supervisor.llm.apis import (
     has_reasoning,
 )
 from supervisor.llm.endpoint_http import FORMS, reserve
-from supervisor.llm.errors import RefusedRequestError, TooManyBytesError
+from supervisor.llm.errors import (
+    CODE_STATUSES,
+    RefusedRequestError,
+    TooManyBytesError,
+)
 from supervisor.llm.gateway import LARGE_BYTES, FailedCallError, NoMemoryError
 from supervisor.llm.json_request import BadJsonError, is_short, read_request
 from supervisor.llm.messages_request import count_tokens_estimate
@@ -90,6 +94,9 @@ as long as they are told to, however long that is."""
 
 PASSED_STATUSES = frozenset({400, 404, 413, 422, 529})
 """Statuses of the provider that are passed on."""
+
+SOON_STATUSES = frozenset({429, 529})
+"""Those that pass by themselves: the program asks again, also where the call was charged."""
 
 HIDDEN_STATUSES = frozenset({401, 403})
 """Statuses of the provider that are the operator's fault: its code would blame the child's
@@ -242,17 +249,19 @@ def _failed(why: FailedCallError) -> RefusedRequestError:
     """Return the refusal of a call that the provider refused (spec MD6)."""
     text = f"OpenAI API call failed: {why}"
     code = why.code or None
-    if why.status in HIDDEN_STATUSES or (why.status and code == QUOTA_CODE):
+    # An event that tells of an error has no status: its code says which it would have.
+    told = why.status or CODE_STATUSES.get(why.code, 0)
+    # Not the code of a used-up quota, even if the provider said so: that is the child's
+    # own quota, of which something may be left.
+    if told in HIDDEN_STATUSES or code == QUOTA_CODE:
         code = None
-    if why.status == 429:
-        # Not the code of a used-up quota, even if the provider said so: that is the
-        # child's own quota, of which something may be left.
+    if told == 429:
         refusal = RefusedRequestError(429, text, RATE_CODE, RATE_CODE)
     else:
         # The caller's own faults stay the caller's; what else the provider said is ours.
-        status = why.status if why.status in PASSED_STATUSES else 502
+        status = told if told in PASSED_STATUSES else 502
         refusal = RefusedRequestError(status, text, "provider_error", code)
-    if why.may_pass:
+    if why.may_pass or (not why.status and told in SOON_STATUSES):
         # The host asked once: the program asks again as it would ask the provider.
         after_s = why.retry_after_s
         refusal.headers = {} if after_s is None else {"retry-after": str(after_s)}

@@ -46,6 +46,23 @@ MESSAGES_CODES = {
 it.  The words for a wrong key are left out: the child's own is right."""
 
 
+CODE_STATUSES = {
+    "authentication_error": 401,
+    "context_length_exceeded": 400,
+    "insufficient_quota": 429,
+    "invalid_api_key": 401,
+    "invalid_prompt": 400,
+    "invalid_request_error": 400,
+    "not_found_error": 404,
+    "overloaded_error": 529,
+    "permission_error": 403,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "request_too_large": 413,
+}
+"""The status of an error that a provider tells by an event, by its word for it (spec MD6)."""
+
+
 class RefusedRequestError(Exception):
     """A request is answered with an error.
 

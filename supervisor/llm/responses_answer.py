@@ -146,6 +146,8 @@ def _response_of(event: Object) -> Object:
 def _failure(found: Object) -> ProviderError:
     """Return what an event or a response says of its failure."""
     holder = table_in(found, "response") or found
-    error = table_in(holder, "error") or holder
+    table = table_in(holder, "error")
+    error = table or holder  # a bare event bears its code itself
     reason = error.get("message") or "no reason given"
-    return ProviderError(str(reason), str(error.get("code") or ""))
+    code = error.get("code") or table.get("type") or ""
+    return ProviderError(str(reason), str(code))

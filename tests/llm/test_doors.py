@@ -787,9 +787,9 @@ async def test_an_error_in_the_middle_is_the_apis_own(
     ("code", "told_code", "kind"),
     [
         ("context_length_exceeded", "context_length_exceeded", "invalid_request_error"),
-        ("insufficient_quota", "insufficient_quota", "rate_limit_error"),
+        ("insufficient_quota", "rate_limit_exceeded", "rate_limit_error"),
         ("overloaded_error", "overloaded_error", "overloaded_error"),
-        ("authentication_error", "authentication_error", "api_error"),
+        ("authentication_error", "server_error", "api_error"),
         ("No_Word", "server_error", "api_error"),
         ("w" * 65, "server_error", "api_error"),
     ],
