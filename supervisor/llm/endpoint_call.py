@@ -514,11 +514,12 @@ class _Stream:
         if isinstance(done[0], FailedCallError):
             if not self._has_begun:
                 raise done[0]
-            for frame in self._writer.fail(_failed(done[0])):
-                await self._http.events(frame)
+            last = self._writer.fail(_failed(done[0]))
         else:
-            await self._end(done[0])
-        await self._http.end_events()
+            last = await self._last(done[0])
+        if not self._has_begun:
+            await self._send(b"")
+        await self._http.end_events(b"".join(last))
 
     async def _put(
         self, sender: trio.MemorySendChannel[bytes], event: Any, is_large: bool
@@ -536,10 +537,8 @@ class _Stream:
             self._has_begun = True
             await self._http.begin_events(frames, self._writer.fail)
 
-    async def _end(self, completion: Completion) -> None:
+    async def _last(self, completion: Completion) -> list[bytes]:
+        """Return the events behind those that were passed on."""
         if len(completion.data) > LARGE_BYTES:
-            frames = await in_thread(self._writer.finish, completion)
-        else:
-            frames = self._writer.finish(completion)
-        for frame in frames:
-            await self._send(frame)
+            return await in_thread(self._writer.finish, completion)
+        return self._writer.finish(completion)

@@ -195,6 +195,7 @@ class HttpConnection:
 
     async def _receive(self) -> bool:
         data = await self.stream.receive_some(RECEIVE_BYTES)
+        self._turn_s = time.monotonic() + TURN_S  # others had theirs meanwhile
         self._http.receive_data(data)
         if self.received is not None:
             self.received += data
@@ -251,9 +252,9 @@ class HttpConnection:
         """Send events, as they are framed."""
         await self._send(h11.Data(data=frames))
 
-    async def end_events(self) -> None:
-        """End the reply."""
-        await self._send(h11.EndOfMessage())
+    async def end_events(self, frames: bytes = b"") -> None:
+        """Send the last events, and end the reply."""
+        await self._send(h11.Data(data=frames), h11.EndOfMessage())
 
     async def _send(self, *events: Any) -> None:
         """Send parts of a reply; short ones together, so that the client wakes once."""
