@@ -71,7 +71,7 @@ async def offered(
             )
             if config_fds.is_enabled(config.tools, config.file_descriptor):
                 check_packages("offer the LLM fds of [tools]", "fds")
-                from supervisor.fds.service import open_fds  # noqa: PLC0415 - optional
+                from supervisor.fds.opening import open_fds  # noqa: PLC0415 - optional
 
                 fds = stack.enter_context(open_fds(host, config, left.get("fds")))
                 if llm is not None:

@@ -49,6 +49,6 @@ def mcp(
         check_packages("serve", "mcp")
     except OSError as why:
         raise UsageFault(str(why.strerror)) from None
-    from supervisor.fds.mcp import serve  # noqa: PLC0415 - needs Trio and the extra
+    from supervisor.mcp.server import serve  # noqa: PLC0415 - needs Trio and the extra
 
     return serve(config, root, launchpad if has_files else None)

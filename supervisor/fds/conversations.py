@@ -71,7 +71,7 @@ class Conversations:
         for tool in self._tools():
             service.tools[tool.name] = tool
         service.summarizer = self.loop
-        service.conversations = self
+        service.kept = self.kept
         service.gone_hooks.append(self.client_gone)
 
     async def chat(

@@ -106,7 +106,7 @@ def _plain(message: dict[str, Json]) -> dict[str, Json]:
 
 def connect(fds: FdService, llm: LlmService) -> Conversations:
     """Give a host's LLM fds its model: fork, spawn, summaries, conversations."""
-    from supervisor.fds.conversations import Conversations  # noqa: PLC0415 - a cycle
+    from supervisor.fds.conversations import Conversations  # noqa: PLC0415 - with a model
     from supervisor.llm.gateway import FailedCallError  # noqa: PLC0415 - with a model
     from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - likewise
 

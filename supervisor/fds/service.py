@@ -8,23 +8,20 @@ Rules of this file.
 2. What the clients of one child keep is bounded by one allowance; temporary files are
    theirs together and nobody else's.
 3. When a client is gone, its process is closed: what only it held is freed.
+4. Handed over, a client's table is there before the client is served.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import msgspec
 
 import supervisor.documents  # noqa: F401 - imported late by what hosts without these load
 from protocol import fdxml
-from supervisor.config.fds import FileDescriptorSection
-from supervisor.fds import handover
 from supervisor.journal import Journal
-from supervisor.options import parse_duration, parse_size
-from supervisor.paths import CHECKPOINTS
-from supervisor.scratch import make_kept
 from vfs.content import (
     TOOLS,
     Allowance,
@@ -32,30 +29,76 @@ from vfs.content import (
     ClientFiles,
     FdError,
     Process,
-    Retention,
     Settings,
     Shared,
     Store,
 )
+from vfs.content.handover import (
+    Entering,
+    Leaving,
+    ProcessState,
+    SharedState,
+    StoreState,
+)
 from vfs.content.owners import is_owner, owner_of
 from vfs.content.threads import in_thread
+from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
     from contextlib import AsyncExitStack, ExitStack
 
-    from supervisor.config.document import Config
-    from supervisor.fds.conversations import Conversations
-    from supervisor.fds.handover import FdsState
+    from supervisor.dialogues import Kept
     from supervisor.logs import Log
-    from supervisor.parts import Parts
     from supervisor.session.ports import ChildView
     from vfs.content import Summarizer, Tool
-    from vfs.content.handover import Entering
     from vfs.filesystem import Client, Filesystem
 
 DEFAULT_MAX_STORE = 4 * 1024**3
 """What the clients of one child may keep, bytes."""
+
+
+class KeptState(msgspec.Struct):
+    """A conversation that is kept for a client under a name."""
+
+    client: str
+    name: str
+    process: ProcessState
+    size_chars: int
+
+
+class FdsState(msgspec.Struct):
+    """All of them.
+
+    Attributes:
+        temporary: the directory of the checkpoints that ends with the host, if any.
+        contents: what is kept, once.
+        shared: what the processes of a child share.
+        processes: by client.
+        kept: conversations.
+    """
+
+    temporary: str | None
+    contents: StoreState
+    shared: list[SharedState]
+    processes: dict[str, ProcessState]
+    kept: list[KeptState]
+
+
+def read_state(left: object) -> FdsState | None:
+    """Return what was handed over; None if nothing was.
+
+    Raises:
+        HandoverError: it is another program's.
+    """
+    if left is None:
+        return None
+    try:
+        if not isinstance(left, bytes):
+            raise HandoverError("cannot take the LLM fds over: they are no document")
+        return msgspec.convert(json.loads(left), FdsState)
+    except (ValueError, msgspec.ValidationError) as why:
+        raise HandoverError(f"cannot take the LLM fds over: {why}") from None
 
 
 class FdService:
@@ -74,7 +117,7 @@ class FdService:
             loop) adds them.
         processes: by client id.
         summarizer: makes short of long; None: no model is there.
-        conversations: with the model; None: no model is there.
+        kept: conversations with the model, under names; None: no model is there.
         temporary: the directory of checkpoints that end with the host; None: they stay.
         journal: is told of snapshots that belong to checkpoints.
         gone_hooks: called with each client that is gone, before it is forgotten.
@@ -95,7 +138,7 @@ class FdService:
         self.store = store
         self.summarizer: Summarizer | None = None
         self.gone_hooks: list[Callable[[Client], None]] = []
-        self.conversations: Conversations | None = None
+        self.kept: Kept[Process] | None = None
         self.temporary: str | None = None
         self.journal = Journal(-1, lambda _: None)
         self._left: FdsState | None = None
@@ -204,23 +247,75 @@ class FdService:
 
     def busy(self) -> str | None:
         """Say what has to end first."""
-        return handover.busy(self)
+        kept = (process for _, _, process, _ in self._all_kept())
+        if any(process.is_at_work for process in (*self.processes.values(), *kept)):
+            return "an LLM fd is being used"
+        return None
+
+    def _all_kept(self) -> Iterator[tuple[str, str, Process, int]]:
+        if self.kept is not None:
+            yield from self.kept.all()
 
     def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
-        """Return contents, tables and conversations."""
-        return handover.hand_over(self, stack)
+        """Return contents, tables and conversations.
+
+        Checkpoints are on the disk; the next program opens them again. Where they live as
+        long as the host, their directory is handed over by its name.
+        """
+        leaving = Leaving(self.store)
+        stack.callback(os.close, leaving.memory_fd)  # of no use if nothing comes of it
+        try:
+            contents = leaving.contents()
+            processes = {
+                name: leaving.process(process)
+                for name, process in self.processes.items()
+            }
+            kept = [
+                KeptState(client_id, name, leaving.process(process), size)
+                for client_id, name, process, size in self._all_kept()
+            ]
+        except OSError as why:
+            text = (
+                f"cannot hand contents over: {why.strerror}; restart the host instead"
+            )
+            raise HandoverError(text) from None
+        state = FdsState(self.temporary, contents, leaving.shared, processes, kept)
+        # JSON of the standard library: it has a form for a lone surrogate.
+        return json.dumps(msgspec.to_builtins(state)).encode(), leaving.fds
 
     async def take_over(self, state: object) -> None:
         """Hold the contents for the tables that are to come."""
-        self._left = handover.read(state)
-        if self._left is not None:
-            self._entering = handover.take_over(self, self._left)
+        left = self._left = read_state(state)
+        if left is not None:
+            shared = left.shared
+            self._entering = Entering(
+                self.store, left.contents, shared, self.make_shared
+            )
 
     async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Go on with the tables of a child; ``client_gone`` undoes it."""
         del stack
-        if self._left is not None and self._entering is not None:
-            handover.enter(self, self._left, self._entering, child)
+        left, entering = self._left, self._entering
+        if left is None or entering is None:
+            return
+        for session in child.sessions():
+            client = session.client
+            process = left.processes.get(client.id)
+            if process is not None:
+                entered = self.enter(client, entering.process(process))
+                self.show_workspaces(child, entered)
+                if child.spec.account is not None:  # also if an older program left it
+                    entered.shared.owner = owner_of(child.spec.account)
+            for one in left.kept:
+                if one.client == client.id:
+                    self._keep(client, one, entering.process(one.process))
+
+    def _keep(self, client: Client, left: KeptState, process: Process) -> None:
+        if self.kept is None:  # no model is configured any more
+            process.close()
+            return
+        self.adopt(client, process)
+        self.kept.keep(client, left.name, process, left.size_chars)
 
     async def all_entered(self) -> None:
         """Let go of contents that nobody holds."""
@@ -336,85 +431,3 @@ class FdService:
         self.processes.clear()
         if self._checkpoints is not None:
             self._checkpoints.close()
-
-
-def make_service(fs: Filesystem, config: Config | None, checkpoints: str) -> FdService:
-    """Return the LLM fds that a configuration asks for.
-
-    Args:
-        fs: the host's file system.
-        config: None: every tool, and the usual sizes.
-        checkpoints: directory for them.
-
-    Raises:
-        OSError: the directory cannot be used.
-    """
-    section = config.file_descriptor if config is not None else None
-    section = section or FileDescriptorSection()
-    return FdService(
-        fs,
-        Store(parse_size(section.max_memory)),
-        None if config is None else frozenset(config.tools.enabled),
-        settings=Settings(
-            page_size=section.default_page_size,
-            max_output=section.max_direct_output_chars,
-            max_input=section.max_input_chars,
-            page_input=section.page_user_input,
-            conversation_fds=section.conversation_fds,
-            auto_summarize=section.auto_summarize,
-            raw=section.escape == "raw",
-        ),
-        max_store=parse_size(section.max_store),
-        checkpoints=Checkpoints(
-            checkpoints,
-            retention=Retention(
-                section.keep_checkpoints,
-                parse_duration(section.keep_checkpoints_for or "0"),
-            ),
-        ),
-    )
-
-
-@contextmanager
-def open_fds(host: Parts, config: Config, left: object = None) -> Iterator[FdService]:
-    """Offer the LLM fds that a configuration asks for until the block ends.
-
-    Args:
-        host: whose.
-        config: checked.
-        left: what the program before has left of them; None if nothing.
-
-    Raises:
-        HandoverError: what was left is another program's.
-        OSError: the directory of the checkpoints cannot be used.
-    """
-    state_dir = config.host.state_dir
-    before = handover.read(left)
-    temporary = None if before is None else before.temporary
-    if temporary is None and state_dir is None:
-        # Without a state directory checkpoints live as long as the host.
-        temporary = make_kept("sandhost-fds-")
-    if temporary is None and state_dir is not None:
-        # Else it is made with the directory in it, and open to everybody.
-        os.makedirs(state_dir, mode=0o700, exist_ok=True)  # noqa: PTH103
-    directory = temporary or os.path.join(str(state_dir), CHECKPOINTS)  # noqa: PTH118
-    try:
-        if temporary is not None:
-            host.apart.add(temporary)
-        service = make_service(host.fs, config, directory)
-        service.temporary = temporary
-        service.journal = host.journal
-        service.drop_numbered(host.log, before)
-        host.fs.set_aside(service.store.spool.most_descriptors)
-        host.services.fds = service
-        host.holders.add(service.descriptors)
-        try:
-            yield service
-        finally:
-            host.services.fds = None
-            host.holders.discard(service.descriptors)
-            service.close()
-    finally:
-        if temporary is not None:
-            host.apart.remove(temporary)
-            shutil.rmtree(temporary, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 It is handed over with what was spent, by the host and by each client, with the limits that
 were set, and the endpoint. Calls have ended, and are paid for, before. Conversations of a
-host with LLM fds are theirs (``supervisor.fds.handover``); the others go with their clients.
+host with LLM fds are theirs (``supervisor.fds``); the others go with their clients.
 """
 
 from __future__ import annotations

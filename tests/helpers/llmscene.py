@@ -25,7 +25,8 @@ from demo.provider import Provider, serving
 from supervisor.config.document import Config
 from supervisor.config.llm import LlmSection, check
 from supervisor.fds.gateway import connect
-from supervisor.fds.service import FdService, open_fds
+from supervisor.fds.opening import open_fds
+from supervisor.fds.service import FdService
 from supervisor.journal import Journal, open_journal
 from supervisor.llm.opening import open_llm
 from supervisor.llm.service import LlmService

@@ -2,10 +2,10 @@
 
 Inside a child the descriptors are the host's, reached by FD 3.  Elsewhere this program
 has a store of its own, and files beneath ``--root`` if it is given.  With ``--files``
-there are tools on files and commands beside them (``mcp_agent``).
+there are tools on files and commands beside them (``tools``).
 
 The package ``mcp`` (an extra) speaks anyio, which runs on Trio: no second event loop.
-Read next: ``supervisor.fds.mcp_stdio``, the streams and the end of a session.
+Read next: ``supervisor.mcp.streams``, the streams and the end of a session.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from supervisor.config.loader import ConfigError, load_config
-from supervisor.fds.service import make_service
+from supervisor.fds.opening import make_service
 from supervisor.paths import absolute, working_directory
 from supervisor.run import complain, heeded_signals, what_failed
 from supervisor.scratch import make_kept
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
     from supervisor.config.document import Config
-    from supervisor.fds.mcp_agent import AgentTools
     from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.mcp.tools import AgentTools
     from vfs.content import Process
     from vfs.policy import Place
 
@@ -131,7 +131,7 @@ def serve(
 async def _serve(
     config: Config | None, root: str | None, launchpad: LaunchpadProcess | None
 ) -> int:
-    from supervisor.fds.mcp_stdio import Streams  # noqa: PLC0415 - needs the extra
+    from supervisor.mcp.streams import Streams  # noqa: PLC0415 - needs the extra
 
     with trio.CancelScope() as scope, _stopping(scope) as came:
         streams = Streams(scope)
@@ -152,8 +152,8 @@ async def _serve(
 @asynccontextmanager
 async def _agent_tools(launchpad: LaunchpadProcess) -> AsyncIterator[AgentTools]:
     """Have commands run for as long as a block lasts; its end is theirs."""
-    from supervisor.fds.mcp_agent import AgentTools  # noqa: PLC0415 - with --files
     from supervisor.launcher import Launcher  # noqa: PLC0415 - of a command
+    from supervisor.mcp.tools import AgentTools  # noqa: PLC0415 - with --files
 
     async with trio.open_nursery() as nursery:
         launcher = Launcher(launchpad)
@@ -260,7 +260,7 @@ async def _agent_answer(
     agent: AgentTools, name: str, arguments: dict[str, object]
 ) -> tuple[str, bool]:
     """Return what a tool on files or commands says, and whether it failed."""
-    from supervisor.fds.mcp_files import ToolError  # noqa: PLC0415 - with --files
+    from supervisor.mcp.files import ToolError  # noqa: PLC0415 - with --files
 
     try:
         return await agent.call(name, arguments), False
@@ -269,7 +269,7 @@ async def _agent_answer(
 
 
 def _instructions() -> str:
-    from supervisor.fds.mcp_agent import INSTRUCTIONS  # noqa: PLC0415 - with --files
+    from supervisor.mcp.tools import INSTRUCTIONS  # noqa: PLC0415 - with --files
 
     return INSTRUCTIONS.format(cwd=working_directory())
 

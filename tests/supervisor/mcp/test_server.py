@@ -265,7 +265,7 @@ def test_a_door_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 async def test_the_server_runs_in_trio(tmp_path: Path) -> None:
     del tmp_path
-    from supervisor.fds import mcp as module  # noqa: PLC0415 - needs the extra
+    from supervisor.mcp import server as module  # noqa: PLC0415 - needs the extra
 
     with module._own_process(None, None) as process:
         server = await module.make_server(module.OwnTools(process))
@@ -278,7 +278,7 @@ async def test_a_session_ends_when_each_request_is_answered_or_given_up(
 ) -> None:
     from mcp import types  # noqa: PLC0415 - an extra
 
-    from supervisor.fds.mcp_stdio import Streams  # noqa: PLC0415 - needs the extra
+    from supervisor.mcp.streams import Streams  # noqa: PLC0415 - needs the extra
 
     del autojump_clock
     streams = Streams(trio.CancelScope())
@@ -308,13 +308,13 @@ async def test_a_session_ends_when_nobody_is_left_to_read(
 ) -> None:
     from mcp import types  # noqa: PLC0415 - an extra
 
-    from supervisor.fds import mcp_stdio  # noqa: PLC0415 - needs the extra
+    from supervisor.mcp import streams as module  # noqa: PLC0415 - needs the extra
 
     del autojump_clock
     ours, theirs = os.pipe()
-    look = mcp_stdio._has_no_reader
-    monkeypatch.setattr(mcp_stdio, "_has_no_reader", lambda _: look(theirs))
-    streams = mcp_stdio.Streams(trio.CancelScope())
+    look = module._has_no_reader
+    monkeypatch.setattr(module, "_has_no_reader", lambda _: look(theirs))
+    streams = module.Streams(trio.CancelScope())
     streams.came(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="m"))
     with trio.move_on_after(60) as scope:
         await streams.answered()

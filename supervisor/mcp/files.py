@@ -2,7 +2,7 @@
 
 What it is: system calls of this very process, which is a child's: what the child may reach
 they reach, and the kernel says what it may not.  What it is not: running commands
-(``mcp_exec``), nor the protocol (``mcp``).
+(``commands``), nor the protocol (``mcp``).
 
 Rules of this file.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import trio
 
-from supervisor.fds.mcp_files import Path, ToolError
+from supervisor.mcp.files import Path, ToolError
 from supervisor.spawn_request import SpawnError, SpawnRequest
 from supervisor.spawned import ExitStatus
 

@@ -1,6 +1,6 @@
 """``sandhost mcp --files`` as a list of tools: what an agent is offered, and each call.
 
-What it is: names, schemas, and the way of a call to ``mcp_files`` and ``mcp_exec``.
+What it is: names, schemas, and the way of a call to ``files`` and ``commands``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.fds import mcp_files as files
-from supervisor.fds.mcp_exec import Commands, Exec
-from supervisor.fds.mcp_files import ToolError
+from supervisor.mcp import files
+from supervisor.mcp.commands import Commands, Exec
+from supervisor.mcp.files import ToolError
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
