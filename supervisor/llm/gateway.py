@@ -306,7 +306,7 @@ class Gateway:
 
     def _reserve(self, call: Call) -> Reservation:
         try:
-            factor = call.node.factors.get(call.model.name, 1.0)
+            factor = call.node.factor(call.model.name)
             return call.node.reserve(
                 math.ceil(factor * call.most_prompt_tokens),
                 call.max_tokens,
@@ -438,9 +438,7 @@ async def _receive(
 def _learn(call: Call, usage: Usage) -> None:
     """Record a provider that counts more than the worst case, to reserve it (MD5)."""
     factor = usage.prompt / max(1, call.most_prompt_tokens)
-    known = call.node.factors
-    if factor > known.get(call.model.name, 1.0):
-        known[call.model.name] = factor
+    call.node.learn(call.model.name, factor)
 
 
 async def _take(

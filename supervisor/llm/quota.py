@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MOST_FACTORS = 64
+"""Models of which an account knows how their providers count; the oldest is forgotten."""
+
 MOST_ALONE = 1 << 31
 """Most tokens of output of a call that goes alone, where output costs nothing."""
 
@@ -176,6 +179,23 @@ class Node:
         if self.max_calls is not None and self.calls >= self.max_calls:
             return True
         return self.limit is not None and self.spent >= self.limit
+
+    def factor(self, model: str) -> float:
+        """Return how many times the worst case of a prompt may be counted (spec MD5)."""
+        return max(1.0, *(node.factors.get(model, 1.0) for node in self.path()))
+
+    def learn(self, model: str, factor: float) -> None:
+        """Record what a provider has counted, here and at every account with a limit.
+
+        So a new child of the same account is reserved for as the one before it was.
+        """
+        for node in self.path():
+            is_account = node is self or node.limit is not None
+            if is_account and factor > node.factors.get(model, 1.0):
+                node.factors.pop(model, None)
+                node.factors[model] = factor
+                if len(node.factors) > MOST_FACTORS:
+                    del node.factors[next(iter(node.factors))]
 
     def shown(self) -> Node:
         """Return the node whose numbers this one reports (spec L9).

@@ -120,7 +120,7 @@ def check_request(plan: Plan) -> None:
         change(plan, value)
     data = encoded(plan, value)
     expected = _read_strictly(data)
-    found = _read(data)
+    found = turns().take("a request is read", _read, data)
     assert (found is None) == (expected is None), "other readers see it otherwise"
     with patch.multiple(
         "supervisor.llm.json_request", INLINE_BYTES=0, LONG_TEXT_BYTES=3
@@ -180,7 +180,7 @@ def _read(data: bytes) -> Any:
     from supervisor.llm.json_request import BadJsonError, read_request  # noqa: PLC0415
 
     try:
-        return turns().take("a request is read", read_request, data, MOST_VALUES)
+        return read_request(data, MOST_VALUES)
     except BadJsonError as why:
         check_refusal(str(why))
         return None

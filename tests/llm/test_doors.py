@@ -975,9 +975,12 @@ async def test_a_provider_that_counts_more_is_reserved_for(tmp_path: Path) -> No
         door = await scene.puppet()
         text = "!words=1 !wait=0.2 !prompt-tokens=2000"
         await streamed(door, "/v1/messages", text)
+        # Children that have asked nothing yet are of the same account, the host's.
+        doors = [door, await scene.puppet(), await scene.puppet()]
         async with trio.open_nursery() as nursery:
-            for _ in range(40):
-                nursery.start_soon(streamed, door, "/v1/messages", text)
+            for number in range(42):
+                which = doors[number % len(doors)]
+                nursery.start_soon(streamed, which, "/v1/messages", text)
         assert scene.service.models.accounts.root.spent <= limit + 2000 + 40
 
 

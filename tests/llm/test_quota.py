@@ -266,3 +266,19 @@ def test_every_ancestor_pays_and_can_refuse() -> None:
     other.release()
     assert [node.spent for node in (nested, child, root)] == [30.0, 30.0, 30.0]
     assert root.reserved == 0.0
+
+
+# spec MD5: what was seen is known where the quota is, and its memory has an end.
+def test_what_a_provider_counts_is_known_at_each_account() -> None:
+    host = Node(limit=1000)
+    open_host = Node()
+    child, other = Node(host), Node(host)
+    child.learn("m", 3.0)
+    child.learn("m", 2.0)
+    Node(open_host).learn("m", 3.0)
+    assert (child.factor("m"), other.factor("m"), other.factor("n")) == (3.0, 3.0, 1.0)
+    assert Node(open_host).factor("m") == 1.0
+    for number in range(100):
+        child.learn(f"m{number}", 2.0)
+    assert len(host.factors) == len(child.factors) == 64
+    assert other.factor("m99") == 2.0
