@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfs.backends import Removed
-
 
 class AccessDeniedError(Exception):
     """The name is outside what the client may reach in that way (spec O6, A3)."""
@@ -34,21 +32,6 @@ def about_the_target() -> Iterator[None]:
 
 class UnavailableError(Exception):
     """The client's root is gone or was replaced (spec O4)."""
-
-
-class UnflushedError(OSError):
-    """A file has its name, but the directory could not be put on the disk.
-
-    The new content stands there, whole; after a crash of the machine the old one may be
-    there again.
-
-    Attributes:
-        replaced: what had the name before; None if nothing had it.
-    """
-
-    def __init__(self, why: OSError, replaced: Removed | None) -> None:
-        super().__init__(why.errno, why.strerror)
-        self.replaced = replaced
 
 
 class RightsError(Exception):

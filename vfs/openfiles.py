@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
+from vfs.backends import UnflushedError
 from vfs.clients import Tables
-from vfs.errors import UnflushedError
 from vfs.hostio import in_thread
 from vfs.ledger import OPEN_FILES
 from vfs.names import Names

@@ -1,6 +1,15 @@
 """Where files can live: one interface (``base``), the host's directories, plain or mounted."""
 
-from vfs.backends.base import KEPT, MODES, Backend, FileStatus, Handle, Mode, Removed
+from vfs.backends.base import (
+    KEPT,
+    MODES,
+    Backend,
+    FileStatus,
+    Handle,
+    Mode,
+    Removed,
+    UnflushedError,
+)
 from vfs.backends.host import HostDirectory
 from vfs.backends.mount import MountDirectory
 
@@ -14,4 +23,5 @@ __all__ = [
     "Mode",
     "MountDirectory",
     "Removed",
+    "UnflushedError",
 ]

@@ -36,6 +36,21 @@ class Removed(NamedTuple):
     was_last: bool
 
 
+class UnflushedError(OSError):
+    """A file has its name, but the directory could not be put on the disk.
+
+    The new content stands there, whole; after a crash of the machine the old one may be
+    there again.
+
+    Attributes:
+        replaced: what had the name before; None if nothing had it.
+    """
+
+    def __init__(self, why: OSError, replaced: Removed | None) -> None:
+        super().__init__(why.errno, why.strerror)
+        self.replaced = replaced
+
+
 class Handle(Protocol):
     """An open regular file, without an offset.
 

@@ -23,8 +23,7 @@ import stat
 import time
 
 from vfs.backends.acting import acting_as
-from vfs.backends.base import Removed
-from vfs.errors import UnflushedError
+from vfs.backends.base import Removed, UnflushedError
 from vfs.hostio import MOUNTS, mount_of
 from vfs.hostio_close import close_file, frees_much
 from vfs.paths import OPEN_FLAGS

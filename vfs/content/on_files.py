@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol import fdxml
+from vfs.backends import UnflushedError
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
 from vfs.content.selecting import Selector, select
-from vfs.errors import UnflushedError
 from vfs.hostio import in_thread
 from vfs.workers import afterwards
 
