@@ -39,7 +39,6 @@ from vfs.fscmd_steps import Doing, Opened
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from vfs.client import Client
 
@@ -61,22 +60,10 @@ def _run(argv: list[str]) -> int:
         raise UsageError(what)
     options = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if "--help" in options or "-h" in options:
-        return _print(_help().of_command(word, command))
+        return _print(_command_help(word, command))
     call = read(word, command, argv[1:])
     call.client = Door("fs")
     return command.run(call)
-
-
-def help_text() -> str:
-    """Return what ``--help`` says."""
-    text: str = _help().general(COMMANDS)
-    return text
-
-
-def _help() -> ModuleType:
-    import vfs.fscmd_help  # noqa: PLC0415 - rarely needed
-
-    return vfs.fscmd_help
 
 
 # How a command line is read: by hand, for argparse alone costs as much as a whole command
@@ -342,6 +329,41 @@ COMMANDS = {
     ),
 }
 """The commands, by word."""
+
+
+# Help
+
+_GENERAL_OPTIONS = """
+options:
+  --top-level    use the top-level view of the host's files
+  --restricted   use the restricted view (neither: $FSPROXY_TOP_LEVEL says which)
+  --             what follows are names
+  --help         this text
+"""
+
+
+def help_text() -> str:
+    """Return what ``--help`` says."""
+    rows = "".join(
+        f"  {word:5} {command.usage:8} {command.about}\n"
+        for word, command in COMMANDS.items()
+    )
+    return (
+        "usage: sandhost fs COMMAND [OPTION]... [NAME]...\n\n"
+        "The files that the host keeps for this child.\n\n"
+        f"{rows}{_GENERAL_OPTIONS}"
+        "\nexample: sandhost fs cat in.txt | sort | sandhost fs put out.txt\n"
+        "\nexit status: 0 done, 1 something failed, 2 wrong usage or not in a child\n"
+    )
+
+
+def _command_help(word: str, command: Command) -> str:
+    """Return the help of one command."""
+    option = f"[{command.option}] " if command.option else ""
+    return (
+        f"usage: sandhost fs {word} {option}{command.usage}\n\n{command.about}\n"
+        f"{_GENERAL_OPTIONS}\nexample: {command.example}\n"
+    )
 
 
 # What the commands are made of
