@@ -26,7 +26,7 @@ from benchmarks.options import parse, parser
 from benchmarks.report import Aim, Report, Row, at_most
 from vfs.content import TOOLS, ClientFiles, FdTable, Process, Shared, Store
 from vfs.content.searching import compile_query, search
-from vfs.content.writer import STEP_BYTES, Writer
+from vfs.content.store import STEP_BYTES, Writer
 from vfs.filesystem import Filesystem
 from vfs.ledger import Ledger
 from vfs.places import close_places, open_place

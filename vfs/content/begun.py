@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from vfs.content.allowance import Allowance
     from vfs.content.blob import Content
-    from vfs.content.store import Store
-    from vfs.content.writer import Writer
+    from vfs.content.store import Store, Writer
 
 MOST_TOKENS = 64
 """Contents that one client may be putting in at once."""

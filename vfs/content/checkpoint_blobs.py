@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from vfs.content.spool import write_all
-from vfs.content.writer import STEP_BYTES
+from vfs.content.store import STEP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfs.content.blob import Blob
-    from vfs.content.writer import Writer
+    from vfs.content.store import Writer
 
 
 class BlobFiles:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
-from vfs.content.writer import STEP_BYTES
+from vfs.content.store import STEP_BYTES
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
 from vfs.turns import turn_of

@@ -43,8 +43,7 @@ from vfs.errors import HandoverError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfs.content.store import Store
-    from vfs.content.writer import Writer
+    from vfs.content.store import Store, Writer
 
 __all__ = ["Entering", "Leaving", "ProcessState", "SharedState", "StoreState"]
 

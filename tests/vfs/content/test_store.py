@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.contents import ask, failed, process, text_of
 from vfs.content import TOOLS, FdError, Process, Shared, Store
-from vfs.content import writer as writer_module
+from vfs.content import store as store_module
 from vfs.content.index import TextIndex
 
 
@@ -51,8 +51,8 @@ def test_pieces_are_the_same_content_as_the_whole(
     limit: int, step: int, monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(writer_module, "MOST_IN_MEMORY_BYTES", limit)
-    monkeypatch.setattr(writer_module, "STEP_BYTES", step)
+    monkeypatch.setattr(store_module, "MOST_IN_MEMORY_BYTES", limit)
+    monkeypatch.setattr(store_module, "STEP_BYTES", step)
     pieces = [f"line {n} \N{SNOWMAN}\n".encode() * n for n in range(60)]
     store = Store()
     writer = store.writer()
@@ -76,7 +76,7 @@ def test_pieces_that_the_disk_refuses_leave_nothing(
     monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(writer_module, "MOST_IN_MEMORY_BYTES", 100)
+    monkeypatch.setattr(store_module, "MOST_IN_MEMORY_BYTES", 100)
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -95,7 +95,7 @@ def test_content_in_pieces_goes_to_a_file_when_it_grows(
     monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(writer_module, "MOST_IN_MEMORY_BYTES", 100)
+    monkeypatch.setattr(store_module, "MOST_IN_MEMORY_BYTES", 100)
     store = Store()
     writer = store.writer()
     for _ in range(50):
