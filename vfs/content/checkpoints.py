@@ -58,7 +58,7 @@ from vfs.content.checkpoint_state import (
 )
 from vfs.content.errors import FILE_OPERATION, FdError
 from vfs.content.owners import NAMELESS, NUMBERED
-from vfs.content.spool import descriptors_of
+from vfs.content.unnamedfiles import descriptors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -225,7 +225,7 @@ class Entering:
             blob = Blob(key, self._slot(left.slot, left.size))
         elif left.data is None:
             spool = self._store.spool
-            spool.take_over(left.fd)
+            spool.files.take_over(left.fd)
             blob = Blob(key, spool.map(left.fd, left.size))
         else:
             blob = Blob(key, self._read(left.data))
@@ -323,7 +323,7 @@ class Entering:
                 slot = self._slot(left.slot, left.size)
                 writer.go_on(Incoming(self._store.spool, slot=slot))
             elif left.fd >= 0:
-                self._store.spool.take_over(left.fd)
+                self._store.spool.files.take_over(left.fd)
                 writer.go_on(Incoming(self._store.spool, fd=left.fd))
         except FdError:
             writer.close()

@@ -31,7 +31,7 @@ from vfs.workers import afterwards, eventually
 
 if TYPE_CHECKING:
     from vfs.content.index import Buffer
-    from vfs.content.spool import Spool
+    from vfs.content.unnamedfiles import UnnamedFiles
 
 SLOT_SIZES = tuple(1024 * 4**n for n in range(13))
 """1 KiB to 16 GiB: a content takes the smallest slot it fits."""
@@ -193,7 +193,7 @@ class SlotFile:
     """Slots of one size.
 
     Args:
-        spool: opens the file when the first slot is taken.
+        files: where the file is opened when the first slot is taken.
         slot_bytes: their size.
         kept: mappings that are kept, over all sizes.
 
@@ -205,13 +205,13 @@ class SlotFile:
         lock: for all of it.
     """
 
-    def __init__(self, spool: Spool, slot_bytes: int, kept: KeptMaps) -> None:
+    def __init__(self, files: UnnamedFiles, slot_bytes: int, kept: KeptMaps) -> None:
         self.fd = -1
         self.slot_bytes = slot_bytes
         self.kept = kept
         self.leaving: set[int] = set()
         self.lock = threading.Lock()
-        self._spool = spool
+        self._files = files
         self._free: list[int] = []
         self._count = 0
 
@@ -223,7 +223,7 @@ class SlotFile:
         """
         with self.lock:
             if self.fd < 0:
-                self.fd = self._spool.open_file()
+                self.fd = self._files.open()
             if self._free:
                 number = self._free.pop()
             else:
@@ -260,7 +260,7 @@ class SlotFile:
             if len(self._free) == self._count:
                 self._free.clear()
                 self._count = 0
-                self._spool.close_file(self.fd)
+                self._files.close(self.fd)
                 self.fd = -1
 
     # From one program of a host to the next
@@ -273,7 +273,7 @@ class SlotFile:
     def take_over(self, fd: int, count: int, free: list[int]) -> None:
         """Go on with a file and its slots."""
         self.fd, self._count, self._free = fd, count, free
-        self._spool.take_over(fd)
+        self._files.take_over(fd)
 
 
 def _make_hole(fd: int, offset: int, size: int) -> None:

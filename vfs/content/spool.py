@@ -17,11 +17,9 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import resource
-import tempfile
 from typing import TYPE_CHECKING
 
 from vfs.content.errors import FILE_OPERATION, FdError
@@ -35,6 +33,7 @@ from vfs.content.slots import (
     no_room,
     release_pages,
 )
+from vfs.content.unnamedfiles import UnnamedFiles, identity_of
 from vfs.workers import afterwards
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class FileMap(mmap.mmap):
 
     fd: int = -1
     identity: tuple[int, int]
-    spool: Spool
+    files: UnnamedFiles
 
     def free(self) -> None:
         """Give the file back, now or in a thread; safe to call twice."""
@@ -82,7 +81,7 @@ class FileMap(mmap.mmap):
     def _free_slowly(self, fd: int) -> None:
         release_pages(self)
         self._unmap()
-        self.spool.close_file(fd)
+        self.files.close(fd)
 
     def _unmap(self) -> None:
         # A search of a client that is gone may still read: then it ends with that.
@@ -163,7 +162,7 @@ class Incoming:
         if before is not None and size <= before.room:
             return
         if size > LONG_BYTES and self._spool.has_files:
-            self.fd = self._spool.open_file()
+            self.fd = self._spool.files.open()
             if before is not None:
                 write_all(self.fd, before.read())
             self.slot = None
@@ -205,9 +204,9 @@ class Incoming:
         if fd < 0:
             return
         if self.size > SLOW_TO_FREE_BYTES:
-            afterwards(self._spool.close_file, fd)
+            afterwards(self._spool.files.close, fd)
         else:
-            self._spool.close_file(fd)
+            self._spool.files.close(fd)
 
 
 class Spool:
@@ -217,18 +216,21 @@ class Spool:
         directory: where they are made; None: the system's temporary one.
         most_files: contents with a file of their own; None: as many as the descriptors
             that this process may have now allow.
+
+    Attributes:
+        files: those that are open.
+        slots: the file of slots of each size.
     """
 
     def __init__(
         self, directory: str | None = None, most_files: int | None = None
     ) -> None:
-        self._directory = directory
-        self._open: set[int] = set()
+        self.files = UnnamedFiles(directory)
         limit = descriptor_limit()
         self._most_files = limit // LIMIT_PER_FILE if most_files is None else most_files
         self._most_maps = min(MOST_KEPT_MAPS, limit // LIMIT_PER_MAP)
         kept = KeptMaps(self._most_maps)
-        self.slots = {size: SlotFile(self, size, kept) for size in SLOT_SIZES}
+        self.slots = {size: SlotFile(self.files, size, kept) for size in SLOT_SIZES}
 
     @property
     def most_descriptors(self) -> int:
@@ -239,7 +241,7 @@ class Spool:
     def has_files(self) -> bool:
         """Whether one more content may have a file of its own."""
         shared = sum(file.fd >= 0 for file in self.slots.values())
-        return len(self._open) - shared < self._most_files
+        return len(self.files) - shared < self._most_files
 
     def slot_for(self, size: int) -> Slot:
         """Return an empty slot for a content.
@@ -273,69 +275,27 @@ class Spool:
             incoming.close()
 
     def map(self, fd: int, size: int) -> FileMap:
-        """Return the content of a file from ``open_file``, which belongs to it now.
+        """Return the content of a file from ``files``, which belongs to it now.
 
         Raises:
             OSError: it cannot be mapped; the file is closed.
         """
         try:
             made = FileMap(fd, size, prot=mmap.PROT_READ)
-            made.identity = _identity(fd)
+            made.identity = identity_of(fd)
         except BaseException:
-            self.close_file(fd)
+            self.files.close(fd)
             raise
-        made.spool = self
+        made.files = self.files
         if size > SLOW_TO_FREE_BYTES:
             made.fd = fd
         else:
-            self.close_file(fd)
+            self.files.close(fd)
         return made
-
-    def open_file(self) -> int:
-        """Open a new file without a name; ``close_file`` closes it.
-
-        Raises:
-            OSError: the directory cannot have one.
-        """
-        directory = self._directory or tempfile.gettempdir()
-        flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
-        try:
-            fd = os.open(directory, flags, 0o600)
-        except (IsADirectoryError, NotImplementedError):
-            fd = _open_unlinked(directory)
-        except OSError as why:
-            if why.errno != errno.EOPNOTSUPP:  # a file system without O_TMPFILE
-                raise
-            fd = _open_unlinked(directory)
-        self._open.add(fd)
-        return fd
-
-    def take_over(self, fd: int) -> None:
-        """Own a file that another program of this host has opened."""
-        self._open.add(fd)
-
-    def close_file(self, fd: int) -> None:
-        """Close a file; what is mapped of it stays."""
-        self._open.discard(fd)
-        os.close(fd)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, but those of mappings."""
-        for fd in tuple(self._open):
-            yield fd, "content"
-
-    def identities(self) -> set[tuple[int, int]]:
-        """Return what tells its open files from others."""
-        found = set()
-        for fd in tuple(self._open):
-            with contextlib.suppress(OSError):  # a thread has just closed it
-                found.add(_identity(fd))
-        return found
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
+        return self.files.descriptors()
 
 
 def descriptor_limit() -> int:
@@ -344,26 +304,8 @@ def descriptor_limit() -> int:
     return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
-def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
-    """Return (file, descriptor) of each that this process has of some files."""
-    found = []
-    for name in os.listdir("/proc/self/fd") if files else ():
-        fd = int(name)
-        with contextlib.suppress(OSError):  # the listing's own is closed by now
-            identity = _identity(fd)
-            if identity in files:
-                found.append((identity, fd))
-    return found
-
-
 def write_all(fd: int, data: Buffer | memoryview) -> None:
     """Write all of it at the end of what was written."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view[:WRITE_BYTES]) :]
-
-
-def _open_unlinked(directory: str) -> int:
-    fd, name = tempfile.mkstemp(dir=directory)
-    os.unlink(name)
-    return fd

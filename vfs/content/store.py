@@ -27,7 +27,8 @@ from vfs.content.blob import Blob, Content
 from vfs.content.errors import FdError
 from vfs.content.index import Reader, TextIndex
 from vfs.content.slots import SLOW_TO_FREE_BYTES
-from vfs.content.spool import Incoming, Spool, descriptors_of
+from vfs.content.spool import Incoming, Spool
+from vfs.content.unnamedfiles import descriptors_of
 from vfs.workers import afterwards, beside
 
 if TYPE_CHECKING:
@@ -320,7 +321,7 @@ class Store:
             blobs = tuple(self.blobs.values())
         found = (blob.mapping for blob in blobs)
         mapped = {one.identity for one in found if one is not None}
-        return descriptors_of(mapped | self.spool.identities())
+        return descriptors_of(mapped | self.spool.files.identities())
 
 
 class Writer:

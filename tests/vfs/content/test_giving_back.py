@@ -14,7 +14,7 @@ from vfs.content import TOOLS, Allowance, ClientFiles, Process, Shared, Store, o
 from vfs.content import spool as spool_module
 from vfs.content.allowance import Allowance as Charged
 from vfs.content.giving_back import MOST_AT_ONCE
-from vfs.content.spool import Spool
+from vfs.content.unnamedfiles import UnnamedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
 
     watch(Store, "_forget")
     watch(Charged, "drop")
-    watch(Spool, "close_file")
+    watch(UnnamedFiles, "close")
     return found
 
 

@@ -129,13 +129,13 @@ def test_how_many_have_a_file_is_a_part_of_what_the_host_may_open(
     monkeypatch.setattr(spool_module, "descriptor_limit", lambda: limit)
     monkeypatch.setattr(spool_module, "LONG_BYTES", 4)
     spool = Spool()
-    descriptors = [spool.open_file() for _ in range(limit // LIMIT_PER_FILE)]
+    descriptors = [spool.files.open() for _ in range(limit // LIMIT_PER_FILE)]
     assert not spool.has_files
     place = spool.keep(b"12345")
     assert isinstance(place, Slot)
     place.free()
     for fd in descriptors:
-        spool.close_file(fd)
+        spool.files.close(fd)
 
 
 # To map a content takes a descriptor, and there may be none.
