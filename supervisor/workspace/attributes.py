@@ -8,17 +8,20 @@ Source: Documentation/filesystems/overlayfs.rst, "Nesting overlayfs mounts".
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 TRUSTED_MARKS, USER_MARKS = b"trusted.overlay.", b"user.overlay."
 """How the names of overlayfs's attributes begin, for root and with ``userxattr``."""
 
 _USER = os.fsdecode(USER_MARKS)
+_ACLS = ("system.posix_acl_access", "system.posix_acl_default")
+_NO_ACL = frozenset({errno.ENODATA, errno.EOPNOTSUPP})
 
 
 def attribute_names(of: int | str) -> list[str]:
@@ -33,6 +36,32 @@ def attribute_names(of: int | str) -> list[str]:
         if why.errno != errno.EOPNOTSUPP:
             raise
         return []
+
+
+def read_acls(of: int | str) -> dict[str, bytes]:
+    """Return the access lists of an object, by the names of their attributes.
+
+    Args:
+        of: as of ``attribute_names``.
+    """
+    found = {}
+    for name in _ACLS:
+        try:
+            found[name] = os.getxattr(of, name)
+        except OSError as why:
+            if why.errno not in _NO_ACL:
+                raise
+    return found
+
+
+def set_acls(fd: int, acls: Mapping[str, bytes]) -> None:
+    """Give an object access lists, and take those from it that are not among them."""
+    for name in _ACLS:
+        if name in acls:
+            os.setxattr(fd, name, acls[name])
+        else:
+            with contextlib.suppress(OSError):  # there is none
+                os.removexattr(fd, name)
 
 
 def is_escaped(name: str, marks: str = _USER) -> bool:

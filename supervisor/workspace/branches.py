@@ -39,10 +39,12 @@ from supervisor.workspace.record import (
 from supervisor.workspace.store import (
     Snapshot,
     State,
+    Top,
     WorkspaceError,
     make_from_state,
     make_upper,
     path_of,
+    read_top,
 )
 
 if TYPE_CHECKING:
@@ -213,7 +215,7 @@ def fork(workspace: Workspace, count: int) -> list[str]:
             outgoing="",
             goes_back_to="",
         )
-        below = _status_of(workspace, store, sealed.layers)
+        below = _top_below(workspace, store, sealed.layers)
         links = _records_for_fork(workspace, sealed)
         number = 0
         while len(names) < count:
@@ -263,7 +265,7 @@ def _let_go(workspace: Workspace) -> None:
         if not _exists("upper", own):
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir("upper.new", dir_fd=own)
-            below = _status_of(workspace, store, state.layers)
+            below = _top_below(workspace, store, state.layers)
             make_upper(own, "upper.new", below)
             os.rename("upper.new", "upper", src_dir_fd=own, dst_dir_fd=own)
         if _exists(_NEXT_RECORD, own):
@@ -388,25 +390,20 @@ def _is_upper_empty(workspace: Workspace, store: int) -> bool:
         with os.scandir(fd) as entries:
             if next(entries, None) is not None:
                 return False
-        below = _status_of(workspace, store, workspace.state.layers)
-        return _facts(os.fstat(fd)) == _facts(below)
+        return read_top(fd) == _top_below(workspace, store, workspace.state.layers)
     finally:
         os.close(fd)
 
 
-def _facts(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_mode, status.st_uid, status.st_gid
-
-
-def _status_of(
-    workspace: Workspace, store: int, layers: Sequence[str]
-) -> os.stat_result:
-    """Return the status of the top of what an upper lies on."""
-    if layers:
-        return os.stat(layers[0], dir_fd=store, follow_symlinks=False)
-    fd = workspace.open_base()
+def _top_below(workspace: Workspace, store: int, layers: Sequence[str]) -> Top:
+    """Return the top of what an upper lies on."""
+    fd = (
+        workspace.open_base()
+        if not layers
+        else os.open(layers[0], _DIRECTORY, dir_fd=store)
+    )
     try:
-        return os.fstat(fd)
+        return read_top(fd)
     finally:
         os.close(fd)
 

@@ -11,7 +11,9 @@ Rules:
  4. What was replaced or removed stays in the staging directory until all is synced. It
     goes back to the directory it was in, wherever the operator has moved that. If its
     place is taken by then, or gone, it gets a name of its own near it.
- 5. Nothing is reached through a link: directories are opened beneath the base exactly.
+ 5. Between two syncs a disk may keep any of the steps. What is done in a directory that was
+    moved counts on that, and comes after a sync.
+ 6. Nothing is reached through a link: directories are opened beneath the base exactly.
 
 Spec WS11 to WS13.
 """
@@ -377,9 +379,16 @@ class Committer:
     ) -> BaseChangedError | OSError | None:
         """Do every step; else return why one cannot be done, and have it undone."""
         steps = _Steps(self._base, staging, journal.directories)
+        moved: list[bytes] = []
         try:
             for number, step in enumerate(journal.steps):
+                if any(step.path.startswith(path + b"/") for path in moved):
+                    # After a power cut what is done in it is looked for at its new path.
+                    sync_file_system(self._base)
+                    moved.clear()
                 steps.do(number, step)
+                if isinstance(step, Put) and step.is_moved:
+                    moved.append(step.path)
         except (BaseChangedError, OSError) as why:
             journal.state = "undoing"
             self._save(journal)

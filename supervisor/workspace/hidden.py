@@ -24,6 +24,7 @@ import msgspec
 
 from supervisor.launchpad.kernel import open_exactly
 from supervisor.scratch import remove_tree
+from supervisor.workspace.attributes import read_acls, set_acls
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import TOP, join, split
 from supervisor.workspace.linux import is_whiteout, read_file_handle
@@ -43,7 +44,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SKIPPED = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES}
 )
-_ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _WILD = frozenset("*?[\\")
 
 
@@ -318,7 +318,7 @@ class _Layer:
                 if (now.st_uid, now.st_gid) != owner:
                     os.chown(fd, *owner)
                 os.chmod(fd, stat.S_IMODE(status.st_mode))
-                _copy_acls(old, fd)
+                set_acls(fd, read_acls(old))
                 os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
         finally:
             os.close(old)
@@ -330,19 +330,6 @@ class _Layer:
             yield fd
         finally:
             os.close(fd)
-
-
-def _copy_acls(source: int, target: int) -> None:
-    for name in _ACLS:
-        try:
-            value = os.getxattr(source, name)
-        except OSError as why:
-            if why.errno not in {errno.ENODATA, errno.EOPNOTSUPP}:
-                raise
-            with contextlib.suppress(OSError):  # there is none
-                os.removexattr(target, name)
-        else:
-            os.setxattr(target, name, value)
 
 
 def visible_rows(

@@ -18,12 +18,13 @@ import select
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from supervisor.launchpad.overlay import VOLATILE_FILE
 from supervisor.scratch import remove_tree
+from supervisor.workspace.attributes import read_acls, set_acls
 from supervisor.workspace.linux import is_on_overlay, read_birth_time_ns
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
 
@@ -63,6 +64,20 @@ class BaseGoneError(WorkspaceError):
 
 class InUseError(WorkspaceError):
     """A child has the workspace, or another command works on it."""
+
+
+class Top(NamedTuple):
+    """The top of a tree, as a layer over it shows it.
+
+    Attributes:
+        owner: user and group.
+        mode: its permission bits.
+        acls: of ``read_acls``.
+    """
+
+    owner: tuple[int, int]
+    mode: int
+    acls: dict[str, bytes]
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -514,7 +529,7 @@ def make_workspace(
         OSError: it cannot be made.
     """
     path = path_of(state_dir, name)
-    status, born_ns = _look_at_base(base)
+    status, top, born_ns = _look_at_base(base)
     now_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
     state = State(
         base=base,
@@ -527,13 +542,13 @@ def make_workspace(
         settings=settings or USUAL,
         may_redirect=False,
     )
-    make_from_state(path, state, status)
+    make_from_state(path, state, top)
 
 
 def make_from_state(
     path: str,
     state: State,
-    below: os.stat_result,
+    below: Top,
     links: Mapping[str, str] | None = None,
     source: int = -1,
     *,
@@ -557,8 +572,8 @@ def make_from_state(
     _make_whole(path, state, below, links or {}, source, is_synced=is_synced)
 
 
-def _look_at_base(base: bytes) -> tuple[os.stat_result, int | None]:
-    """Return what a base is, and when it was made, if that is kept for good."""
+def _look_at_base(base: bytes) -> tuple[os.stat_result, Top, int | None]:
+    """Return what a base is, its top, and when it was made, if that is kept for good."""
     shown = os.fsdecode(base)
     try:
         fd = os.open(base, os.O_PATH | os.O_CLOEXEC)
@@ -570,25 +585,42 @@ def _look_at_base(base: bytes) -> tuple[os.stat_result, int | None]:
         if not stat.S_ISDIR(status.st_mode):
             text = f"cannot use {shown!r} as a workspace: it is no directory"
             raise WorkspaceError(f"{text}; name a directory")
+        held = f"/proc/self/fd/{fd}"
         # On an overlay it is that of a copy, which the first change makes.
-        is_kept = not is_on_overlay(f"/proc/self/fd/{fd}")
-        return status, read_birth_time_ns(fd) if is_kept else None
+        born_ns = None if is_on_overlay(held) else read_birth_time_ns(fd)
+        return status, read_top(held), born_ns
     finally:
         os.close(fd)
 
 
-def make_upper(directory: int, name: str, below: os.stat_result) -> None:
-    """Make an empty upper layer with the owner and mode of what it lies on."""
+def read_top(of: int | str) -> Top:
+    """Return what a layer over a directory has of it.
+
+    Args:
+        of: a descriptor that may be read, or a path.
+    """
+    status = os.stat(of)
+    owner = status.st_uid, status.st_gid
+    return Top(owner, stat.S_IMODE(status.st_mode), read_acls(of))
+
+
+def make_upper(directory: int, name: str, below: Top) -> None:
+    """Make an empty upper layer that is as what it lies on."""
     os.mkdir(name, 0o700, dir_fd=directory)
-    if (below.st_uid, below.st_gid) != (os.geteuid(), os.getegid()):
-        os.chown(name, below.st_uid, below.st_gid, dir_fd=directory)
-    os.chmod(name, stat.S_IMODE(below.st_mode), dir_fd=directory)
+    fd = os.open(name, _DIRECTORY, dir_fd=directory)
+    try:
+        if below.owner != (os.geteuid(), os.getegid()):
+            os.chown(fd, *below.owner)
+        os.chmod(fd, below.mode)
+        set_acls(fd, below.acls)  # after the mode, which is a part of them
+    finally:
+        os.close(fd)
 
 
 def _make_whole(
     path: str,
     state: State,
-    below: os.stat_result,
+    below: Top,
     links: Mapping[str, str],
     source: int,
     *,

@@ -262,8 +262,10 @@ def drop_changes(upper: int, rows: Sequence[Row]) -> None:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=fd)
         if row.origin is not None:
-            with _directory_of(upper, row.origin) as (fd, name):
-                os.unlink(name, dir_fd=fd)  # the whiteout at its old place
+            # In a directory that was renamed itself, it went with the new place of that.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with _directory_of(upper, row.origin) as (fd, name):
+                    os.unlink(name, dir_fd=fd)  # the whiteout at its old place
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What belongs to an object beside its content comes along with a commit of it."""
 
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,34 @@ def test_attributes_are_still_judged_when_both_sides_have_set_one_mode(
         result = workspace.commit(selection())
     assert [one.path for one in result.conflicts] == [b"d"]
     assert attributes(noted.base / "d")["user.kept"] == b"operator's"
+
+
+# spec WS3
+def test_the_root_of_the_view_has_the_owner_mode_and_access_list_of_the_base(
+    scene: Scene,
+) -> None:
+    name = "system.posix_acl_access"
+    # Version 2; the owner rwx, root rx, the group none, the mask rx, others none.
+    entries = ((1, 7, -1), (2, 5, 0), (4, 0, -1), (16, 5, -1), (32, 0, -1))
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *one) for one in entries)
+    scene.base.chmod(0o1710)
+    os.setxattr(scene.base, name, acl)
+    if not is_in_user_namespace():
+        os.chown(scene.base, 1234, 1235)
+    scene.make()
+
+    def facts(top: Path) -> tuple[object, ...]:
+        status = top.stat()
+        return status.st_uid, status.st_gid, status.st_mode, os.getxattr(top, name)
+
+    with scene.mounted() as top:
+        assert facts(top) == facts(scene.base)
+    with scene.run() as top:
+        write(top / "new")
+    scene.end_run()
+    with scene.open() as workspace:
+        workspace.snapshot()  # a new upper, above a layer
+        [other] = workspace.fork()
+    for one in (scene, Scene(scene.top, other)):
+        with one.mounted() as top:
+            assert facts(top) == facts(scene.base)

@@ -241,6 +241,26 @@ def test_a_new_directory_at_the_old_place_of_a_renamed_one_makes_no_conflict(
     assert tree_of(scene.base) == {}
 
 
+# spec WS11, WS12a
+@of_root
+def test_the_base_s_side_of_a_directory_that_was_renamed_in_a_renamed_one(
+    scene: Scene,
+) -> None:
+    write(scene.base / "m/d/in/one")
+    write(scene.base / "two")
+    before = tree_of(scene.base / "m")
+    scene.make()
+    with scene.run() as top:
+        (top / "m/d").rename(top / "m/e")
+        (top / "m/e/in").rename(top / "m/e/inner")
+        write(top / "two", "new\n")
+    result = commit(scene, mine=["/m/"])
+    assert (result.applied, result.conflicts) == ((b"two",), ())
+    assert tree_of(scene.base / "m") == before
+    assert scene.seen() == tree_of(scene.base)
+    assert scene.rows() == []
+
+
 # spec WS12
 def test_a_base_that_was_replaced_is_not_touched(edited: Scene) -> None:
     edited.base.rename(edited.top / "aside")
