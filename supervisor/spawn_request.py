@@ -308,7 +308,7 @@ def _of_a_step(stage: str, number: int, shown: str) -> tuple[str, str]:
     elif shown:
         reason = f"{shown}: {reason}"
     elif number == errno.ENOSPC:
-        from supervisor.sandbox.namespace_counts import why_refused  # noqa: PLC0415 - seldom
+        from supervisor.namespace_counts import why_refused  # noqa: PLC0415 - seldom
 
         why, to_do = why_refused(stage)
         reason, how = why or reason, f"; {to_do}" if why else ""

@@ -1,7 +1,7 @@
 """The control socket: what a host tells those who may ask, one JSON line each way.
 
 What it is: who may connect, the conversation.  What it is not: the answers
-(``control.answers``), the socket's file (``control.socket``), the asking side (``control.client``), tables for people
+(``control.answers``), the socket's file (``unix_listener``), the asking side (``control.client``), tables for people
 (``tables``).  By itself it changes nothing in a host; ``serve`` adds orders and streams.
 
 Rules of this file.
@@ -43,8 +43,8 @@ from supervisor.accepting import (
 )
 from supervisor.control.answers import Answers
 from supervisor.control.client import QUESTIONS, VERSION
-from supervisor.control.socket import identity_of, listening, listening_on
 from supervisor.logs import place_of
+from supervisor.unix_listener import identity_of, listening, listening_on
 from supervisor.watches import wait_readable
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import fdxml
-from supervisor.dialogues import Kept, Turn
 from supervisor.fds.preloads import Preloads
 from supervisor.fds.toolloop import (
     ModelError,
@@ -27,6 +26,7 @@ from supervisor.fds.toolloop import (
     unsay,
     within,
 )
+from supervisor.llm.conversations import Kept, Turn
 from vfs.content import FdError, Param, Tool
 from vfs.content.arguments import FDS, STRING, STRINGS
 from vfs.content.errors import INVALID_PARAMETER, NOT_FOUND

@@ -15,10 +15,10 @@ from vfs.hostio import in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from supervisor.dialogues import Turn
     from supervisor.fds.conversations import Conversations
     from supervisor.fds.service import FdService
     from supervisor.llm import gateway
+    from supervisor.llm.conversations import Turn
     from supervisor.llm.models import Models
     from supervisor.llm.service import LlmService
     from vfs.content import Json
@@ -117,7 +117,7 @@ def connect(fds: FdService, llm: LlmService) -> Conversations:
 
 
 class _Dialogues:
-    """Conversations as LLM_CHAT has them; see ``supervisor.dialogues.Dialogues``."""
+    """Conversations as LLM_CHAT has them; see ``supervisor.llm.conversations.Dialogues``."""
 
     def __init__(
         self, conversations: Conversations, failure: Callable[[str], Exception]

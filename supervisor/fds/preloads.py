@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import fdxml
-from supervisor.dialogues import MOST_KEPT_CHARS
+from supervisor.llm.conversations import MOST_KEPT_CHARS
 from vfs.content import FdError
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER
 from vfs.content.long_calls import is_long_list

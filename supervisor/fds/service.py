@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
     from contextlib import AsyncExitStack, ExitStack
 
-    from supervisor.dialogues import Kept
+    from supervisor.llm.conversations import Kept
     from supervisor.logs import Log
     from supervisor.session.ports import ChildView
     from vfs.content import Summarizer, Tool

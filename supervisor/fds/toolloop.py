@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import trio
 
 from protocol import fdxml
-from supervisor.dialogues import (
+from supervisor.fds.prompt import enriched
+from supervisor.llm.conversations import (
     LARGE_CHARS,
     MOST_KEPT_CHARS,
     file_text,
     long_user_text,
 )
-from supervisor.fds.prompt import enriched
 from vfs.content import FOR_PROGRAMS, FdError, UnknownCallError, chat_schema
 from vfs.content.on_wrapping import INPUT_SOURCE
 from vfs.content.refs import extract

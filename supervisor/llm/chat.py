@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import echo, error, invalid, limits
-from supervisor.dialogues import KeptError, Turn, user_text
 from supervisor.footprint import message_bytes
+from supervisor.llm.conversations import KeptError, Turn, user_text
 from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
 from supervisor.llm.outputs import Outputs, OutputsError
 from supervisor.llm.presets import DEFAULT_PRESET
@@ -29,7 +29,7 @@ from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
-    from supervisor.dialogues import Dialogues
+    from supervisor.llm.conversations import Dialogues
     from supervisor.llm.gateway import Completion
     from supervisor.llm.models import Models
     from supervisor.session.ports import Caller

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from supervisor.config.llm import LlmSection, WeightsSection
-    from supervisor.dialogues import Message
     from supervisor.llm.accounts import Accounts
     from supervisor.llm.apis import Api
     from supervisor.llm.provider import Provider
@@ -158,7 +157,7 @@ class Models:
     def call(
         self,
         client: Client,
-        messages: Sequence[Message],
+        messages: Sequence[dict[str, str]],
         *,
         claim: bool,
         size_bytes: int | None = None,

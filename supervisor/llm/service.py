@@ -13,7 +13,7 @@ import msgspec
 
 from supervisor.llm.accounts import NodeState, state_of
 from supervisor.llm.chat import answer
-from supervisor.llm.dialogues import PlainDialogues
+from supervisor.llm.conversations import PlainDialogues
 from supervisor.llm.endpoint import EndpointState  # noqa: TC001 - msgspec
 from supervisor.llm.keys import HANDED_OVER
 from vfs.handover import state_from
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AsyncExitStack, ExitStack
 
-    from supervisor.dialogues import Dialogues
+    from supervisor.llm.conversations import Dialogues
     from supervisor.llm.endpoint import Endpoint
     from supervisor.llm.models import Models
     from supervisor.session.ports import Account, Caller, ChildView, Doors

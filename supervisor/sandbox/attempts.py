@@ -26,10 +26,10 @@ import tempfile
 
 from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER
 from supervisor.launchpad.overlay import ATTACHED, DETACHED, NAMED
+from supervisor.namespace_counts import why_refused
 from supervisor.sandbox import delegation
 from supervisor.sandbox.cgroup_files import bounds_of
 from supervisor.sandbox.held_mount import try_way
-from supervisor.sandbox.namespace_counts import why_refused
 
 OLDEST_LINUX = (5, 4)
 """waitid(2) for a pidfd; everything else that is newer has another way."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from supervisor.sandbox.namespace_counts import is_given_to_nobody, why_refused
+from supervisor.namespace_counts import is_given_to_nobody, why_refused
 from supervisor.sandbox.plan import KEEP_NETWORK, NAMESPACES, NEEDS_MOUNTNS
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from supervisor.namespace_counts import is_given_to_nobody
 from supervisor.sandbox import giving, seccomp_filter
 from supervisor.sandbox.held_mount import HeldMount
-from supervisor.sandbox.namespace_counts import is_given_to_nobody
 from supervisor.spawn_request import SpawnError
 
 if TYPE_CHECKING:

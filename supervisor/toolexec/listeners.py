@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import trio
 
 from supervisor.accepting import listener_on
-from supervisor.control.socket import identity_in, listening, listening_on
 from supervisor.sandbox.foreseen import foreseen
+from supervisor.unix_listener import identity_in, listening, listening_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

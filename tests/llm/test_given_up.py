@@ -11,7 +11,7 @@ from tests.helpers import doors as endpoint
 from tests.helpers.certificates import certificate
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import open_scene, request
-from tests.llm.test_dialogues import PRESETS, configured
+from tests.llm.test_conversations import PRESETS, configured
 from tests.llm.test_wire import request as whole_request
 from tests.llm.test_wire import server
 

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import trio
 
-from supervisor import dialogues
 from supervisor.config.document import Config
+from supervisor.llm import conversations
 from tests.helpers.llmscene import ChatLine, Scene, open_scene, request
 from tests.helpers.provider import provider_process
 from tests.helpers.turns import Reader, watched
@@ -260,13 +260,13 @@ async def test_what_is_long_in_a_conversation_is_joined_in_a_worker_thread(
     is_inline: bool,
 ) -> None:
     seen: list[bool] = []
-    plain = dialogues.user_text
+    plain = conversations.user_text
 
     def joined(prompt: str, files: tuple[tuple[str, str], ...]) -> str:
         seen.append(threading.current_thread() is threading.main_thread())
         return plain(prompt, files)
 
-    for module in ("supervisor.dialogues", "supervisor.llm.dialogues"):
+    for module in ("supervisor.llm.chat", "supervisor.llm.conversations"):
         monkeypatch.setattr(f"{module}.user_text", joined)
     config = None if fds is None else msgspec.convert(fds, Config)
     async with open_scene(tmp_path, fds=config) as scene:

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.dialogues import Turn
 from supervisor.fds.toolloop import MOST_MESSAGES, ModelError
+from supervisor.llm.conversations import Turn
 from tests.helpers.contents import asking, failed, holding, process, text_of
 from tests.helpers.conversing import Make, Message, calling, scene, words
 from tests.helpers.leaks import give_back

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from supervisor import dialogues
 from supervisor.config.document import Config
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
 from supervisor.fds.toolloop import MOST_ROUNDS
+from supervisor.llm import conversations
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import Scene, open_scene, request
 
@@ -252,8 +252,8 @@ async def test_a_name_that_is_none_is_refused(keeping: Scene, preset: bytes) -> 
 async def test_what_is_kept_is_bounded_for_a_child_and_all_beneath(
     keeping: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialogues, "MOST_KEPT", 2)
-    monkeypatch.setattr(dialogues, "MOST_KEPT_CHARS", 3000)
+    monkeypatch.setattr(conversations, "MOST_KEPT", 2)
+    monkeypatch.setattr(conversations, "MOST_KEPT_CHARS", 3000)
     line, other = keeping.connect(), keeping.connect()
     nested = keeping.nested(line)
     await line.chat(b"a", b"expert@a")
