@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-    from vfs.client_link import Name
+    from vfs.client_errors import Name
     from vfs.client_llm import ChatCompletion
 
 

@@ -28,7 +28,8 @@ from vfs.client_link import MAX_BODY_BYTES, RECEIVE_BYTES, Endpoint, check_end
 from vfs.client_rare import receive_passed_nowait
 
 if TYPE_CHECKING:
-    from vfs.client_link import Name, Payload
+    from vfs.client_errors import Name
+    from vfs.client_link import Payload
 
 CANCEL_GRACE_S = 0.25
 """How long a cancelled request may go on: a file request takes some 50 us, so only a

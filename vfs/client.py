@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         FsProxyError,
         IsDirectoryError,
         ModelCallError,
+        Name,
         NoModelError,
         NotAChildError,
         NotDirectoryError,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
         UnsendableError,
     )
     from vfs.client_file import ProxyFile
-    from vfs.client_link import Name
     from vfs.client_llm import ChatCompletion
 else:
 

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from vfs.client_link import Name
+    from vfs.client_errors import Name
 
 
 class Status:

@@ -20,7 +20,9 @@ from protocol import messages as m
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vfs.client_link import Name
+    from typing import TypeAlias
+
+    Name: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 __all__ = [
     "AccessDeniedError",

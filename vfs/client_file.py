@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
     from vfs.client import Client
-    from vfs.client_link import Name
+    from vfs.client_errors import Name
 
 _FIRST_GUESS_BYTES = 65_536
 """Where the search for the end of a file begins: most end before."""

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import TypeAlias
 
-    Name: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+    from vfs.client_errors import Name
+
     Payload: TypeAlias = bytes | memoryview
 
 RECEIVE_BYTES = 65_536
