@@ -12,10 +12,43 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-    from vfs.client import Client
+    from vfs.client_decode import Status
     from vfs.client_errors import Name
+
+    class Requests(Protocol):
+        """What a file asks of its client; each is as ``vfs.client.Client`` says."""
+
+        def readinto(self, fileno: int, buffer: WriteableBuffer) -> int:
+            """Read with one READ into memory; return how many bytes came."""
+
+        def read(self, fileno: int, size: int) -> bytes:
+            """Read with one READ."""
+
+        def read_all(self, fileno: int) -> bytes:
+            """Read to the end of the file."""
+
+        def write(self, fileno: int, data: ReadableBuffer) -> int:
+            """Write everything and return its size in bytes."""
+
+        def seek(self, fileno: int, offset: int) -> int:
+            """Set the offset and return it."""
+
+        def truncate(self, fileno: int, size: int) -> None:
+            """Set the file's size."""
+
+        def stat(self, name: Name, top_level: bool | None = None) -> Status:
+            """Return size, time and kind of a name."""
+
+        def close(self, fileno: int) -> None:
+            """Close the file."""
+
+        def abandon(self, fileno: int) -> None:
+            """Have the next request close the file."""
+
 
 _FIRST_GUESS_BYTES = 65_536
 """Where the search for the end of a file begins: most end before."""
@@ -38,7 +71,7 @@ class ProxyFile(io.RawIOBase):
 
     def __init__(
         self,
-        client: Client,
+        client: Requests,
         proxy_fileno: int,
         name: Name,
         mode: str,
