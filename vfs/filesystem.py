@@ -21,11 +21,10 @@ import trio
 from vfs.backends import KEPT, MODES
 from vfs.clients import Client, file_row, timestamp
 from vfs.errors import AccessDeniedError
-from vfs.ledger import CLIENTS, OPEN_FILES
+from vfs.ledger import CLIENTS, OPEN_FILES, turn_of
 from vfs.openfile import OpenFile
 from vfs.openfiles import Observer, OpenFiles
 from vfs.opening import emptied_at_once, open_in, open_restricted, open_staged
-from vfs.turns import turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,7 +189,7 @@ class Filesystem(OpenFiles):
 
         If ``must_empty`` is set then, ``empty_waiting`` has to finish it.
 
-        Precondition: nobody else has the turn (``turns.must_wait``), or the mode neither
+        Precondition: nobody else has the turn (``ledger.must_wait``), or the mode neither
         makes nor empties a file.
 
         Args:

@@ -9,7 +9,8 @@ Rules of this file.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -19,7 +20,7 @@ from vfs.turns import Turn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfs.openfile import OpenFile
+    from vfs.backends import Handle
 
     Identity = tuple[int, int]
 
@@ -38,6 +39,18 @@ SHARE = 2
 host's time than a child that has one."""
 
 
+class BoundedFile(Protocol):
+    """What a ledger knows of an open file."""
+
+    @property
+    def handle(self) -> Handle:
+        """The file itself."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether it has no name before it is closed."""
+
+
 class OpenSet:
     """Open files, and what tells the file of each from any other.
 
@@ -53,28 +66,28 @@ class OpenSet:
     __slots__ = ("_counts", "_files", "removed")
 
     def __init__(self) -> None:
-        self._files: dict[OpenFile, Identity] = {}
+        self._files: dict[BoundedFile, Identity] = {}
         self._counts: dict[Identity, int] = {}
         self.removed: set[Identity] = set()
 
-    def __iter__(self) -> Iterator[OpenFile]:
+    def __iter__(self) -> Iterator[BoundedFile]:
         return iter(self._files)
 
     def __contains__(self, identity: Identity) -> bool:
         return identity in self._counts
 
-    def add(self, file: OpenFile, *, is_removed: bool = False) -> None:
+    def add(self, file: BoundedFile, *, is_removed: bool = False) -> None:
         """Take note of an open file, and whether it is one of those that were removed."""
         self._files[file] = identity = file.handle.identity()
         self._counts[identity] = self._counts.get(identity, 0) + 1
         if is_removed:
             self.removed.add(identity)
 
-    def has_removed(self, file: OpenFile) -> bool:
+    def has_removed(self, file: BoundedFile) -> bool:
         """Tell whether who counts here took the last name of an open file."""
         return self._files[file] in self.removed
 
-    def remove(self, file: OpenFile) -> bool:
+    def remove(self, file: BoundedFile) -> bool:
         """Forget an open file; tell whether it was the last one of a removed file."""
         identity = self._files.pop(file)
         self._counts[identity] -= 1
@@ -287,3 +300,18 @@ class Ledger:
         while node is not None:
             node.used[kind] += amount
             node = node.parent
+
+
+_NOBODY_WAITS = nullcontext()
+
+
+def turn_of(ledger: Ledger | None) -> AbstractAsyncContextManager[None]:
+    """Return what to hold while a thread changes what a ledger counts."""
+    turn = None if ledger is None else ledger.turn
+    return _NOBODY_WAITS if turn is None else turn
+
+
+def must_wait(ledger: Ledger | None) -> bool:
+    """Tell whether a change in the Trio thread has to wait for its turn."""
+    turn = None if ledger is None else ledger.turn
+    return turn is not None and turn.is_taken

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from vfs.backends import MODES
 from vfs.errors import AccessDeniedError, UnavailableError, about_the_target
 from vfs.hostio import in_thread
-from vfs.ledger import FILES, SIZE_BYTES
-from vfs.turns import turn_of
+from vfs.ledger import FILES, SIZE_BYTES, turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +72,7 @@ class Names:
     def make_directory(self, client: Client, name: bytes, *, claim: bool) -> None:
         """Make a directory; it counts as a file that was made (spec X1).
 
-        Precondition: nobody else has the turn (``turns.must_wait``).
+        Precondition: nobody else has the turn (``ledger.must_wait``).
         """
         places = self._places(client, name, claim=claim, write=True)
         with _charged_file(client.ledger):

@@ -14,9 +14,8 @@ import trio
 from vfs.backends import UnflushedError
 from vfs.clients import Tables
 from vfs.hostio import in_thread
-from vfs.ledger import OPEN_FILES
+from vfs.ledger import OPEN_FILES, turn_of
 from vfs.names import Names
-from vfs.turns import turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +50,7 @@ class OpenFiles(Names):
     def write(file: OpenFile, data: bytes | memoryview) -> None:
         """Write a whole payload (spec W1, W5, P1).
 
-        Precondition: nobody else has the turn (``turns.must_wait``).
+        Precondition: nobody else has the turn (``ledger.must_wait``).
 
         Raises:
             OSError: nothing of it counts; the offset is as it was.

@@ -26,7 +26,16 @@ import msgspec
 from vfs.backends import HostDirectory, MountDirectory
 from vfs.backends.host_file import is_staged
 from vfs.errors import AccessDeniedError, RightsError, UnavailableError
-from vfs.ledger import CLIENTS, FILE_SIZE, FILES, OPEN_FILES, SHARE, SIZE_BYTES, Ledger
+from vfs.ledger import (
+    CLIENTS,
+    FILE_SIZE,
+    FILES,
+    OPEN_FILES,
+    SHARE,
+    SIZE_BYTES,
+    Ledger,
+    must_wait,
+)
 from vfs.paths import open_beneath
 from vfs.places import (
     DURABILITY,
@@ -37,7 +46,6 @@ from vfs.places import (
     open_directory,
     open_place,
 )
-from vfs.turns import must_wait
 
 __all__ = [
     "CLIENTS",

@@ -9,22 +9,16 @@ Rules of this file.
 1. Whoever hands such a change to a thread has the turn from the look to the account.
    Who has it waits for threads and for nothing else: for no client, and no second turn.
 2. What is changed in the Trio thread needs no turn, unless somebody has it (``is_taken``):
-   then it waits for its own. Where nothing is bounded nobody waits (``turn_of``).
+   then it waits for its own. Where nothing is bounded nobody waits (``ledger.turn_of``).
 3. A CLOSE, and the end of a client, wait for no turn: of a file that has lost its last
    name meanwhile they give back nothing, for whoever has the turn does.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING
-
 import trio
 
 from vfs.hostio import note_work
-
-if TYPE_CHECKING:
-    from vfs.ledger import Ledger
 
 
 class Turn:
@@ -54,18 +48,3 @@ class Turn:
     async def __aexit__(self, *_: object) -> None:
         self._lock.release()
         note_work(-1)
-
-
-_NOBODY_WAITS = nullcontext()
-
-
-def turn_of(ledger: Ledger | None) -> AbstractAsyncContextManager[None]:
-    """Return what to hold while a thread changes what a ledger counts."""
-    turn = None if ledger is None else ledger.turn
-    return _NOBODY_WAITS if turn is None else turn
-
-
-def must_wait(ledger: Ledger | None) -> bool:
-    """Tell whether a change in the Trio thread has to wait for its turn."""
-    turn = None if ledger is None else ledger.turn
-    return turn is not None and turn.is_taken

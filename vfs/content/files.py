@@ -24,7 +24,7 @@ import trio
 from vfs.content.store import STEP_BYTES
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.hostio import in_thread
-from vfs.turns import turn_of
+from vfs.ledger import turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
