@@ -246,7 +246,10 @@ def _check_item(place: str, item: object, hosted_tools: str) -> None:
     content = _content_of(place, item, hosted_tools)
     is_unnamed = item.get("type") == "reasoning" and item.get("id") is None
     if not isinstance(item.get(content), str | list | dict) and not is_unnamed:
-        raise BadRequestError(f"{place}.{content}: {_KEPT}; send the content itself")
+        advice = "send the content itself"
+        if content == "encrypted_content":
+            advice = f'ask with include: ["reasoning.{content}"], and send that'
+        raise BadRequestError(f"{place}.{content}: {_KEPT}; {advice}")
     if not _is_local(item.get("environment"), default=True):
         raise BadRequestError(f"{place}.environment: {_KEPT}")
     if not isinstance(item.get("tools"), list | None):

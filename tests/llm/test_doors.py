@@ -336,7 +336,7 @@ REFUSED_NATIVELY: list[tuple[str, Any, str]] = [
     (
         "/v1/responses",
         {"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]},
-        "input[0].encrypted_content",
+        'include: ["reasoning.encrypted_content"]',
     ),
 ]
 
