@@ -1,4 +1,7 @@
-"""The two tables of the contract: clients and their open files (spec S1).
+"""Clients and their open files, and the two tables of both (spec S1).
+
+A client holds its files, a file its client; an open file is a handle with the offset that
+goes with it (spec P1).
 
 Rules of this file.
 
@@ -10,17 +13,26 @@ Rules of this file.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import time
 from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING
 
 from protocol.limits import FIRST_FILENO
+from vfs.errors import AccessDeniedError
+from vfs.ledger import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
+    from vfs.backends import Handle, Mode, Removed
     from vfs.ledger import Ledger
-    from vfs.openfile import OpenFile
+    from vfs.places import Place
     from vfs.policy import Policy
+
+
+_now = time.time
 
 
 class Client:
@@ -81,6 +93,287 @@ class Client:
         }
 
 
+class OpenFile:
+    """A row of the file table.
+
+    Attributes:
+        fileno: the number that the client sees (spec O9).
+        name: as the client gave it.
+        mode: the wire's open mode.
+        client: whose it is; nobody else may use the number.
+        opened_at: seconds since the epoch.
+        is_top_level: the effective view it was opened in (spec S1).
+        handle: the file itself.
+        offset: where the next READ or WRITE starts, in bytes.
+        durability: when fsync is paid: ``none``, ``close`` or ``write``.
+        ledger: charged for growth, or None where nothing bounds it.
+        must_empty: what it held is still to be truncated (``w`` of a long file).
+        has_reserved: its ledger keeps room for the entry that it will make (staged).
+        must_replace: there was no room to reserve one when it was closed.
+        entry_is_due: its name may be new, and has to be put on the disk with it.
+        is_plain: a write is one pwrite at the offset and a close one close, no more.
+    """
+
+    __slots__ = (
+        "client",
+        "durability",
+        "entry_is_due",
+        "fileno",
+        "handle",
+        "has_reserved",
+        "is_plain",
+        "is_top_level",
+        "ledger",
+        "mode",
+        "must_empty",
+        "must_replace",
+        "name",
+        "offset",
+        "opened_at",
+        "place",
+        "staged",
+    )
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the columns of the table
+        self,
+        fileno: int,
+        name: bytes,
+        mode: Mode,
+        client: Client,
+        handle: Handle,
+        is_top_level: bool,
+        place: Place | None,
+        ledger: Ledger | None,
+        staged: bool,
+    ) -> None:
+        self.fileno = fileno
+        self.name = name
+        self.mode = mode
+        self.client = client
+        self.opened_at = _now()
+        self.is_top_level = is_top_level
+        self.handle = handle
+        self.offset = 0
+        self.must_empty = False
+        self.has_reserved = False
+        self.must_replace = False
+        self.place = place
+        self.ledger = ledger
+        self.staged = staged
+        durability = "none" if place is None else place.durability
+        self.durability = durability
+        self.entry_is_due = durability != "none" and mode.creates and not staged
+        self.is_plain = not (
+            staged
+            or mode.appends
+            or ledger
+            or durability != "none"
+            or handle.mount.is_distant
+        )
+
+    def read(self, size: int) -> bytes:
+        """Read at the offset and move it; fewer bytes only at the end (spec R1).
+
+        Raises:
+            BlockingIOError: the data is not in memory; nothing moved.
+            OSError: the disk failed.
+        """
+        offset = self.offset
+        data = self.handle.pread(size, offset)
+        while 0 < len(data) < size:
+            more = self.handle.pread(size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        self.offset = offset + len(data)
+        return data
+
+    def read_wait(self, size: int) -> bytes:
+        """Read like ``read``, waiting for the disk (for a worker thread)."""
+        data = self.handle.pread_wait(size, self.offset)
+        self.offset += len(data)
+        return data
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write all of ``data`` at the offset, or at the end in an append mode.
+
+        Raises:
+            OSError: nothing of it shows beyond the old end, the offset stands (W5).
+        """
+        handle = self.handle
+        is_durable = self.durability == "write"
+        if self.mode.appends:
+            end = handle.append(data)
+            old_end = end - len(data)
+        else:
+            old_end = handle.size() if is_durable else 0
+            handle.pwrite(data, self.offset)
+            end = self.offset + len(data)
+        if is_durable:
+            try:
+                self.flush()
+            except OSError:
+                handle.cut_off(end, old_end)
+                raise
+        self.offset = end
+
+    def flush(self) -> None:
+        """Put what it holds on the disk, and its name if that may be new.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        self.handle.sync()
+        self._sync_entry()
+
+    def _sync_entry(self) -> None:
+        """Put the name on the disk that OPEN may have made, once (fsync(2))."""
+        place = self.place
+        if not self.entry_is_due or place is None:
+            return
+        rest = place.beneath(self.name)
+        # Renamed or removed since: then it is not that name any more.
+        with contextlib.suppress(
+            FileNotFoundError, NotADirectoryError, AccessDeniedError
+        ):
+            if rest is not None:
+                place.backend.sync_entry(rest)
+        self.entry_is_due = False
+
+    # What its ledger counts, if growth is bounded at all
+
+    def charge_growth(self, size: int) -> int:
+        """Charge what a write of ``size`` bytes will add to the file; return it.
+
+        Raises:
+            OSError: ``EDQUOT``: so much may not be added; ``EFBIG``: no file may be
+                so large.
+        """
+        if self.ledger is None or not size:
+            return 0
+        old_size = self.handle.size()
+        start = old_size if self.mode.appends else self.offset
+        _check_file_size(self.ledger, start + size)
+        return self._charge(self.ledger, max(0, start + size - old_size))
+
+    def charge_size(self, size: int) -> int:
+        """Charge what a new size adds to the file or takes from it; return it.
+
+        Raises:
+            OSError: ``EDQUOT``, ``EFBIG``: as for ``charge_growth``.
+        """
+        if self.ledger is None:
+            return 0
+        _check_file_size(self.ledger, size)
+        return self._charge(self.ledger, size - self.handle.size())
+
+    @staticmethod
+    def _charge(ledger: Ledger, growth: int) -> int:
+        if not ledger.charge(SIZE_BYTES, growth):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return growth
+
+    def give_back(self, growth: int) -> None:
+        """Take back a charge for what did not happen."""
+        if self.ledger is not None:
+            self.ledger.charge(SIZE_BYTES, -growth)
+
+    @property
+    def staged_growth(self) -> int:
+        """What is charged for content that has not been published, bytes."""
+        bounded = self.staged and self.ledger is not None
+        return self.handle.size() if bounded else 0
+
+    def give_back_staged(self, growth: int) -> None:
+        """Take back what is charged for a staged file that never appears.
+
+        Args:
+            growth: its ``staged_growth``.
+        """
+        self.give_back(growth)
+        self._release_entry()
+
+    def reserve_entry(self) -> None:
+        """Reserve the entry of a staged file that is about to appear.
+
+        What it was to replace when it was opened may have gone since; where there is no
+        room, ``close`` publishes only over something.
+        """
+        ledger = self.client.ledger
+        if self.staged and ledger.bounds_files and not self.has_reserved:
+            self.has_reserved = ledger.reserve_file()
+            self.must_replace = not self.has_reserved
+
+    def charge_published(self, replaced: Removed | None) -> None:
+        """Charge the entry that a staged file has made, if it replaced none.
+
+        It stands there already, so it is charged even where somebody has just taken the
+        room: a count that is too low would never be right again.
+        """
+        if not self.staged or not self.client.ledger.bounds_files:
+            return
+        self._release_entry()
+        if replaced is None:
+            self.client.ledger.correct(FILES, 1)
+
+    def _release_entry(self) -> None:
+        if self.has_reserved:
+            self.has_reserved = False
+            self.client.ledger.release_files(1)
+
+    def give_back_removed(self, ledger: Ledger) -> None:
+        """Take back what the content of a removed file was charged, at its last close.
+
+        Precondition: who counts there took its last name (``OpenSet.removed``).
+        """
+        if not self.handle.links():  # somebody may have given it another
+            ledger.charge(SIZE_BYTES, -self.handle.size())
+
+    # Its end
+
+    def close(self) -> Removed | None:
+        """Close as CLOSE does: publish what is staged, pay what durability asks.
+
+        The file is closed whatever happens (spec C1).
+
+        Returns:
+            What a staged file replaced.
+
+        Raises:
+            OSError: the publication, the fsync or close(2) failed.
+        """
+        if self.is_plain:
+            self.handle.close()
+            return None
+        durable = self.durability != "none" and self.mode.writes
+        try:
+            if self.staged and not self.client.policy.places:
+                # Its client gave up every right before: nobody may publish for it.
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            if self.must_replace and not self.handle.will_replace():
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+            if self.staged or durable:
+                replaced = self.handle.publish(durable=durable)
+                self._sync_entry()
+                return replaced
+        finally:
+            self.handle.close()
+        return None
+
+    def abandon(self) -> None:
+        """Close as the end of a client does: what is staged never appears (A3b)."""
+        self.handle.drop()
+
+    @property
+    def closes_inline(self) -> bool:
+        """Whether ``close`` waits for nothing, and gives little back."""
+        if self.staged or self.handle.mount.is_distant:
+            return False
+        if self.durability != "none" and self.mode.writes:
+            return False
+        return not self.handle.frees_much()
+
+
 class Tables:
     """All clients and all open files of one host.
 
@@ -129,3 +422,8 @@ def timestamp(seconds: float) -> str:
     """Return seconds since the epoch as RFC 3339 in UTC."""
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
     return text.replace("+00:00", "Z")
+
+
+def _check_file_size(ledger: Ledger, size: int) -> None:
+    if not ledger.allows_file_of(size):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from vfs.backends import KEPT, MODES
-from vfs.clients import Client, file_row, timestamp
+from vfs.clients import Client, OpenFile, file_row, timestamp
 from vfs.errors import AccessDeniedError
 from vfs.ledger import CLIENTS, OPEN_FILES, turn_of
-from vfs.openfile import OpenFile
 from vfs.openfiles import Observer, OpenFiles
 from vfs.opening import emptied_at_once, open_in, open_restricted, open_staged
 

@@ -22,10 +22,9 @@ import msgspec
 
 from vfs.backends import MODES, HostDirectory, MountDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle
-from vfs.clients import Client
+from vfs.clients import Client, OpenFile
 from vfs.errors import HandoverError
 from vfs.ledger import Ledger
-from vfs.openfile import OpenFile
 from vfs.places import Place
 from vfs.policy import Policy
 

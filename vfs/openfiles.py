@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vfs.backends import Removed
-    from vfs.clients import Client
-    from vfs.openfile import OpenFile
+    from vfs.clients import Client, OpenFile
 
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from protocol import HostConnection
-    from vfs.openfile import OpenFile
+    from vfs.clients import OpenFile
     from vfs.payload import Payload, PayloadBudget, Reservation
     from vfs.policy import Ledger
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.session.pump import Pump
-    from vfs.openfile import OpenFile
+    from vfs.clients import OpenFile
     from vfs.policy import Ledger
 
 TURN_BYTES = 1024 * 1024

@@ -46,9 +46,8 @@ if TYPE_CHECKING:
     from supervisor.session.outbound import Job
     from supervisor.session.ports import Services
     from supervisor.session.pump import Pump
-    from vfs.clients import Client
+    from vfs.clients import Client, OpenFile
     from vfs.filesystem import Filesystem
-    from vfs.openfile import OpenFile
     from vfs.payload import PayloadBudget, Reservation
     from vfs.policy import Place
 

@@ -13,7 +13,7 @@ import termios
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vfs.openfile import OpenFile
+    from vfs.clients import OpenFile
 
 _PROBE_STEP_BYTES = 128 * 1024
 """Distance of the probes for data in memory: the kernel reads ahead in such steps."""

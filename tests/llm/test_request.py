@@ -14,8 +14,8 @@ from supervisor.llm.provider import DEFAULT_BASE_URL
 from tests.helpers.canary import KEY
 from tests.helpers.llmscene import Scene, key_file, open_scene, request, scene
 from vfs.backends.base import Removed
+from vfs.clients import OpenFile
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
-from vfs.openfile import OpenFile
 from vfs.payload import ANSWER_BYTES
 from vfs.policy import PUBLISH_ON_CLOSE, Policy
 

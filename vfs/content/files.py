@@ -29,9 +29,8 @@ from vfs.ledger import turn_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfs.clients import Client
+    from vfs.clients import Client, OpenFile
     from vfs.filesystem import Filesystem
-    from vfs.openfile import OpenFile
 
 T = TypeVar("T")
 

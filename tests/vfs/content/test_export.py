@@ -13,9 +13,9 @@ from supervisor.fds.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
 from vfs.backends import host_file
+from vfs.clients import OpenFile
 from vfs.content import ClientFiles, Process, Store, files
 from vfs.ledger import SIZE_BYTES
-from vfs.openfile import OpenFile
 from vfs.policy import Ledger
 
 __all__ = ["hall"]
