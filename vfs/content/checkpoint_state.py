@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vfs.content.snapshots import WorkspaceSnapshot, is_snapshot
 from vfs.content.table import FdNumber, FdTable, LlmFd
@@ -23,13 +23,26 @@ if TYPE_CHECKING:
 
     from vfs.content.arguments import Json
     from vfs.content.blob import Content
-    from vfs.content.process import Process
     from vfs.content.store import Store
 
 YEAR_9999 = 253_370_764_800.0
 """Its first second: a time from there on may be none that a date can say."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class Conversation(Protocol):
+    """What a checkpoint keeps of a process.
+
+    Attributes:
+        table: its descriptors.
+        messages: as in ``Process``.
+        program: likewise.
+    """
+
+    table: FdTable
+    messages: list[dict[str, Json]]
+    program: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +85,9 @@ class KeptState:
 # There
 
 
-def state_of(process: Process, snapshots: Sequence[WorkspaceSnapshot] = ()) -> bytes:
+def state_of(
+    process: Conversation, snapshots: Sequence[WorkspaceSnapshot] = ()
+) -> bytes:
     """Return the conversation and the descriptors of a process, and of which files.
 
     Each message is a line: to write or read all at once would hold the interpreter for

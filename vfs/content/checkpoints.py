@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfs.content.blob import Blob, Content
-    from vfs.content.process import Process
+    from vfs.content.checkpoint_state import Conversation
     from vfs.content.snapshots import WorkspaceSnapshot
     from vfs.content.store import Store
 
@@ -196,7 +196,7 @@ class Checkpoints:
 
     def save(
         self,
-        process: Process,
+        process: Conversation,
         owner: str,
         label: str,
         checkpoint: str = "",
@@ -412,7 +412,7 @@ class Checkpoints:
             raise damaged([checkpoint])
         return found
 
-    def restore(self, process: Process, owner: str, checkpoint: str) -> Summary:
+    def restore(self, process: Conversation, owner: str, checkpoint: str) -> Summary:
         """Make a process what it was; on any failure it stays what it is.
 
         Raises:
@@ -423,7 +423,7 @@ class Checkpoints:
             kept = read_state(state)
             if kept is None:
                 raise damaged([checkpoint])
-            store = process.shared.store
+            store = process.table.store
             read = partial(self._content, store, checkpoint=checkpoint)
             table = table_of(store, kept, read)
         try:

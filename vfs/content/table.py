@@ -94,12 +94,13 @@ class FdTable:
     Attributes:
         fds: by number.
         next_number: of the next one.
+        store: as above.
     """
 
     def __init__(self, store: Store, allowance: Allowance | None = None) -> None:
         self.fds: dict[int, LlmFd] = {}
         self.next_number = 1
-        self._store = store
+        self.store = store
         self._allowance = allowance
         self._names: dict[str, int] = {}
         self._own: set[int] = set()  # what nobody else shares (rule 3)
@@ -126,7 +127,7 @@ class FdTable:
                     self._names[name] = fd.number
                     fd.name = name
         except BaseException:
-            self._store.drop(content)
+            self.store.drop(content)
             raise
         return fd
 
@@ -230,12 +231,12 @@ class FdTable:
 
     def fork(self) -> FdTable:
         """Return a copy that goes its own way (rule 3)."""
-        other = FdTable(self._store, self._allowance)
+        other = FdTable(self.store, self._allowance)
         with self._lock:
             other.next_number = self.next_number
             other._names = dict(self._names)
             contents = self._contents()
-            self._store.hold_all(contents)
+            self.store.hold_all(contents)
             if self._allowance is not None:
                 self._allowance.hold_again(contents)
             other.fds = dict(self.fds)
@@ -279,13 +280,13 @@ class FdTable:
                     for content, source in done:
                         self._number(content, source, page_size)
         finally:
-            self._store.drop_all(gone)
+            self.store.drop_all(gone)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Give up descriptors."""
         with self._lock:
             contents = self._forget(numbers)
-        give_back(self._store, self._allowance, contents)
+        give_back(self.store, self._allowance, contents)
 
     def _forget(self, numbers: Iterable[int]) -> list[Content]:
         contents = []
@@ -326,7 +327,7 @@ class FdTable:
             self._names, other._names = other._names, {}
             self._own, other._own = other._own, set()
             self.next_number = other.next_number
-        self._store.drop_all(old)
+        self.store.drop_all(old)
 
     def close(self) -> None:
         """Give every content back, many in a thread; nothing comes in any more."""
@@ -336,7 +337,7 @@ class FdTable:
             self.fds = {}
             self._names.clear()
             self._own.clear()
-        give_back(self._store, self._allowance, contents)
+        give_back(self.store, self._allowance, contents)
 
     def _contents(self, except_for: Collection[int] = ()) -> list[Content]:
         return [fd.content for n, fd in self.fds.items() if n not in except_for]
