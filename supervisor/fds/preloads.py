@@ -11,7 +11,7 @@ from protocol import fdxml
 from supervisor.llm.conversations import MOST_KEPT_CHARS
 from vfs.content import FdError
 from vfs.content.errors import FILE_OPERATION, INVALID_PARAMETER
-from vfs.content.long_calls import is_long_list
+from vfs.content.process import is_long_list
 from vfs.content.selecting import lines_of
 from vfs.content.threads import in_thread
 

@@ -68,7 +68,7 @@ async def _call(
 ) -> bytes | None:
     # Here, so that a host without LLM fds loads nothing of them.
     from vfs.content import FdError, UnknownCallError  # noqa: PLC0415
-    from vfs.content.long_calls import is_for_caller_alone  # noqa: PLC0415
+    from vfs.content.process import is_for_caller_alone  # noqa: PLC0415
     from vfs.content.threads import in_thread  # noqa: PLC0415
 
     threads = session.client.ledger.threads

@@ -15,7 +15,7 @@ from tests.helpers.leaks import give_back
 from tests.helpers.sessions import Hall, hall
 from vfs.content import TOOLS, ClientFiles, Process, Shared, Store, errors, searching
 from vfs.content import spool as spool_module
-from vfs.content.long_calls import INLINE_ROWS
+from vfs.content.process import INLINE_ROWS
 from vfs.hostio import in_thread
 
 __all__ = ["hall"]
