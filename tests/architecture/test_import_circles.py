@@ -12,13 +12,13 @@ import grimp
 
 from tests.architecture.tree import PACKAGES, ROOT, module_name, product_files
 
-CIRCLES = 3
+CIRCLES = 1
 """Most circles: groups of modules of which each one leads to each other one."""
 
-LARGEST = 5
+LARGEST = 2
 """Most modules in one circle."""
 
-LISTED = 41
+LISTED = 36
 """Most entries in the lists of `ignore_imports`."""
 
 
