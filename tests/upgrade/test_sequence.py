@@ -95,12 +95,12 @@ def check_files(where: Path, kinds: list[dict[str, Any]]) -> None:
 
 # spec T3, W1, R1, I4: strictly one reply a request, whatever happens to the host.
 @pytest.mark.timeout(300)
-def test_children_that_count_miss_nothing_in_15_exchanges(tmp_path: Path) -> None:
-    count_through(tmp_path, 15)
+def test_children_that_count_miss_nothing_in_6_exchanges(tmp_path: Path) -> None:
+    count_through(tmp_path, 6)
 
 
 @pytest.mark.chaos
-@pytest.mark.skipif(not LONG, reason="15 exchanges are the short form; see make chaos")
+@pytest.mark.skipif(not LONG, reason="6 exchanges are the short form; see make chaos")
 @pytest.mark.timeout(600)
 def test_children_that_count_miss_nothing_in_100_exchanges(tmp_path: Path) -> None:
     count_through(tmp_path, 100)
