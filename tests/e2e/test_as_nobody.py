@@ -13,7 +13,7 @@ from tests.architecture.rules import marked_for_nobody
 from tests.architecture.tree import ROOT
 from tests.attacks.test_unprivileged import passed_by_nobody
 
-PARTS = 3
+PARTS = 2
 """Processes, so that more than one worker of the tests has some."""
 
 OF_PROGRAMS = "tests/e2e/test_workspace_programs.py"
