@@ -1,5 +1,7 @@
 """The walls of a host that is not root: the same attacks, by a user of no rights."""
 
+import atexit
+import functools
 import os
 import re
 import shutil
@@ -47,15 +49,36 @@ def nobodys_command(where: Path) -> tuple[list[str], dict[str, str]]:
 
     Args:
         where: the user's directory, made its own here.
+
+    Returns:
+        The words, and the environment.
     """
     setpriv = shutil.which("setpriv")
     if os.geteuid() != 0 or setpriv is None:
         pytest.skip("the tests do not run as root, or setpriv (util-linux) is missing")
-    become = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    become = (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     os.chown(where, NOBODY, NOBODY)
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     env = {"PATH": os.defpath, "TMPDIR": str(where), "HOME": str(where)}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
+    python = installed_for_nobody(become)
+    if python is None:
+        pytest.skip("no interpreter that everybody may execute has the packages")
+    return [*become, python], env
+
+
+@functools.cache
+def installed_for_nobody(become: tuple[str, ...]) -> str | None:
+    """Return an interpreter that the user may start, one for all tests of this process.
+
+    Returns:
+        Its path; None if there is none that has the packages.
+    """
+    directory = tempfile.TemporaryDirectory(prefix="nobody-")
+    atexit.register(directory.cleanup)
+    where = Path(directory.name)
+    where.chmod(0o755)
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    env = {"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"}
     for interpreter in (sys.executable, shutil.which(name, path=os.defpath)):
         if interpreter is None:
             continue
@@ -75,8 +98,8 @@ def nobodys_command(where: Path) -> tuple[list[str], dict[str, str]]:
         if not subprocess.run(
             probe, env=env, cwd="/", capture_output=True, check=False
         ).returncode:
-            return [*become, str(python)], env
-    pytest.skip("no interpreter that everybody may execute has the packages")
+            return str(python)
+    return None
 
 
 PASSED = re.compile(r"^PASSED (tests/\S+\.py)::(\w+)(?:\[(.*)\])?$", re.MULTILINE)
