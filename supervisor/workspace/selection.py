@@ -278,7 +278,7 @@ def guarded_paths(
     base, merged = trees
     found = []
     if row.new is not None:
-        if guard.match(row.path, row.new) or _is_odd(row, merged, top):
+        if guard.match(row.path, row.new) or _is_odd(row, trees, top):
             found.append(row.path)
         if row.origin is not None:
             found += _guarded_beneath(merged, row.new, row.path, guard)
@@ -320,10 +320,11 @@ def _links_turned_out(
     return found
 
 
-def _is_odd(row: Row, merged: LayeredTree, top: bytes) -> bool:
+def _is_odd(row: Row, trees: tuple[LayeredTree, LayeredTree], top: bytes) -> bool:
     """Tell whether an object can do harm by what it is."""
     if row.new is None:
         return False
+    base, merged = trees
     mode = row.new.status.st_mode
     is_plain = row.new.is_directory or stat.S_ISREG(mode)
     if is_plain and merged.has_escaped_marks(row.new):
@@ -333,11 +334,19 @@ def _is_odd(row: Row, merged: LayeredTree, top: bytes) -> bool:
             row.old is not None and row.old.status.st_mode & stat.S_ISGID
         ):
             return bool(mode & stat.S_ISUID)
-        parent = merged.find(split(row.path)[0])
-        return parent is None or not parent.status.st_mode & stat.S_ISGID
+        return not _gives_group(split(row.path)[0], base, merged)
     if stat.S_ISREG(mode):
         return bool(mode & (stat.S_ISUID | stat.S_ISGID))
     return not stat.S_ISLNK(mode) or leads_out(merged.read_link(row.new), row.path, top)
+
+
+def _gives_group(path: bytes, base: LayeredTree, merged: LayeredTree) -> bool:
+    """Tell whether the base has a directory, or the next above it, with set-group-ID."""
+    node = merged.find(path)
+    while node is not None and node.parts[-1].layer != merged.base_layer:
+        node = merged.find(split(node.path)[0]) if node.path else None
+    below = None if node is None else base.find(node.parts[-1].path)
+    return below is not None and bool(below.status.st_mode & stat.S_ISGID)
 
 
 def leads_out(target: bytes, path: bytes, top: bytes) -> bool:

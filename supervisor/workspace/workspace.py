@@ -1140,7 +1140,7 @@ def _conflicts(
     found = []
     for row in rows:
         reason = judge.conflict(row)
-        if reason and not selection.theirs.match(row.path):
+        if reason and not _is_named(selection.theirs, row):
             found.append(Conflict(row.path, reason))
     return found
 
@@ -1151,9 +1151,16 @@ def _places(rows: Sequence[Row]) -> list[bytes]:
     return found + [row.origin for row in rows if row.origin is not None]
 
 
+def _is_named(patterns: Patterns, row: Row) -> bool:
+    """Tell whether a row's path is named, also as a directory, there or in the base."""
+    sides = (row.new, row.old)
+    is_directory = any(side is not None and side.is_directory for side in sides)
+    return patterns.match(row.path, is_directory=is_directory)
+
+
 def _sides(rows: Sequence[Row], selection: Selection) -> tuple[list[Row], list[Row]]:
     """Return the rows to apply, and those of which the base's side wins."""
-    mine = [row for row in rows if selection.mine.match(row.path)]
+    mine = [row for row in rows if _is_named(selection.mine, row)]
     return [row for row in rows if row not in mine], mine
 
 

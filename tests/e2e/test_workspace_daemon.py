@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ from supervisor.client import ControlError
 from supervisor.control.client import call
 from tests.helpers.command import TIMEOUT_S, Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.scrape import curl, parsed
 
 pytestmark = pytest.mark.slow
 
@@ -462,3 +464,44 @@ def test_a_workspace_is_handed_over_to_the_next_program(place: Place) -> None:
         (row,) = json.loads(place.ask("list", "--json").out)
         assert row["state"] == "idle"
         assert host.end() == 0
+
+
+# spec WS7, WS20
+def test_figures_and_page_tell_what_is_changed(place: Place) -> None:
+    script = "echo more >> a.txt; echo new > b.txt; exec sleep 600"
+    more = '[metrics]\nlisten = "tcp://127.0.0.1:0"\npage = true\n'
+    with daemon(place.top, place.config(script, more)) as host:
+        (url,) = re.findall(r"(http://[^\"\s]+/)metrics", host.said())
+
+        def figures() -> dict[str, float]:
+            found = parsed(curl(f"{url}metrics").body)
+            return {name: n for name, n in found.items() if "_workspace" in name}
+
+        host.wait(
+            lambda: figures()["sandhost_workspace_changed_files"] == 2, "2 changed"
+        )
+        assert figures() == {
+            "sandhost_workspaces{state=in_use}": 1,
+            "sandhost_workspaces{state=idle}": 0,
+            "sandhost_workspaces{state=left_behind}": 0,
+            "sandhost_workspace_changed_files": 2,
+            "sandhost_workspace_bytes": len("hello\nmore\nnew\n"),
+            "sandhost_workspace_commits_total": 0,
+            "sandhost_workspace_conflicts_total": 0,
+        }
+        page = curl(url).body
+        heads = re.findall(r"<th[^>]*>(?:<[^>]*>)*([^<]*)", page)
+        [row] = re.findall(
+            r"<tr[^>]*>(?:(?!</tr>).)*<b>agent</b>.*?</tr>", page, re.DOTALL
+        )
+        cells = [re.sub("<[^>]*>", "", cell) for cell in re.findall("<td.*?</td>", row)]
+        shown = dict(zip(heads, cells, strict=False))
+        assert [shown[head] for head in ("Workspace", "Changed", "Changed bytes")] == [
+            "repo", "2", "15 B",
+        ]  # fmt: skip
+        (place.base / "a.txt").write_text("operator's\n")
+        client = host.client
+        assert client.workspace_commit("repo", freeze=True).conflicts
+        assert client.workspace_commit("repo", only=["b.txt"], freeze=True).applied
+        assert figures()["sandhost_workspace_commits_total"] == 1
+        assert figures()["sandhost_workspace_conflicts_total"] == 1

@@ -335,6 +335,27 @@ def test_a_base_that_is_replaced_while_a_program_runs_is_not_committed_to(
     assert ask(tmp_path, "commit", "w").out == b"committed  new\n"
 
 
+# spec WS3b
+@of_root
+def test_a_state_directory_on_an_overlay_is_refused_with_the_option(
+    tmp_path: Path,
+) -> None:
+    for name in ("lower", "upper", "work", "kept", "repo"):
+        (tmp_path / name).mkdir()
+    script = """
+    mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work kept
+    "$1" run --state-dir kept/state --workspace repo -- true
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", SANDHOST],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 125
+    [line] = done.stderr.splitlines()
+    assert "use --state-dir on" in line
+    assert os.listdir(tmp_path / "upper/state/workspaces") == []
+
+
 # spec WS3b, WS12
 @of_root
 def test_a_base_on_an_overlay_is_refused_with_what_works(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_programs_know_their_user(work: Work) -> None:
 
 
 # spec HM4
+@pytest.mark.nobody
 def test_a_venv_is_made_and_pip_installs_from_a_directory(work: Work) -> None:
     needs("python3")
     make_wheel(work.base / "wheels")
@@ -215,6 +216,7 @@ def test_git_commits_and_directories_are_renamed(work: Work) -> None:
 
 
 # spec HM4, HM5
+@pytest.mark.nobody
 def test_cargo_builds_offline_with_its_toolchain_exposed(work: Work) -> None:
     home = pwd.getpwuid(os.geteuid()).pw_dir
     rustup = Path(os.environ.get("RUSTUP_HOME") or f"{home}/.rustup")
@@ -233,6 +235,7 @@ def test_cargo_builds_offline_with_its_toolchain_exposed(work: Work) -> None:
 
 
 # spec HM4
+@pytest.mark.nobody
 def test_make_builds(work: Work) -> None:
     needs("make")
     (work.base / "Makefile").write_text("out: a.txt\n\tcp a.txt out\n\tcat out\n")
@@ -240,6 +243,7 @@ def test_make_builds(work: Work) -> None:
 
 
 # spec HM4, HM5
+@pytest.mark.nobody
 def test_pytest_runs_a_project_s_tests(work: Work) -> None:
     (work.base / "test_it.py").write_text(
         "def test_it(tmp_path):\n    (tmp_path / 'x').write_text('x')\n"

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -259,6 +260,70 @@ def test_the_base_s_side_of_a_directory_that_was_renamed_in_a_renamed_one(
     assert tree_of(scene.base / "m") == before
     assert scene.seen() == tree_of(scene.base)
     assert scene.rows() == []
+
+
+# spec WS11
+def test_a_side_is_chosen_by_a_pattern_of_directories(scene: Scene) -> None:
+    write(scene.base / "d/one", "old\n")
+    scene.make()
+    with scene.run() as top:
+        shutil.rmtree(top / "d")
+        write(top / "two")
+    scene.end_run()
+    write(scene.base / "d/one", "operator's\n")
+    assert conflicts(commit(scene)) == ["d"]
+    result = commit(scene, mine=["d/"])
+    assert (result.applied, result.conflicts) == ((b"two",), ())
+    assert scene.seen() == tree_of(scene.base)
+    assert (scene.base / "d/one").read_text() == "operator's\n"
+
+
+# spec WS13
+def test_a_set_group_id_that_its_parent_in_the_base_lacks_is_guarded(
+    scene: Scene,
+) -> None:
+    write(scene.base / "plain/file")
+    write(scene.base / "shared/file").parent.chmod(0o2775)
+    scene.make()
+    with scene.run() as top:
+        (top / "plain").chmod(0o2775)  # which new directories in it get from it
+        for name in ("plain", "shared"):
+            (top / name / "new/inner").mkdir(parents=True)
+            (top / name / "new").chmod(0o2775)
+            (top / name / "new/inner").chmod(0o2775)
+    result = commit(scene, but=["/plain"])
+    assert (result.guarded, result.conflicts) == ((), ())
+    assert (scene.base / "shared/new/inner").stat().st_mode & 0o7777 == 0o2775
+    result = commit(scene)
+    assert result.guarded == (b"plain", b"plain/new", b"plain/new/inner")
+    assert result.applied == ()
+    assert commit(scene, allow=["*"]).applied
+
+
+# spec WS8
+def test_ends_of_lines_are_kept_in_a_patch(scene: Scene) -> None:
+    texts = {
+        "crlf": (b"one\r\ntwo\r\n", b"one\r\n2\r\n"),
+        "mixed": (b"one\r\ntwo\n", b"one\ntwo\r\n"),
+        "gained": (b"one", b"one\n"),
+        "lost": (b"one\r\n", b"one\r"),
+    }
+    for name, (old, _) in texts.items():
+        (scene.base / name).write_bytes(old)
+    scene.make()
+    with scene.run() as top:
+        for name, (_, new) in texts.items():
+            (top / name).write_bytes(new)
+        (top / "new").write_bytes(b"a\r\nb")
+        seen = tree_of(top)
+    with scene.open() as workspace:
+        patch = b"".join(workspace.patch())
+    assert b" one\r\n-two\r\n+2\r\n" in patch
+    assert b"-one\n\\ No newline at end of file\n+one\n" in patch
+    assert b"-one\r\n+one\r\n\\ No newline at end of file\n" in patch
+    assert b"+a\r\n+b\n\\ No newline at end of file\n" in patch
+    subprocess.run(["git", "apply", "-"], cwd=scene.base, input=patch, check=True)
+    assert tree_of(scene.base) == seen
 
 
 # spec WS12
