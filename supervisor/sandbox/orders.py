@@ -110,7 +110,7 @@ def _with_shown(wanted: Wanted, executable: str, readable: tuple[str, ...]) -> V
         executable,
         wanted.cwd,
         (*wanted.own, *wanted.kept),
-        wanted.programs,
+        (*wanted.programs, *wanted.unwritten),
         wanted.shared,
         wanted.theirs,
         wanted.home,

@@ -414,6 +414,7 @@ class Wanted:
         shared: more that it may write, where what is root's is shown as its own.
         kept: more that it may write, as it is.
         programs: more that it may read and execute.
+        unwritten: bases of workspaces that it is to read and execute, and not to write.
         theirs: what it may write by FD 3 or by tools, that holds what is its own, or that
             other children may write; and whether it may read that.
         hidden: directories that are to look empty where they lie in what it sees, but
@@ -445,6 +446,7 @@ class Wanted:
     shared: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    unwritten: tuple[str, ...] = ()
     theirs: Mapping[str, bool] = field(default_factory=dict)
     hidden: tuple[Location, ...] = ()
     made_in: int = -1
@@ -478,5 +480,8 @@ class Wanted:
     @property
     def paths(self) -> tuple[str, ...]:
         """What is not everybody's of what it sees, but for its program."""
-        others = (*self.own, *self.kept, *self.shared, *self.programs, *self.exposed)
+        others = (
+            *(*self.own, *self.kept, *self.shared),
+            *(*self.programs, *self.unwritten, *self.exposed),
+        )
         return (self.cwd, *others, *((self.home,) if self.home else ()))

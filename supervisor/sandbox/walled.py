@@ -147,9 +147,9 @@ def _check_mounts(plan: Plan, attempt: SpawnRequest, wanted: Wanted) -> None:
         is_own = wanted.mounts[0].fd < 0  # else the host is root, and mounts each mode
         how = "use the mode 'direct' or 'read-only'" if is_own else ASK_DOCTOR
         raise no_workspace(wanted.mounts[0].path, why, how)
-    if wanted.programs and "landlock" not in attempt.layers:
+    if wanted.unwritten and "landlock" not in attempt.layers:
         text = f"no layer keeps it read-only ({why})"
-        raise no_workspace(wanted.programs[0], text, "use the mode 'direct'")
+        raise no_workspace(wanted.unwritten[0], text, "use the mode 'direct'")
 
 
 @contextmanager
@@ -264,11 +264,11 @@ def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
         unkept[PROCESSES] = f"{why}{end}"
     if resource.RLIMIT_AS in limits and is_left:
         unkept[MEMORY] = f"each process has its own alone{end}"
-    if wanted.programs and "mountns" not in request.layers:
+    if wanted.unwritten and "mountns" not in request.layers:
         why = (
             "Landlock keeps content and names, not modes, times, owners and attributes"
         )
-        unkept[READ_ONLY] = f"{why} ({wanted.programs[0]})"
+        unkept[READ_ONLY] = f"{why} ({wanted.unwritten[0]})"
     return unkept
 
 

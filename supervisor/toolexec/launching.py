@@ -142,11 +142,11 @@ async def launch(
     # No less than the child has: what cannot be had here refuses the start, and
     # says nothing of the machine, for the workspace may be on any file system.
     kept: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()
+    unwritten: tuple[str, ...] = ()
     if child.spec.workspaces:
         from supervisor.workspace.view import unmounted  # noqa: PLC0415 - with one
 
-        kept, programs = unmounted(child.spec, wanted)
+        kept, unwritten = unmounted(child.spec, wanted)
     layers = frozenset(name for name, _ in child.walls.applied)
     wanted = replace(
         wanted,
@@ -155,7 +155,8 @@ async def launch(
         own=(),
         shared=plan.shared,
         kept=(*plan.kept, *kept),
-        programs=(*plan.programs, *programs),
+        programs=plan.programs,
+        unwritten=unwritten,
         # Where they are now: a tool may have moved what they lie in.
         hidden=host.apart.locations(child.spec.made_in),
     )

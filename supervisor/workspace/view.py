@@ -54,7 +54,7 @@ def show(
     elif use.is_writable:  # the base as it is: the child has its owner's user
         wanted.kept = (*wanted.kept, use.base)
     else:
-        wanted.programs = (*wanted.programs, use.base)
+        wanted.unwritten = (*wanted.unwritten, use.base)
 
 
 def show_again(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None:
