@@ -3,7 +3,7 @@
 Rules of this file.
 
 1. ``HostConnection`` is the host's end, ``ClientConnection`` the child's; neither reads
-   or writes anything.  Whoever does I/O feeds ``receive_data`` and drains
+   or writes anything.  The caller does I/O, feeds ``receive_data`` and drains
    ``next_message`` until it gives None; ``next_reply`` once for each request sent.
 2. After a message with a body the connection is *in the body*: the caller takes its
    bytes with ``take_body`` and reports with ``body_received`` what it received straight

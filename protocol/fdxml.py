@@ -1,7 +1,6 @@
 """The XML that tells a model of its LLM fds, sans-IO: values in, bytes out.
 
-What it is: one builder for each shape of answer, and the two ways of escaping.  What it
-is not: it decides nothing; ``vfs.content`` chooses what to say.
+One builder for each shape of answer, and the two ways of escaping.
 
 Rules of this file.
 

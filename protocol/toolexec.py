@@ -1,10 +1,9 @@
 """ToolExec as it is spoken: what a request asks for, and how it is refused.
 
-What it is: paths, methods, versions, tokens, fields and ids, checked in the order that
-the protocol fixes, and the table of refusals.  What it is not: it runs nothing and
-knows no tool.  ``toolexec_body`` cuts requests out of a stream, ``toolexec_head`` knows
-their heads, ``toolexec_form`` takes their fields apart, ``toolexec_log`` says for a log
-what they asked for.
+Paths, methods, versions, tokens, fields and ids, checked in the order that the protocol
+fixes, and the table of refusals. ``toolexec_body`` cuts requests out of a stream,
+``toolexec_head`` knows their heads, ``toolexec_form`` takes their fields apart,
+``toolexec_log`` says for a log what they asked for.
 
 Rules of this file.
 

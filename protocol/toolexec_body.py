@@ -1,7 +1,6 @@
 """Where a ToolExec request begins and ends: head and body, cut out of a stream.
 
-What it is: the bounds and the framing, stricter than HTTP libraries are.  What it is
-not: a parser of heads; h11 does that once a head is whole.
+The bounds and the framing, stricter than HTTP libraries are.
 
 Rules of this file.
 

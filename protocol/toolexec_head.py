@@ -1,7 +1,6 @@
 """The head of a ToolExec request: what a parser of HTTP gives, and what follows from that.
 
-What it is: a value; nothing is refused here.  What it is not: the order in which it is
-looked at, and what it must not say (``toolexec``).
+A value; nothing is refused here.
 """
 
 from __future__ import annotations

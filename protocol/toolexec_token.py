@@ -1,10 +1,9 @@
-"""Tokens of ToolExec that stand for less: made by whoever has one, without the host.
+"""Tokens of ToolExec that stand for less: made from another one, without the host.
 
     narrowed("0123...", "9f...", tools=["make"], root=False)
         -> "ID~id:9f...~tools:make~noroot~MAC"
 
-What it is: how such a token is made and taken apart.  What it is not: it knows nobody's
-token (``supervisor/toolexec/tokens.py``).
+How such a token is made and taken apart.
 
 Rules of this file.
 

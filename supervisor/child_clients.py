@@ -1,7 +1,7 @@
 """What a child has, and with whom it talks: the part of it that has no life of its own.
 
-What it is: the attributes of a child, the conversations that it and what it nests ask
-for, and what is to be seen of it. What it is not: its start and its end (``child``).
+The attributes of a child, the conversations that it and what it nests ask for, and what
+is to be seen of it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ChildClients:
     # More conversations
 
     async def _attach(self, session: Session) -> bytes | None:
-        """Make one more conversation for whoever asks on ``session`` (spec N4)."""
+        """Make one more conversation for the client of ``session`` (spec N4)."""
         if session.is_closing:
             return None  # nobody is sent its descriptor
         try:

@@ -1,7 +1,6 @@
 """A child's door as two ends: what the child gets, what the host keeps, until each is taken.
 
-What it is: making both ends, and sending a descriptor through one. What it is not: the
-conversation, which is a session's.
+Making both ends, and sending a descriptor through one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What children say: their stdout and stderr, kept in files that rotate.
 
-What it is: from pipes into a stream of ``segments``, and a bell for those who follow.
-What it is not: reading for followers; they read the files by offset (``control.streams``).
+From pipes into a stream of ``segments``, and a bell for those who follow.
 
 Rules of this file.
 

@@ -1,7 +1,5 @@
 """All children that a daemon keeps: started in order, stopped in reverse, reloaded.
 
-What it is: the table of names.  What it is not: the life of one of them (``kept``).
-
 Rules of this file.
 
 1. A child's turn comes when those that it is ``after`` have begun, well or not: the

@@ -7,9 +7,8 @@ r"""A Python client of a host's control socket, typed and blocking.
     for entry in host.logs(child.name, follow=True):
         sys.stdout.buffer.write(entry.data)
 
-What it is: the questions, orders and streams of ``control.client`` as methods with
-Structs for rows; keys that a newer host adds are ignored.  What it is not: no Trio; in a
-Trio program call it in a thread.
+The questions, orders and streams of ``control.client`` as methods with Structs for
+rows; keys that a newer host adds are ignored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What a daemon asks of a configuration that has no fault of its own.
 
-What it is: whether its policies leave the daemon alone that is there (its directories may
-not be those that the file names: they are a living daemon's until it ends), and whether
-this machine has what they require.  What it is not: what the file alone tells
-(``config``).
+Whether its policies leave the daemon alone that is there (its directories may not be
+those that the file names: they are a living daemon's until it ends), and whether this
+machine has what they require.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """What clients were denied, in the journal and the log (spec A1): bounded for each child.
 
-What it is: the event ``security.denied``.  What it is not: the refusal itself
-(``replies.denied``), nor the figures of it, which count every one (``metrics``).
-
 Rules of this file.
 
 1. A child names what it likes, as often as it likes: of a name ``NAME_CHARS`` are written,

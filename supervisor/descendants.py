@@ -1,7 +1,6 @@
 """The end of everything beneath this process, when nobody else is left to bring it.
 
-What it is: killing and reaping for a host that has lost its launchpad. What it is not:
-the end of one child; that is the launchpad's.
+Killing and reaping for a host that has lost its launchpad.
 """
 
 from __future__ import annotations

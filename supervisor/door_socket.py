@@ -1,7 +1,6 @@
 """A child's door as a socket, for its programs that were started without FD 3.
 
-What it is: a listener in the child's own directory.  What it is not: the conversations,
-which are nested clients (``child_clients``).
+A listener in the child's own directory.
 
 Rules of this file.
 

@@ -1,7 +1,6 @@
 """What a process holds at one moment, as ``/proc`` tells it: descriptors, children.
 
-What it is: reading, for the leak check and for ``doctor``.  What it is not: no judgement
-of what is a leak (``leaks``, ``leftovers``), no sampling of resources (``watcher``).
+Reading, for the leak check and for ``doctor``.
 
 Rules of this file.
 

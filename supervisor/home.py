@@ -1,7 +1,6 @@
 """A child's HOME: its first entries, and whether the child can write there.
 
-What it is: what the host does to that directory before the child starts.  What it is not:
-its making and removal, where it is a fresh one (``scratch``).
+What the host does to that directory before the child starts.
 
 Rule: an entry is written only into an empty directory, so that no link of a child that
 had it before is followed.

@@ -160,7 +160,7 @@ class Host(Parts):
         )
         await self.begin(child)
         if "cgroup" in spec.sandbox.layers:
-            # After whoever asked for this child has it.
+            # After the caller has this child.
             nursery.start_soon(self.restock)
         return child
 
@@ -195,7 +195,7 @@ class Host(Parts):
                 await child.run()
         finally:
             del self.children[child.id]
-            child.gone.set()  # I5: whoever waits for it finds it in no table
+            child.gone.set()  # I5: a task that waits for it finds it in no table
             child.begun.set()
 
     def request_stop(self, grace_s: float | None = None) -> None:

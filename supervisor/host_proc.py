@@ -5,8 +5,7 @@ kernel lets it see of a child's neighbours is more than their walls let the chil
 environments with tokens, memory.  Of the rest of ``/proc`` a client has what its rights
 say, but for the memory of the whole machine.
 
-What it is not: the kernel's own guard of a process against others of its user.  Sources:
-proc(5), ptrace(2).
+Sources: proc(5), ptrace(2).
 """
 
 from __future__ import annotations

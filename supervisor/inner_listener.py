@@ -1,8 +1,7 @@
 """Listeners on loopback of a child's own net namespace, on their way to the host.
 
-What it is: the pair of sockets by which a child that is being started hands them over, and
-what has come by that. What it is not: making them (``launchpad.namespaces``), asking for them
-(``sandbox.walled``), or serving one, which is a service's.
+The pair of sockets by which a child that is being started hands them over, and what has
+come by that.
 
 Rules of this file.
 
@@ -72,7 +71,7 @@ class InnerListener(InnerPair):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def hand_on(self) -> None:
-        """Give what has come to whoever serves it; close the pair."""
+        """Give what has come to what serves it; close the pair."""
         listeners, self._listeners = self._listeners, []
         self.close()
         if len(listeners) < len(self._wanted):  # nobody knows which has come

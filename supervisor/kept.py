@@ -1,8 +1,6 @@
 """One kept child: a name, what is to run under it, and the life of its processes.
 
-What it is: one task from its turn to its last end, with restarts between.  What it is
-not: it decides nothing (``restarts`` does), and knows of others only whom it comes after
-(``children`` keeps them all).
+One task from its turn to its last end, with restarts between.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Children of this host, as Trio sees them: spawned, waited for, signalled, ended.
 
-What it is: the host's side of the launchpad. One reader task owns the control socket's
-incoming side; everybody may spawn. What it is not: no policy, no life cycle, no file
-descriptors of clients; those are the child's and its session's.
+The host's side of the launchpad. One reader task owns the control socket's incoming
+side; everybody may spawn.
 
 Rules:
  1. A child is named by its pidfd. Its exit is the pidfd (authority, spec S2); the

@@ -1,7 +1,6 @@
 """A living host's tables against ``/proc``: what it holds and cannot explain.
 
-What it is: the check behind ``doctor --leaks`` with a host to ask.  What it is not: what
-dead hosts left (``leftovers``), or a repair.
+The check behind ``doctor --leaks`` with a host to ask.
 
 Rules of this file.
 

@@ -1,7 +1,5 @@
 """What dead hosts left on this machine: for ``doctor --leaks`` where no host is asked.
 
-What it is: looking.  What it is not: removing; whoever reads the report decides.
-
 Rules of this file.
 
 1. Something is a leftover only if a fact says that its host is gone: a launchpad whose

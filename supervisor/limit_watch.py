@@ -1,7 +1,6 @@
 """How near a child is to its limits, from samples of it and its ledger.
 
-What it is: figures in, news out; ``loop_watch`` asks with every sample.  What it is not:
-what keeps a limit; that is the kernel's, the ledger's and the cgroup's.
+Figures in, news out; ``loop_watch`` asks with every sample.
 
 Rules of this file.
 

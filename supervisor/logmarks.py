@@ -1,8 +1,7 @@
 """Marks of a child's log: when a piece came, by which stream, where a process began.
 
-What it is: an index beside the files of a log, in ``.marks``: one line of
-``RECORD_BYTES`` a mark, with the offset in the log from which it counts.  What it is not:
-the child's bytes, which the files of the log hold untouched (``segments``).
+An index beside the files of a log, in ``.marks``: one line of ``RECORD_BYTES`` a mark,
+with the offset in the log from which it counts.
 
 Rules of this file.
 

@@ -1,7 +1,7 @@
 """Log lines: loguru's, where a program starts it, or the same lines without it.
 
 Importing loguru costs as much as starting three children, and opens files: a daemon starts
-it before it has any, ``run`` not at all.  A line itself imports nothing, for whoever keeps a
+it before it has any, ``run`` not at all.  A line itself imports nothing, for a process that keeps a
 file from being opened would keep the host from everything else.  Levels are loguru's names.
 
 Nobody is waited for either: what a pipe or a terminal does not take at once is counted, and
@@ -112,7 +112,7 @@ class Log:
         sys.stderr = _Lines(self)
         warnings.showwarning = self._show_warning
         sys.unraisablehook = self._show_unraisable
-        import threading  # noqa: PLC0415 - loaded by whoever takes stderr for good
+        import threading  # noqa: PLC0415 - loaded with what takes stderr for good
 
         threading.excepthook = self._show_thread
 

@@ -1,7 +1,6 @@
 """How many namespaces there may be: what ENOSPC of unshare(2) says of the machine.
 
-What it is: the sysctls of namespaces(7), read when a namespace was refused.  What it is
-not: nothing here makes one.
+The sysctls of namespaces(7), read when a namespace was refused.
 
 Rules of this file.
 

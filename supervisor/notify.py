@@ -1,7 +1,6 @@
 """Telling the service manager: ready, reloading, stopping, alive (sd_notify(3)).
 
-What it is: one datagram a message to the socket that ``$NOTIFY_SOCKET`` names.  What it
-is not: a library of it; this is all of the protocol that a host needs (ADR 0036).
+One datagram a message to the socket that ``$NOTIFY_SOCKET`` names.
 
 Rules of this file.
 

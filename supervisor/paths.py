@@ -42,7 +42,7 @@ def absolute(path: str) -> str:
         path = f"{working_directory()}/{path}"
     if ".." in path.split("/"):
         # It is above what a link leads to, and not above the link.
-        path = os.path.realpath(path)  # noqa: TID251 - for whoever wrote it, not a proof
+        path = os.path.realpath(path)  # noqa: TID251 - for its writer, not a proof
     return "/" + os.path.abspath(path).lstrip("/")  # noqa: PTH100 - it keeps two
 
 

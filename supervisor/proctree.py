@@ -1,15 +1,14 @@
 """Which processes stand beneath one process, and how they are ended.
 
-What it is: the reading of ``/proc`` for parentage and the signalling of whole trees,
-for the launchpad (always) and for the host (when the launchpad is lost).
-What it is not: no sampling of resources, no waiting, no reaping, no policy.
+The reading of ``/proc`` for parentage and the signalling of whole trees, for the
+launchpad (always) and for the host (when the launchpad is lost).
 
 Rules:
  1. A process is named by ``(pid, create_time)``; a bare pid names nothing. A signal
     goes through a pidfd whose process was re-read *after* the pidfd was opened.
  2. The exception to the re-reading is a direct child of the caller: only the caller
     waits for it, so its pid is its own until then.
- 3. One walk is a snapshot. Whoever needs "none left" kills its direct children, waits
+ 3. One walk is a snapshot. A caller that needs "none left" kills its direct children, waits
     for a death and looks again: orphans come to the nearest subreaper.
  4. Standard library only and nothing heavy: the launchpad starts through it.
 Read next: ``supervisor/launchpad/main.py``.
@@ -91,7 +90,7 @@ class OwnChildren:
         return [int(child) for child in _rest_of(self._list).split()]
 
     def close(self) -> None:
-        """Give the list back; whoever holds this to its own end need not."""
+        """Give the list back; a holder that keeps it to its own end need not."""
         if self._list >= 0:
             os.close(self._list)
             self._list = -1

@@ -1,8 +1,6 @@
 """Trying what profiles require, before any child is there: one start for each of them.
 
-What it is: the part of the check of a configuration that takes a launchpad.  What it is
-not: the layers, nor the way of a child into them (``sandbox.walled``); a profile that
-requires nothing is not tried, for it is started in whatever there is.
+The part of the check of a configuration that takes a launchpad.
 
 Rules of this file.
 
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from supervisor.sandbox.plan import Profile
 
 _NO_PROGRAM = "/"
-"""A directory: nothing that could be executed, whoever may see it."""
+"""A directory: nothing that could be executed, by any user."""
 
 GROUPS_S = 1.0
 """How long what a trial has made is waited for to be empty."""

@@ -111,7 +111,7 @@ class Nested(NamedTuple):
     Attributes:
         command: its program and arguments.
         rights: see ``run_nested``.
-        fds: likewise.
+        fds: as above.
         tmp: its TMPDIR; None where this process has none.
         exposed: what it is shown to read and execute.
         readable: what it is shown to read.
@@ -265,7 +265,7 @@ async def _spawn(
             fds=((0, 0), (1, 1), (2, 2), (door, 3)),
         )
         # A level of its own, inside of what this process is in (spec A5). The host said
-        # whether it builds walls; whoever says otherwise weakens what is its own.
+        # whether it builds walls; a child that says otherwise weakens what is its own.
         profile = PROFILES[NONE if env.get("FSPROXY_SANDBOX") == NONE else AUTO]
         # It has its parent's user, which nobody in a sandbox can change.
         profile = replace(profile, layers=profile.layers - {"uid"})

@@ -1,7 +1,6 @@
 """When a child that ended is started anew: a total table, and how long to wait.
 
-What it is: decisions, pure: the clock and the dice are given.  What it is not: nothing
-here starts or waits; that is ``children``.
+Decisions, pure: the clock and the dice are given.
 
 Rules of this file.
 
@@ -194,7 +193,7 @@ class Restarts:
         self._started = clock()
 
     def started(self) -> None:
-        """Take note that it was started."""
+        """Record that it was started."""
         self._started = self._clock()
 
     def ended(self, status: int) -> Happening:

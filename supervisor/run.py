@@ -234,7 +234,7 @@ def _tell_odd_options(log: Log, options: RunOptions) -> None:
     is_given = policy is None or policy.sandbox != name
     # A network none that was written is refused where nothing keeps it.
     network = None if options.network == "none" else options.network
-    # Whoever has tools and no way to them is refused when it starts.
+    # A child that has tools and no way to them is refused when it starts.
     for key, text in odd_walls(
         options.config, options.sandbox, network, has_tools=False
     ):

@@ -15,7 +15,7 @@ Rules of this file.
    what is held: who may write where these directories are made (a grant on ``/tmp``, say)
    can put a link in the place of one.
 4. Their paths have no links: one that is found on the way to them later is somebody's
-   doing, and whoever uses them follows none (``sandbox.giving``, ``spec``).
+   doing, and their users follow none (``sandbox.giving``, ``spec``).
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Scratch:
         """
         if self._fd < 0:  # removed, or given up: it is not held any more
             return None
-        # Here, because whoever only asks whose a directory is needs no Trio.
+        # Here, because a look at whose a directory is needs no Trio.
         import trio  # noqa: PLC0415
 
         from vfs.hostio import in_thread  # noqa: PLC0415
@@ -179,7 +179,7 @@ class Scratch:
 
     def _removing(self) -> Removing:
         if self._keep:
-            giving.take_back_held(self._fd)  # for whoever wants what it holds
+            giving.take_back_held(self._fd)  # for the owner of what it holds
             tmp = yield from _tree_removing(Path("tmp"), self._fd)
             run = yield from _tree_removing(Path("run"), self._fd)
             home = yield from _tree_removing(Path("home"), self._fd)

@@ -1,8 +1,6 @@
 """A byte stream in files: appended to, rotated, read again by offset.
 
-What it is: the disk's side of children's logs and of the daemon's journal.  What it is
-not: it waits for nothing and knows no Trio; whoever may not wait for a disk calls it in
-a thread.
+The disk's side of children's logs and of the daemon's journal.
 
 Rules of this file.
 

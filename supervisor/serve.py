@@ -278,7 +278,7 @@ class Daemon:
             nursery.start_soon(_make_so, host, children)
 
     def _take_control(self) -> Given | None:
-        """Return the control socket if it is there already; whoever asked owns it."""
+        """Return the control socket if it is there already; the caller owns it."""
         left = self._opened.left
         if left is not None:
             sock = socket.socket(fileno=left.listener_fd)

@@ -1,7 +1,7 @@
 """One workspace, several children: they see copies of one mount (spec WS19).
 
-What it is: who else has a child's workspace, and what is taken over from that child. There
-is no table: the children that a host has say it, also after a hand-over.
+Who else has a child's workspace, and what is taken over from that child. There is no
+table: the children that a host has say it, also after a hand-over.
 
 Rules of this file.
 

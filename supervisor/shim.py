@@ -1,7 +1,6 @@
 """Shims: commands of a tool's name that have the tool run by the host.
 
-What it is: the text of a shim, and its installation into a directory.  What it is not:
-a client for programs; that is ``vfs/toolclient.py``.
+The text of a shim, and its installation into a directory.
 
 Rules of this file.
 

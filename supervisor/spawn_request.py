@@ -1,8 +1,7 @@
 """What a child is to be, and why it could not become that.
 
-What it is: the request as the host words it, its checks, its form on the wire, the
-search for its program, and the error with the exit status it stands for. What it is
-not: nothing here starts anything; that is ``supervisor/launcher.py``.
+The request as the host words it, its checks, its form on the wire, the search for its
+program, and the error with the exit status it stands for.
 """
 
 from __future__ import annotations

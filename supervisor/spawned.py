@@ -1,8 +1,7 @@
 """A child that was started, as the host holds it: by its pidfd, and what was said of it.
 
-What it is: what the launchpad has said of one child, the handle of its process, and the
-error of a host that has lost its launchpad. What it is not: speaking with the launchpad
-(``launcher``).
+What the launchpad has said of one child, the handle of its process, and the error of a
+host that has lost its launchpad.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ExitStatus:
         code: What it exited with.
         signal: What killed it.
         utime_s: User time of it and of the children it waited for.
-        stime_s: Likewise, in the kernel.
+        stime_s: as above, in the kernel.
         maxrss_kib: Largest resident set; includes that of the launchpad it was forked
             from, so never below some 10,000.
     """
@@ -68,7 +67,7 @@ class Record:
         born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
         failure: (errno, stage, detail).
         stock: what a question, which has a record as well, was answered.
-        owners: likewise, a descriptor; -1 if there is none. Belongs to who asked.
+        owners: as above, a descriptor; -1 if there is none. Belongs to who asked.
         at_exit: called when `exited` is set; at once, and so not to wait or raise.
     """
 

@@ -63,7 +63,7 @@ class ChildSpec:
         network: ``none`` or ``host``; without layers it has the host's.
         group_limits: what its cgroups bound, over all its processes.
         tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
-        home_dir: its HOME, likewise.
+        home_dir: its HOME, as above.
         kept_home: a directory of the operator that it has as its HOME, to write.
         expose: what the operator shows it, to read and execute by system calls.
         home_files: the first entries of its HOME, if that is its own and empty.
@@ -319,7 +319,7 @@ def _check_directory(path: str, root: Place) -> None:
     """
     if root.only is None:
         return
-    # Whoever shows only the reason (``ps``) still says what it is about.
+    # A command that shows only the reason (``ps``) still says what it is about.
     if os.path.exists(path):  # noqa: PTH110 - a str, and no pathlib yet
         why = "the root is no directory; name another, or put a directory there"
         raise NotADirectoryError(errno.ENOTDIR, why, path)

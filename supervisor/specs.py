@@ -82,7 +82,7 @@ def policy_options(
     if policy is None:
         return ChildOptions()
     from supervisor.config.policy import limit_texts  # noqa: PLC0415 - with a policy
-    from supervisor.config.sandbox import profile_named  # noqa: PLC0415 - likewise
+    from supervisor.config.sandbox import profile_named  # noqa: PLC0415 - as above
 
     recipe = None
     if policy.recipe is not None:

@@ -1,7 +1,6 @@
 """What a dead predecessor left, and its removal, before a daemon begins (attack 39).
 
-What it is: the daemon's own directories, and processes that carry their names.  What it
-is not: a search of the machine; ``doctor --leaks`` does that and removes nothing.
+The daemon's own directories, and processes that carry their names.
 
 Rules of this file.
 

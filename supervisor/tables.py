@@ -1,7 +1,5 @@
 """Tables for people: children, clients, open files; and the same rows as JSON.
 
-What it is: rows in, text out.  What it is not: where rows come from (``control``).
-
 Rules of this file.
 
 1. A line on a terminal is never longer than the terminal is wide, so it is never wrapped:

@@ -37,8 +37,8 @@ BACKLOG = 64
 """Connections that may wait while the host is busy for a moment."""
 
 MAX_NAME_BYTES = 107 - len("/proc/self/fd/1048576/")
-"""Longest name in its directory: whoever connects where the path is too long for sun_path
-goes through a descriptor of the directory, and so does who looks whether it is stale."""
+"""Longest name in its directory: where the path is too long for sun_path, a client
+goes through a descriptor of the directory, and so does the look whether it is stale."""
 
 _MODE = 0o600
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -96,7 +96,7 @@ async def listening_on(
         sock: owned from now on.
         path: where it is.
         identity: what ``identity_of`` said when the file was made; it is removed at
-            the end.  None if the file is whoever's who made it.
+            the end.  None if the file is its maker's.
         hold: as for ``listening``.
     """
     parent, name = os.path.split(path)

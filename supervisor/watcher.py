@@ -1,7 +1,6 @@
 """The watcher: what children use of the machine, and the one user of psutil.
 
-What it is: samples of living processes, on request.  What it is not: an
-alarm clock; a process's end is told by its pidfd (spec S2).
+Samples of living processes, on request.
 
 Rules of this file.
 
@@ -12,7 +11,7 @@ Rules of this file.
    processes take 65 ms, and no client waits for them.
 3. Nothing is sampled unless somebody wants it: an idle host never wakes up.
 4. What is looked at again and again is looked at cheaply (``glance``: 15 us a process);
-   psutil is for whoever asks.  It is imported when the first sample is
+   psutil is for those who ask.  It is imported when the first sample is
    taken, in a worker thread: most hosts never take one.
 """
 
@@ -129,7 +128,7 @@ class _Slice:
             self._begin()
 
     def close(self) -> None:
-        """Take note of how long the loop was held since the last checkpoint.
+        """Record how long the loop was held since the last checkpoint.
 
         In time of this thread: on a busy machine the clock counts what others do, too.
         """

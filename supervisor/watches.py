@@ -1,7 +1,6 @@
 """Waiting for descriptors, also where no epoll watch is left.
 
-What it is: Trio's waits, and a way without them.  What it is not: the pump, which waits
-for many at once and has its own (``session.pump``).
+Trio's waits, and a way without them.
 
 Rules of this file.
 
@@ -48,7 +47,7 @@ def tell_by(tell: Callable[[str], None]) -> None:
 
 
 def note_unwatched() -> None:
-    """Take note that there is no watch for something, and that it is looked at."""
+    """Record that something has no watch, and is looked at."""
     tell = _tell.get(_to_nobody)
     _tell.set(_to_nobody)
     tell(f"What is waited for may be noticed late: {NO_WATCH}")

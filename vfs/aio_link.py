@@ -133,7 +133,7 @@ class AsyncEndpoint(Endpoint):
             self._lost = f"{why}; the connection is given up"
             raise lost(self._lost) from why
         except (EOFError, ConnectionError) as why:
-            # Whoever shares the connection finds that out alone: no mark needed.
+            # A client that shares the connection finds that out alone: no mark needed.
             exchange.is_open_ended = False
             self._lost = f"the host is gone: {why}"
             raise lost(self._lost) from why

@@ -1,7 +1,7 @@
 """What ``sandhost fs``, ``fd`` and ``llm`` have in common inside a child.
 
-What it is: the frame around a command (exit statuses, one line for what failed) and the
-ways of the standard streams.  What it is not: it knows no command.
+The frame around a command (exit statuses, one line for what failed) and the ways of the
+standard streams.
 
 Rules of this file.
 
@@ -192,7 +192,7 @@ def _outcome(word: str, work: Callable[[list[str]], int], argv: list[str]) -> in
 
 
 def _die(number: int) -> int:
-    """End by a signal, as whoever sent it expects to see."""
+    """End by a signal, as its sender expects to see."""
     _signal.alarm(0)
     _signal.signal(number, _signal.SIG_DFL)
     _signal.raise_signal(number)
@@ -229,7 +229,7 @@ def own_connection(client: Client) -> Client:
 
 
 def write(data: bytes) -> None:
-    """Write to standard output, waiting for whoever reads it.
+    """Write to standard output, waiting for its reader.
 
     Raises:
         BrokenPipeError: nobody reads it any more.

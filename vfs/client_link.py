@@ -262,7 +262,7 @@ class BlockingEndpoint(Endpoint):
             self._lost = f"{why}; the connection is given up"
             raise client_errors().lost(self._lost) from why
         except (EOFError, ConnectionError) as why:
-            # Whoever shares the connection finds that out alone: no mark needed.
+            # A client that shares the connection finds that out alone: no mark needed.
             usable = True
             self._lost = f"the host is gone: {why}"
             raise client_errors().lost(self._lost) from why

@@ -66,7 +66,7 @@ def passed_in(control: Iterable[tuple[int, int, bytes]], flags: int) -> list[int
 
     Args:
         control: as recvmsg(2) gave it, with room for one descriptor.
-        flags: likewise.
+        flags: as above.
 
     Returns:
         Each, or ``NO_ROOM`` in its place.

@@ -64,7 +64,7 @@ class Turn:
                 a signal handler came between a request and its reply).
         """
         if self._pid != os.getpid():
-            # Forked: whoever held the lock over there does not exist over here.
+            # Forked: the thread that held the lock over there does not exist over here.
             self._lock = allocate_lock()
             self._holder = 0
             self._pid = os.getpid()

@@ -109,12 +109,12 @@ class Filesystem(OpenFiles):
             client.parent.nested.append(client)
 
     def hold(self, client: Client, count: int) -> None:
-        """Take note that a client holds so many more descriptors beside its files."""
+        """Count so many more descriptors that a client holds beside its files."""
         client.held += count
         self.set_aside(count)
 
     def set_aside(self, count: int) -> None:
-        """Take note that others than clients hold so many more; less than 0: fewer."""
+        """Count so many more that others than clients hold; less than 0: fewer."""
         self._max_host_files -= count
 
     @property

@@ -1,7 +1,6 @@
 """The steps of ``sandhost fs``: what fails in one is told in one line.
 
-What it is: two contexts that its commands are made of.  What it is not: it knows no
-command.
+Two contexts that its commands are made of.
 """
 
 from __future__ import annotations

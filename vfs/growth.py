@@ -1,13 +1,13 @@
 """How much lies beneath places, for what grows there without passing the ledger.
 
 Tools write by themselves. What they add is found by looking at the places that their
-child may write, and taken off from what lay there before: the rest is growth, whoever
+child may write, and taken off from what lay there before: the rest is growth, whatever
 made it.
 
 Rules of this file.
 
-1. A look holds ``HELD`` descriptors and follows no link, however deep the tree is and
-   whoever moves things in it meanwhile: the way up must lead where the way down began.
+1. A look holds ``HELD`` descriptors and follows no link, however deep the tree is. What
+   is moved meanwhile leads nowhere: the way up must lead where the way down began.
 2. A look takes time, so what it finds is true only if nothing was charged meanwhile. Else
    nothing is given back, and only what is beyond all doubt is charged. Bytes without a
    name are added to what it finds.
@@ -46,7 +46,7 @@ ROUNDING_BYTES = 64 * 1024
 64 KiB are the longest in use, and attributes take a block, too."""
 
 HELD = 32
-"""Directories on the way down that stay open; whoever is deeper goes up by "..".
+"""Directories on the way down that stay open; a walk that is deeper goes up by "..".
 
 A tree that anybody makes is not as deep, so what is moved in it meanwhile is no matter."""
 

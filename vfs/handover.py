@@ -1,7 +1,6 @@
 """What the VFS hands to the next program of the same host, and how it takes it over.
 
-What it is: places, policies, clients and open files as plain structures and back.  What
-it is not: who decides when, or the form on the wire (``supervisor.handover.exchange``).
+Places, policies, clients and open files as plain structures and back.
 
 Rules of this file.
 
@@ -55,7 +54,7 @@ class PlaceState(msgspec.Struct):
 
 
 class PolicyState(msgspec.Struct):
-    """A policy; places are numbers of whoever keeps the list of them."""
+    """A policy; places are numbers in the list of their keeper."""
 
     top_level: bool
     cwd_fd: int

@@ -261,7 +261,7 @@ class Mount:
             self.read = _pread_nowait if self._nowait else _pread_never
 
     def note(self, seconds: float, slept: int = -1) -> None:
-        """Take note of how long an inline write took.
+        """Record how long an inline write took.
 
         Args:
             seconds: that long.
@@ -313,7 +313,7 @@ def _look_up(device: int, fd: int) -> Mount:
 
 
 def hold_device(device: int, fd: int) -> Mount:
-    """Take note that something of a file system stays open: its number stays its own.
+    """Record that something of a file system stays open: its number stays its own.
 
     What is opened there need not ask about it, which would be a twentieth of an OPEN.
 
@@ -333,7 +333,7 @@ def hold_device(device: int, fd: int) -> Mount:
 
 
 def let_go_of(device: int) -> None:
-    """Take note that what was held is about to be closed."""
+    """Record that what was held is about to be closed."""
     with _table.lock:
         _held[device] -= 1
         if not _held[device]:

@@ -1,7 +1,6 @@
 """Closing files that give much back to the kernel: in a thread that nobody waits for.
 
-What it is: one thread for all of them, there for as long as there are any.  What it is not:
-calls that a task waits for, and the doors of this package (``hostio``).
+One thread for all of them, there for as long as there are any.
 
 Sources: close(2), unlink(2).
 """

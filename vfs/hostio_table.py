@@ -1,8 +1,7 @@
 """What is mounted, as the kernel's table says it, and whether that has changed.
 
-What it is: the kind of file system behind a device number, and the names that one
-directory has by several mounts, for ``vfs.hostio``.  What it is not: how each kind is read
-and written (``hostio.Mount``).
+The kind of file system behind a device number, and the names that one directory has by
+several mounts, for ``vfs.hostio``.
 
 Rules of this file.
 
@@ -10,7 +9,7 @@ Rules of this file.
    ``proc`` may get that of a ``tmpfs`` that was there before.  So what is known of such a
    number is believed only while the table is the same (``is_passing``).
 2. One descriptor of the table is held for as long as the process lives.  The kernel
-   notes at each change of the table that whoever polls it has not been told: to ask
+   notes at each change of the table that its poller has not been told: to ask
    costs 0.3 us, to read the table 25 us and more.
 3. What cannot be asked about is not believed: without the table nothing is known.
 
@@ -125,7 +124,7 @@ class MountTable:
     """The table of this process's mount namespace.
 
     Attributes:
-        lock: held by whoever calls: a change is told to one only, and what was known has
+        lock: held by the caller: a change is told to one only, and what was known has
             to be forgotten before another one asks.
     """
 

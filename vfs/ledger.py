@@ -77,7 +77,7 @@ class OpenSet:
         return identity in self._counts
 
     def add(self, file: BoundedFile, *, is_removed: bool = False) -> None:
-        """Take note of an open file, and whether it is one of those that were removed."""
+        """Count an open file, and whether it is one of those that were removed."""
         self._files[file] = identity = file.handle.identity()
         self._counts[identity] = self._counts.get(identity, 0) + 1
         if is_removed:

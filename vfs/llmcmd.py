@@ -5,7 +5,7 @@ Rules of this file.
 1. It starts as fast as ``sandhost fs``: arguments are read by hand, nothing heavy is
    imported.
 2. A call runs on a connection of its own where the host gives one: the other processes
-   of the child go on using FD 3, and whoever kills this one ends the call (spec L10).
+   of the child go on using FD 3, and a kill of this one ends the call (spec L10).
    Not so ``PRESET@NAME``: a conversation belongs to a connection and ends with it, so
    what is to go on is said on FD 3 itself, turn by turn (spec L5, T5).
 3. ``-`` is this process's own standard input or output: the text is read here and sent

@@ -233,7 +233,7 @@ class OpenFiles(Names):
         client.ledger.charge(OPEN_FILES, -1)
         if file.staged:
             self.hold(client, -1)
-        # What is staged is given back whole, published or not, by whoever closes it.
+        # What is staged is given back whole, published or not, by the close.
         ledger = file.ledger
         if ledger is not None and ledger.open.remove(file) and not file.staged:
             file.give_back_removed(ledger)

@@ -78,7 +78,7 @@ class Policy:
     Args:
         top_level: the client may take the top-level view (spec A1).
         cwd_fd: where relative names of the top-level view start; owned by the caller.
-        places: the root first, then the grants; owned by whoever made them.
+        places: the root first, then the grants; owned by their maker.
         root: whose path must still name it at each use (spec O4); the first place.
         tools: the tools that may be run for it; None for those of every sidecar.
         model: the model that the client's own right gives it; None for the host's.
@@ -202,7 +202,7 @@ class Policy:
                 an empty document only drops the top-level right.  With ``model`` and ``quota`` it says
                 what is left of the model.
             ledger: charged an open file for each place that is new, for each is held
-                open (attack 18); given back by whoever closes them.
+                open (attack 18); given back by their closer.
             models: those that may be asked for; None where the host has none at all.
             room: how many places the host has descriptors for, None for any number.
 

@@ -145,7 +145,7 @@ class Relay:
         return NestedClient(far, lane)
 
     async def client_done(self, client: NestedClient) -> None:
-        """Take note that a nested child's process has ended; return when all is clean.
+        """Record that a nested child's process has ended; return when all is clean.
 
         What it had sent is led upstream first, then each fileno it left open is closed.
         A stalled host does not hold this up longer than ``SETTLE_S``, but for a request

@@ -80,7 +80,7 @@ class Lane:
         """Take the nested client for gone: its process has ended (spec S2).
 
         What it had sent is still led upstream; what would be answered is dropped, and
-        whoever holds its connection still, a grandchild, holds nothing any more.
+        a grandchild that holds its connection still holds nothing any more.
         """
         try:
             self._downstream.shutdown(socket.SHUT_RDWR)

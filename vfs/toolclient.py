@@ -9,8 +9,7 @@
             ...
     print(execution.exit_code)
 
-What it is: protocol version 2, blocking, over one socket for each request.  What it is
-not: a general HTTP client; it knows what this server sends and refuses the rest.
+Protocol version 2, blocking, over one socket for each request.
 
 Rules of this file.
 
@@ -77,7 +76,7 @@ class ToolClient:
     Args:
         url: ``http://HOST:PORT/exec`` or ``unix://PATH``; None: what the environment
             says (``AIFO_TOOLEEXEC_URL``).
-        token: likewise ``AIFO_TOOLEEXEC_TOKEN``.
+        token: stands for the child; None: ``AIFO_TOOLEEXEC_TOKEN``.
 
     Raises:
         ToolError: nothing says where or as whom, or the URL cannot be used.
@@ -337,7 +336,7 @@ def _forward(execution: Execution) -> dict[int, object]:
         try:  # contextlib is not light
             execution.signal(signal.Signals(number).name)
         except OSError:
-            return  # a broken line: whoever reads it will see
+            return  # a broken line: its reader will see
 
     previous: dict[int, object] = {}
     for name in FORWARDED:

@@ -1,7 +1,6 @@
 """How a request of ``vfs.toolclient`` travels: one socket each, HTTP/1.1, chunks, trailers.
 
-What it is: as much of HTTP as the ToolExec server speaks.  What it is not: a general
-client; it refuses what that server does not send.
+As much of HTTP as the ToolExec server speaks.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Endpoint:
 
     Args:
         url: as ``ToolClient`` has it.
-        token: likewise.
+        token: as above.
 
     Attributes:
         token: what it asks with.
@@ -123,7 +122,7 @@ class Reply:
     Attributes:
         status: of the reply.
         headers: by lower-case name; trailers join them at the end of the body.
-        body: its pieces as they come; whoever stops may go on later.
+        body: its pieces as they come; a caller that stops may go on later.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -6,12 +6,12 @@ change what was looked at.
 
 Rules of this file.
 
-1. Whoever hands such a change to a thread has the turn from the look to the account.
+1. A task that hands such a change to a thread has the turn from the look to the account.
    Who has it waits for threads and for nothing else: for no client, and no second turn.
 2. What is changed in the Trio thread needs no turn, unless somebody has it (``is_taken``):
    then it waits for its own. Where nothing is bounded nobody waits (``ledger.turn_of``).
 3. A CLOSE, and the end of a client, wait for no turn: of a file that has lost its last
-   name meanwhile they give back nothing, for whoever has the turn does.
+   name meanwhile they give back nothing, for the holder of the turn does.
 """
 
 from __future__ import annotations

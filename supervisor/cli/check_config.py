@@ -1,7 +1,6 @@
 """``sandhost check-config``: all that is wrong with a configuration, and what looks so.
 
-What it is: the words and the exit status.  What it is not: the checks (``config``), nor
-the trial of what profiles require (``profile_trials``), for which it has a launchpad.
+The words and the exit status.
 """
 
 from __future__ import annotations

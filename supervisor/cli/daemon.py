@@ -1,7 +1,6 @@
 """The daemon's commands: those that order something of it, or read what it wrote.
 
-What it is: options and words.  What they do stands in ``client``, imported when a command
-is called.
+What they do stands in ``client``, imported when a command is called.
 """
 
 from __future__ import annotations

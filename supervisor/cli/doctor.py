@@ -1,7 +1,6 @@
 """``sandhost doctor``: what this machine gives a host, and what hosts have left on it.
 
-What it is: the two reports, as text and JSON, and their exit status.  What it is not:
-the probes (``sandbox.probes``), the checks (``leaks`` in a host, ``leftovers`` without one).
+The two reports, as text and JSON, and their exit status.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a child on this machine would run in: tried with one, not looked up.
 
-What it is: a child under the profile ``auto`` that does nothing, and the table of what
-it said.  What it is not: the layers, nor the reasons; those are ``sandbox``'s.
+A child under the profile ``auto`` that does nothing, and the table of what it said.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Lines of a child's log for people: when, by which stream, what a terminal may not obey.
 
-What it is: pieces of a log in, text out.  What it is not: it asks no host and writes
-nothing (``cli.daemon``).
+Pieces of a log in, text out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """``sandhost man``: manual pages, made from the commands themselves.
 
-What it is: one page for the program and one for each command, in man(7)'s macros.  What
-it is not: words of its own; they are those of ``--help``.
+One page for the program and one for each command, in man(7)'s macros.
 """
 
 from __future__ import annotations

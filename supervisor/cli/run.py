@@ -1,7 +1,7 @@
 """``sandhost run`` and ``sandhost pipeline``: words in, a ``RunOptions`` out.
 
-What it is: options, the configuration and a policy's defaults, put together; the command
-line goes first.  What it is not: running (``supervisor.run``).
+Options, the configuration and a policy's defaults, put together; the command line goes
+first.
 """
 
 from __future__ import annotations

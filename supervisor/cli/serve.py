@@ -1,7 +1,6 @@
 """``sandhost serve``: the daemon's words.
 
-What it is: options, read into what ``supervisor.serve`` takes.  What it is not: the
-daemon itself.
+Options, read into what ``supervisor.serve`` takes.
 """
 
 from __future__ import annotations

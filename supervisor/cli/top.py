@@ -1,8 +1,7 @@
 """``sandhost top``: what each child does now; rows in, text and decisions out.
 
-What it is: rates between two looks, columns, and a screen as a state machine: keys in,
-lines and wishes out.  What it is not: it asks no host and touches no terminal
-(``cli.top_screen``).
+Rates between two looks, columns, and a screen as a state machine: keys in, lines and
+wishes out.
 
 Rules of this file.
 

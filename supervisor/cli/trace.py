@@ -1,7 +1,7 @@
 """One client's life in order: files, model calls, executions, signals.
 
-What it is: events of a journal in, those that concern one client (or one child) out, with
-a sentence each.  What it is not: it reads no file and asks no host (``cli.observe``).
+Events of a journal in, those that concern one client (or one child) out, with a
+sentence each.
 
 Rules of this file.
 
@@ -78,7 +78,7 @@ class Timeline:
         return Entry(at, self._since(at), client, self._depths.get(client, 0), event)
 
     def _learn(self, event: Event) -> None:
-        """Take note of who belongs to the subject."""
+        """Record who belongs to the subject."""
         client = str(event.get("client_id") or "")
         child = str(event.get("child_id") or "")
         parent = event.get("parent_id")

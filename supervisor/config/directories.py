@@ -148,7 +148,7 @@ def _scratch_of(runtime_dir: str, state_dir: str) -> str:
     for path in (usual, f"{runtime_dir}/scratch", temporary):
         if len(os.fsencode(path)) <= MAX_SCRATCH_BYTES:
             return path
-    return usual  # whoever needs a socket in there is told
+    return usual  # a service that needs a socket in there is told
 
 
 def hidden_from_children(section: HostSection | None) -> tuple[str, ...]:

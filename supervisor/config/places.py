@@ -1,7 +1,6 @@
 """Roots, grants and workspaces: whether they are there, and what lies in what.
 
-What it is: the checks that look at the file system, over all policies.  What it is not:
-the form of a path, which is each section's own; who may reach what (``vfs``).
+The checks that look at the file system, over all policies.
 
 Rules of this file.
 
@@ -112,8 +111,8 @@ def _not_to_be_granted(path: str, *, is_written: bool) -> str:
     if not path or "\0" in path:
         return ""
     from supervisor.spec import not_held  # noqa: PLC0415 - for a policy that has grants
-    from vfs.errors import AccessDeniedError  # noqa: PLC0415 - likewise
-    from vfs.policy import close_places, open_place  # noqa: PLC0415 - likewise
+    from vfs.errors import AccessDeniedError  # noqa: PLC0415 - as above
+    from vfs.policy import close_places, open_place  # noqa: PLC0415 - as above
 
     try:
         close_places((open_place(path, write=is_written),))

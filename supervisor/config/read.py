@@ -1,7 +1,6 @@
 """Turns a TOML document into Structs and finds all that is wrong with it at once.
 
-What it is: unknown keys, missing keys and wrong types, each with its path.  What it is
-not: it knows no section; what a value may be is the business of the section's module.
+Unknown keys, missing keys and wrong types, each with its path.
 
 Rules of this file.
 

@@ -96,7 +96,7 @@ def _all_of(fd: int) -> bytes:
             break
         text += piece
     if not text:
-        # Whoever was to write has failed, most likely; nothing means no limits at all.
+        # The writer has failed, most likely; nothing means no limits at all.
         why = "it is a pipe that brought nothing; write /dev/null for no configuration"
         raise OSError(errno.ENODATA, why)
     return bytes(text)

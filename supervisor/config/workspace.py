@@ -1,7 +1,6 @@
 """``[workspace.NAME]``: directories in which children work, and what is set for them.
 
-What it is: the section, its faults, those of the directory, and which policies use it.
-What it is not: a workspace itself (``supervisor.workspace``).
+The section, its faults, those of the directory, and which policies use it.
 """
 
 from __future__ import annotations

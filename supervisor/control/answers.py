@@ -1,7 +1,6 @@
 """The answers of the control socket: rows and figures of a host, made in slices.
 
-What it is: each question that changes nothing, and its answer.  What it is not: the
-conversation (``control``), tables for people (``tables``).
+Each question that changes nothing, and its answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Asking a host: one question over its control socket, one answer.
 
-What it is: the client's side, blocking, without Trio, for commands such as ``ps`` that
-should answer at once.  What it is not: the server (``control``), or what is done with
-an answer (``tables``).
+The client's side, blocking, without Trio, for commands such as ``ps`` that should
+answer at once.
 
 Wire: one JSON object a line each way.
 
@@ -168,8 +167,8 @@ class Exchange:
     Args:
         path: the host's control socket.
         do: as for ``call``.
-        args: likewise.
-        timeout_s: likewise.
+        args: as above.
+        timeout_s: as above.
         connect_s: seconds for the connection; None for as many.
 
     Attributes:

@@ -1,7 +1,6 @@
 """What may be ordered of a daemon over its control socket: spawn, kill, stop, reload.
 
-What it is: arguments checked, the order given to ``children``, an answer made.  What it
-is not: what is sent without end is ``control.streams``; the wire is ``control``.
+Arguments checked, the order given to ``children``, an answer made.
 """
 
 from __future__ import annotations

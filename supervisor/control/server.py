@@ -1,8 +1,7 @@
 """The control socket: what a host tells those who may ask, one JSON line each way.
 
-What it is: who may connect, the conversation.  What it is not: the answers
-(``control.answers``), the socket's file (``unix_listener``), the asking side (``control.client``), tables for people
-(``tables``).  By itself it changes nothing in a host; ``serve`` adds orders and streams.
+Who may connect, the conversation. By itself it changes nothing in a host; ``serve``
+adds orders and streams.
 
 Rules of this file.
 
@@ -13,7 +12,7 @@ Rules of this file.
 3. Answers are made one at a time, and in slices: whatever is asked, a client's READ
    waits for no more than a slice.
 4. An order or a stream may take its time: it has a connection of its own, of which there
-   are ``MAX_LONG``, and ends when whoever asked is gone.  One that does not read waits
+   are ``MAX_LONG``, and ends when its client is gone.  One that does not read waits
    in its own send; nothing is kept for it.
 5. An order is begun only while its asker is there: a host that hung does not do later
    what was given up meanwhile.  The journal and the log say who ordered.
@@ -59,7 +58,7 @@ DEADLINE_S = 10.0
 """From the first byte of a question until its answer is taken."""
 
 MAX_CONNECTIONS = 16
-"""At once; whoever asks needs one for a few milliseconds."""
+"""At once; a question needs one for a few milliseconds."""
 
 MAX_LONG = 64
 """Orders and streams at once."""
@@ -296,7 +295,7 @@ class ControlServer:
         return _result(result)
 
     def _fault(self, question: Question, why: Exception) -> str:
-        """Note a fault in the log; return what whoever asked is told of it."""
+        """Note a fault in the log; return what the client is told of it."""
         self._host.log.write("ERROR", f"Fault doing {question.do!r}: {place_of(why)}")
         if isinstance(why, OSError) and why.errno in OUT_OF_RESOURCES:
             return f"it cannot now: {why.strerror}; try again"

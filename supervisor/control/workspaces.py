@@ -1,7 +1,6 @@
 """What may be asked of a daemon's workspaces over its control socket.
 
-What it is: each verb of ``workspace.verbs``, done in a thread, and told to the journal.
-What it is not: the verbs; a verb that stands in their table is asked by its name.
+Each verb of ``workspace.verbs``, done in a thread, and told to the journal.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def connect(fds: FdService, llm: LlmService) -> Conversations:
     """Give a host's LLM fds its model: fork, spawn, summaries, conversations."""
     from supervisor.fds.conversations import Conversations  # noqa: PLC0415 - with a model
     from supervisor.llm.gateway import FailedCallError  # noqa: PLC0415 - with a model
-    from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - likewise
+    from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - as above
 
     model = GatewayModel(_LlmAsker(llm.models), (FailedCallError, QuotaError))
     conversations = Conversations(fds, model)

@@ -3,7 +3,7 @@
 Rules of this file.
 
 1. A child's own connection starts with an empty table.  A connection that it attaches
-   starts as a fork of the one it was attached by: whoever is handed it has what its
+   starts as a fork of the one it was attached by: the client that is handed it has what its
    parent had, and may give up more (``keep_fds``).
 2. What the clients of one child keep is bounded by one allowance; temporary files are
    theirs together and nobody else's.
@@ -240,10 +240,10 @@ class FdService:
         """Nothing: who calls is a conversation, and those rest."""
 
     def go_on(self) -> None:
-        """Likewise."""
+        """As ``rest``."""
 
     def interrupt(self) -> None:
-        """Likewise: a call under way is a job of its conversation."""
+        """Nothing: a call under way is a job of its conversation."""
 
     def busy(self) -> str | None:
         """Say what has to end first."""
@@ -408,7 +408,7 @@ class FdService:
             checkpoints.living.update(one.owner for one in left.shared)
         try:
             count = checkpoints.drop_numbered()
-        except FdError:  # what is damaged is told to whoever uses it
+        except FdError:  # what is damaged is told to its next user
             return
         if count:
             text = (

@@ -1,8 +1,7 @@
 """What a daemon hands to its next program beside the host: names, logs, locks, sockets.
 
-What it is: kept children with their restarts, their pipes and directories; the lock and
-the control socket.  What it is not: the host and its clients (``handover.leave``), or
-the exchange (``handover``).
+Kept children with their restarts, their pipes and directories; the lock and the control
+socket.
 
 Rules of this file.
 

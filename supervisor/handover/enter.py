@@ -1,7 +1,7 @@
 """Puts a host together from what the program before took down.
 
-What it is: the launchpad's hand, the counters, children with their conversations, each
-of which goes on where it was.  What it is not: a daemon's own parts (``serve``).
+The launchpad's hand, the counters, children with their conversations, each of which
+goes on where it was.
 
 Rules of this file.
 
@@ -131,7 +131,7 @@ class EnteredChild(Child):
         host: whose child it is from now on.
         left: what was taken down.
         places: all places, by their numbers.
-        policies: all policies, likewise.
+        policies: all policies, as above.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Takes a host's state down, for the program that follows.
 
-What it is: reading; nothing in the host changes, so that it can go on if the exchange
-fails.  What it is not: waiting until there is something to take down (``handover``).
+Reading; nothing in the host changes, so that it can go on if the exchange fails.
 
 Rules of this file.
 

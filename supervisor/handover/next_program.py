@@ -1,7 +1,6 @@
 """The exchange itself: exec(2) with a state in memory, and its first moments after.
 
-What it is: the last step of the program before and the first of the next.  What it is
-not: what is handed over (``handover.state``), or when (``handover``).
+The last step of the program before and the first of the next.
 
 Rules of this file.
 

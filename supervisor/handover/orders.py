@@ -1,6 +1,6 @@
 """The order to be replaced, as a daemon gets it: by SIGUSR2, or ``reload --exec``.
 
-Whoever asked over the control socket hears why it was refused; if it was not, that
+The client of the control socket hears why it was refused; if it was not, that
 connection ends with the program that had it, and the next one tells its ``generation``.
 """
 
@@ -31,7 +31,7 @@ class Change:
         notifier: told before and, should it fail, after.
 
     Attributes:
-        host: likewise.
+        host: as above.
     """
 
     def __init__(self, host: Host, around: Surroundings, notifier: Notifier) -> None:

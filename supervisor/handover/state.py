@@ -1,7 +1,6 @@
 """What one host program hands to the next: its state, as bytes in a file in memory.
 
-What it is: the form, its version, writing and reading it.  What it is not: taking a host
-apart (``handover.leave``) or putting one together (``handover.enter``).
+The form, its version, writing and reading it.
 
 Rules of this file.
 

@@ -283,7 +283,7 @@ def _change_root(order: Order, view: tuple[Any, ...]) -> str:
 def _enter_directory(order: Order, _launchpad: int) -> None:
     """Enter the working directory; after a fresh root was made, the copy in there.
 
-    The directory of before is outside: whoever stays in it can walk out of the root. And
+    The directory of before is outside: a process that stays in it can walk out of the root. And
     what stands under its name now may be the child's doing: a link to ``/proc/1/root``
     leads a process of root's out again. So no link is followed, and what is there must
     be the very directory that the host holds.
@@ -324,7 +324,7 @@ def _limit_resources(order: Order, _launchpad: int) -> None:
 def _fewer_descriptors() -> tuple[int, int, int]:
     """Return a limit of descriptors that is less than the host's.
 
-    What is in flight over unix sockets is counted by user, and whoever sends compares that
+    What is in flight over unix sockets is counted by user, and a sender compares that
     with a limit of its own (unix(7), ETOOMANYREFS): a child of its host's user that had as
     many could stuff its own sockets until the host sends nobody a descriptor.
     """

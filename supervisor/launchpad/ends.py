@@ -1,11 +1,10 @@
 """How what a launchpad's children leave is ended: reaped, killed, reported.
 
-What it is: signalling and waiting for direct children, the hunt for leftovers, the end of
-all. What it is not: what is told of a child that ended; that is the launchpad's.
+Signalling and waiting for direct children, the hunt for leftovers, the end of all.
 
 Rules:
  1. While somebody is starting, who is reaped is looked at while it has its number still.
- 2. Whoever ``Family`` does not know is a leftover, but not while a child is forking that
+ 2. A process that ``Family`` does not know is a leftover, but not while a child is forking that
     has not told whom.
  3. In turns, and not to the end of either: processes that fork and exit for ever die as
     fast as they are reaped, and only a kill stops them.
@@ -77,7 +76,7 @@ class Ends:
         self.has_more_to_do |= self.sweep()
 
     def ended(self, child: Child) -> None:
-        """Take note of a child whose end was told: what it left is looked for."""
+        """Record a child whose end was told: what it left is looked for."""
         self._unswept.append(child)
 
     def signal(self, child: Child | None, signal: int) -> None:
@@ -90,7 +89,7 @@ class Ends:
             proctree.signal_trees(os.getpid(), (child.pid,), signal)
 
     def remember(self, groups: tuple[bytes, ...]) -> None:
-        """Take note of groups whose child is dead."""
+        """Record groups whose child is dead."""
         self.left_groups += groups
         del self.left_groups[:-_LEFT_GROUPS]
 

@@ -1,7 +1,6 @@
 """Who stands beneath a launchpad: its children, from their fork to their burial.
 
-What it is: one record a child, and the tables by which it is found. What it is not:
-forking, reaping, messages; those are the launchpad's.
+One record a child, and the tables by which it is found.
 
 Invariant: a child is in `children` until it is reaped, in `by_ident` from its order on,
 in `by_report` until its start has ended, well or badly.
@@ -71,7 +70,7 @@ class Child:
     )
 
     def __init__(self, state: int, pid: int, report: int) -> None:
-        """Take note of a process that was forked.
+        """Add a process that was forked.
 
         Args:
             state: of ``launchpad.life``.
@@ -183,13 +182,13 @@ class Family:
             os.close(report)
 
     def enter(self, child: Child, init: int) -> None:
-        """Take note of a child that was forked, and of its namespace's init."""
+        """Add a child that was forked, and its namespace's init."""
         self.children[child.pid] = child
         self.by_report[child.report] = child
         self._has_init(child, init)
 
     def order(self, child: Child, ident: int) -> None:
-        """Take note whose child it is."""
+        """Record whose child it is."""
         child.ident = ident
         self.by_ident[ident] = child
 
@@ -211,7 +210,7 @@ class Family:
             self.inits.add(init)
 
     def start_is_over(self, child: Child) -> None:
-        """Take note that nothing more is heard of a start; close its end of the pipe."""
+        """Record that nothing more is heard of a start; close its end of the pipe."""
         self.close_report(child.report)
         del self.by_report[child.report]
         child.report = -1

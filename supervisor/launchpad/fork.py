@@ -1,7 +1,6 @@
 """How the launchpad forks: into a group of processes, and into a pid namespace.
 
-What it is: clone(2) and clone3(2) for a process of one thread. What it is not: nothing
-here tells parent from child for the caller; 0 is the child, as with fork(2).
+The calls clone(2) and clone3(2) for a process of one thread.
 
 Rules:
  1. Only a process without other threads calls this. What `os.fork` does around the call

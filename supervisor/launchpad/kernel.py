@@ -78,7 +78,7 @@ def ask_for_slices(length_ns: int) -> None:
 
     Who asks for short ones goes before others when it wakes, for no more time in all
     (sched_setattr(2), Linux 6.12; older ones give nothing for it). It is a request:
-    whoever may not make it goes on without, and so does whoever has a policy or a
+    a thread that may not make it goes on without, and so does one that has a policy or a
     negative nice value that goes before others already. Threads and processes that are
     made from here do not inherit it: SCHED_RESET_ON_FORK is set, and stays.
     """

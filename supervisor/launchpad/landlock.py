@@ -1,7 +1,6 @@
 """The layer "landlock": what a child may open, whatever it asks the kernel for.
 
-What it is: one probe (`version`) and one apply. What it is not: no opinion on paths;
-the host's side makes the list (``supervisor/sandbox/paths.py``).
+One probe (`version`) and one apply.
 
 Rules:
  1. Everything the kernel can restrict is restricted; a rule gives back what is listed.

@@ -1,7 +1,7 @@
 """The life of one child as its launchpad sees it: a total table.
 
-What it is: states, events, and what an event means in a state. What it is not: doing it;
-that is ``launchpad``. The host's own table of a child is ``supervisor/lifecycle.py``.
+States, events, and what an event means in a state. The host's own table of a child is
+``supervisor/lifecycle.py``.
 
 Rules:
  1. Every (state, event) has an entry; `None` is what cannot happen (I3).

@@ -1,9 +1,8 @@
 """The launchpad: the small process that starts, reaps and ends every child of a host.
 
-What it is: one single-threaded process per host. It forks children on request, tells
-their end, kills whatever a dead child leaves behind, and when its host is gone kills
-everything and exits. What it is not: no policy, no names, no timeouts, no logs; the
-host's side is ``supervisor/launcher.py``.
+One single-threaded process per host. It forks children on request, tells their end,
+kills whatever a dead child leaves behind, and when its host is gone kills everything
+and exits.
 
 Rules:
  1. Only this process waits for children, so the pid of an unreaped one is its own.
@@ -207,7 +206,7 @@ class _Launchpad:
                 kind.child = self._fork(order, life.IN_STOCK)
             finally:
                 order.line.close()
-        except OSError:  # whoever orders one has it forked, and is told why not
+        except OSError:  # the next order has it forked, and is told why not
             kind.asked = 0
         else:
             kind.child.line = line
@@ -274,7 +273,7 @@ class _Launchpad:
         self._family.start_is_over(child)
 
     def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:
-        """Take note that a child was reaped, and tell its end."""
+        """Record that a child was reaped, and tell its end."""
         if child.report >= 0:
             self._hear(child)
         if child.report >= 0:  # it is dead: all is told that will ever be

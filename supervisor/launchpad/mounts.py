@@ -1,8 +1,7 @@
 """The layer "mountns": what there is of the file system, for a child.
 
-What it is: a fresh root directory that holds copies of mounts of what a child may see,
-and nothing else: no ``/run`` with its sockets, no other child's directories, no homes.
-What it is not: the list; the host's side makes it (``supervisor/sandbox/paths.py``).
+A fresh root directory that holds copies of mounts of what a child may see, and nothing
+else: no ``/run`` with its sockets, no other child's directories, no homes.
 
 Rules:
  1. Called in a mount namespace of its own (``launchpad.namespaces``). What fails, fails

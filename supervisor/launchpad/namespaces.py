@@ -1,8 +1,7 @@
 """The layers "userns", "netns", "ipcns", "utsns", "mountns" and "pidns": entering them.
 
-What it is: one apply for each kind, in a process that has just been forked, and of the
-net namespace the one listener in it that is the host's. What it is not: what is seen in
-the mount namespace is ``launchpad.mounts``.
+One apply for each kind, in a process that has just been forked, and of the net
+namespace the one listener in it that is the host's.
 
 Rules:
  1. Root makes namespaces as it is; anybody else makes a user namespace first, in which
@@ -16,7 +15,7 @@ Rules:
  3. The init does nothing but be there: ignored, SIGCHLD reaps by itself. It holds no
     descriptor, and no program of the namespace can end it; when the launchpad does,
     the kernel ends everything in it.
- 4. A socket stays in the net namespace in which it was made, whoever holds it. So this
+ 4. A socket stays in the net namespace in which it was made, in any hands. So this
     process makes the listener, before it is anybody's program, and the host serves it:
     what the host itself listens on is on another loopback.
 """
@@ -61,7 +60,7 @@ def enter_user(uid: int, gid: int) -> str:
     """
     system_call(_SYS_UNSHARE, _CLONE_NEWUSER)
     # The launchpad may not be looked at, so its fork's files in /proc are root's: for
-    # the three writes it may be. Whoever could look is of the same user and not yet
+    # the three writes it may be. A process that could look is of the same user and not yet
     # in a sandbox, for Landlock refuses it to those who are.
     prctl(PR_SET_DUMPABLE, 1)
     try:

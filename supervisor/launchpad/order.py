@@ -1,7 +1,7 @@
 """What one child is to become, and what it tells of itself on its way there.
 
-What it is: the order that a forked process carries out, and the frames of the pipe by
-which it reports. What it is not: carrying it out (``launchpad.child``).
+The order that a forked process carries out, and the frames of the pipe by which it
+reports.
 
 Rule: an order that was forked along is complete. One that comes later, by a socket, to
 a child in stock (``launchpad.stock``) has before that only what every order of its

@@ -1,7 +1,6 @@
 """What a launchpad has to say to its host, in order, while the host may not listen.
 
-What it is: a queue with descriptors that travel with its messages. What it is not: the
-messages, which are in ``launchpad.wire``.
+A queue with descriptors that travel with its messages.
 """
 
 from __future__ import annotations

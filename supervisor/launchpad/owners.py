@@ -1,7 +1,7 @@
 """User namespaces that only say how a mount shows the owners of its files.
 
-What it is: for a user that children become, a namespace in which root's files are that
-user's, held by a descriptor of the launchpad. What it is not: no process lives in it.
+For a user that children become, a namespace in which root's files are that user's, held
+by a descriptor of the launchpad.
 
 Rule: made once for each user, for it takes a process to make one (about 1 ms); the host
 gives a user to another child when the first is gone.

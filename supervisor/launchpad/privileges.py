@@ -1,7 +1,5 @@
 """The layers "no_new_privs", "capabilities" and "uid": what a child may become.
 
-What it is: for each one apply. What it is not: no choice of a user; the host makes it.
-
 Rule: afterwards nothing that is executed gives anything back, not a set-user-id
 program, not a file capability, not being user 0.
 """

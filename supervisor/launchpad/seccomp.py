@@ -1,8 +1,4 @@
-"""The layer "seccomp": the system calls that a child may not make.
-
-What it is: installing a filter. What it is not: the filter; the host's side builds it
-(``supervisor/sandbox/seccomp_filter.py``) and sends its bytes.
-"""
+"""The layer "seccomp": the system calls that a child may not make."""
 
 from __future__ import annotations
 

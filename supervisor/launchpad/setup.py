@@ -1,7 +1,6 @@
 """How a launchpad makes itself ready: its descriptors, its signals, its wake-ups.
 
-What it is: steps that a launchpad takes once, before it serves. What it is not: started
-by anybody else; how a host starts it is ``launchpad.start``.
+Steps that a launchpad takes once, before it serves.
 """
 
 from __future__ import annotations
@@ -91,13 +90,13 @@ class Deaths:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
 
     def take(self) -> None:
-        """Take note of those that were heard of."""
+        """Record those that were heard of."""
         try:
             os.read(self.fd, _DEATH_BYTES)
         except BlockingIOError:  # heard of while all were ended
             return
 
     def wait(self) -> None:
-        """Wait for one, and take note of it."""
+        """Wait for one, and record it."""
         select.select([self.fd], (), ())
         self.take()

@@ -1,7 +1,7 @@
 """The fresh root of the layer "mountns" while it is filled: places, covers, what is attached.
 
-What it is: the one way in which a copy of a mount gets its place, and in which something
-within a copy is hidden. What it is not: the copies (``launchpad.mounts``).
+The one way in which a copy of a mount gets its place, and in which something within a
+copy is hidden.
 
 Rules:
  1. A copy that is attached is somebody else's directory, the child's say, who may change

@@ -1,7 +1,6 @@
 """How a host starts its launchpad, before it imports anything heavy.
 
-What it is: the host's first steps, in the order that keeps descriptors and orphans in
-hand. What it is not: no Trio; talking to the launchpad is ``supervisor/launcher.py``.
+The host's first steps, in the order that keeps descriptors and orphans in hand.
 
 Rules:
  1. Called first of all, once per process: what opens descriptors before it may take
@@ -80,7 +79,7 @@ def start_launchpad() -> LaunchpadProcess:
         root = os.path.abspath(__file__).rpartition("/supervisor/")[0]
         pid = os.posix_spawn(
             sys.executable,
-            # The last word is for whoever asks whose it is, when its parent changed.
+            # The last word says whose it is, when its parent changed.
             [sys.executable, "-I", "-S", "-c", _BOOT, root, str(os.getpid())],
             _environment(),
             file_actions=[

@@ -1,8 +1,6 @@
 """Children in stock: forked, and in what they can be in before anybody asks for them.
 
-What it is: which kinds of orders come again and again, and who waits for the next one
-of each. What it is not: forking them, which is the launchpad's; their waiting is the
-row "order" of ``launchpad.child``.
+Which kinds of orders come again and again, and who waits for the next one of each.
 
 Rules:
  1. The *shape* of an order is what can be put on before the rest of it is known: its
@@ -14,7 +12,7 @@ Rules:
     them beforehand (SPARE): nobody is moved between groups.
  4. A child that fails in stock is nobody's: its shape has to be asked for twice again.
     The order that would have been its own fails, or not, in a child forked for it.
- 5. Whoever waits holds no descriptor, environment or directory of any child.
+ 5. A process that waits holds no descriptor, environment or directory of any child.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ class Stock:
         self._surplus: list[Child] = []
 
     def take(self, layers: dict[str, Any]) -> Child | None:
-        """Take note of an order; return who is to have it, None if nobody waits."""
+        """Record an order; return who is to have it, None if nobody waits."""
         if layers.get("userns") == JOINED:  # nobody can wait in a child's namespace
             return None
         shape = _shape_of(layers)
@@ -94,7 +92,7 @@ class Stock:
         return child
 
     def spare(self, groups: Groups) -> None:
-        """Take note of groups that nobody is in; the host takes no others but these."""
+        """Record groups that nobody is in; the host takes no others."""
         self._spare = groups
         for kind in self._kinds.values():
             if kind.groups:
@@ -137,7 +135,7 @@ class Stock:
         return tuple(directory for directory, _ in self._spare)
 
     def discard(self, child: Child) -> None:
-        """Take note that a child came to nothing while it waited."""
+        """Record that a child came to nothing while it waited."""
         for kind in self._kinds.values():
             if kind.child is child:
                 kind.child = None

@@ -1,7 +1,6 @@
 """What the host and its launchpad say to each other, as datagrams.
 
-What it is: the messages, and sending and receiving one. What it is not: no waiting, no
-tables; those are the launchpad's and the launcher's.
+The messages, and sending and receiving one.
 
 Rules:
  1. A datagram is one tuple, marshalled: both ends are one program run by one

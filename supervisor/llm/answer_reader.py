@@ -1,9 +1,7 @@
 """A provider's answer: bytes in, events or one object out; the form is the API's.
 
-What it is: sans-IO, and what the readers of all APIs have in common.  A stream of
-server-sent events is taken apart; a body that is one JSON object is taken as it is.  What
-it is not: what events mean (``answer``, ``responses_answer``, ``messages_answer``), who
-fetches the bytes (``provider``), or what they cost (``gateway``).
+Sans-IO, and what the readers of all APIs have in common. A stream of server-sent events
+is taken apart; a body that is one JSON object is taken as it is.
 
 Rules of this file.
 

@@ -1,8 +1,7 @@
 """What a child's program is answered: events and objects of its API, redacted.
 
-What it is: one writer for each way from a provider's answer to a door's (spec MD2, MD3):
-Chat Completions, an API that is passed on, Chat Completions said in another API.  What it
-is not: HTTP (``endpoint_http``), or where events come from (``gateway``).
+One writer for each way from a provider's answer to a door's (spec MD2, MD3): Chat
+Completions, an API that is passed on, Chat Completions said in another API.
 
 Rules of this file.
 

@@ -1,8 +1,6 @@
 """The APIs that models are asked by: a row for each, and what a request of it may not ask.
 
-What it is: the table behind the endpoint's doors and the providers' addresses (spec MD2).
-What it is not: how answers are read (``answer``, ``responses_answer``,
-``messages_answer``), or how one API is said in another (``translation``).
+The table behind the endpoint's doors and the providers' addresses (spec MD2).
 
 Rule: a request is refused where it could cost more than is reserved for it, or reach what
 the provider keeps under the operator's key, for that may be another child's.

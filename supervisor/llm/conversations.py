@@ -148,7 +148,7 @@ class Kept(Generic[T]):
             raise KeptError(text)
 
     def keep(self, client: Client, name: str, value: T, size_chars: int) -> None:
-        """Keep a conversation, or take note of what became of it."""
+        """Keep a conversation, or what became of it."""
         self._entries[client.id, name] = _Entry(value, _top_of(client), size_chars)
 
     def drop(self, client: Client) -> list[T]:

@@ -1,7 +1,6 @@
 """Redacting the events of a streamed answer, across them (spec L13, I10).
 
-What it is: one choice of a stream, event by event, for whoever passes events on.  What it
-is not: whole answers (``gateway``), or what a secret looks like (``redact``).
+One choice of a stream, event by event, for a writer that passes events on.
 
 Rules of this file.
 

@@ -1,9 +1,8 @@
 """The endpoint for programs that know nothing of this host (face: ``endpoint = true``).
 
-What it is: one listener on loopback for the host, for each child one unix socket and, if
-it has a loopback of its own, a listener with the same port there, and a token for each
-child that stands for its account.  What it is not: what requests mean
-(``endpoint_call``), or HTTP (``endpoint_http``).
+One listener on loopback for the host, for each child one unix socket and, if it has a
+loopback of its own, a listener with the same port there, and a token for each child
+that stands for its account.
 
 Rules of this file.
 
@@ -110,7 +109,7 @@ class Account:
         connections: those that have shown the token, the oldest first.
         listener: the child's own unix socket; None if it has none.
         path: where that is.
-        inner: the one on loopback of its net namespace; None likewise.
+        inner: the one on loopback of its net namespace; None as above.
     """
 
     def __init__(self, client: Client, node: Node) -> None:
@@ -135,7 +134,7 @@ class Account:
 
 
 class _Connection:
-    """One connection, from whoever it is.
+    """One connection, of a child or of a stranger.
 
     Attributes:
         by: the listener by which it came; None if the program before accepted it.
@@ -490,7 +489,7 @@ def _unix_listener(spec: ChildSpec) -> trio.SocketListener:
 
 
 def _unlink(spec: ChildSpec) -> None:
-    # The child may have removed it, and whoever may write around it the directory.
+    # The child may have removed it, and who may write around it the directory.
     with suppress(OSError), spec.run_dir_held() as held:
         os.unlink(SOCKET_NAME, dir_fd=held)
 

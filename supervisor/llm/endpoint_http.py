@@ -77,7 +77,7 @@ class HttpConnection:
     """One connection.
 
     Args:
-        stream: it; closed by whoever made it.
+        stream: it; closed by its maker.
         ahead: what another program of this host has received of a request.
 
     Attributes:
@@ -102,7 +102,7 @@ class HttpConnection:
             self._http.receive_data(ahead)
 
     def begin(self) -> None:
-        """Take note that the request is being answered from now on."""
+        """Mark the request as one that is being answered."""
         self.received = None
 
     async def request(

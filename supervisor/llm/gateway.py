@@ -1,7 +1,7 @@
 """The gateway: a list of messages in, a checked and paid completion out.
 
-What it is: the one way to the model, for LLM_CHAT, for the endpoint and for whatever
-else of the host asks it.  What it is not: who may ask for which model (``service``).
+The one way to the model, for LLM_CHAT, for the endpoint and for whatever else of the
+host asks it.
 
 Rules of this file.
 
@@ -224,7 +224,7 @@ class Gateway:
 
     Args:
         redactor: knows every secret.
-        spending: what is charged, for whoever keeps it.
+        spending: keeps what is charged.
         timeout_s: for one call, retries included (spec L11).
         journal: is told of every call, never of a text.
         budget: the host's memory.
@@ -385,7 +385,7 @@ class Gateway:
         outcome: str,
         latency_s: float,
     ) -> None:
-        """Take note of a call that has ended (spec L13: no text of it)."""
+        """Tell of a call that has ended (spec L13: no text of it)."""
         self._spending.add(call.node, cost, int(counts))
         self._journal.write(
             "llm.called",

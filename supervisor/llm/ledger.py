@@ -1,7 +1,6 @@
 """What was spent, over restarts: a small SQLite file (ADR 11, ADR 48).
 
-What it is: the totals of the host's own node, and of each child that the configuration
-names.  What it is not: the tree that these nodes stand in (``quota``).
+The totals of the host's own node, and of each child that the configuration names.
 
 Rules of this file.
 
@@ -264,7 +263,7 @@ class Spending:
             return node
 
     def add(self, node: Node, tokens: float, calls: int) -> None:
-        """Take note of a charge that a node and its ancestors have already."""
+        """Keep a charge that a node and its ancestors have already."""
         if self._file is None:
             return
         for one in node.path():
@@ -282,7 +281,7 @@ class Spending:
         """Return when every charge so far is in the file, or it was said why not."""
         if self._file is None:
             return
-        async with self._turn:  # whoever waited finds the work done
+        async with self._turn:  # a task that waited finds the work done
             while self._waiting:
                 charges = list(self._waiting.values())
                 self._waiting.clear()

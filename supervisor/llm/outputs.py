@@ -4,7 +4,7 @@ Rules of this file.
 
 1. Before the call each is opened as it is, so that what cannot be written costs no call.
 2. A file that is published on close is opened anew, staged, when there is something to
-   write: whoever reads it sees the old content or the whole new one (spec A3b).
+   write: a reader sees the old content or the whole new one (spec A3b).
 3. What did not come to be written is as it was: a file that was made for the check is
    removed again.
 4. Files are closed in worker threads: a distant one may wait for long.

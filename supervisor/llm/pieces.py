@@ -1,11 +1,10 @@
 """What a provider sends in pieces, put together: the message of a choice, lists.
 
-What it is: how a delta is added to what is known.  What it is not: where deltas come
-from, or what an answer must have (``answer``).
+How a delta is added to what is known.
 
 Rules of this file.
 
-1. Nothing of a delta is kept but what is never changed: whoever passes events on changes
+1. Nothing of a delta is kept but what is never changed: a writer that passes events on changes
    them afterwards.
 2. To add a piece takes time in proportion to the piece, however much is known.
 3. Values that are kept are counted: each takes memory beside its text.

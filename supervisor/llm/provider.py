@@ -1,7 +1,5 @@
 """One provider: its address, its key, its client; requests go out, answer bytes come in.
 
-What it is not: how bytes travel (``wire``).
-
 Rules of this file.
 
 1. It is the only module that holds a key.  What it raises and yields has passed the
@@ -85,7 +83,7 @@ class CallError(Exception):
 
 def load() -> None:
     """Import what calls need (for a worker thread)."""
-    # The library would log prompts to stderr for whoever has this set.
+    # The library would log prompts to stderr where this is set.
     os.environ.pop("OPENAI_LOG", None)
     # What these would import by themselves, but with the first call, in Trio's thread.
     import encodings.idna  # noqa: PLC0415
@@ -274,11 +272,11 @@ class Provider:
         return self._message_headers if api is MESSAGES else self._headers
 
     def _sent(self) -> None:
-        """Take note that the current task's request has gone out whole."""
+        """Record that the current task's request has gone out whole."""
         self._requests[trio.lowlevel.current_task()].is_sent = True
 
     async def _answered(self, response: Any) -> None:
-        """Take note of an answer's status; bound the body of an error."""
+        """Record an answer's status; bound the body of an error."""
         is_refused = response.status_code >= 300
         self._requests[trio.lowlevel.current_task()].is_sent = not is_refused
         if is_refused:  # the library reads it whole

@@ -1,7 +1,6 @@
 """The quota tree: what calls may cost, what they have cost, and who pays.
 
-What it is: pure and synchronous bookkeeping; nothing here waits, opens or imports Trio.
-What it is not: where totals are kept across restarts (``ledger``).
+Pure and synchronous bookkeeping; nothing here waits, opens or imports Trio.
 
 Rules of this file.
 

@@ -1,8 +1,6 @@
 """The way to a provider: connections that are kept, and requests that go out whole.
 
-What it is: the transport beneath the client library's own HTTP client, on its connection
-pool.  What it is not: what is asked (``provider``), or how often it is tried again (the
-library).
+The transport beneath the client library's own HTTP client, on its connection pool.
 
 Rules of this file.
 
@@ -77,7 +75,7 @@ class Sockets:
         self._open: list[trio.socket.SocketType] = []
 
     def add(self, sock: trio.socket.SocketType) -> None:
-        """Take note of one."""
+        """Add one."""
         self.numbers()  # forgets what is closed
         self._open.append(sock)
 
@@ -204,7 +202,7 @@ class Network(httpcore2.AsyncNetworkBackend):
 
     Args:
         ready: see ``Line``.
-        sent: likewise.
+        sent: as above.
         sockets: is told of each.
     """
 
@@ -264,7 +262,7 @@ class Transport(httpx2.AsyncBaseTransport):
     Args:
         base_url: where its requests go.
         ready: see ``Line``.
-        sent: likewise.
+        sent: as above.
         sockets: is told of each connection.
     """
 

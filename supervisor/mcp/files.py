@@ -1,8 +1,7 @@
 """The file tools of ``sandhost mcp --files``: read, write, edit, list and search.
 
-What it is: system calls of this very process, which is a child's: what the child may reach
-they reach, and the kernel says what it may not.  What it is not: running commands
-(``commands``), nor the protocol (``mcp``).
+System calls of this very process, which is a child's: what the child may reach they
+reach, and the kernel says what it may not.
 
 Rules of this file.
 

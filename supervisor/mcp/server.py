@@ -92,7 +92,7 @@ def serve(
 
     Args:
         config: says which tools, outside of a child.
-        root: where these may write, likewise.
+        root: where these may write, as above.
         launchpad: starts the commands of ``--files``; None without that.
 
     Returns:
@@ -287,7 +287,7 @@ def _version() -> str:
 def _program_tool(name: str) -> types.Tool:
     from mcp import types  # noqa: PLC0415 - an extra
 
-    from vfs.content import TOOLS, parameters_schema  # noqa: PLC0415 - likewise
+    from vfs.content import TOOLS, parameters_schema  # noqa: PLC0415 - as above
 
     tool = TOOLS[name]
     return types.Tool(

@@ -1,7 +1,7 @@
 """The standard streams of ``sandhost mcp``, and when they end its session.
 
-What it is: what stands between descriptors 0 and 1 and the package ``mcp``, which must be
-there to import this.  What it is not: it knows no tool.
+What stands between descriptors 0 and 1 and the package ``mcp``, which must be there to
+import this.
 
 Rules of this file.
 
@@ -236,7 +236,7 @@ def _error(request: str | int | None, code: int, text: str) -> bytes:
 
 
 def _write(data: bytes) -> None:
-    """Write everything to standard output, waiting for whoever reads it."""
+    """Write everything to standard output, waiting for its reader."""
     view = memoryview(data)
     while view:
         try:

@@ -1,6 +1,6 @@
 """``sandhost mcp --files`` as a list of tools: what an agent is offered, and each call.
 
-What it is: names, schemas, and the way of a call to ``files`` and ``commands``.
+Names, schemas, and the way of a call to ``files`` and ``commands``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Every figure that is told, in one list: its name, its meaning, its values now.
 
-What it is: a snapshot of a host as plain values, made in the loop.  What it is not: it
-counts nothing (``counts``, ``metrics``) and writes no text (``metrics.text``).
+A snapshot of a host as plain values, made in the loop.
 
 Names follow the usage of Prometheus: ``_total`` only rises, ``_seconds`` and ``_bytes``
 are in those units.  ``docs/observability.md`` lists them, and a test compares.

@@ -1,7 +1,6 @@
 """The listener of ``[metrics]``: ``/metrics`` for scrapers, a page for people if wanted.
 
-What it is: HTTP/1.1 by h11 on Trio, read-only, on loopback.  What it is not: figures
-(``metrics.families``), their text (``metrics.text``), the page (``metrics.status_page``).
+HTTP/1.1 by h11 on Trio, read-only, on loopback.
 
 Rules of this file.
 

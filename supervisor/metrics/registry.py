@@ -1,8 +1,6 @@
 """What happened in a host, in figures: events counted, tables looked at, sums made.
 
-What it is: a tap of the journal, and ``families``, a snapshot of every figure as plain
-values.  What it is not: the text that a scraper reads (``metrics.text``), the listener
-(``metrics.listener``), what the hot path counts (``counts``).
+A tap of the journal, and ``families``, a snapshot of every figure as plain values.
 
 Rules of this file.
 
@@ -142,8 +140,8 @@ class Metrics:
         commits: of workspaces that were applied.
         conflicts: paths that commits could not take.
         lag: how late the loop was, looked at every ``LAG_INTERVAL_S``.
-        lag_last_s: likewise, at the last look; None before the first.
-        lag_worst_s: likewise, at the worst.
+        lag_last_s: as above, at the last look; None before the first.
+        lag_worst_s: as above, at the worst.
         started_s: when this process was started, seconds since the epoch.
         tokens: by child that is there.
         recent: the newest events.
@@ -210,7 +208,7 @@ class Metrics:
             self.note_lag(max(0.0, time.monotonic() - due_s))
 
     def note_lag(self, late_s: float) -> None:
-        """Take note of how late the loop was, seconds."""
+        """Record how late the loop was, seconds."""
         self.lag.add(late_s)
         self.lag_last_s = late_s
         self.lag_worst_s = max(self.lag_worst_s, late_s)

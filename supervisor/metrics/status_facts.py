@@ -105,7 +105,7 @@ class Facts:
         bars: bounds of the whole host.
         children: rows, those that are down first, then the busiest.
         clients: the contract's rows (spec S1).
-        files: likewise.
+        files: as above.
         more: how many rows each table would have beyond those shown.
         events: the newest first.
         version: of this program.

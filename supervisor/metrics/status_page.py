@@ -1,7 +1,6 @@
 """The status page: facts in, HTML out; one file, nothing from anywhere else.
 
-What it is: text, its style and the few lines of script that keep it live.  What it is
-not: it looks at nothing (``metrics.status_facts``) and sends nothing (``metrics.listener``).
+Text, its style and the few lines of script that keep it live.
 
 Rules of this file.
 
@@ -348,7 +347,7 @@ _NOTHING = "\N{EN DASH}"
 
 
 def _word(value: object) -> Cell:
-    """Return the cell of a text, whoever chose it."""
+    """Return the cell of a text, also of a child's."""
     if value is None:
         return Cell(_NOTHING, None)
     return Cell(_text(value), str(value))

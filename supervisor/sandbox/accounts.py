@@ -1,7 +1,5 @@
 """Who a child is by name: files of ``/etc`` that are its own, in a fresh root.
 
-What it is: their content.  What it is not: making them (``launchpad.mounts``).
-
 Rule: they say nothing of the host's users, nor which machine this is.
 """
 
@@ -23,7 +21,7 @@ def files_of(uid: int, gid: int, home: str) -> OwnFiles:
 
     Args:
         uid: as the child sees its number.
-        gid: likewise.
+        gid: as above.
         home: its HOME.
     """
     if not home.startswith("/") or {":", "\n"} & set(home):  # passwd(5) cannot say it

@@ -1,7 +1,6 @@
 """Directories of a host's own, which its children see empty wherever they lie.
 
-What it is: where they are at this moment.  What it is not: the hiding, which each child
-does in its own file system (``launchpad.stage``).
+Where they are at this moment.
 
 Files of keys likewise: nobody can open them there.
 

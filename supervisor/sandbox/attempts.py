@@ -1,7 +1,6 @@
 """The attempts behind ``sandbox.probes``: each tries one thing and undoes it.
 
-What it is: one function a thing, which returns a few words about what it found.  What
-it is not: what a missing thing means; that stands in the table of ``sandbox.probes``.
+One function a thing, which returns a few words about what it found.
 
 Rules of this file.
 

@@ -1,8 +1,5 @@
 """The files of one group of processes: what bounds it, in both versions.
 
-What it is: reading and writing them.  What it is not: making groups, or knowing whose
-they are (``sandbox.cgroups``).
-
 Source: cgroup-v2.rst and cgroup-v1 of the kernel.
 """
 

@@ -1,8 +1,7 @@
 """The layer "cgroup": groups of processes for one child, where they can be had.
 
-What it is: making a group beneath the host's own in each hierarchy that is of use,
-setting its bounds, and removing it.  What it is not: joining it; the forked child does
-that before it becomes its program.
+Making a group beneath the host's own in each hierarchy that is of use, setting its
+bounds, and removing it.
 
 Rules of this file.
 
@@ -317,7 +316,7 @@ class Reserve:
         return not self._left
 
     def close(self) -> None:
-        """Remove what nobody took; whoever waited in it, or was left, is dead."""
+        """Remove what nobody took; what waited in it, or was left, is dead."""
         spare, self._spare = self._spare, None
         if spare is not None:
             self.give_back(spare)

@@ -1,7 +1,6 @@
 """The command ``sandhost`` in a child's fresh root, where the machine has none there.
 
-What it is: a program that runs this installation's.  What it is not: how it comes to lie
-in ``/usr/local/bin`` (``launchpad.mounts``).
+A program that runs this installation's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Room for children's groups in a group of version 2 that a service manager delegates.
 
-What it is: moving the host and its launchpad aside, and having controllers given on.
-What it is not: the groups of children (``sandbox.cgroups``).
+Moving the host and its launchpad aside, and having controllers given on.
 
 Rules of this file.
 

@@ -1,7 +1,6 @@
 """Paths that the operator shows a child by name: ``--expose``, and grants to read.
 
-What it is: which of them are refused, and why.  What it is not: what a child sees of
-them (``sandbox.paths``).
+Which of them are refused, and why.
 
 Rules of this file.
 

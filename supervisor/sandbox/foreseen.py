@@ -1,7 +1,6 @@
 """What a profile comes to here, as far as that is known before anybody is started.
 
-What it is: for ``check-config``, and for what has to be refused at a start.  What it is
-not: what a child runs in, which it says itself (``walled``).
+For ``check-config``, and for what has to be refused at a start.
 """
 
 from __future__ import annotations

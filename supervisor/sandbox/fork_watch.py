@@ -1,7 +1,6 @@
 """Who runs into its limit of processes again and again gets few of the processors' time.
 
-What it is: hearing of refused forks, and bounding the group of whoever tries on and on.
-What it is not: the limit, which is the kernel's (``sandbox.cgroups``).
+Hearing of refused forks, and bounding the group of a child that tries on and on.
 
 Rules of this file.
 
@@ -13,8 +12,8 @@ Rules of this file.
    with such a limit is there; a host without one is not woken.
 3. It takes a group with the controllers ``pids`` and ``cpu``; a child without has its
    limit all the same, and its neighbours have to bear it.
-4. Whoever is killed has its own time again: an end takes time, too.
-5. Whoever lowers its own RLIMIT_NPROC is refused by that, and nobody counts it.
+4. A process that is killed has its own time again: an end takes time, too.
+5. A process that lowers its own RLIMIT_NPROC is refused by that, and nobody counts it.
 
 Source: cgroup-v2.rst of the kernel ("pids.events", "cpu.max"); version 1 has the same.
 """
@@ -50,7 +49,7 @@ MOST_CALM_S = 64.0
 """Longest that somebody is held back for nothing; shorter, a bomb with pauses would pay."""
 
 CPUS = 0.1
-"""Processors' time of whoever is held back: 10 ms in each 100."""
+"""Processors' time of a group that is held back: 10 ms in each 100."""
 
 
 class _Watched:

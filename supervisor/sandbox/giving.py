@@ -1,11 +1,10 @@
 """Giving directories to a user, with what is in them.
 
-What it is: what the host does before a child of its own user starts.  What it is not:
-the choice of users (``sandbox``).
+What the host does before a child of its own user starts.
 
 Rules of this file.
 
-1. Only what belonged to whoever had the directory changes hands: a name in there may be
+1. Only what belonged to the owner of the directory changes hands: a name in there may be
    another one of somebody else's file.
 2. No depth is taken for granted, and no link followed: what lay in the directory may be
    the work of a process that has ended, and was nobody's friend.  Nor is one on the way to

@@ -1,7 +1,6 @@
 """A mount that the host holds, of which children get copies (spec WS2, WS2a).
 
-What it is: the mounts of a host that is root: made, tried, copied, given back.  What it is
-not: the overlay of other hosts' children, who make it themselves (``launchpad.mounts``).
+The mounts of a host that is root: made, tried, copied, given back.
 
 Rules of this file.
 

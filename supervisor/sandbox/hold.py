@@ -1,6 +1,6 @@
 """What keeps a child in its groups of processes, so that these keep its limits.
 
-What it is: layers of which each set is enough.  What it is not: the groups (``cgroups``).
+Layers of which each set is enough.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Following names link by link, for the host: what it may see is not what a child may.
 
-What it is: one resolver, as the kernel's, that tells which links it has followed and
-where a child may have had a hand in it.  What it is not: what may be done with what is
-found (``sandbox.paths``).
+One resolver, as the kernel's, that tells which links it has followed and where a child
+may have had a hand in it.
 
 Rules of this file.
 
@@ -16,7 +15,7 @@ Rules of this file.
    way to that: whether anything else is there, it does not learn.
 4. What is the child's is so by each name that it has: a directory that is mounted at two
    places is one.  The kernel's table says which names those are.
-5. A link that stands among the programs that whoever runs the host has named for it is
+5. A link that stands among the programs that the operator has named for it is
    his: where the child's link leads to one, that is a program by its name.
 """
 
@@ -96,7 +95,7 @@ class Links:
         self._steps = STEPS
 
     def belong(self, places: Mapping[str, bool]) -> None:
-        """Take note of what the child may write: links in there may be the child's.
+        """Mark what the child may write: links in there may be the child's.
 
         One after the other: what lies in another one is not followed out of that.
 
@@ -115,7 +114,7 @@ class Links:
         return (real, *sorted(other_names(real))) if real.strip("/") else ()
 
     def has_programs(self, path: str) -> None:
-        """Take note of a directory in which the child finds its programs (rule 5).
+        """Add a directory in which the child finds its programs (rule 5).
 
         One that is the child's has none but the child's.
         """
@@ -264,7 +263,7 @@ class _Way:
             self._hops.append(place or "/")
 
     def _climb(self, found: os.stat_result) -> None:
-        """Take note of what lies above: where the way came from, unless it was moved."""
+        """Record what lies above: where the way came from, unless it was moved."""
         if len(self._trail) > 1:  # above the top is the top
             self._trail.pop()
         if not os.path.samestat(found, self._trail[-1]):

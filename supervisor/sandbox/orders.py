@@ -1,8 +1,7 @@
 """What goes to the launchpad for the layers that a child is to put on.
 
-What it is: the words of each layer, as ``launchpad.child`` takes them, for a child and
-for a process that has nothing of any child's.  What it is not: which layers are asked for
-(``sandbox``), nor what is seen (``sandbox.paths``).
+The words of each layer, as ``launchpad.child`` takes them, for a child and for a
+process that has nothing of any child's.
 """
 
 from __future__ import annotations

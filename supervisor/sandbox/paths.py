@@ -1,9 +1,7 @@
 """What of the file system a sandboxed child may see, beside what comes through FD 3.
 
-What it is: a list of paths with what may be done beneath each, made in the host, which
-may look everywhere.  What it is not: the following of links (``sandbox.links``), what is
-made of the list (``sandbox.view``), nor the layers that keep it (``launchpad.landlock``,
-``launchpad.mounts``).
+A list of paths with what may be done beneath each, made in the host, which may look
+everywhere.
 
 Rules of this file.
 
@@ -22,7 +20,7 @@ Rules of this file.
 5. Who looks may be root, and what it looks at may be the child's: a link that the child
    may have made leads to what is the child's to read or what it sees anyhow, or it leads nowhere,
    and a program of a project brings nothing along that it names itself.  The one that
-   whoever runs the host has named is followed wherever it leads (rule 2).  What the child
+   the operator has named is followed wherever it leads (rule 2).  What the child
    sees anyhow it sees no better for its link, and what it may write is never behind one.
 6. A program or a part of an installation that everybody may read is shown as it is, and
    not as the child's own: an owner may do more than read, take leases (fcntl(2)) say.
@@ -380,7 +378,7 @@ def _mode(path: str) -> int:
     """Return the mode of a path without links; 0 where nothing is there."""
     try:
         fd = open_exactly(os.fsencode(path))
-    except OSError:  # which is told by whoever enters it
+    except OSError:  # which is told by what enters it
         return 0
     try:
         return os.fstat(fd).st_mode

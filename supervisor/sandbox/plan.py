@@ -1,8 +1,6 @@
 """Which layers a child gets: profiles, what they ask for, and what became of it.
 
-What it is: the host's side of the sandbox.  What it is not: applying anything; the
-forked child does that to itself (``launchpad.child``), and says what it did; nor the
-words in which it is asked for (``sandbox.orders``).
+The host's side of the sandbox.
 
 Rules of this file.
 
@@ -11,7 +9,7 @@ Rules of this file.
 2. What this machine does not give is left out when the profile does not require it, and
    the child is started again without it; the reason goes into its report.  A failure
    that says nothing about the machine (no memory, too many namespaces, 16 layers of
-   Landlock) refuses the start: whoever can bring it about must not weaken a sandbox.
+   Landlock) refuses the start: a child that can bring it about must not weaken a sandbox.
    What the machine lacks is what a process lacks too that has nothing of any child's
    (``sandbox.orders``): what lies under a child's names may be its own doing.
 3. What is required and missing refuses the start: which, why, what to install.  So does
@@ -237,11 +235,11 @@ class Machine:
         return user
 
     def keep_user(self, user: int) -> None:
-        """Take note of one more child that has a user."""
+        """Count one more child that has a user."""
         self._users[user] += 1
 
     def give_user_back(self, user: int) -> None:
-        """Take note that nothing of a child is left that had this user."""
+        """Count one child less that has this user; nothing of it is left."""
         self._users[user] -= 1
         if not self._users[user]:
             del self._users[user]
@@ -318,7 +316,7 @@ class Plan:
                 raise would_be_root(why)
 
     def failed(self, error: SpawnError) -> bool:
-        """Take note of a layer that failed with nothing of any child's.
+        """Record that a layer failed with nothing of any child's.
 
         Returns:
             Whether the machine lacks it, so that it is to be tried without.

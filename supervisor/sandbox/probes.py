@@ -1,14 +1,11 @@
 """What this machine gives a host: each thing tried, not looked up in a list of versions.
 
-What it is: the probes behind ``doctor``.  What it is not: a decision; the host's parts
-try for themselves what they need, when they need it.
-
 Rules of this file.
 
 1. A probe tries the thing itself, and undoes it.  What was not tried is "unknown".
 2. Each row says what was tried and what a host does without it.
 3. What a child runs in is tried with a child (``cli.doctor_layers``); the rows on layers
-   here say what the kernel has, whoever may use it.
+   here say what the kernel has, for any user.
 """
 
 from __future__ import annotations

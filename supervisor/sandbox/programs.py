@@ -1,8 +1,7 @@
 """What a program needs beside it, read by a host that may be root.
 
-What it is: the interpreter of a script, what env(1) is to look for, what a package manager
-has spread wider than ``bin`` and ``lib``.  What it is not: what of that a child may see
-(``sandbox.paths``).
+The interpreter of a script, what env(1) is to look for, what a package manager has
+spread wider than ``bin`` and ``lib``.
 
 Rules of this file.
 

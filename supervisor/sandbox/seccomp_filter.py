@@ -1,7 +1,6 @@
 """The filter of the layer "seccomp": which system calls a child may not make.
 
-What it is: a list of calls and an assembler for it, as classic BPF.  What it is not:
-installing it (``launchpad.seccomp``).
+A list of calls and an assembler for it, as classic BPF.
 
 Rules of this file.
 

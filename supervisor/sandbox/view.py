@@ -1,9 +1,8 @@
 """What a child sees of the file system: rules, and what becomes of them in each layer.
 
-What it is: one list, in the forms in which the launchpad takes it.  What it is not: how it
-is found out (``sandbox.paths``).
+One list, in the forms in which the launchpad takes it.
 
-Rule: a path of a rule has no links.  Whoever uses it opens it without following any
+Rule: a path of a rule has no links.  Its user opens it without following any
 (``launchpad.kernel.open_exactly``): what is replaced meanwhile is not there.
 """
 

@@ -1,7 +1,6 @@
 """Starting a child in its sandbox: asking for layers, and again without what is lacking.
 
-What it is: the one road from a profile to a process, for the host and for a relay.
-What it is not: the rules of that (``sandbox``), nor the launchpad's messages.
+The one road from a profile to a process, for the host and for a relay.
 """
 
 # ruff: noqa: PTH110, PTH115, PTH118, PTH120 - what is asked for is text
@@ -180,7 +179,7 @@ async def _do_without(
     why: SpawnError,
     paths: tuple[str, ...],
 ) -> None:
-    """Take note of what failed, for the next attempt.
+    """Record what failed, for the next attempt.
 
     Raises:
         SpawnError: there is none: it is required, or nothing that can be left out.
@@ -305,7 +304,7 @@ def _out_of_reach(asked: dict[str, object], wanted: Wanted) -> dict[str, str]:
         return {}
     trees = cast("tuple[object, tuple[Tree, ...]]", asked["mountns"])[1]
     for own in wanted.own:
-        with suppress(OSError):  # it is gone, which is told by whoever needs it
+        with suppress(OSError):  # it is gone, which is told by what needs it
             closed = _closed(wanted.user, own, trees)
             if closed:
                 text = f"{own} lies beneath {closed}, which only its owner may enter"

@@ -1,9 +1,8 @@
 """The ways to roots, grants, workspaces: none by a link that a child may have made.
 
-What it is: one check of what is held already.  What it is not: the walls' own look
-at links (``sandbox.links`` has the resolver, ``sandbox.paths`` what is seen).
+One check of what is held already.
 
-Rule: they are named by whoever runs the host, and are resolved anew at each start.  What
+Rule: they are named by the operator, and are resolved anew at each start.  What
 stands where a child or its tools may write may be their work: a link that has come to
 stand in a grant's place would be a right to whatever it names.
 """

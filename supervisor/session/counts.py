@@ -1,7 +1,6 @@
 """What the hot path counts: requests, errors, bytes, and now and then the time.
 
-What it is: plain integers that sessions and the pump raise.  What it is not: it adds
-nothing up and names nothing for anybody (``metrics`` does).
+Plain integers that sessions and the pump raise.
 
 Rules of this file.
 
@@ -83,9 +82,9 @@ class Counts:
 
     Attributes:
         requests: by ``INDEX``.
-        errors: replies that were errors, likewise.
+        errors: replies that were errors, as above.
         inline: times of requests that were answered at once, by ``INDEX``; sampled.
-        jobs: times of requests that had to wait, likewise; all of them.
+        jobs: times of requests that had to wait, as above; all of them.
         turns: until a turn is timed.
         gone_in: bytes that came from clients that are gone.
         gone_out: bytes that went to them.

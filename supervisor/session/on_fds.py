@@ -201,7 +201,7 @@ async def _put(
     session: Session, process: Process, token: str | None, piece: bytes | memoryview
 ) -> bytes:
     from vfs.content import FdError  # noqa: PLC0415 - see _call
-    from vfs.content.threads import in_thread  # noqa: PLC0415 - likewise
+    from vfs.content.threads import in_thread  # noqa: PLC0415 - as above
 
     threads = session.client.ledger.threads
     try:

@@ -5,7 +5,7 @@ Rules of this file.
 1. An answer holds for one (generation, tool); a restart begins a new generation and
    forgets everything.  Nothing is remembered across sidecars, so that a better kind
    that starts is asked at the next request.
-2. Whoever asks waits; nobody else does.  Several that ask for the same tool share one
+2. The client that asks waits; no other does.  Several that ask for the same tool share one
    probe; if the one that runs it is cancelled, the next takes over.
 3. No answer in time is no answer, and neither is one that is not understood: the tool
    counts as missing for who asked, and the next one asks again.

@@ -1,8 +1,6 @@
 """What all backends of sidecars have in common: their record, their held workspace.
 
-What it is: what the configuration says of a sidecar, as the routing and the supervision
-read it.  What it is not: how a tool is run, or the long-lived process
-(``backend_local``, ``backend_cli``).
+What the configuration says of a sidecar, as the routing and the supervision read it.
 """
 
 from __future__ import annotations

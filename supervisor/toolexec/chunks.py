@@ -183,7 +183,7 @@ class ChunkedReader:
         return view[self._sent(sent) :]
 
     def _sent(self, size: int) -> int:
-        """Take note of bytes that were sent; return how many of them were output."""
+        """Count bytes that were sent; return how many of them were output."""
         of_head = min(size, len(self._head))
         self._head = self._head[of_head:]
         of_output = min(size - of_head, self._left)

@@ -139,7 +139,7 @@ class Connection(Replies):
 
         Args:
             server: see ``ConnectionState``.
-            number: likewise.
+            number: as above.
             place_of: returns the child of an execution, and its number there.
         """
         wire, task = self.wire, self.task
@@ -375,7 +375,7 @@ class Connection(Replies):
         return plan if self._rights.is_narrowed else with_doors(owner, plan)
 
     def _check_wanted(self, request: Exec) -> None:
-        # What is detached runs for whoever asks for it later.
+        # What is detached runs for a client that asks for it later.
         if not request.detach:
             self.wire.check_there()
 

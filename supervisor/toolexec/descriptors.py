@@ -63,7 +63,7 @@ class Descriptors:
         return self._beyond(count) <= max(0, self._fs.spare)
 
     def hold(self, count: int) -> None:
-        """Take note that so many more are held; less than 0: fewer."""
+        """Count so many more as held; less than 0: fewer."""
         self._fs.set_aside(self._beyond(count))
         self.held += count
 
@@ -79,7 +79,7 @@ class Places:
         descriptors: what is held of the host's.
 
     Attributes:
-        descriptors: likewise.
+        descriptors: as above.
         listeners: how many there are.
         taken: by connections that are served.
     """

@@ -4,7 +4,7 @@ Rules of this file.
 
 1. It is a nested client of the child: what it opens counts as the child's, and it may
    do what the child may, but never see the host's files as the host does (spec A5).
-2. The tool's process has the only other end; when the execution is over, whoever still
+2. The tool's process has the only other end; when the execution is over, a process that still
    holds that end is talking to nobody.
 
     async with open_door(child) as door:

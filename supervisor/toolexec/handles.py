@@ -1,4 +1,4 @@
-"""Output that is too long for whoever reads it, as an LLM fd (``X-Sandhost-Fd: 1``).
+"""Output that is too long for its reader, as an LLM fd (``X-Sandhost-Fd: 1``).
 
     finished log --pieces--> the child's contents -> <fd_result>
 

@@ -1,8 +1,6 @@
 """Heads as bytes: what h11 makes of a request's, and what it writes for a reply.
 
-What it is: one head at a time, of which nothing is kept but what it said.  What it is
-not: connections (``wire``); each has one request and one reply, so that none of h11's
-states is worth keeping.
+One head at a time, of which nothing is kept but what it said.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The five kinds of sidecar: which tools each has, in which order they are asked.
 
-What it is: tables, and the pure questions about them.  What it is not: it knows no
-sidecar that exists; ``routing`` does.
+Tables, and the pure questions about them.
 
 Rules of this file.
 

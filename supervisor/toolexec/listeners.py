@@ -1,7 +1,6 @@
 """Where clients of ToolExec connect: a unix socket for each child, one TCP port for the host.
 
-What it is: making listeners, or taking those that are there.  What it is not: serving who
-connects (``server``).
+Making listeners, or taking those that are there.
 
 Rule: a child's socket is made, and removed, in the directory that the host has made for it,
 wherever the name of that leads by then (``spec``).
@@ -103,7 +102,7 @@ async def tcp_listener(
     Args:
         host: an address or a name.
         port: its number.
-        chosen_by: what says so, for whoever has to choose another one.
+        chosen_by: what says so, for an operator who has to choose another one.
 
     Returns:
         The URL that a client on this machine is told, and the listener.

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Reader(Protocol):
-    """Whoever follows a log.
+    """A follower of a log.
 
     Attributes:
         offset: everything before it has been taken.

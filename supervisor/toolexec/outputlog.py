@@ -390,7 +390,7 @@ class OutputLog:
                 self.live = None
 
     def advanced(self) -> None:
-        """Take note that a reader has taken something."""
+        """Record that a reader has taken something."""
         if self._space:
             self._space.unpark_all()
 

@@ -2,8 +2,7 @@
 
     run: read small pieces -> the tool prints much: move large ones (``splicing``)
 
-What it is: the reading end of the tool's pipe, and its end.  What it is not: it keeps
-nothing (``outputlog``), and knows no process.
+The reading end of the tool's pipe, and its end.
 
 Rules of this file.
 

@@ -1,8 +1,7 @@
 """How an execution is answered with: whole, as a stream, as a handle, as a notice.
 
-What it is: what a connection sends once there is an execution, from whatever moment its
-task is at, for a program of this host may go on where another one was.  What it is not:
-requests; who may make them and what they start is ``connection``'s.
+What a connection sends once there is an execution, from whatever moment its task is at,
+for a program of this host may go on where another one was.
 
 Rules of this file.
 

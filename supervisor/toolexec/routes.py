@@ -1,7 +1,6 @@
 """The seam between the server and the sidecars: who runs a tool, and how.
 
-What it is: the questions the server asks about one request, in their order.  What it is
-not: an answer; sidecars give those.
+The questions the server asks about one request, in their order.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class SpawnPlan:
         is_walled: it runs in what its child runs in; else as the host does.
         is_elsewhere: it works in no directory of this host, so it is started in ``/``.
         shared: what it may write there: the workspace.
-        kept: likewise, of the child's own.
+        kept: as above, of the child's own.
         programs: what it may read and execute there.
         asks_model: it joins the net namespace in which its child reaches the model's
             endpoint; else its net namespace is its own, if its child has one.

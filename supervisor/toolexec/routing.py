@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 SUGGESTED = 2
-"""Toolchains that are named to whoever has none that has the tool."""
+"""Toolchains that are named to a child that has none with the tool."""
 
 
 class Routable(Protocol):

@@ -1,6 +1,4 @@
-"""Serving whoever connects: to a unix socket for each child, to one TCP port for the host.
-
-What it is not: where they listen (``listeners``).
+"""Serving clients: at a unix socket for each child, at one TCP port for the host.
 
 Rules of this file.
 

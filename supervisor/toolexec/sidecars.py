@@ -3,9 +3,7 @@
     async with open_sidecars(host, config.sidecar) as sidecars:   # routes.Routes
         target = await sidecars.route(child, "make", b".", rights)
 
-What it is: the ``Routes`` that the ToolExec server asks.  What it is not: the rules of
-routing (``routing``), a backend (``backend_local``, ``backend_cli``), the running of a
-tool (``executions``).
+The ``Routes`` that the ToolExec server asks.
 
 Handed over, a sidecar goes on if it is configured as it was; one that is configured
 otherwise by now is ended, as nobody takes its process, and started anew. One that is

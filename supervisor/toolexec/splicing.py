@@ -3,13 +3,12 @@ r"""Output moved from pipe to file and socket within the kernel, its pages not c
     tool -> pipe -> splice(2) -> pipe of what is taken -> splice(2) -> file of the log
                                         \-> tee(2) -> pipe aside, framed -> splice(2) -> socket
 
-What it is: the calls, and the pipes that they take.  What it is not: who gets what
-and how much of it; that is the log's affair (``outputlog``).
+The calls, and the pipes that they take.
 
 Rules of this file.
 
 1. A piece is taken from the tool's pipe before anything is done with it: that moves
-   references to its pages, while whoever moves a piece into a file has the pipe for himself
+   references to its pages, while the mover of a piece into a file has the pipe for itself
    until the last page is copied, and the tool cannot print.
 2. What was taken goes to the file alone, so whatever fails is still in the one or the other.
    It does not stay there: the log takes all of it before anybody else has a turn.

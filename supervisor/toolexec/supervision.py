@@ -61,7 +61,7 @@ class Starter(Protocol):
 
         Raises:
             SpawnError: it cannot be started.
-            OSError: likewise.
+            OSError: as above.
         """
         ...
 

@@ -10,7 +10,7 @@ Rules of this file.
    half-closes and drains for ``DRAIN_S`` (RFC 9112, 9.6).
 4. Of a request nothing is kept that is not bounded: its head, and its body as decoded.
    The bytes that framed it are not kept, for a client may send them without end.
-5. Whoever asks with HEAD gets heads and no bodies (RFC 9110, 9.3.2).
+5. A client that asks with HEAD gets heads and no bodies (RFC 9110, 9.3.2).
 6. No body is received of whom its head is enough to refuse.
 7. What others send is taken apart in pieces, between which the rest of the host goes on:
    ``RECEIVE_BYTES`` at a time, large heads and bodies in turns (``turns``).
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from supervisor.toolexec.throttle import Throttle
 
 HEAD_TIMEOUT_S = 10.0
-"""A head is one packet; whoever needs longer holds a connection for nothing."""
+"""A head is one packet; a client that needs longer holds a connection for nothing."""
 
 BODY_TIMEOUT_S = 30.0
 """Between two pieces of a body."""
@@ -240,7 +240,7 @@ class Wire:
     def check_there(self) -> None:
         """Raise ``GoneError`` if the client is known to be gone, as ``wait_gone`` sees it.
 
-        Whoever sends faster than this reads is there.
+        A client that sends faster than this reads is there.
         """
         with suppress(BlockingIOError):
             for _ in range(LOOK_PIECES):

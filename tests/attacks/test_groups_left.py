@@ -1,7 +1,7 @@
 """What keeps a child in its groups of processes, without which these keep no limit.
 
-What it is: every way out of them that is known, tried in walls that count as keeping a child
-in, and in such as do not.  What it is not: what the groups themselves keep.
+Every way out of them that is known, tried in walls that count as keeping a child in,
+and in such as do not.
 """
 
 import errno

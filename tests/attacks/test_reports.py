@@ -1,7 +1,6 @@
 """What a child is said to run in, compared with what the kernel says of it.
 
-What it is: the report of a child's walls, and what ``/proc`` shows of the same child.  What
-it is not: attacks on these walls (``test_walls``).
+The report of a child's walls, and what ``/proc`` shows of the same child.
 """
 
 import os

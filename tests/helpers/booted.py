@@ -1,8 +1,7 @@
 """A real systemd as PID 1 of namespaces, with the units as they are shipped.
 
-What it is: an overlay of this machine's root (nothing of it is changed), this checkout
-at /usr/local/lib/sandhost as an installation would be, and `systemctl` in there. What it is not:
-a container; it boots one target with `sandhost.service` and nothing else.
+An overlay of this machine's root (nothing of it is changed), this checkout at
+/usr/local/lib/sandhost as an installation would be, and `systemctl` in there.
 """
 
 import json

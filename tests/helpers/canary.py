@@ -4,10 +4,8 @@
     told("stdout of a command", data)      # a text; the test fails at its end if it is there
     search(directory)                      # all that is beneath a directory
 
-What it is: the key (each process of tests has its own), how it could show, the account of
-where it was looked for, and `held`, by which a host in the test's own process holds it.
-What it is not: who asks for a search, and when, is in `canary_plugin.py`; who looks into
-processes is `children/watcher.py`, and `children/puppet.py` from within.
+The key (each process of tests has its own), how it could show, the account of where it
+was looked for, and `held`, by which a host in the test's own process holds it.
 
 What is looked for is the middle of the key, which is 24 hexadecimal digits: it shows as it
 is in a URL, in JSON or in half a key, and the number of other forms is small.

@@ -1,8 +1,7 @@
 """A stand-in for a provider that gives a key away, in every form that is promised.
 
-What it is: the forms that docs/security.md names, and what an answer of `demo/provider`
-says of the key with them. What it is not: the search of all tests (`canary.py`), which
-looks for the key's middle.
+The forms that docs/security.md names, and what an answer of `demo/provider` says of the
+key with them.
 """
 
 import base64

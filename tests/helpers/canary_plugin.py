@@ -5,8 +5,8 @@ its helpers were told, or in what a child saw or had. At the end of all of them 
 are printed; and if hosts held the key but nothing was looked through, the run fails, for
 then nothing was proved.
 
-What it is: hooks of pytest, registered by `tests/conftest.py`; with pytest-xdist each worker
-has its own key and account, and the figures are added up.
+Hooks of pytest, registered by `tests/conftest.py`; with pytest-xdist each worker has
+its own key and account, and the figures are added up.
 """
 
 import json

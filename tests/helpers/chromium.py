@@ -4,9 +4,8 @@
         browser.open("http://127.0.0.1:9464/", width=360, scheme="dark")
         assert browser.value("document.title") == "..."
 
-What it is: the few commands of the DevTools protocol that the tests need, by descriptors
-3 and 4, one JSON object and a NUL each. What it is not: a driver; without Chromium the
-test is skipped.
+The few commands of the DevTools protocol that the tests need, by descriptors 3 and 4,
+one JSON object and a NUL each.
 """
 
 import base64

@@ -1,8 +1,7 @@
 """The command `sandhost` from outside: real processes, and what they said.
 
-What it is: starting the installed command as a user's shell does, with its stdin,
-stdout and stderr in the test's hand, and reading how it ended. What it is not: nothing
-here imports the product, but that hosts hold a key (`canary.py`) as the product reads it.
+Starting the installed command as a user's shell does, with its stdin, stdout and stderr
+in the test's hand, and reading how it ended.
 """
 
 import os

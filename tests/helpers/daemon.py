@@ -1,8 +1,7 @@
 """A daemon in a process of its own: started, ready, asked, stopped.
 
-What it is: `sandhost serve` as its service manager sees it, with the manager's notify
-socket in the test's hand. What it is not: nothing here imports the daemon's inside; the
-client is the product's own.
+`sandhost serve` as its service manager sees it, with the manager's notify socket in the
+test's hand.
 """
 
 import os

@@ -1,9 +1,7 @@
 """How long the machine's other load kept processes from running, by the kernel's account.
 
-What it is: what a measured delay is without it, so that a bound on what the host does to
-its clients holds on a machine that others use. What it is not: nothing that a process
-computes is in it, nor anything that it waits for; a host that sleeps, spins or waits for a
-disk in a client's way is as late as before.
+What a measured delay is without it, so that a bound on what the host does to its
+clients holds on a machine that others use.
 
 Two accounts: the time that a thread was ready and another ran (proc_pid_schedstat(5), the
 second number, in nanoseconds), and the time that a hypervisor gave to others

@@ -1,7 +1,6 @@
 """A machine that gives fewer namespaces: sysctls of a user namespace, and a command in it.
 
-What it is: a wrapper for `tests.helpers.command.sandhost`, for whoever may make a user
-namespace. What it is not: this machine's own sysctls are left alone.
+A wrapper for `tests.helpers.command.sandhost`, for whoever may make a user namespace.
 """
 
 import sys

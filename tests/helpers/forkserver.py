@@ -1,8 +1,8 @@
 """The command `sandhost` without its start: forks of a process that has imported it.
 
-What it is: for `command.sandhost`, which runs a command to its end. A command that is to
-be seen starting, or that takes something else than words, directory and environment from
-its caller, is started as it is installed. Used in directories whose conftest has
+For `command.sandhost`, which runs a command to its end. A command that is to be seen
+starting, or that takes something else than words, directory and environment from its
+caller, is started as it is installed. Used in directories whose conftest has
 `forked_commands`.
 """
 

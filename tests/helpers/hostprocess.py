@@ -1,8 +1,7 @@
 """Hosts in processes of their own: started quickly, killed, traced, looked for.
 
-What it is: the test's side of `children/host.py`, and the search for processes by a
-mark that they carry in their environment or arguments. What it is not: hosts in the
-test's own process are `tests/helpers/hosts.py`.
+The test's side of `children/host.py`, and the search for processes by a mark that they
+carry in their environment or arguments.
 """
 
 import json

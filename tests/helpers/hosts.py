@@ -6,10 +6,9 @@ r"""A real host in a test, and the proof that nothing is left of it.
         await child.kill()
         stage.assert_nothing_left()
 
-What it is: `opened`, which opens a host around a fresh launchpad in the test's own
-process and compares descriptors, processes and tables when it is over; the fixture
-`stage` for the usual case; `Puppet`, a child that a test leads by the hand.
-What it is not: no fakes; the children are processes, the files are files.
+`opened`, which opens a host around a fresh launchpad in the test's own process and
+compares descriptors, processes and tables when it is over; the fixture `stage` for the
+usual case; `Puppet`, a child that a test leads by the hand.
 """
 
 import ast

@@ -1,9 +1,8 @@
 """What a host imports after it has begun, told by an audit hook in its own process.
 
-What it is: a directory for PYTHONPATH, whose `sitecustomize` notes each module that is
-looked for (the event `import` of sys.addaudithook, raised for what is not in `sys.modules`),
-in which thread, and by which line. What it is not: a child's or a launchpad's imports, for
-neither has PYTHONPATH; nor those of the process that a host asks whether it can be replaced.
+A directory for PYTHONPATH, whose `sitecustomize` notes each module that is looked for
+(the event `import` of sys.addaudithook, raised for what is not in `sys.modules`), in
+which thread, and by which line.
 """
 
 from pathlib import Path

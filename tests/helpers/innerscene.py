@@ -4,8 +4,8 @@ r"""A host whose endpoint is reached within a child's net namespace, and such a 
         puppet = await scene.puppet()
         assert await puppet.do("get()") == 200
 
-What it is: the fixture `scene`, with children in all that the machine gives, who learn
-some words of HTTP. What it is not: programs that know none; `tests/e2e/test_llm.py`.
+The fixture `scene`, with children in all that the machine gives, who learn some words
+of HTTP.
 """
 
 from collections.abc import AsyncIterator

@@ -5,9 +5,8 @@ r"""A host with `[llm]` and a stand-in provider, in one test (real HTTP, real so
         reply = await line.chat(prompt=b"hello")
         assert reply.completion["choices"]
 
-What it is: the hall of `tests/helpers/sessions.py` with the product's own service in
-it, as `open_llm` makes it, and `demo/provider` on loopback.
-What it is not: no child processes; `tests/e2e/test_llm.py` has those.
+The hall of `tests/helpers/sessions.py` with the product's own service in it, as
+`open_llm` makes it, and `demo/provider` on loopback.
 """
 
 import json

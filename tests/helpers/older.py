@@ -1,8 +1,4 @@
-"""An older kernel: a filter that answers one call in another way, and a command in it.
-
-What it is: a wrapper for `tests.helpers.command.sandhost`. What it is not: it takes
-nothing away that is not a system call.
-"""
+"""An older kernel: a filter that answers one call in another way, and a command in it."""
 
 import sys
 

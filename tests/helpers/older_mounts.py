@@ -1,8 +1,8 @@
 """A kernel that knows fewer ways to mount: what it refuses is refused in the calls' place.
 
-What it is: a wrapper for `tests.helpers.command.sandhost`, for the host and its launchpad.
-What it is not: an older kernel. It refuses what such a one refuses, and nothing else of it
-is played: a call that only this kernel has is found by running on that one.
+A wrapper for `tests.helpers.command.sandhost`, for the host and its launchpad. It
+refuses what such a one refuses, and nothing else of it is played: a call that only this
+kernel has is found by running on that one.
 """
 
 import sys

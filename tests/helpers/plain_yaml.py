@@ -1,7 +1,7 @@
 """The plain part of YAML: block mappings, sequences of mappings, strings in double quotes.
 
 What is read here means the same to every reader of YAML 1.2, and what is not plain is
-refused. What it is not: a reader of all of YAML.
+refused.
 """
 
 import json

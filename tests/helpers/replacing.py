@@ -1,7 +1,6 @@
 r"""A host that is replaced while a test watches: the test's side of `children/replaced.py`.
 
-What it is: starting one, asking for its replacement, and waiting for what it says. What
-it is not: the daemon; that is replaced in `tests/upgrade/test_serve.py`.
+Starting one, asking for its replacement, and waiting for what it says.
 """
 
 import ast

@@ -4,11 +4,9 @@ r"""A host without processes: pump, sessions and VFS behind real sockets, in one
         line = hall.connect()
         assert await line.ask(b"PING\n") == b"OK"
 
-What it is: the host's own `Pump`, `Session` and `Filesystem`; a client is the other end
-of a socketpair, or of two pipes, in the test's hands.  When the hall is left every table,
+The host's own `Pump`, `Session` and `Filesystem`; a client is the other end of a
+socketpair, or of two pipes, in the test's hands. When the hall is left every table,
 ledger and budget must be as before.
-What it is not: no child processes, no launchpad, no journal; `tests/helpers/hosts.py` has
-those.
 """
 
 import os

@@ -4,8 +4,7 @@
         child = await waiting_child(stage)
         ran = await run_tool(stage, sidecars, child, "node", b"-e", b"1")
 
-What it is: the seam `routes.Routes` used as the server uses it: route, resolve, plan,
-spawn. What it is not: a server.
+The seam `routes.Routes` used as the server uses it: route, resolve, plan, spawn.
 """
 
 import os

@@ -4,9 +4,9 @@
         reply = await scene.curl("tool=printf", "arg=hello")
         assert (reply.status, reply.body, reply.code) == (200, b"hello", 0)
 
-What it is: `opened_scene`, a host with ToolExec and children whose tokens are used;
+`opened_scene`, a host with ToolExec and children whose tokens are used;
 `DirectoryRoutes`, one sidecar that is a directory and the system's PATH; `Reply`, what
-a client saw.  What it is not: the product's sidecars, which have tests of their own.
+a client saw.
 """
 
 import os

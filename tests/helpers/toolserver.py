@@ -3,9 +3,8 @@
     with tool_server() as server:
         ToolClient(server.url, server.token).run("sh", "-c", "echo hello")
 
-What it is: protocol version 2 on h11 and threads: /exec, /signal, /notify and
-`GET /exec/ID?from=N`, with faults on demand. What it is not: the product's server; no
-rule of its is checked here, but what a client sends is kept to be looked at.
+Protocol version 2 on h11 and threads: /exec, /signal, /notify and `GET
+/exec/ID?from=N`, with faults on demand.
 """
 
 import os

@@ -1,7 +1,7 @@
 """A daemon that runs tools and is replaced: the test's side, with a child's token.
 
-What it is: `opened_tools`, a daemon with one child that says its token; `Tools`, requests
-with that, on plain sockets; `rest`, what is left of a reply.
+`opened_tools`, a daemon with one child that says its token; `Tools`, requests with
+that, on plain sockets; `rest`, what is left of a reply.
 """
 
 import json

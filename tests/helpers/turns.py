@@ -1,8 +1,7 @@
 """How long the host's tasks keep the Trio thread, and what others wait for meanwhile.
 
-What it is: the longest step of any task of the host, by the thread's own time, which a busy
-machine does not lengthen. What it is not: what a worker thread does; one that holds the
-interpreter shows in the READs of another client (``longest_read``).
+The longest step of any task of the host, by the thread's own time, which a busy machine
+does not lengthen.
 """
 
 import gc

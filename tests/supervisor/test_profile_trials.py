@@ -1,7 +1,6 @@
 """Trying what profiles require: nothing of a trial is left, however it has gone.
 
-What it is: trials in a host of the test's own. What it is not: what `check-config` and
-`serve` make of them; `tests/e2e/test_required_layers.py`.
+Trials in a host of the test's own.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """A short tool's reply whose client takes a part of it: the rest comes, and comes once.
 
-What it is: replies of tools that have ended already, by sockets that have room for a few
-thousand bytes.
+Replies of tools that have ended already, by sockets that have room for a few thousand
+bytes.
 """
 
 import os

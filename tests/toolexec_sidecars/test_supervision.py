@@ -45,7 +45,7 @@ class Process:
             self._ended.set()
 
     def close(self) -> None:
-        """Take note."""
+        """Record it."""
         self.is_closed = True
 
 
@@ -74,7 +74,7 @@ class Sidecar:
         return cast("SpawnedProcess", process)
 
     async def clean_up(self) -> None:
-        """Take note; also when cancelled."""
+        """Record it; also when cancelled."""
         self.cleaned += 1
         await trio.lowlevel.checkpoint()
 

@@ -1,7 +1,6 @@
 """Exchange after exchange, with tools that run and LLM fds that are held: nothing is lost.
 
-What it is: the sum of `test_tools` and `test_fds`, many times. What it is not: children
-that count over their own door (`test_sequence`).
+The sum of `test_tools` and `test_fds`, many times.
 """
 
 import ast

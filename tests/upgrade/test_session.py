@@ -76,7 +76,7 @@ class _Journal:
         self.reasons: list[str] = []
 
     def write(self, event: str, *, reason: str) -> None:
-        """Take note of why there was no exchange."""
+        """Record why there was no exchange."""
         assert event == "host.not_replaced"
         self.reasons.append(reason)
 

@@ -1,7 +1,6 @@
 """The `sandhost fd` commands, where a signal or a stream ends them.
 
-What it is: processes of their own, before a host whose replies the test holds. What it
-is not: what the calls do, which `tests/e2e/test_fds.py` has from a real host.
+Processes of their own, before a host whose replies the test holds.
 """
 
 import fcntl

@@ -76,7 +76,7 @@ class Handle(Protocol):
         """Write all of ``data``, or cut off again what it added and raise (spec W5)."""
 
     def append(self, data: bytes | memoryview) -> int:
-        """Write all at the end, likewise; return the offset after it (spec P1)."""
+        """Write all at the end, as above; return the offset after it (spec P1)."""
 
     def cut_off(self, end: int, old_end: int) -> None:
         """Cut off what a write added beyond the old end, if nobody has added since."""

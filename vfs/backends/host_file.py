@@ -143,9 +143,7 @@ class HostHandle:
     def drop(self) -> None:
         fd, self.fd = self.fd, -1
         if self.mount.is_distant:
-            os.close(
-                fd
-            )  # may wait for long, as whoever calls knows: not in `close_file`
+            os.close(fd)  # may wait for long, as the caller knows: not in `close_file`
         else:
             close_file(fd)
 

@@ -1,15 +1,15 @@
 """Large content as handles for language models ("LLM fds").
 
-What it is: a store of immutable contents, tables of descriptors, and the calls on them.
-A ``Process`` is what one model sees:
+A store of immutable contents, tables of descriptors, and the calls on them. A
+``Process`` is what one model sees:
 
     store = Store()
     process = Process(Shared(store, TOOLS))
     process.add(store.put(log), "tool:read_log")
     answer = await process.call("read_fd", fd="fd:1", page=2)
 
-What it is not: it knows no wire, no child process and no model.  An ``LlmFd`` is not an
-open file: another type, another table, another word.  Read on in ``docs/llm-fds.md``.
+An ``LlmFd`` is not an open file: another type, another table, another word. Read on in
+``docs/llm-fds.md``.
 """
 
 from vfs.content.allowance import Allowance

@@ -85,7 +85,7 @@ class Blob:
     def move(self, place: Buffer | Slot) -> None:
         """Let the bytes lie elsewhere from now on."""
         if isinstance(place, Slot):
-            self._slot = place  # first: whoever asks in between finds the old place
+            self._slot = place  # first: a look in between finds the old place
             self._buffer = None
         else:
             self._buffer = place

@@ -1,7 +1,6 @@
 """The contents of checkpoints: files named by the hash of what is in them.
 
-What it is: how such a file comes to be whole, is told from a damaged one, and goes.
-What it is not: it does not know who holds which (``vfs.content.checkpoints``).
+How such a file comes to be whole, is told from a damaged one, and goes.
 
 Rules of this file.
 

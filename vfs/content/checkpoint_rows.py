@@ -1,8 +1,6 @@
 """The rows of checkpoints in their database, and its faults in words.
 
-What it is: what is written of a checkpoint and how it is told from what is damaged.  What
-it is not: it decides about none (``vfs.content.checkpoints``), and leaves what was kept of
-the process to ``vfs.content.checkpoint_state``.
+What is written of a checkpoint and how it is told from what is damaged.
 
 Rules of this file.
 
@@ -184,7 +182,7 @@ def damaged(checkpoints: list[str], whole: Sequence[Summary] = ()) -> FdError:
     if len(checkpoints) > 1:
         which = f"Checkpoints {', '.join(checkpoints)} are"
     details = (
-        "delete_checkpoint removes what is damaged; where it finds none, whoever runs the"
+        "delete_checkpoint removes what is damaged; where it finds none, the operator of the"
         " host moves checkpoints.sqlite* away"
     )
     if whole:
@@ -240,5 +238,5 @@ def _is_schema(why: sqlite3.OperationalError) -> bool:
     return why.sqlite_errorcode & 0xFF == sqlite3.SQLITE_ERROR
 
 
-_REMEDY = "Whoever runs the host stops it and moves checkpoints.sqlite* away"
+_REMEDY = "The operator stops the host and moves checkpoints.sqlite* away"
 """A model cannot: nothing in the file can be relied upon."""

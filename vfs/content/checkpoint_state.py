@@ -4,7 +4,7 @@ Contents are named by the hash of what was put in: the base64 of binary content 
 again.
 
 Rule of this file: each value that comes back is looked at before anything is done with
-it.  Its hash (``vfs.content.checkpoint_rows``) is no seal: whoever can write the file can
+it.  Its hash (``vfs.content.checkpoint_rows``) is no seal: a user who can write the file can
 make one.
 """
 
@@ -37,7 +37,7 @@ class Conversation(Protocol):
     Attributes:
         table: its descriptors.
         messages: as in ``Process``.
-        program: likewise.
+        program: as above.
     """
 
     table: FdTable
@@ -70,7 +70,7 @@ class KeptState:
     Attributes:
         next: number of the next descriptor.
         messages: as in ``Process``.
-        program: likewise.
+        program: as above.
         fds: in the order of their numbers.
         snapshots: of the child's workspaces, made with it.
     """

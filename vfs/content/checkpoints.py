@@ -89,7 +89,7 @@ class Retention:
     Attributes:
         count: of each owner the newest so many stay; 0 keeps all, and refuses the one
             that is too many (``MOST_CHECKPOINTS``).
-        age_s: what is older goes, whoever's it is; 0 for never.
+        age_s: what is older goes, of any owner; 0 for never.
     """
 
     count: int = 0

@@ -368,7 +368,7 @@ def _walk(
     """
     cursor = tree.walk()
     wrappers: list[Span | None] = [None]  # around what is in each ancestor
-    scopes: list[Scope | None] = [None]  # likewise
+    scopes: list[Scope | None] = [None]  # as above
     while (node := cursor.node) is not None:
         yield node, wrappers[-1], scopes[-1]
         if cursor.goto_first_child():

@@ -39,7 +39,7 @@ MOST_READ_BYTES = 1024 * 1024 * 1024
 
 
 TURN_BYTES = 16 * 1024 * 1024
-"""What an export writes in one turn, as much as one WRITE: whoever else of its child
+"""What an export writes in one turn, as much as one WRITE: another client of its child
 changes something waits for that, not for gigabytes."""
 
 
@@ -242,7 +242,7 @@ def _put_some(pieces: Iterator[bytes], put: Callable[[bytes], None]) -> bool:
 def _put(file: OpenFile, piece: bytes) -> None:
     """Write a piece in this worker thread; what it counts is charged in the Trio thread.
 
-    Precondition: whoever waits for this has the turn (``vfs.turns``).
+    Precondition: the caller has the turn (``vfs.turns``).
     """
     if file.ledger is None:
         file.write(piece)

@@ -1,8 +1,6 @@
 """The LLM fds of a host, handed from one program to the next: plain forms and back.
 
-What it is: contents, tables, names, sections, unused tokens, temporary files and
-conversations.  What it is not: whose they are (``supervisor.fds.handover``), or
-checkpoints, which are on the disk; the forms are ``handover_state``.
+Contents, tables, names, sections, unused tokens, temporary files and conversations.
 
 Rules of this file.
 
@@ -194,7 +192,7 @@ class Entering:
     Args:
         store: keeps them from now on.
         state: what was taken down.
-        shared: likewise, of what processes share.
+        shared: as above, of what processes share.
         make_shared: makes the shared part of an owner.
     """
 

@@ -1,7 +1,6 @@
 r"""Where the lines and characters of a text are: counts at every 32 KiB, no more.
 
-What it is: the arithmetic between lines, code points and bytes of one text.  What it is
-not: it holds no text; each question brings the buffer along.
+The arithmetic between lines, code points and bytes of one text.
 
 Rules of this file.
 
@@ -10,7 +9,7 @@ Rules of this file.
 2. The counts of a text of 1 GiB take 512 KiB; an answer looks at one block of the text,
    so it takes the same time at any size and at any place.
 3. ``Scanner`` refuses what is not UTF-8 and what XML 1.0 forbids; it is the only way to
-   an index, so whoever has an index has text.
+   an index, so a blob with an index has text.
 
 Measured per 100 MB of log: 30 ms for all of the scan.  To look for 29 control characters
 takes stringzilla's vectors 0.05 ns a byte, 29 searches by memchr 0.3, a pass through a

@@ -27,14 +27,14 @@ class OwnCheckpoints:
         self.made: list[str] = []
 
     def add(self, checkpoint: str) -> None:
-        """Take note of one that the process made."""
+        """Add one that the process made."""
         for ids in (self.made, self.seen):
             if ids is not None:
                 ids.append(checkpoint)
                 del ids[:-MOST_IDS]
 
     def remove(self, checkpoint: str) -> None:
-        """Take note of one that was deleted."""
+        """Remove one that was deleted."""
         for ids in (self.made, self.seen):
             if ids is not None and checkpoint in ids:
                 ids.remove(checkpoint)

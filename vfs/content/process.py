@@ -1,8 +1,6 @@
 """One process as its model sees it: a table of descriptors and the calls on it.
 
-What it is: what every call needs, and ``call`` itself.  What it is not: the calls stand
-in ``on_reading``, ``on_files``, ``on_names``, ``on_wrapping``, ``on_checkpoints``; the
-table of them in ``tools``.
+What every call needs, and ``call`` itself.
 
 Rules of this file.
 
@@ -75,7 +73,7 @@ class Settings:
     Attributes:
         page_size: characters of a page.
         max_output: longest tool result that is handed on as it is, characters.
-        max_input: longest user input, likewise.
+        max_input: longest user input, as above.
         page_input: whether user input is stored at all.
         conversation_fds: every message gets a descriptor.
         auto_summarize: ``fd_result`` comes with a summary, if one can be had.

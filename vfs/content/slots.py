@@ -1,7 +1,6 @@
 """Slots: contents on the disk that share a few files, so that they take no descriptors.
 
-What it is: slots of some sizes, taken, filled, read and given back.  What it is not: who
-gets one, and what has a file of its own instead (``vfs.content.spool``).
+Slots of some sizes, taken, filled, read and given back.
 
 Rules of this file.
 

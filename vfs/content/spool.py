@@ -1,7 +1,6 @@
 """Files without a name for what memory does not hold.
 
-What it is: which place on the disk a content gets, and how it comes there.  What it is
-not: it knows no keys, no holders and no limits (``vfs.content.store``).
+Which place on the disk a content gets, and how it comes there.
 
 Rules of this file.
 
@@ -99,7 +98,7 @@ class Incoming:
         spool: has the places.
         at_least: bytes that will come; more may.
         fd: a file of its own that is begun; -1 for none.
-        slot: likewise a slot.
+        slot: a slot as above.
 
     Attributes:
         fd: the file of its own; -1 for none.

@@ -210,7 +210,7 @@ class Store:
     def _next_to_move(self, size: int) -> Blob | None:
         """Return who moves next, held; None if there is room or nobody is left.
 
-        Whoever was asked for since it came, or since it was last considered, goes to the
+        A content that was asked for since it came, or since it was last considered, goes to the
         end of the queue instead (the "clock" of operating systems).
         """
         with self._lock:

@@ -1,6 +1,6 @@
 """Temporary files that the processes of one child share: writable, with versions.
 
-A version counts the writes.  Whoever writes may say which version he has read; if
+A version counts the writes.  A writer may say which version it has read; if
 another has written since, the write is refused (``conflict``) and nothing is lost.
 They are gone when the child is.
 """
