@@ -29,6 +29,7 @@ from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
 from supervisor.logs import place_of
 from supervisor.spawn_request import SpawnError
 from supervisor.spawned import LaunchpadLost
+from supervisor.toolexec import notify
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.heads import RefusedAtOnceError
@@ -418,8 +419,6 @@ class Connection(Replies):
         return None
 
     async def _notify(self, owner: ChildExecutions, request: Notify) -> Refusal | None:
-        from supervisor.toolexec import notify  # noqa: PLC0415 - rarely used
-
         starting = notify.start(self._context, self.wire, owner, request)
         execution = await _started(starting)
         if isinstance(execution, Refusal):

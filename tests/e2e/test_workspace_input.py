@@ -202,7 +202,7 @@ class Nobody:
     def __init__(self, top: Path) -> None:
         self.top = top
         python, env = nobodys_command(top)
-        self.command = [*python, str(top / "installation/bin/sandhost")]
+        self.command = [*python, str(Path(python[-1]).with_name("sandhost"))]
         self.env = {**env, "SANDHOST_STATE": str(top / "state")}
 
 

@@ -218,7 +218,10 @@ def test_git_commits_and_directories_are_renamed(work: Work) -> None:
 # spec HM4, HM5
 @pytest.mark.nobody
 def test_cargo_builds_offline_with_its_toolchain_exposed(work: Work) -> None:
-    home = pwd.getpwuid(os.geteuid()).pw_dir
+    try:
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        pytest.skip("this user has no home, and no toolchain of rustup there")
     rustup = Path(os.environ.get("RUSTUP_HOME") or f"{home}/.rustup")
     if not os.access(rustup / "toolchains", os.R_OK):
         pytest.skip(f"no toolchain of rustup that this user may read at {rustup}")
