@@ -9,7 +9,10 @@ from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.killed import is_killed_at
 from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of, write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+STEP = 1 if LONG else 4
+"""Between two calls at which a command is killed."""
 
 
 def prepare(scene: Scene, *, renames: bool = False) -> tuple[Tree, Tree]:
@@ -67,7 +70,7 @@ def test_a_killed_snapshot_was_taken_or_was_not(scene: Scene, renames: bool) -> 
                 workspace.restore("two")
             assert scene.seen() == second, number
         scene.clear()
-        number += 1
+        number += STEP
     assert outcomes == {("one",), ("one", "two")}
     assert number > 15
 
@@ -91,7 +94,7 @@ def test_a_killed_restore_shows_one_or_the_other(scene: Scene) -> None:
             workspace.restore("one")
         assert scene.seen() == first, number
         scene.clear()
-        number += 1
+        number += STEP
     assert {False, True} <= set(outcomes)
     assert number > 15
 
@@ -117,7 +120,7 @@ def test_a_killed_fork_leaves_whole_workspaces(scene: Scene) -> None:
         for name in forks:
             assert Scene(scene.top, name).seen() == second, number
         scene.clear()
-        number += 1
+        number += STEP
     assert counts >= {0, 1, 2}
 
 
@@ -143,12 +146,11 @@ def test_a_killed_merge_of_layers_changes_nothing_that_is_seen(
             workspace.snapshot("three")
         assert scene.seen() == second, number
         scene.clear()
-        number += 1
+        number += STEP
     assert number > 20
 
 
 # spec WS10, WS12, WS18
-@pytest.mark.chaos
 @pytest.mark.parametrize("part", range(3))
 def test_a_killed_commit_of_a_workspace_with_layers(scene: Scene, part: int) -> None:
     def commit() -> None:
