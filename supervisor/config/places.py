@@ -128,9 +128,11 @@ def _not_to_be_granted(path: str, *, is_written: bool) -> str:
     return f"there is no {what}{path!r}; make it first"
 
 
-def check_grants(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def check_grants(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each grant that cannot be held."""
-    del named
+    del document
     for name, policy in config.policy.items():
         where = f"policy.{joined(name)}"
         for key in GRANTS:
@@ -141,10 +143,10 @@ def check_grants(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def check_exposed(
-    config: Config, named: Mapping[str, Any]
+    config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each path that no child can be shown."""
-    del named
+    del document
     for name, policy in config.policy.items():
         if not policy.expose:
             continue
@@ -160,10 +162,10 @@ def _is_possible(path: str) -> bool:
 
 
 def check_workspaces(
-    config: Config, named: Mapping[str, Any]
+    config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each workspace that is no directory."""
-    del named
+    del document
     for name, sidecar in config.sidecar.items():
         path = sidecar.workspace
         if path is None or not path.startswith("/") or "\0" in path:
@@ -172,9 +174,11 @@ def check_workspaces(
             yield f"sidecar.{joined(name)}.workspace", why
 
 
-def check_roots(config: Config, named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def check_roots(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each root that is none, or lies in another's."""
-    del named
+    del document
     roots: list[tuple[str, Place]] = []
     for name, policy in config.policy.items():
         if policy.root is None:

@@ -295,7 +295,7 @@ class ControlServer:
         return _result(result)
 
     def _fault(self, question: Question, why: Exception) -> str:
-        """Note a fault in the log; return what the client is told of it."""
+        """Write a fault to the log; return the text for the client."""
         self._host.log.write("ERROR", f"Fault doing {question.do!r}: {place_of(why)}")
         if isinstance(why, OSError) and why.errno in OUT_OF_RESOURCES:
             return f"it cannot now: {why.strerror}; try again"

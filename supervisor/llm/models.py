@@ -88,8 +88,8 @@ class Models:
     def models_of(self, client: Client) -> frozenset[str]:
         """Return the models that a client may ask, and leave to others (A5).
 
-        The restricted one is another's only by a voluntary drop: for who was given a
-        model without the top-level right it would be one more (I8).
+        The restricted one is another's only by a voluntary drop: a client
+        that was given a model without the top-level right would have one more (I8).
         """
         own = self.model_name(client, claim=True)
         found = {own, self.model_name(client, claim=False)}
@@ -286,7 +286,7 @@ class Models:
         )
 
     def forget(self, client: Client) -> None:
-        """Forget that a client is gone was told what was left out of its requests."""
+        """Forget what was told of a client that is gone."""
         self._told_dropped.discard(client.id)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:

@@ -5,7 +5,7 @@
                -> chunks (one reader) -> reply
 
 ``service`` is what a host plugs in; ``server`` listens; ``connection`` serves one
-request, with what all share in ``context``; ``executions``, ``execution`` and ``ending`` run and end tools; ``outputlog``
-keeps what they print, in ``logstores``, within a ``logquota``; ``routes`` is the seam to
-the sidecars.  Start with ``docs/toolexec.md``.
+request, with what all share in ``context``; ``executions``, ``execution`` and ``ending``
+run and end tools; ``outputlog`` keeps what they print, in ``logstores``, within a
+``logquota``; ``routes`` is the seam to the sidecars.  Start with ``docs/toolexec.md``.
 """

@@ -67,7 +67,7 @@ class ExecutionState(msgspec.Struct):
 
     Attributes:
         where: ``live``, ``kept``, or empty: only a reader knows it any more.
-        line: what its tool is told of signals by; -1 for none.
+        line: the pipe by which its tool hears of signals; -1 for none.
         passed: the limit that it is killed for; empty for none.
     """
 

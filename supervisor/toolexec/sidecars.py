@@ -137,7 +137,7 @@ class SidecarsState(msgspec.Struct):
         return host.launcher.restore_process(left.process)
 
     def close_untaken(self) -> None:
-        """Let go of the others; the host ends what nobody has taken."""
+        """Close the pidfds of the others; the host ends their processes."""
         while self.running:
             os.close(self.running.popitem()[1].process.pidfd)
 

@@ -1,6 +1,6 @@
 """A machine that gives fewer namespaces: sysctls of a user namespace, and a command in it.
 
-A wrapper for `tests.helpers.command.sandhost`, for whoever may make a user namespace.
+A wrapper for `tests.helpers.command.sandhost`, for a user who may make a user namespace.
 """
 
 import sys

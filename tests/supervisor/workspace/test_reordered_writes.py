@@ -126,7 +126,7 @@ class Disk:
         return count
 
     def forget(self) -> None:
-        """Let go of the renames since the last sync: the disk has them."""
+        """Forget the renames since the last sync: the disk has them."""
         for one in self._since:
             os.close(one.from_fd)
             os.close(one.to_fd)
