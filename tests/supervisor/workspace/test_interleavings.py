@@ -8,10 +8,10 @@ from tests.chaos.rounds import LONG, ROUNDS
 from tests.supervisor.workspace.interleavings import play
 from tests.supervisor.workspace.scene import run_as_a_user
 
-pytestmark = pytest.mark.chaos
-
 PARTS = 2
 GAMES = ROUNDS if LONG else ROUNDS // 10
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(150 + GAMES // 4)]
 
 
 def seeds_of(part: int) -> list[int]:
