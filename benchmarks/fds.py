@@ -24,9 +24,9 @@ import trio
 from benchmarks.measure import MeasureError, in_turn, workplace
 from benchmarks.options import parse, parser
 from benchmarks.report import Aim, Report, Row, at_most
-from vfs.content import TOOLS, ClientFiles, FdTable, Process, Shared, Store
-from vfs.content.searching import compile_query, search
-from vfs.content.store import STEP_BYTES, Writer
+from supervisor.llmfd import TOOLS, ClientFiles, FdTable, Process, Shared, Store
+from supervisor.llmfd.search import compile_query, search
+from supervisor.llmfd.store import STEP_BYTES, Writer
 from vfs.filesystem import Filesystem
 from vfs.ledger import Ledger
 from vfs.places import close_places, open_place

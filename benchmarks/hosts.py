@@ -15,10 +15,10 @@ import trio
 from benchmarks.measure import MeasureError
 from supervisor.host import Host as EmbeddedHost
 from supervisor.host import open_host as open_embedded_host
-from supervisor.launchpad.start import start_launchpad
-from supervisor.metrics.families import families
-from supervisor.metrics.registry import attach_metrics
+from supervisor.observe.families import families
+from supervisor.observe.registry import attach_metrics
 from supervisor.parts import Settings
+from supervisor.spawn.launchpad.start import start_launchpad
 from supervisor.spec import ChildSpec, minimal_env
 
 Result = TypeVar("Result")

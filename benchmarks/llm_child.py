@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import openai
 import trio
 
-from vfs.aio import AsyncClient
 from vfs.client import Client
+from vfs.client.aio import AsyncClient
 
 PROMPT = "!words=5 one call"
 AT_ONCE = 100

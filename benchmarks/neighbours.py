@@ -21,11 +21,11 @@ from benchmarks.hosts import run_trio
 from benchmarks.measure import MeasureError, percentile, workplace
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_most
-from supervisor.child import Child
+from hostlib.user_values import Limits
+from supervisor.children.child import Child
 from supervisor.host import Host, open_host
-from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
-from supervisor.options import Limits
 from supervisor.sandbox.plan import PROFILES
+from supervisor.spawn.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.spec import ChildSpec, minimal_env
 
 NAME = "neighbours"

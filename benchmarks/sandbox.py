@@ -30,12 +30,12 @@ TRUE = "/bin/true"
 
 # Runs in a process of its own: a host starts its launchpad before it imports anything.
 PROGRAM = r"""
-from supervisor.launchpad.start import start_launchpad
+from supervisor.spawn.launchpad.start import start_launchpad
 launchpad = start_launchpad()
 import json, os, sys, time, trio
 from supervisor.host import open_host
 from supervisor.sandbox.plan import PROFILES, named
-from supervisor.scratch import Scratch
+from supervisor.sandbox.scratch import Scratch
 from supervisor.spec import ChildSpec, minimal_env
 rounds, ballast = int(sys.argv[1]), bytearray(int(sys.argv[2]))
 ballast[::4096] = b"x" * len(ballast[::4096])

@@ -24,7 +24,7 @@ from benchmarks.daemon import daemon
 from benchmarks.measure import MeasureError, workplace
 from benchmarks.options import add_sandhost
 from supervisor.client import HostClient
-from supervisor.sandbox.cgroups import PREFIX, hierarchies
+from supervisor.sandbox.groups import PREFIX, hierarchies
 
 WARM_UP_ROUNDS = 5
 """Imports, worker threads and the allocator's pools are there after these."""

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from vfs.client import Client
-from vfs.toolclient import ToolClient
+from vfs.client.tools import ToolClient
 
 LINES = 30_000
 """That `seq` prints: 170 KB, of which 64 KiB stay in memory."""

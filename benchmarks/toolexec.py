@@ -18,11 +18,11 @@ from benchmarks.hosts import run_trio
 from benchmarks.measure import MeasureError
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_least, at_most
-from protocol.toolexec_token import Rights
+from protocol.toolexec.token import Rights
+from supervisor.fsproxy.ports import ChildView
 from supervisor.host import open_host
-from supervisor.launchpad.start import start_launchpad
-from supervisor.session.ports import ChildView
-from supervisor.spawn_request import find_executable
+from supervisor.spawn.launchpad.start import start_launchpad
+from supervisor.spawn.request import find_executable
 from supervisor.spec import ChildSpec, minimal_env
 from supervisor.toolexec.routes import SpawnPlan, Target
 from supervisor.toolexec.service import open_toolexec

@@ -81,12 +81,12 @@ print(json.dumps(found))
 
 # Starts children in one host, with and without a workspace in turn; prints seconds.
 START = r"""
-from supervisor.launchpad.start import start_launchpad
+from supervisor.spawn.launchpad.start import start_launchpad
 launchpad = start_launchpad()
 import json, os, sys, time, trio
 from supervisor.host import open_host
 from supervisor.sandbox.plan import PROFILES
-from supervisor.scratch import Scratch
+from supervisor.sandbox.scratch import Scratch
 from supervisor.spec import ChildSpec, minimal_env
 from supervisor.workspace.run import prepare_use
 rounds, base, state = int(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from supervisor.lifecycle import diagram
+from supervisor.children.lifecycle import diagram
 from supervisor.llm.recipe import Recipe, read_recipe, recipe_names
 from tests.architecture.rules import named_by_tests
 from tests.architecture.tree import ROOT

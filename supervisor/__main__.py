@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 SPAWNING = frozenset({"run", "pipeline", "relay", "serve"})
 """Commands that start children of their own."""
@@ -85,13 +85,13 @@ def _main(words: list[str]) -> int:
             text = "not inside a child: FD 3 is not open; start it with sandhost run"
             _say("sandhost relay", text)
             return 125
-        from supervisor.launchpad.start import start_launchpad  # noqa: PLC0415
+        from supervisor.spawn.launchpad.start import start_launchpad  # noqa: PLC0415
 
         try:
             _close_up()
             launchpad = _inherited(words[0]) or start_launchpad()
         except OSError as why:
-            from supervisor.say import remedy  # noqa: PLC0415 - only what fails needs it
+            from hostlib.messages import remedy  # noqa: PLC0415 - only what fails needs it
 
             what = "" if why.filename is None else f"{why.filename!r}: "
             how = remedy(why) or "; sandhost doctor says what this machine lacks"
@@ -126,7 +126,7 @@ def _speak_as_log(words: list[str]) -> None:
 
     What the configuration says of it is not read yet.
     """
-    from supervisor.say import speak_json  # noqa: PLC0415 - for a daemon only
+    from hostlib.messages import speak_json  # noqa: PLC0415 - for a daemon only
 
     told = " ".join(words).replace("=", " ").partition("--log-format ")[2][:4]
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -134,7 +134,7 @@ def _speak_as_log(words: list[str]) -> None:
 
 
 def _say(title: str, text: str) -> None:
-    from supervisor.say import say  # noqa: PLC0415 - only what fails needs it
+    from hostlib.messages import say  # noqa: PLC0415 - only what fails needs it
 
     say(title, text)
 
@@ -142,13 +142,13 @@ def _say(title: str, text: str) -> None:
 def _light(word: str) -> Callable[[list[str]], int]:
     """Return one of these commands."""
     if word == "fs":
-        from vfs.fscmd import main  # noqa: PLC0415 - only the one that is called
+        from vfs.client.shell.fs import main  # noqa: PLC0415 - only the one that is called
     elif word == "fd":
-        from vfs.fdcmd import main  # noqa: PLC0415
+        from vfs.client.shell.fd import main  # noqa: PLC0415
     elif word == "handover-check":
         from supervisor.handover.check import check as main  # noqa: PLC0415
     else:
-        from vfs.llmcmd import main  # noqa: PLC0415
+        from vfs.client.shell.llm import main  # noqa: PLC0415
     return main
 
 
@@ -159,7 +159,7 @@ def _close_up() -> None:
     """
     import resource  # noqa: PLC0415 - for hosts only
 
-    from supervisor.launchpad.kernel import PR_SET_DUMPABLE, prctl  # noqa: PLC0415
+    from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl  # noqa: PLC0415
 
     try:
         prctl(PR_SET_DUMPABLE, 0)

@@ -31,24 +31,24 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from supervisor.child import Child
+from hostlib.journal import Journal
+from hostlib.linux.descriptors import CHILDRENS_DESCRIPTORS
+from hostlib.linux.syscalls import SHORT_SLICE_NS, ask_for_slices
+from hostlib.log import Log
+from hostlib.readiness import tell_by
+from hostlib.user_values import parse_duration, parse_size
+from supervisor.children.child import Child
 from supervisor.config.directories import hidden_from_children
-from supervisor.descriptors import CHILDRENS_DESCRIPTORS
-from supervisor.journal import Journal
-from supervisor.launcher import Launcher
-from supervisor.launchpad.kernel import SHORT_SLICE_NS, ask_for_slices
-from supervisor.logs import Log
-from supervisor.options import parse_duration, parse_size
 from supervisor.parts import Parts, Settings
-from supervisor.sandbox.cgroups import Reserve
-from supervisor.watches import tell_by
+from supervisor.sandbox.groups import Reserve
+from supervisor.spawn.launcher import Launcher
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from supervisor.config.document import Config
-    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
     from supervisor.spec import ChildSpec
 
 

@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from supervisor.allocator import return_free_pages, return_large_pieces
-from supervisor.denials import Denials
-from supervisor.descriptors import clients_share, raise_limit
-from supervisor.holdings import Baseline
-from supervisor.host_proc import shows_host
-from supervisor.journal import FileEvents
-from supervisor.limit_watch import LimitNews
-from supervisor.sandbox.apart import Apart
-from supervisor.sandbox.cgroups import Groups, Reserve
+from hostlib.allocator import return_free_pages, return_large_pieces
+from hostlib.linux.descriptors import clients_share, raise_limit
+from hostlib.linux.holdings import Baseline
+from hostlib.linux.host_proc import shows_host
+from supervisor.fsproxy.denials import Denials
+from supervisor.fsproxy.dispatch import HANDLERS
+from supervisor.fsproxy.file_events import FileEvents
+from supervisor.fsproxy.ports import Services
+from supervisor.fsproxy.pump import Pump
+from supervisor.fsproxy.session import Session
 from supervisor.sandbox.fork_watch import ForkWatch
+from supervisor.sandbox.groups import Groups, Reserve
+from supervisor.sandbox.host_directories import Apart
 from supervisor.sandbox.plan import Machine
-from supervisor.session.dispatch import HANDLERS
-from supervisor.session.ports import Services
-from supervisor.session.pump import Pump
-from supervisor.session.session import Session
-from supervisor.spawned import LaunchpadLost
-from supervisor.workspace_sizes import WorkspaceSizes
+from supervisor.spawn.process import LaunchpadLost
+from supervisor.usage.limits import LimitNews
+from supervisor.usage.workspace_sizes import WorkspaceSizes
 from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from supervisor.journal import Journal
-    from supervisor.launcher import Launcher
-    from supervisor.logs import Log
-    from supervisor.session.ports import ChildView
+    from hostlib.journal import Journal
+    from hostlib.log import Log
+    from supervisor.fsproxy.ports import ChildView
+    from supervisor.spawn.launcher import Launcher
     from vfs.clients import Client
 
 TIDY_AFTER_S = (0.02, 0.1, 0.5)

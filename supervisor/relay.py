@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from protocol.toolexec_token import narrowed
-from supervisor.launcher import Launcher
-from supervisor.logs import Log
-from supervisor.paths import absolute, working_directory
+from hostlib.log import Log
+from hostlib.messages import remedy
+from hostlib.paths import absolute, working_directory
+from protocol.toolexec.token import narrowed
 from supervisor.run import (
     HOST_FAILED,
     complain,
@@ -33,18 +33,18 @@ from supervisor.run import (
     heeded_signals,
     innermost,
 )
-from supervisor.sandbox import walled
+from supervisor.sandbox import start as sandbox_start
 from supervisor.sandbox.plan import AUTO, NONE, PROFILES, Machine, Wanted
-from supervisor.say import remedy
-from supervisor.scratch import remove_tree
-from supervisor.spawn_request import SpawnRequest, find_executable
+from supervisor.sandbox.scratch import remove_tree
+from supervisor.spawn.launcher import Launcher
+from supervisor.spawn.request import SpawnRequest, find_executable
 from vfs.relay import RelayError, open_relay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.launchpad.start import LaunchpadProcess
-    from supervisor.spawned import SpawnedProcess
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
+    from supervisor.spawn.process import SpawnedProcess
     from vfs.relay import FdPart
 
 _OWN = (
@@ -276,7 +276,7 @@ async def _spawn(
         if not asked.is_narrowed and env.get("FSPROXY_WORKSPACE"):
             wanted.kept = (env["FSPROXY_WORKSPACE"],)
         wanted.no_groups = "a nested child is in its parent's"
-        process, walls = await walled.spawn(launcher, Machine(), request, wanted)
+        process, walls = await sandbox_start.spawn(launcher, Machine(), request, wanted)
         if "landlock" in walls.missing:
             # Both are of one user, and in one namespace of pids.
             Log("WARNING").write(

@@ -21,30 +21,30 @@ from typing import TYPE_CHECKING, TypeVarTuple
 
 import trio
 
-from supervisor.descriptors import odd_open_files
+from hostlib.journal import open_journal
+from hostlib.linux.descriptors import odd_open_files
+from hostlib.log import Log, put_line
+from hostlib.messages import line_of, remedy, say, shown_path, speak_json
+from hostlib.paths import absolute
+from hostlib.user_values import limit_named
+from supervisor.app import offered, open_metrics
+from supervisor.children.lifecycle import START_PATIENCE_S
+from supervisor.children.specs import ChildOptions, make_spec
 from supervisor.host import Host, open_host
-from supervisor.journal import open_journal
-from supervisor.lifecycle import START_PATIENCE_S
-from supervisor.logs import Log, put_line
-from supervisor.offers import offered, open_metrics
-from supervisor.options import limit_named
-from supervisor.paths import absolute
-from supervisor.sandbox import cgroups
-from supervisor.say import line_of, remedy, say, shown_path, speak_json
-from supervisor.scratch import Scratch
-from supervisor.spawn_request import SpawnError
-from supervisor.spawned import LaunchpadLost
-from supervisor.specs import ChildOptions, make_spec
+from supervisor.sandbox import groups
+from supervisor.sandbox.scratch import Scratch
+from supervisor.spawn.process import LaunchpadLost
+from supervisor.spawn.request import SpawnError
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from supervisor.child import Child
+    from supervisor.children.child import Child
     from supervisor.config.document import Config
     from supervisor.config.policy import PolicySection
-    from supervisor.launchpad.start import LaunchpadProcess
     from supervisor.parts import Settings
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 Ts = TypeVarTuple("Ts")
 
@@ -178,7 +178,7 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
     log = Log(options.log_level, as_json=options.log_json)
     with trio.open_signal_receiver(*heeded_signals()) as signals:
         journal = open_journal(options.journal, lambda text: log.write("WARNING", text))
-        cgroups.settle(launchpad.pid)
+        groups.settle(launchpad.pid)
         try:
             async with open_host(
                 launchpad, options.settings, journal=journal, log=log

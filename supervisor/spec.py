@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.kernel import open_exactly
-from supervisor.options import Limits
+from hostlib.linux.syscalls import open_exactly
+from hostlib.messages import remedy
+from hostlib.user_values import Limits
+from supervisor.sandbox.link_checks import check_ways
 from supervisor.sandbox.plan import PROFILES, Profile
-from supervisor.sandbox.ways import check_ways
-from supervisor.say import remedy
 from supervisor.workspace.use import WorkspaceUse  # noqa: TC001 - a hand-over reads it
 from vfs.errors import AccessDeniedError
 from vfs.policy import PUBLISH_DIRECT, Place, close_places, open_place

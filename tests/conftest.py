@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-import vfs.hostio  # noqa: F401 - holds a descriptor from its import on, which is no leak
-from supervisor.scratch import remove_tree
+import vfs.mounts  # noqa: F401 - holds a descriptor from its import on, which is no leak
+from supervisor.sandbox.scratch import remove_tree
 from tests.helpers import canary
 from tests.helpers.canary_plugin import CanaryPlugin
 from tests.helpers.forkserver import ForkServer

@@ -2,9 +2,9 @@
 
 Nothing is imported here, so that a child pays for what it uses. The doors are
 `vfs.filesystem` (the host's side, one facade), with `vfs.policy`, `vfs.payload` and
-`vfs.growth` for what it is given, and `vfs.handover` for the next program; `vfs.content`
-(LLM fds); `vfs.client` (a child's side, standard library only; `vfs.aio` is its Trio twin,
-`vfs.fscmd`, `vfs.fdcmd` and `vfs.llmcmd` those for shells); `vfs.relay` (a proxy between
-the two); `vfs.errors` and `vfs.hostio`. Everything else is private to this package. Knows
+`vfs.growth` for what it is given, and `vfs.handover` for the next program; `supervisor.llmfd`
+(LLM fds); `vfs.client` (a child's side, standard library only; `vfs.client.aio` is its Trio twin,
+`vfs.client.shell.fs`, `vfs.client.shell.fd` and `vfs.client.shell.llm` those for shells); `vfs.relay` (a proxy between
+the two); `vfs.errors` and `vfs.mounts`. Everything else is private to this package. Knows
 no processes and no HTTP. Read on in `docs/design.md`.
 """

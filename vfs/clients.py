@@ -17,10 +17,10 @@ import contextlib
 import errno
 import os
 import time
-from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING
 
+from hostlib.clock import timestamp
 from protocol.limits import FIRST_FILENO
 from vfs.errors import AccessDeniedError
 from vfs.ledger import FILES, SIZE_BYTES
@@ -416,12 +416,6 @@ def file_row(file: OpenFile) -> dict[str, object]:
         "is_top_level": file.is_top_level,
         "offset": file.offset,
     }
-
-
-def timestamp(seconds: float) -> str:
-    """Return seconds since the epoch as RFC 3339 in UTC."""
-    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
-    return text.replace("+00:00", "Z")
 
 
 def _check_file_size(ledger: Ledger, size: int) -> None:

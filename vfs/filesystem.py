@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from vfs.backends import KEPT, MODES
-from vfs.clients import Client, OpenFile, file_row, timestamp
+from vfs.clients import Client, OpenFile, file_row
 from vfs.errors import AccessDeniedError
 from vfs.ledger import CLIENTS, OPEN_FILES, turn_of
 from vfs.openfiles import Observer, OpenFiles
@@ -53,7 +53,6 @@ __all__ = [
     "Observer",
     "OpenFile",
     "file_row",
-    "timestamp",
 ]
 
 

@@ -27,8 +27,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from vfs.hostio import mount_of
 from vfs.ledger import FILES, SIZE_BYTES
+from vfs.mounts import mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

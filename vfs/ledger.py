@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from vfs.hostio import THREADS_PER_CHILD
-from vfs.turns import Turn
+from hostlib.threads import THREADS_PER_CHILD
+from hostlib.turns import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

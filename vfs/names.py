@@ -14,9 +14,9 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from hostlib.threads import in_thread
 from vfs.backends import MODES
 from vfs.errors import AccessDeniedError, UnavailableError, about_the_target
-from vfs.hostio import in_thread
 from vfs.ledger import FILES, SIZE_BYTES, turn_of
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
+from hostlib.threads import in_thread
 from vfs.backends import UnflushedError
 from vfs.clients import Tables
-from vfs.hostio import in_thread
 from vfs.ledger import OPEN_FILES, turn_of
 from vfs.names import Names
 

@@ -14,9 +14,9 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from hostlib.file_closing import INLINE_TRUNCATE_BYTES
 from vfs.backends import MODES
 from vfs.errors import AccessDeniedError
-from vfs.hostio_close import INLINE_TRUNCATE_BYTES
 from vfs.ledger import FILES, SIZE_BYTES
 from vfs.places import PUBLISH_ON_CLOSE
 

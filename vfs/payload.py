@@ -21,7 +21,7 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Final, Self
 
-from vfs.hostio import afterwards
+from hostlib.threads import afterwards
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from hostlib.linux.resolve import check_name, open_beneath
 from vfs.backends import HostDirectory, MountDirectory
 from vfs.errors import AccessDeniedError
-from vfs.paths import check_name, open_beneath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -23,6 +23,7 @@ from functools import partial
 
 import msgspec
 
+from hostlib.linux.resolve import open_beneath
 from vfs.backends import HostDirectory, MountDirectory
 from vfs.backends.host_file import is_staged
 from vfs.errors import AccessDeniedError, RightsError, UnavailableError
@@ -36,7 +37,6 @@ from vfs.ledger import (
     Ledger,
     must_wait,
 )
-from vfs.paths import open_beneath
 from vfs.places import (
     DURABILITY,
     PUBLISH_DIRECT,

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from hostlib.messages import CommandError, ReaderGone, UsageFault, say
 from supervisor.cli.help import COMPLETE, HELP_OPTIONS, Group, version_option
-from supervisor.say import CommandError, ReaderGone, UsageFault, say
 
 if TYPE_CHECKING:
-    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 SPAWNING = frozenset({"run", "pipeline", "relay"})
 """Commands that start children: their statuses below 125 are the children's."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hostlib.messages import print_text, say
 from supervisor.cli.help import Command
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import files
-from supervisor.say import print_text, say
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -52,7 +52,7 @@ def check_config(file: str, *, as_json: bool) -> int:
         faults = (*faults, *(Fault(key, why) for key, why in missing))
         _tell_warnings(file, config, {fault.key for fault in faults}, untried)
     if as_json:
-        from supervisor.tables import as_json as json_of  # noqa: PLC0415
+        from supervisor.observe.tables import as_json as json_of  # noqa: PLC0415
 
         print_text(json_of([{"file": file, **fault._asdict()} for fault in faults]))
     else:
@@ -85,8 +85,8 @@ def _tried(config: Config) -> tuple[tuple[Fault, ...], tuple[tuple[str, str], ..
     keys = [key for key, *_ in requiring(config)]
     if not keys:  # the usual, and a start takes a moment
         return (), ()
-    from supervisor.launchpad.start import start_launchpad  # noqa: PLC0415
-    from supervisor.profile_trials import try_alone  # noqa: PLC0415
+    from supervisor.config.profile_trials import try_alone  # noqa: PLC0415
+    from supervisor.spawn.launchpad.start import start_launchpad  # noqa: PLC0415
 
     try:
         launchpad = start_launchpad()

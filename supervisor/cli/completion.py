@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 from click.shell_completion import ShellComplete, get_completion_class
 
+from hostlib.messages import UsageFault, print_text
 from supervisor.cli.help import COMPLETE, Command
 from supervisor.cli.options import one_of
-from supervisor.say import UsageFault, print_text
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -13,6 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hostlib.messages import (
+    CommandError,
+    UsageFault,
+    out_fd,
+    print_text,
+    say,
+    stream_bytes,
+    stream_text,
+)
+from hostlib.paths import absolute
+from hostlib.user_values import OptionError, parse_duration, parse_env
 from supervisor.cli.help import Command
 from supervisor.cli.options import (
     COMMAND_LINE,
@@ -23,17 +34,6 @@ from supervisor.cli.options import (
 )
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
-from supervisor.options import OptionError, parse_duration, parse_env
-from supervisor.paths import absolute
-from supervisor.say import (
-    CommandError,
-    UsageFault,
-    out_fd,
-    print_text,
-    say,
-    stream_bytes,
-    stream_text,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,7 +188,7 @@ def stop(
 
 
 def _stop_daemon(host: HostClient, grace_s: float | None) -> dict[str, object]:
-    from supervisor.blockers import MAX_NAMED, sentence  # noqa: PLC0415 - rarely needed
+    from supervisor.control.blockers import MAX_NAMED, sentence  # noqa: PLC0415 - rarely needed
 
     blocking: dict[object, dict[str, Any]] = {}
     overdue = 0

@@ -19,13 +19,13 @@ from supervisor.sandbox.plan import (
     Wanted,
     named,
 )
-from supervisor.spawn_request import SpawnError, SpawnRequest
+from supervisor.spawn.request import SpawnError, SpawnRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from supervisor.launchpad.start import LaunchpadProcess
-    from supervisor.spawned import SpawnedProcess
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
+    from supervisor.spawn.process import SpawnedProcess
 
 PRESENT, MISSING, UNKNOWN = "present", "missing", "unknown"
 NOT_NEEDED = "not needed"
@@ -44,8 +44,8 @@ def try_layers() -> tuple[Walls | None, str]:
     """
     import trio  # noqa: PLC0415 - the report on leaks needs none
 
-    from supervisor.launchpad.start import start_launchpad  # noqa: PLC0415
-    from supervisor.spawned import LaunchpadLost  # noqa: PLC0415
+    from supervisor.spawn.launchpad.start import start_launchpad  # noqa: PLC0415
+    from supervisor.spawn.process import LaunchpadLost  # noqa: PLC0415
 
     try:
         launchpad = start_launchpad()
@@ -79,17 +79,17 @@ def rows(walls: Walls | None, why_none: str = "") -> list[dict[str, str]]:
 async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
     import trio  # noqa: PLC0415
 
-    from supervisor.launcher import Launcher  # noqa: PLC0415
-    from supervisor.options import Limits  # noqa: PLC0415
-    from supervisor.sandbox import cgroups, walled  # noqa: PLC0415
-    from supervisor.sandbox.cgroup_files import bounds_of  # noqa: PLC0415
-    from supervisor.scratch import Scratch  # noqa: PLC0415
+    from hostlib.linux.cgroup_files import bounds_of  # noqa: PLC0415
+    from hostlib.user_values import Limits  # noqa: PLC0415
+    from supervisor.sandbox import groups, start  # noqa: PLC0415
+    from supervisor.sandbox.scratch import Scratch  # noqa: PLC0415
+    from supervisor.spawn.launcher import Launcher  # noqa: PLC0415
 
     scratch = Scratch(None)
     # So that each bound is tried; a group that cannot be bounded is none of a child's.
     limits = Limits(memory=1 << 40, processes=1 << 15, cpus=0.5)
-    groups = cgroups.make("doctor", limits)
-    bounded = bounds_of(groups.made)
+    made = groups.make("doctor", limits)
+    bounded = bounds_of(made.made)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     cwd = os.open(scratch.tmp, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -99,13 +99,13 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
             machine = Machine()
             own = (scratch.tmp, scratch.run)
             wanted = Wanted(PROFILES["auto"], "none", scratch.tmp, own)
-            wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
+            wanted.groups, wanted.no_groups = made.procs(), made.why_not
             if "uid" not in machine.lacking:
                 wanted.user = machine.take_user()
             argv = (sys.executable, "-I", "-S", "-c", "")
             fds = tuple((null, number) for number in range(3))
             request = SpawnRequest(sys.executable, argv, {}, cwd, fds)
-            spawned = partial(walled.spawn, launcher, machine, request, wanted)
+            spawned = partial(start.spawn, launcher, machine, request, wanted)
             process, walls, refused = await _spawned(spawned, wanted)
             status = await process.wait_exit()
             await process.wait_swept()
@@ -121,7 +121,7 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
     finally:
         os.close(null)
         os.close(cwd)
-        groups.remove()
+        made.remove()
         await scratch.remove()
 
 

@@ -8,10 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hostlib.paths import usual_state_dir
 from supervisor.cli.doctor_layers import MISSING, PRESENT
-from supervisor.paths import usual_state_dir
 from supervisor.sandbox.attempts import used_layers
-from supervisor.scratch import remove_tree
+from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.use import MODES
 
 _TRIED_S = 20.0

@@ -10,7 +10,7 @@ from supervisor.cli.help import Command
 from supervisor.cli.options import directories, files
 
 if TYPE_CHECKING:
-    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 
 @click.command(cls=Command, epilog="Example: sandhost mcp --root notes")
@@ -42,8 +42,8 @@ def mcp(
     Inside a child they are the host's, and the options are the host's to say; elsewhere
     they are this program's own.  The tools of --files are system calls of this program, and so in the child's rights.
     """
-    from supervisor.extras import check_packages  # noqa: PLC0415 - one's own
-    from supervisor.say import UsageFault  # noqa: PLC0415 - one's own
+    from hostlib.extras import check_packages  # noqa: PLC0415 - one's own
+    from hostlib.messages import UsageFault  # noqa: PLC0415 - one's own
 
     try:
         check_packages("serve", "mcp")

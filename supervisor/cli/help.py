@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.say import print_text
+from hostlib.messages import print_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

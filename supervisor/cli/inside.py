@@ -12,7 +12,9 @@ import click
 
 from supervisor.cli.help import Command
 from supervisor.cli.options import COMMAND_LINE, first_of
-from vfs import fdcmd, fscmd, llmcmd
+from vfs.client.shell import fd as shell_fd
+from vfs.client.shell import fs as shell_fs
+from vfs.client.shell import llm as shell_llm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,24 +42,24 @@ class Inside(Command):
         return self.text()
 
 
-@click.command(cls=Inside, text=fscmd.help_text)
-@click.argument("words", nargs=-1, shell_complete=first_of(fscmd.COMMANDS))
+@click.command(cls=Inside, text=shell_fs.help_text)
+@click.argument("words", nargs=-1, shell_complete=first_of(shell_fs.COMMANDS))
 def fs(words: tuple[str, ...]) -> int:
     """Read and write files: cat, put, ls, stat, cp ..."""
-    return fscmd.main(list(words))
+    return shell_fs.main(list(words))
 
 
-@click.command(cls=Inside, text=llmcmd.help_text)
+@click.command(cls=Inside, text=shell_llm.help_text)
 @click.argument("words", nargs=-1, shell_complete=first_of(("chat", "quota", "config")))
 def llm(words: tuple[str, ...]) -> int:
     """Ask the model: chat, quota, config."""
-    return llmcmd.main(list(words))
+    return shell_llm.main(list(words))
 
 
-@click.command(cls=Inside, text=fdcmd.help_text)
+@click.command(cls=Inside, text=shell_fd.help_text)
 @click.argument(
-    "words", nargs=-1, shell_complete=first_of((*fdcmd.COMMANDS, "put", "call"))
+    "words", nargs=-1, shell_complete=first_of((*shell_fd.COMMANDS, "put", "call"))
 )
 def fd(words: tuple[str, ...]) -> int:
     """Page through large contents: read, search, wrap ..."""
-    return fdcmd.main(list(words))
+    return shell_fd.main(list(words))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from supervisor.say import show_controls
+from hostlib.messages import show_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

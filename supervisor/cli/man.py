@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hostlib.messages import CommandError, print_text, remedy
 from supervisor.cli.app import ABOUT, COMMANDS, app
 from supervisor.cli.help import Command
 from supervisor.cli.inside import Inside
 from supervisor.cli.options import directories
-from supervisor.say import CommandError, print_text, remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

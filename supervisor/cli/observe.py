@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from supervisor.cli.help import Command
-from supervisor.cli.options import as_json as json_option
-from supervisor.cli.options import control as control_option
-from supervisor.cli.options import files, one_of
-from supervisor.options import OptionError, parse_duration
-from supervisor.say import (
+from hostlib.messages import (
     CommandError,
     UsageFault,
     out_fd,
@@ -25,6 +20,11 @@ from supervisor.say import (
     say,
     stream_text,
 )
+from hostlib.user_values import OptionError, parse_duration
+from supervisor.cli.help import Command
+from supervisor.cli.options import as_json as json_option
+from supervisor.cli.options import control as control_option
+from supervisor.cli.options import files, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,8 +66,8 @@ def top(
 
     Without a terminal, once. Keys: q quits, / filters, arrows choose, k and K kill, letters sort.
     """
-    from supervisor import tables  # noqa: PLC0415 - only this command needs it
     from supervisor.cli.top import SORTS, Screen, arranged, table  # noqa: PLC0415
+    from supervisor.observe import tables  # noqa: PLC0415 - only this command needs it
 
     if sort not in SORTS:
         raise UsageFault(f"cannot sort by {sort!r}; there are: {', '.join(SORTS)}")

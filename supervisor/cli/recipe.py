@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hostlib.messages import CommandError, UsageFault, print_text
 from supervisor.cli.help import Command
 from supervisor.cli.options import agents
 from supervisor.cli.options import as_json as json_option
-from supervisor.say import CommandError, UsageFault, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +92,7 @@ def script_of(recipe: Recipe) -> Iterator[str]:
 
 def _quoted(text: str) -> str:
     """Return a text in which a shell fills in the places of a recipe and nothing else."""
-    from supervisor.templates import PLACES  # noqa: PLC0415 - for a script only
+    from supervisor.children.templates import PLACES  # noqa: PLC0415 - for a script only
 
     place = "|".join(PLACES)
     return re.sub(rf"[\\`]|\$(?!\{{(?:{place})\}})", r"\\\g<0>", text)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hostlib.messages import UsageFault
 from supervisor.cli.help import Command
 from supervisor.cli.options import COMMAND_LINE, files
-from supervisor.say import UsageFault
 
 if TYPE_CHECKING:
-    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 
 @click.command(
@@ -94,8 +94,8 @@ def _shown(paths: tuple[str, ...]) -> tuple[str, ...]:
     """
     if not paths:
         return paths
-    from supervisor.paths import absolute  # noqa: PLC0415 - with one
-    from supervisor.sandbox.exposed import fault_of  # noqa: PLC0415 - with one
+    from hostlib.paths import absolute  # noqa: PLC0415 - with one
+    from supervisor.sandbox.exposed_paths import fault_of  # noqa: PLC0415 - with one
 
     for path in paths:
         if why := fault_of(path):

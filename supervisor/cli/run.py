@@ -13,15 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import click
 
-from supervisor.cli.help import Command
-from supervisor.cli.options import (
-    COMMAND_LINE,
-    agents,
-    directories,
-    files,
-    one_of,
-)
-from supervisor.options import (
+from hostlib.messages import CommandError, UsageFault, remedy
+from hostlib.paths import absolute
+from hostlib.user_values import (
     Limits,
     OptionError,
     limit_named,
@@ -30,16 +24,22 @@ from supervisor.options import (
     parse_limits,
     parse_names,
 )
-from supervisor.paths import absolute
-from supervisor.say import CommandError, UsageFault, remedy
+from supervisor.cli.help import Command
+from supervisor.cli.options import (
+    COMMAND_LINE,
+    agents,
+    directories,
+    files,
+    one_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
     from supervisor.config.document import Config
-    from supervisor.launchpad.start import LaunchpadProcess
     from supervisor.llm.recipe import Recipe
     from supervisor.sandbox.plan import Profile
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 
 T = TypeVar("T")
@@ -237,7 +237,7 @@ def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
                 option = name.replace("_", "-")
                 raise OptionError(f"--{option}: there is no --workspace; name one")
         return {}
-    from supervisor.workspace.asked import read_uses  # noqa: PLC0415 - with one
+    from supervisor.workspace.command_line import read_uses  # noqa: PLC0415 - with one
 
     words, state_dir = given.get("workspace", ()), given.get("state_dir")
     more = {word: given.get(word, ()) for word in ("hide", "guard")}
@@ -316,9 +316,9 @@ def run_commands(
         UsageFault: an option cannot be used.
         CommandError: the configuration cannot.
     """
+    from supervisor.children.specs import policy_options  # noqa: PLC0415
     from supervisor.host import settings_of  # noqa: PLC0415 - needs Trio
     from supervisor.run import RunOptions, run_children  # noqa: PLC0415
-    from supervisor.specs import policy_options  # noqa: PLC0415
 
     if given["transport"] not in ("socketpair", "pipes"):
         why = f"not a transport: {given['transport']!r}; write socketpair or pipes"
@@ -494,7 +494,7 @@ def _exposed(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Return paths that a child is to see by its system calls."""
     if not paths:
         return paths
-    from supervisor.sandbox.exposed import fault_of  # noqa: PLC0415 - with one
+    from supervisor.sandbox.exposed_paths import fault_of  # noqa: PLC0415 - with one
 
     for path in paths:
         if why := fault_of(path):
@@ -558,7 +558,7 @@ def _beside_others(root: str, config: Config) -> None:
 
 
 def _log_level(name: str | None) -> str:
-    from supervisor.logs import LEVELS  # noqa: PLC0415 - light, but only for run
+    from hostlib.log import LEVELS  # noqa: PLC0415 - light, but only for run
 
     level = ("warning" if name is None else name).upper()
     if level not in LEVELS:

@@ -1,6 +1,6 @@
 """``sandhost serve``: the daemon's words.
 
-Options, read into what ``supervisor.serve`` takes.
+Options, read into what ``supervisor.daemon.serve`` takes.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hostlib.messages import UsageFault, say
+from hostlib.paths import absolute
 from supervisor.cli.help import Command
 from supervisor.cli.options import files, one_of
-from supervisor.paths import absolute
-from supervisor.say import UsageFault, say
 
 if TYPE_CHECKING:
-    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 
 @click.command(cls=Command, epilog="Example: sandhost serve --config sandhost.toml")
@@ -50,10 +50,10 @@ def serve(
     SIGTERM and SIGINT stop it, SIGHUP reloads. Exit status: 0 all
     went well, 78 the configuration has a fault, else 1.
     """
+    from hostlib.log import LEVELS  # noqa: PLC0415
     from supervisor.config.document import Config  # noqa: PLC0415
     from supervisor.config.loader import ConfigError, load_config  # noqa: PLC0415
-    from supervisor.logs import LEVELS  # noqa: PLC0415
-    from supervisor.serve import BAD_CONFIG, ServeOptions, run_daemon  # noqa: PLC0415
+    from supervisor.daemon.serve import BAD_CONFIG, ServeOptions, run_daemon  # noqa: PLC0415
 
     if log_level.upper() not in LEVELS:
         raise UsageFault(

@@ -33,10 +33,10 @@ def shim(
 
     DIR gets one of each tool's name; they are POSIX sh and need curl.  Put DIR first into the PATH of a child.
     """
+    from hostlib.messages import CommandError, print_text  # noqa: PLC0415
     from supervisor.config.loader import ConfigError, load_config  # noqa: PLC0415
-    from supervisor.say import CommandError, print_text  # noqa: PLC0415
-    from supervisor.shim import ShimError, install  # noqa: PLC0415 - one command's
     from supervisor.toolexec.kinds import ALL_TOOLS  # noqa: PLC0415
+    from supervisor.toolexec.shim import ShimError, install  # noqa: PLC0415 - one command's
 
     names = {*tool, *(() if only else ALL_TOOLS)}
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from hostlib.messages import CommandError, print_text
 from supervisor.cli.help import Command
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
-from supervisor.say import CommandError, print_text
 
 
 @click.command(cls=Command, epilog="Example: sandhost ps --control run.sock")
@@ -46,12 +46,12 @@ def quota(control: str | None, *, as_json: bool) -> int:
 
 
 def _table(kind: str, control: str | None, *, as_json: bool) -> int:
-    from supervisor import tables  # noqa: PLC0415 - only these commands need it
     from supervisor.control.client import (  # noqa: PLC0415
         ControlError,
         call,
         find_control,
     )
+    from supervisor.observe import tables  # noqa: PLC0415 - only these commands need it
 
     try:
         rows = call(find_control(control), kind)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from supervisor.tables import (
+from supervisor.observe.tables import (
     Column,
     render_columns,
     workspace_names,

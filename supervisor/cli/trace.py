@@ -17,7 +17,7 @@ import signal
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from supervisor.tables import printable
+from supervisor.observe.tables import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

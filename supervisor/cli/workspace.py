@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from supervisor.cli.help import Command, Group
-from supervisor.cli.options import as_json as json_option
-from supervisor.cli.options import control as control_option
-from supervisor.cli.options import directories, files
-from supervisor.say import (
+from hostlib.messages import (
     CommandError,
     UsageFault,
     print_bytes,
     print_text,
     show_controls,
 )
+from supervisor.cli.help import Command, Group
+from supervisor.cli.options import as_json as json_option
+from supervisor.cli.options import control as control_option
+from supervisor.cli.options import directories, files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from supervisor.journal import Journal
+    from hostlib.journal import Journal
     from supervisor.workspace.selection import Patterns
     from supervisor.workspace.workspace import Workspace
 
@@ -67,13 +67,13 @@ def list_workspaces(
     state_dir: str | None, control: str | None, *, as_json: bool
 ) -> int:
     """List the workspaces."""
-    from supervisor import tables  # noqa: PLC0415 - only this command needs it
     from supervisor.cli.workspace_target import (  # noqa: PLC0415
         NotThereError,
         find_daemon,
         show_notes,
     )
-    from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
+    from supervisor.observe import tables  # noqa: PLC0415 - only this command needs it
+    from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.verbs import workspace_rows  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = []
@@ -333,7 +333,7 @@ def _do(
         find_daemon,
         show_notes,
     )
-    from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
+    from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.verbs import VerbError, do_verb  # noqa: PLC0415
 
     daemon = find_daemon(state_dir, control)
@@ -361,8 +361,8 @@ def _do(
 @contextlib.contextmanager
 def _opened_journal(path: str | None) -> Iterator[Journal]:
     """Open a journal until the block ends; one without a path takes no event."""
+    from hostlib.journal import open_journal  # noqa: PLC0415
     from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
-    from supervisor.journal import open_journal  # noqa: PLC0415
 
     try:
         journal = open_journal(path, lambda text: show_notes([text]))
@@ -406,7 +406,7 @@ def export(
 
 def _opened(state_dir: str | None, name: str) -> Workspace:
     from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
-    from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
+    from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.verbs import (  # noqa: PLC0415
         cut_off_note,
         restore_note,
@@ -453,7 +453,7 @@ def _done(call: Callable[..., Any], *arguments: Any) -> Any:
 
 def _is_workspace(state_dir: str | None, text: str) -> bool:
     """Tell whether a word is the name of a workspace; as a pattern write `/NAME`."""
-    from supervisor.workspace.asked import find_state_dir  # noqa: PLC0415
+    from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.store import workspaces_in  # noqa: PLC0415
 
     return text in workspaces_in(find_state_dir(state_dir))

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hostlib.messages import CommandError, UsageFault
 from supervisor.control.client import (
     ENVIRONMENT,
     ControlError,
@@ -21,7 +22,6 @@ from supervisor.control.client import (
     is_deaf,
     stream,
 )
-from supervisor.say import CommandError, UsageFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.user_values import OptionError, parse_duration, parse_period, parse_size
 from supervisor.config.read import joined, named, not_a_directory
-from supervisor.options import OptionError, parse_duration, parse_period, parse_size
-from supervisor.restarts import RestartPolicy
+from supervisor.spawn.restarts import RestartPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hostlib.extras import missing_package
 from supervisor.config.fds import check_tools, is_enabled, odd_fds
 from supervisor.config.llm import DOOR_VARIABLES
 from supervisor.config.read import joined, names_of
-from supervisor.extras import missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

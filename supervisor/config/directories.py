@@ -30,15 +30,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from supervisor import holdings
-from supervisor.paths import (
+from hostlib.linux import holdings
+from hostlib.paths import (
     CHECKPOINTS,
     LEDGER,
     absolute,
     usual_runtime_dir,
     usual_state_dir,
 )
-from supervisor.temporary import temporary_directory
+from hostlib.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.options import OptionError, parse_duration, parse_size
+from hostlib.user_values import OptionError, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ NEED_MODEL = (*PROCESS_TOOLS, "summarize_fd")
 """Tools that ask a model."""
 
 MOST_CHECKPOINTS = 1000
-"""As in ``vfs.content.checkpoints``, which is loaded only where LLM fds are on."""
+"""As in ``supervisor.llmfd.checkpoints``, which is loaded only where LLM fds are on."""
 
 NEED_NO_LISTING = (
     *("wrap_output", "wrap_input", "fd_info", "list_fds", "keep_fds", "tool_schemas"),

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.linux.descriptors import odd_open_files
+from hostlib.user_values import OptionError, parse_duration, parse_period, parse_size
 from supervisor.config.read import named
-from supervisor.descriptors import odd_open_files
-from supervisor.options import OptionError, parse_duration, parse_period, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

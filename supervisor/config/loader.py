@@ -11,6 +11,7 @@ import tomllib
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from hostlib.messages import remedy
 from supervisor.config.child import check_children, odd_restarts
 from supervisor.config.crosschecks import (
     check_after,
@@ -56,7 +57,6 @@ from supervisor.config.walls import (
     odd_walls,
 )
 from supervisor.config.workspace import check_sections
-from supervisor.say import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

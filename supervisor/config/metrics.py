@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from supervisor.options import OptionError
+from hostlib.user_values import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

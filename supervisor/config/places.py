@@ -20,11 +20,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hostlib.messages import remedy
+from hostlib.paths import absolute
 from supervisor.config.directories import places_of
 from supervisor.config.read import joined, not_a_directory
-from supervisor.paths import absolute
-from supervisor.say import remedy
-from supervisor.spawn_request import SpawnError, find_executable
+from supervisor.spawn.request import SpawnError, find_executable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -150,7 +150,7 @@ def check_exposed(
     for name, policy in config.policy.items():
         if not policy.expose:
             continue
-        from supervisor.sandbox.exposed import fault_of  # noqa: PLC0415 - with one
+        from supervisor.sandbox.exposed_paths import fault_of  # noqa: PLC0415 - with one
 
         for path in filter(_is_possible, policy.expose):
             if why := fault_of(path):

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.linux.descriptors import odd_open_files
+from hostlib.user_values import OptionError, limit_faults, parse_limits
 from supervisor.config.llm import check_policy
 from supervisor.config.read import joined, named
-from supervisor.descriptors import odd_open_files
-from supervisor.home import is_home_file
-from supervisor.options import OptionError, limit_faults, parse_limits
+from supervisor.sandbox.home import is_home_file
 from supervisor.toolexec.kinds import is_tool_name
 
 if TYPE_CHECKING:

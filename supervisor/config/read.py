@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 
-from supervisor.say import remedy
+from hostlib.messages import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

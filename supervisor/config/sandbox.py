@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.config.read import joined
-from supervisor.sandbox.foreseen import foreseen, keeps_network, no_netns
-from supervisor.sandbox.hold import HOLDERS, is_held
+from supervisor.sandbox.containment import HOLDERS, is_held
+from supervisor.sandbox.forecast import foreseen, keeps_network, no_netns
 from supervisor.sandbox.plan import (
     LAYERS,
     NEEDS_MOUNTNS,
@@ -21,7 +21,7 @@ from supervisor.sandbox.plan import (
     Profile,
     named,
 )
-from supervisor.spawn_request import SpawnError
+from supervisor.spawn.request import SpawnError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

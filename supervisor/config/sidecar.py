@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.user_values import Limits, OptionError, limit_faults, parse_duration
 from supervisor.config.read import joined, named
-from supervisor.options import Limits, OptionError, limit_faults, parse_duration
 from supervisor.sandbox.plan import PROFILES
 from supervisor.toolexec.kinds import KINDS, is_tool_name
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.user_values import OptionError, parse_duration, parse_size
 from supervisor.config.read import named
-from supervisor.options import OptionError, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from supervisor.config.sandbox import (
     profile_named,
     without_netns,
 )
-from supervisor.sandbox.foreseen import foreseen, keeps_network
+from supervisor.sandbox.forecast import foreseen, keeps_network
 from supervisor.sandbox.plan import NONE, PROFILES
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.paths import absolute
+from hostlib.user_values import OptionError, parse_size
 from supervisor.config.read import joined, named
-from supervisor.options import OptionError, parse_size
-from supervisor.paths import absolute
 from supervisor.workspace.use import MODES, WorkspaceUse
 
 if TYPE_CHECKING:

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import trio
 
-from supervisor.holdings import process_facts
-from supervisor.leaks import check_host
-from supervisor.watcher import Watcher
-from vfs.filesystem import file_row, timestamp
+from hostlib.clock import timestamp
+from hostlib.linux.holdings import process_facts
+from supervisor.doctor.leaks import check_host
+from supervisor.usage.samples import Watcher
+from vfs.filesystem import file_row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from supervisor.child import Child
+    from supervisor.children.child import Child
     from supervisor.host import Host
     from vfs.clients import Client
 

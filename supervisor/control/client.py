@@ -25,7 +25,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from supervisor.paths import ROOT_RUNTIME_DIR, usual_runtime_dir
+from hostlib.paths import ROOT_RUNTIME_DIR, usual_runtime_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

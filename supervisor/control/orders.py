@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from hostlib.threads import in_thread
+from hostlib.user_values import OptionError
 from supervisor.config.child import (
     NAME_RULE,
     ChildSection,
@@ -17,22 +19,20 @@ from supervisor.config.child import (
     is_child_name,
     stop_signal,
 )
+from supervisor.config.daemon_checks import faults_here
 from supervisor.config.loader import ConfigError, load_config, warnings
 from supervisor.control.server import OrderError, Orders
 from supervisor.control.workspaces import WorkspaceOrders
-from supervisor.daemon_checks import faults_here
-from supervisor.options import OptionError
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.child import Child
-    from supervisor.children import Changes, Children
+    from supervisor.children.child import Child
     from supervisor.config.directories import Places
     from supervisor.config.document import Config
     from supervisor.host import Host
-    from supervisor.kept import Kept
+    from supervisor.kept_children.kept_child import Kept
+    from supervisor.kept_children.roster import Changes, Children
 
 
 _CHANGED = ("started", "stopped", "restarted")
@@ -263,7 +263,11 @@ class DaemonOrders:
             ConfigError: it has faults.
         """
         config = await in_thread(load_config, path)
-        if faults := await faults_here(self._host, self._places, config):
+        host = self._host
+        faults = await faults_here(
+            host.launcher, host.machine, host.log, self._places, config
+        )
+        if faults:
             raise ConfigError(path, faults)
         return config
 

@@ -34,17 +34,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from supervisor.accepting import (
+from hostlib.listener import (
     OUT_OF_RESOURCES,
     accepted,
     make_room,
     only_this_one,
 )
+from hostlib.log import place_of
+from hostlib.readiness import wait_readable
+from hostlib.unix_listener import identity_of, listening, listening_on
 from supervisor.control.answers import Answers
 from supervisor.control.client import QUESTIONS, VERSION
-from supervisor.logs import place_of
-from supervisor.unix_listener import identity_of, listening, listening_on
-from supervisor.watches import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

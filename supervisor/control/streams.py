@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import trio
 
-from supervisor.blockers import MAX_NAMED
+from hostlib.segments import extent, last_lines, read_at
+from hostlib.threads import in_thread
 from supervisor.config.child import is_child_name
+from supervisor.control.blockers import MAX_NAMED
 from supervisor.control.server import OrderError, Orders, Send
-from supervisor.logmarks import marks_between, offset_since
-from supervisor.segments import extent, last_lines, read_at
-from vfs.hostio import in_thread
+from supervisor.kept_children.log_marks import marks_between, offset_since
 
 if TYPE_CHECKING:
-    from supervisor.children import Children
+    from hostlib.journal_segments import SegmentJournal
     from supervisor.host import Host
-    from supervisor.journal_segments import SegmentJournal
+    from supervisor.kept_children.roster import Children
 
 PIECE_BYTES = 32_768
 """Sent at once; base64 makes 44 KiB of it."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hostlib.threads import in_thread
 from supervisor.control.server import READING, OrderError, Orders, Send
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 
-import supervisor.serve  # noqa: F401 - what the next program imports has to be there
+import supervisor.daemon.serve  # noqa: F401 - what the next program imports has to be there
+from supervisor.config.daemon_checks import faults_of_places
 from supervisor.config.directories import VARIABLE, places_from, places_of
 from supervisor.config.loader import ConfigError, load_config
-from supervisor.daemon_checks import faults_of_places
 from supervisor.handover.exchange import REFUSAL, answer_check
 
 

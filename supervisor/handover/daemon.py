@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
+from supervisor.children.specs import ChildOptions
 from supervisor.config.child import ChildSection
 from supervisor.handover.state import bytes_as_text, text_as_bytes
-from supervisor.kept import FINAL, Kept
-from supervisor.restarts import Phase
-from supervisor.scratch import Scratch, ScratchState
-from supervisor.specs import ChildOptions
+from supervisor.kept_children.kept_child import FINAL, Kept
+from supervisor.sandbox.scratch import Scratch, ScratchState
+from supervisor.spawn.restarts import Phase
 from vfs.errors import HandoverError
 from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from supervisor.child import Child
-    from supervisor.children import Children
+    from supervisor.children.child import Child
     from supervisor.config.directories import Locks
     from supervisor.control.server import Orders
-    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.kept_children.roster import Children
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 
 class RestartsState(msgspec.Struct):

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from supervisor.child import WORKSPACE_LOCK, Child
-from supervisor.child_ends import Ends
-from supervisor.door_socket import DoorSocket
+from supervisor.children.child import WORKSPACE_LOCK, Child
+from supervisor.children.lifecycle import State
+from supervisor.fsproxy.door_socket import DoorSocket
+from supervisor.fsproxy.ports import Portable
 from supervisor.handover.session import take_up
 from supervisor.handover.state import bytes_as_text
-from supervisor.launchpad import wire
-from supervisor.lifecycle import State
-from supervisor.sandbox.cgroups import Groups
+from supervisor.sandbox.groups import Groups
 from supervisor.sandbox.plan import Walls
-from supervisor.session.ports import Portable
-from supervisor.spawned import SpawnedProcess
+from supervisor.spawn.ends import Ends
+from supervisor.spawn.launchpad import wire
+from supervisor.spawn.process import SpawnedProcess
 from supervisor.spec import ChildSpec
 from vfs.errors import HandoverError
 from vfs.handover import (
@@ -50,10 +50,10 @@ from vfs.policy import Policy, close_places
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
+    from supervisor.fsproxy.session import Session
     from supervisor.handover.state import ChildState, HostState, SessionState
     from supervisor.host import Host
-    from supervisor.launcher import Launcher
-    from supervisor.session.session import Session
+    from supervisor.spawn.launcher import Launcher
     from vfs.policy import Place
 
 

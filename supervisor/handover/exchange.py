@@ -25,21 +25,21 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import trio
 
+from hostlib.threads import calls_at_work
+from supervisor.children.lifecycle import State
+from supervisor.fsproxy.ports import Portable
 from supervisor.handover.leave import leave
 from supervisor.handover.next_program import become
 from supervisor.handover.session import is_at_work
 from supervisor.handover.state import encode, versions
-from supervisor.lifecycle import State
-from supervisor.session.ports import Portable
-from supervisor.spawn_request import SpawnError, SpawnRequest
+from supervisor.spawn.request import SpawnError, SpawnRequest
 from supervisor.spec import minimal_env
 from vfs.errors import HandoverError
-from vfs.hostio import calls_at_work
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from supervisor.child import Child
+    from supervisor.children.child import Child
     from supervisor.handover.next_program import Program
     from supervisor.handover.state import HostState
     from supervisor.host import Host

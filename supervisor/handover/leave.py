@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import trio
 
-from supervisor.child_clients import ATTACHING
+from supervisor.children.clients import ATTACHING
 from supervisor.handover.session import note_work
 from supervisor.handover.state import (
     ChildState,
@@ -41,10 +41,10 @@ from vfs.handover import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.child import Child
+    from supervisor.children.child import Child
+    from supervisor.fsproxy.session import Session
     from supervisor.host import Host
-    from supervisor.session.session import Session
-    from supervisor.spawned import SpawnedProcess
+    from supervisor.spawn.process import SpawnedProcess
     from vfs.policy import Place, Policy
 
 NO_POLICY = -1

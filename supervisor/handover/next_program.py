@@ -22,9 +22,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from hostlib.linux.syscalls import close_at_exec
 from supervisor.handover.state import decode
-from supervisor.launchpad.kernel import close_at_exec
-from supervisor.launchpad.start import LaunchpadProcess
+from supervisor.spawn.launchpad.start import LaunchpadProcess
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from supervisor.handover.next_program import own_program
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
+    from hostlib.sd_notify import Notifier
     from supervisor.handover.exchange import Surroundings
     from supervisor.host import Host
-    from supervisor.notify import Notifier
 
 ORDER = "replace"
 

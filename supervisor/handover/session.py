@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 
 from protocol import format_request
 from protocol.chat import ChatBody
+from supervisor.fsproxy.dispatch import HANDLERS
+from supervisor.fsproxy.replies import REPLACED
+from supervisor.fsproxy.transport import FileTransfer
 from supervisor.handover.state import BodyState, ChatState, TransferState
-from supervisor.session.dispatch import HANDLERS
-from supervisor.session.replies import REPLACED
-from supervisor.session.transport import FileTransfer
 from vfs.errors import HandoverError
 from vfs.policy import SIZE_BYTES
 
 if TYPE_CHECKING:
+    from supervisor.fsproxy.session import Session
     from supervisor.handover.state import SessionState
-    from supervisor.session.session import Session
 
 PIECE_BYTES = 1024 * 1024
 """A spooled payload is read back in pieces of this size."""

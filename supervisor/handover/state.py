@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from supervisor.launchpad import wire
+from supervisor.spawn.launchpad import wire
 from vfs.errors import HandoverError
 from vfs.handover import (  # noqa: TC001 - msgspec looks at them
     ClientState,

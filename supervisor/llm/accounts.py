@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from supervisor.fsproxy.ports import Account
 from supervisor.llm.ledger import LedgerError
 from supervisor.llm.quota import Node, quota_text, status_text
-from supervisor.session.ports import Account
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.llm.ledger import Spending
-    from supervisor.session.ports import ChildView
     from vfs.clients import Client
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from supervisor.documents import MOST_DEPTH, is_deep
+from hostlib.documents import MOST_DEPTH, is_deep
 from supervisor.llm.quota import Usage, tokens_of
 
 if TYPE_CHECKING:

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from hostlib.footprint import message_bytes
+from hostlib.threads import in_thread
 from protocol import echo, error, invalid, limits
-from supervisor.footprint import message_bytes
+from supervisor.fsproxy.handlers.llm import CHAT_FORMS, INLINE_BYTES, LEAVE_S
+from supervisor.fsproxy.replies import denied, no_memory
 from supervisor.llm.conversations import KeptError, Turn, user_text
 from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
 from supervisor.llm.outputs import Outputs, OutputsError
 from supervisor.llm.presets import DEFAULT_PRESET
 from supervisor.llm.quota import QuotaError
-from supervisor.session.on_llm import CHAT_FORMS, INLINE_BYTES, LEAVE_S
-from supervisor.session.replies import denied, no_memory
 from vfs.errors import AccessDeniedError, UnavailableError
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
+    from supervisor.fsproxy.ports import Caller
     from supervisor.llm.conversations import Dialogues
     from supervisor.llm.gateway import Completion
     from supervisor.llm.models import Models
-    from supervisor.session.ports import Caller
     from vfs.filesystem import OpenFile
 
 MAX_INPUT_BYTES = 8 * 1024 * 1024

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from hostlib.threads import in_thread
 from supervisor.llm.gateway import NO_MEMORY, FailedCallError, NoMemoryError
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

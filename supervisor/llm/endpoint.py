@@ -30,20 +30,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from supervisor.accepting import accepted, listener_on, only_this_one
-from supervisor.gate import Gate
+from hostlib.gate import Gate
+from hostlib.listener import accepted, listener_on, only_this_one
+from supervisor.fsproxy.ports import Doors
 from supervisor.llm.endpoint_call import Asker, answer
 from supervisor.llm.endpoint_http import ConnectionTestError, HttpConnection
 from supervisor.llm.errors import MalformedRequestError, RefusedRequestError
-from supervisor.session.ports import Doors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AsyncExitStack
 
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.llm.models import Models
     from supervisor.llm.quota import Node
-    from supervisor.session.ports import ChildView
     from supervisor.spec import ChildSpec
     from vfs.filesystem import Client
     from vfs.payload import Reservation

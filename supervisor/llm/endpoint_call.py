@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from supervisor.documents import MOST_VALUES
-from supervisor.footprint import document_bytes
+from hostlib.documents import MOST_VALUES
+from hostlib.footprint import document_bytes
+from hostlib.threads import in_thread
 from supervisor.llm import native_request, translations
 from supervisor.llm.answer_writers import ChatWriter, PassedWriter
 from supervisor.llm.apis import (
@@ -49,7 +50,6 @@ from supervisor.llm.messages_request import count_tokens_estimate
 from supervisor.llm.prompt_size import size_of_body, size_of_request
 from supervisor.llm.quota import HeldQuotaError, QuotaError
 from supervisor.llm.translation import UntranslatableError
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -29,19 +29,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import trio
 
+from hostlib.threads import in_thread
 from supervisor.llm.answer import first_text
 from supervisor.llm.answer_reader import AnswerError, BrokenOffError, ProviderError
 from supervisor.llm.apis import CHAT, EMBEDDINGS
 from supervisor.llm.deltas import drop_logprobs
 from supervisor.llm.provider import MAX_RETRIES, CallError, Request
 from supervisor.llm.quota import QuotaError, Usage, Weights
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
-    from supervisor.journal import Journal
+    from hostlib.journal import Journal
     from supervisor.llm.answer_reader import AnswerReader
     from supervisor.llm.apis import Api
     from supervisor.llm.ledger import Spending

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import re2
 
-from supervisor.documents import MOST_DEPTH, is_deep, texts_in
+from hostlib.documents import MOST_DEPTH, is_deep, texts_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

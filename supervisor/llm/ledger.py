@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from hostlib.paths import LEDGER
+from hostlib.threads import in_thread
 from supervisor.llm.quota import Node
-from supervisor.paths import LEDGER
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

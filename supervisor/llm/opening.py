@@ -12,6 +12,7 @@ import errno
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from hostlib.threads import in_thread
 from supervisor.llm import (
     keys,
     provider,
@@ -23,7 +24,6 @@ from supervisor.llm.ledger import LedgerError, Spending
 from supervisor.llm.models import Models
 from supervisor.llm.quota import Node
 from supervisor.llm.service import LlmService, read_state
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 import trio
 
 from protocol import echo, error
-from supervisor.session.replies import UNAVAILABLE, denied, reason
+from supervisor.fsproxy.replies import UNAVAILABLE, denied, reason
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.filesystem import KEPT_WORD
 from vfs.policy import PUBLISH_ON_CLOSE
@@ -26,7 +26,7 @@ from vfs.policy import PUBLISH_ON_CLOSE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.session.ports import Caller
+    from supervisor.fsproxy.ports import Caller
     from vfs.filesystem import OpenFile
 
 

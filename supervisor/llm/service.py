@@ -2,7 +2,7 @@
 
 It is handed over with what was spent, by the host and by each client, with the limits that
 were set, and the endpoint. Calls have ended, and are paid for, before. Conversations of a
-host with LLM fds are theirs (``supervisor.fds``); the others go with their clients.
+host with LLM fds are theirs (``supervisor.llmfd``); the others go with their clients.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AsyncExitStack, ExitStack
 
+    from supervisor.fsproxy.ports import Account, Caller, ChildView, Doors
     from supervisor.llm.conversations import Dialogues
     from supervisor.llm.endpoint import Endpoint
     from supervisor.llm.models import Models
-    from supervisor.session.ports import Account, Caller, ChildView, Doors
     from vfs.clients import Client
 
 

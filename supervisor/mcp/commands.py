@@ -18,12 +18,12 @@ import msgspec
 import trio
 
 from supervisor.mcp.files import Path, ToolError
-from supervisor.spawn_request import SpawnError, SpawnRequest
-from supervisor.spawned import ExitStatus
+from supervisor.spawn.process import ExitStatus
+from supervisor.spawn.request import SpawnError, SpawnRequest
 
 if TYPE_CHECKING:
-    from supervisor.launcher import Launcher
-    from supervisor.spawned import SpawnedProcess
+    from supervisor.spawn.launcher import Launcher
+    from supervisor.spawn.process import SpawnedProcess
 
 HEAD_BYTES = TAIL_BYTES = 15_000
 """Of the output that is kept; together one answer."""

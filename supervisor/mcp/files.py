@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from vfs.content.cancelling import stop_if_cancelled
+from supervisor.llmfd.cancellation import stop_if_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ SEARCH_S = 20.0
 """Longest search: an agent waits for it."""
 
 _MOST_PROGRAM_BYTES = 2 * 1024 * 1024
-"""What an expression compiles to; see ``vfs.content.searching``."""
+"""What an expression compiles to; see ``supervisor.llmfd.search``."""
 
 _NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MATCH_CHARS = 300

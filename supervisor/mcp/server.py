@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from hostlib.paths import absolute, working_directory
 from supervisor.config.loader import ConfigError, load_config
-from supervisor.fds.opening import make_service
-from supervisor.paths import absolute, working_directory
+from supervisor.llmfd import UnknownCallError
+from supervisor.llmfd.opening import make_service
 from supervisor.run import complain, heeded_signals, what_failed
-from supervisor.scratch import make_kept
-from vfs.aio import AsyncClient
+from supervisor.sandbox.scratch import make_kept
 from vfs.client import FsProxyError, NotAChildError
-from vfs.content import UnknownCallError
+from vfs.client.aio import AsyncClient
 from vfs.filesystem import Filesystem
 from vfs.policy import Ledger, Policy, close_places, open_place
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
     from supervisor.config.document import Config
-    from supervisor.launchpad.start import LaunchpadProcess
+    from supervisor.llmfd import Process
     from supervisor.mcp.tools import AgentTools
-    from vfs.content import Process
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
     from vfs.policy import Place
 
 OK, FAILED, USAGE, NO_READER = 0, 1, 2, 141
@@ -152,8 +152,8 @@ async def _serve(
 @asynccontextmanager
 async def _agent_tools(launchpad: LaunchpadProcess) -> AsyncIterator[AgentTools]:
     """Have commands run for as long as a block lasts; its end is theirs."""
-    from supervisor.launcher import Launcher  # noqa: PLC0415 - of a command
     from supervisor.mcp.tools import AgentTools  # noqa: PLC0415 - with --files
+    from supervisor.spawn.launcher import Launcher  # noqa: PLC0415 - of a command
 
     async with trio.open_nursery() as nursery:
         launcher = Launcher(launchpad)
@@ -287,7 +287,7 @@ def _version() -> str:
 def _program_tool(name: str) -> types.Tool:
     from mcp import types  # noqa: PLC0415 - an extra
 
-    from vfs.content import TOOLS, parameters_schema  # noqa: PLC0415 - as above
+    from supervisor.llmfd import TOOLS, parameters_schema  # noqa: PLC0415 - as above
 
     tool = TOOLS[name]
     return types.Tool(

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hostlib.threads import in_thread
 from supervisor.mcp import files
 from supervisor.mcp.commands import Commands, Exec
 from supervisor.mcp.files import ToolError
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from supervisor.launcher import Launcher
+    from supervisor.spawn.launcher import Launcher
 
 INSTRUCTIONS = (
     "You work in a sandbox. read, write, edit, list and search act on files, exec runs a"

@@ -23,12 +23,12 @@ import signal
 import sys
 import tempfile
 
-from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER
-from supervisor.launchpad.overlay import ATTACHED, DETACHED, NAMED
-from supervisor.namespace_counts import why_refused
-from supervisor.sandbox import delegation
-from supervisor.sandbox.cgroup_files import bounds_of
+from hostlib.linux import delegation
+from hostlib.linux.cgroup_files import bounds_of
+from hostlib.linux.namespace_counts import why_refused
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER
 from supervisor.sandbox.held_mount import try_way
+from supervisor.spawn.launchpad.layers.overlay import ATTACHED, DETACHED, NAMED
 
 OLDEST_LINUX = (5, 4)
 """waitid(2) for a pidfd; everything else that is newer has another way."""
@@ -74,7 +74,7 @@ os._exit(0)
 _OVERLAY = """
 import os, sys
 sys.path.append({packages!r})
-from supervisor.launchpad.trial import try_as_user
+from supervisor.spawn.launchpad.layers.overlay_trials import try_as_user
 os._exit(try_as_user({way!r}))
 """
 

@@ -10,7 +10,7 @@ import shlex
 import sys
 from functools import cache
 
-from vfs.hostio import has_mounts_within
+from vfs.mounts import has_mounts_within
 
 PLACE = "/usr/local/bin"
 """On everybody's PATH, and in no distribution's hands."""

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.sandbox.cgroup_files import bound_cpus, count_of, has_cpus_bound
+from hostlib.linux.cgroup_files import bound_cpus, count_of, has_cpus_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.journal import Journal
-    from supervisor.options import Limits
+    from hostlib.journal import Journal
+    from hostlib.user_values import Limits
 
 LOOK_S = 0.2
 """Between two looks: so long a bomb competes with everybody, and a look costs 2 us."""

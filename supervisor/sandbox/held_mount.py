@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from supervisor.launchpad.kernel import system_call
-from supervisor.launchpad.mounts import keep_to_itself, make_root
-from supervisor.launchpad.overlay import (
+from hostlib.linux.syscalls import system_call
+from supervisor.spawn.launchpad.layers.fresh_root import attach_at_top
+from supervisor.spawn.launchpad.layers.mounts import keep_to_itself, make_root
+from supervisor.spawn.launchpad.layers.overlay import (
     DETACHED,
     WAYS,
     Layers,
@@ -34,8 +35,7 @@ from supervisor.launchpad.overlay import (
     make_overlay,
     map_owners,
 )
-from supervisor.launchpad.stage import attach_at_top
-from supervisor.launchpad.trial import make_layers
+from supervisor.spawn.launchpad.layers.overlay_trials import make_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -241,6 +241,6 @@ def _call_in_namespace(namespace: int, call: Callable[[], T]) -> T:
 
 def _call_apart(call: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call in a thread of its own (rule 2)."""
-    from vfs.hostio import apart  # noqa: PLC0415 - most commands need no Trio
+    from hostlib.threads import apart  # noqa: PLC0415 - most commands need no Trio
 
     return apart(call, *args)

@@ -26,8 +26,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from supervisor.launchpad.kernel import open_exactly
-from vfs.hostio import other_names
+from hostlib.linux.syscalls import open_exactly
+from vfs.mounts import other_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

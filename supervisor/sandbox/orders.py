@@ -10,24 +10,24 @@ import errno
 import os
 from typing import TYPE_CHECKING, cast
 
-from supervisor.launchpad.order import HELD, JOINED, NET, OVERLAY, USERS, VIEW
-from supervisor.launchpad.stage import HIDE
-from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import seccomp_filter
-from supervisor.sandbox.accounts import files_of
-from supervisor.sandbox.cgroups import as_pair
+from supervisor.sandbox import visible as sandbox_paths
 from supervisor.sandbox.command import command_of
+from supervisor.sandbox.etc_files import files_of
+from supervisor.sandbox.groups import as_pair
 from supervisor.sandbox.plan import NAMESPACES
-from supervisor.spawn_request import SpawnError
-from vfs.hostio import other_names
+from supervisor.spawn.launchpad.layers.fresh_root import HIDE
+from supervisor.spawn.launchpad.words import HELD, JOINED, NET, OVERLAY, USERS, VIEW
+from supervisor.spawn.request import SpawnError
+from vfs.mounts import other_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from supervisor.launchpad.stage import Tree
-    from supervisor.sandbox.accounts import OwnFiles
+    from supervisor.sandbox.etc_files import OwnFiles
     from supervisor.sandbox.plan import Wanted
     from supervisor.sandbox.view import View
+    from supervisor.spawn.launchpad.layers.fresh_root import Tree
 
 _NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *NAMESPACES} - {"mountns"}
 """Layers that need no more than their name."""
@@ -96,11 +96,11 @@ def _view(layers: Collection[str], wanted: Wanted, executable: str) -> View:
     """
     if not (wanted.readable or wanted.exposed):
         return _with_shown(wanted, executable, ())
-    from supervisor.sandbox import exposed  # noqa: PLC0415 - seldom
+    from supervisor.sandbox import exposed_paths  # noqa: PLC0415 - seldom
 
-    readable = exposed.read_by_calls(wanted, can_hide="mountns" in layers)
+    readable = exposed_paths.read_by_calls(wanted, can_hide="mountns" in layers)
     view = _with_shown(wanted, executable, readable)
-    exposed.check_exposed(view.exposed, wanted)
+    exposed_paths.check_exposed(view.exposed, wanted)
     return view
 
 

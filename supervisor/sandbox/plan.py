@@ -27,17 +27,17 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from supervisor.namespace_counts import is_given_to_nobody
-from supervisor.sandbox import giving, seccomp_filter
+from hostlib.linux.namespace_counts import is_given_to_nobody
+from supervisor.sandbox import ownership, seccomp_filter
 from supervisor.sandbox.held_mount import HeldMount
-from supervisor.spawn_request import SpawnError
+from supervisor.spawn.request import SpawnError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import trio
 
-    from supervisor.sandbox.apart import Location
+    from supervisor.sandbox.host_directories import Location
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 
@@ -60,7 +60,7 @@ LAYERS = {
 }
 """Every layer that a profile can name, and what it takes to have it."""
 
-FIRST_USER = giving.KEEPER + 1
+FIRST_USER = ownership.KEEPER + 1
 """Of children of root: above what subordinate users are made of (login.defs(5))."""
 
 USERS = 767
@@ -201,7 +201,7 @@ class Machine:
         self._launchpad_pid = launchpad_pid
         if os.geteuid() != 0:
             self.lacking["uid"] = "the host is not root"
-        elif why_not := giving.why_not_to(FIRST_USER + os.getpid() * USERS):
+        elif why_not := ownership.why_not_to(FIRST_USER + os.getpid() * USERS):
             self.lacking["uid"] = why_not
         try:
             seccomp_filter.build_here(network=False)

@@ -18,7 +18,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.kernel import open_exactly
+from hostlib.linux.syscalls import open_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from supervisor.launchpad.stage import HIDE, IF_POSSIBLE
-from vfs.hostio import other_names
+from supervisor.spawn.launchpad.layers.fresh_root import HIDE, IF_POSSIBLE
+from vfs.mounts import other_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from supervisor.launchpad.stage import Tree
-    from supervisor.sandbox.apart import Location
+    from supervisor.sandbox.host_directories import Location
     from supervisor.sandbox.plan import ShownMount
+    from supervisor.spawn.launchpad.layers.fresh_root import Tree
 
 
 _TMP = "/tmp"  # noqa: S108 - the child's own

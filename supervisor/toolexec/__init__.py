@@ -1,6 +1,6 @@
 """ToolExec: tools run for a child over HTTP, every byte streamed, the exit code told.
 
-    POST /exec -> connection -> protocol.toolexec (checks) -> routes (which sidecar)
+    POST /exec -> connection -> protocol.toolexec.requests (checks) -> routes (which sidecar)
                -> executions (id, slot) -> execution (spawn, pump) -> outputlog
                -> chunks (one reader) -> reply
 

@@ -1,6 +1,6 @@
 """One connection: its request is checked, done and answered.
 
-    wire.receive -> protocol.toolexec.check -> _exec | _signal | _notify | _replay -> wire
+    wire.receive -> protocol.toolexec.requests.check -> _exec | _signal | _notify | _replay -> wire
 
 Rules of this file.
 
@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from protocol import toolexec, toolexec_log, toolexec_token
-from protocol.toolexec import Exec, Health, Notify, Refusal, Replay, Signal
-from supervisor.logs import place_of
-from supervisor.spawn_request import SpawnError
-from supervisor.spawned import LaunchpadLost
-from supervisor.toolexec import notify
+from hostlib.log import place_of
+from protocol.toolexec import log, requests, token
+from protocol.toolexec.requests import Exec, Health, Notify, Refusal, Replay, Signal
+from supervisor.spawn.process import LaunchpadLost
+from supervisor.spawn.request import SpawnError
+from supervisor.toolexec import notification
+from supervisor.toolexec.backends.launch import with_doors
+from supervisor.toolexec.connection_state import Kind, Moment, Task, TaskState
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
-from supervisor.toolexec.heads import RefusedAtOnceError
-from supervisor.toolexec.launching import with_doors
-from supervisor.toolexec.moments import Kind, Moment, Task, TaskState
+from supervisor.toolexec.http_heads import RefusedAtOnceError
 from supervisor.toolexec.replies import Replies
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Sequence
 
-    from protocol.toolexec import Request
-    from protocol.toolexec_head import Head
+    from protocol.toolexec.head import Head
+    from protocol.toolexec.requests import Request
     from supervisor.toolexec.context import Context
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
@@ -109,7 +109,7 @@ class Connection(Replies):
         self._is_refused = False
         self._owner: ChildExecutions | None = None
         self._receives_for: ChildExecutions | None = None
-        self._rights = toolexec_token.ALL
+        self._rights = token.ALL
 
     @property
     def moment(self) -> Moment:
@@ -249,7 +249,7 @@ class Connection(Replies):
     async def _reply_to(self, head: Head, body: bytes) -> None:
         await self._context.gate.passed()
         self._received()
-        request = toolexec.check(head, body, self._is_authorized)
+        request = requests.check(head, body, self._is_authorized)
         if isinstance(request, Refusal):
             await self.wire.refuse(request)
         else:
@@ -276,14 +276,14 @@ class Connection(Replies):
 
     def _first_look(self, head: Head) -> Refusal | Throttle:
         """Refuse what is refused whatever its body will be, or receive that."""
-        found = toolexec.decided(head, self._is_authorized)
+        found = requests.decided(head, self._is_authorized)
         if isinstance(found, Health):
-            return toolexec.HEALTHY
+            return requests.HEALTHY
         if found is not None:
             return found
         owner = self._owner
         if owner is None or owner.receiving >= MAX_RECEIVING:
-            return toolexec.BUSY
+            return requests.BUSY
         owner.receiving += 1
         self._receives_for = owner
         if owner.receiving <= SURE_RECEIVING:
@@ -300,7 +300,7 @@ class Connection(Replies):
     async def _answer(self, request: Request) -> Refusal | None:
         owner = self._owner
         if isinstance(request, Health):
-            return toolexec.HEALTHY
+            return requests.HEALTHY
         if owner is None:
             raise RuntimeError("a request without an owner is refused before")
         if isinstance(request, Exec):
@@ -332,7 +332,7 @@ class Connection(Replies):
         routes = self._context.routes
         child, tool = owner.child, request.tool
         if not routes.is_permitted(child, tool, self._rights):
-            refusal = toolexec.not_permitted(tool)
+            refusal = requests.not_permitted(tool)
             raise RefusedError(refusal.status, refusal.body)
         target = await routes.route(child, tool, request.cwd, self._rights)
         cwd_fd = await target.open_cwd(request.cwd, child)
@@ -363,7 +363,7 @@ class Connection(Replies):
         finally:
             os.close(cwd_fd)
         if self._context.settings.verbose:
-            words = toolexec_log.redacted(request.args)
+            words = log.redacted(request.args)
             self._context.tell(f"exec {execution.id}: {tool} {words}")
         return execution
 
@@ -390,9 +390,9 @@ class Connection(Replies):
     async def _replay(self, owner: ChildExecutions, request: Replay) -> Refusal | None:
         execution = owner.find(request.exec_id, self._rights.scope)
         if execution is None:
-            return toolexec.NOT_FOUND
+            return requests.NOT_FOUND
         if request.offset_bytes < execution.log.start:
-            return toolexec.dropped(request.offset_bytes)
+            return requests.dropped(request.offset_bytes)
         if request.head_only:
             return await self._reply_head(execution)
         task = Task(execution, Kind.REPLAY, detach=True)
@@ -402,7 +402,7 @@ class Connection(Replies):
     async def _signal(self, owner: ChildExecutions, request: Signal) -> Refusal | None:
         execution = owner.find_live(request.exec_id, self._rights.scope)
         if execution is None:
-            return toolexec.NOT_FOUND
+            return requests.NOT_FOUND
         number = self._context.signals[request.signal]
         if execution.process is None:  # it is being started
             if execution.start is not None:
@@ -412,14 +412,14 @@ class Connection(Replies):
         try:
             is_told = await signal_group(execution.process, execution.line, number)
         except OSError as why:  # it has become another user
-            return toolexec.host_fault(why.strerror or str(why))
+            return requests.host_fault(why.strerror or str(why))
         if not is_told:
-            return toolexec.NOT_FOUND
+            return requests.NOT_FOUND
         await self.wire.reply_nothing()
         return None
 
     async def _notify(self, owner: ChildExecutions, request: Notify) -> Refusal | None:
-        starting = notify.start(self._context, self.wire, owner, request)
+        starting = notification.start(self._context, self.wire, owner, request)
         execution = await _started(starting)
         if isinstance(execution, Refusal):
             return execution
@@ -433,13 +433,13 @@ async def _started(starting: Awaitable[Execution]) -> Execution | Refusal:
     except RefusedError as why:
         return Refusal(why.status, why.body)
     except InUseError as why:
-        return toolexec.id_in_use(str(why))
+        return requests.id_in_use(str(why))
     except BusyError:
-        return toolexec.BUSY
+        return requests.BUSY
     except SpawnError as why:
-        return toolexec.host_fault(why.text)
+        return requests.host_fault(why.text)
     except OSError as why:
-        return toolexec.host_fault(why.strerror or str(why))
+        return requests.host_fault(why.strerror or str(why))
 
 
 async def _end_unstarted(execution: Execution, why: SpawnError, sidecar: str) -> None:

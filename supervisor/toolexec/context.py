@@ -8,20 +8,20 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from protocol import toolexec
-from supervisor.gate import Gate
-from supervisor.logs import put_line
-from supervisor.say import json_line, speaks_json
+from hostlib.gate import Gate
+from hostlib.log import put_line
+from hostlib.messages import json_line, speaks_json
+from protocol.toolexec import requests
 from supervisor.toolexec.descriptors import Places
-from supervisor.toolexec.lookout import Lookout
+from supervisor.toolexec.slow_steps import Lookout
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.tokens import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from supervisor.logs import Log
-    from supervisor.session.ports import ChildView
+    from hostlib.log import Log
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.toolexec.descriptors import Descriptors
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
@@ -63,7 +63,7 @@ class Context:
         self.tokens: Tokens[ChildExecutions] = Tokens()
         self.signals = {
             name.decode(): getattr(signal, f"SIG{name.decode()}")
-            for name in toolexec.SIGNALS
+            for name in requests.SIGNALS
         }
         self.places = Places(descriptors)
         self.lookout = Lookout()
@@ -98,7 +98,7 @@ class Context:
                 sys.stdout.flush()
             clear = _CLEAR_LINE if os.isatty(2) else b""
             if not self._log.writes("INFO"):
-                shown = toolexec.shown(line)
+                shown = requests.shown(line)
                 if speaks_json():
                     put_line(json_line("INFO", shown))
                 else:

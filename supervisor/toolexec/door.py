@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.session.reasons import PROCESS_EXIT
+from supervisor.fsproxy.reasons import PROCESS_EXIT
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator
 
-    from supervisor.session.ports import ChildView, Conversation
+    from supervisor.fsproxy.ports import ChildView, Conversation
 
 NUMBER = 3
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.spawned import LaunchpadLost
+from supervisor.spawn.process import LaunchpadLost
 
 if TYPE_CHECKING:
-    from supervisor.spawned import ExitStatus, SpawnedProcess
+    from supervisor.spawn.process import ExitStatus, SpawnedProcess
 
 Ladder = tuple[tuple[float, int], ...]
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import trio
 
-from protocol.toolexec import TIMED_OUT, TIMEOUT_NOTE
-from supervisor.spawned import LaunchpadLost, ProcessState
-from supervisor.toolexec import launching
+from protocol.toolexec.requests import TIMED_OUT, TIMEOUT_NOTE
+from supervisor.spawn.process import LaunchpadLost, ProcessState
+from supervisor.toolexec.backends import launch
 from supervisor.toolexec.door import close_door, open_door
 from supervisor.toolexec.ending import (
     AT_ONCE,
@@ -37,16 +37,16 @@ from supervisor.toolexec.ending import (
     climb,
     exit_code,
 )
-from supervisor.toolexec.outputlog import LogFullError, LogState
-from supervisor.toolexec.outputpump import OutputPump
+from supervisor.toolexec.output.log import LogFullError, LogState
+from supervisor.toolexec.output.pump import OutputPump
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from supervisor.spawned import ExitStatus, SpawnedProcess
+    from supervisor.spawn.process import ExitStatus, SpawnedProcess
     from supervisor.toolexec.ending import Ladder
     from supervisor.toolexec.growth import Growth
-    from supervisor.toolexec.outputlog import OutputLog
+    from supervisor.toolexec.output.log import OutputLog
     from supervisor.toolexec.routes import SpawnPlan
     from supervisor.toolexec.starts import Start
 
@@ -88,7 +88,7 @@ class ExecutionState(msgspec.Struct):
     passed: str = ""
 
 
-class Owner(launching.Owner, Protocol):
+class Owner(launch.Owner, Protocol):
     """The executions of a child, as one of them needs them.
 
     Attributes:
@@ -256,7 +256,7 @@ class Execution:
                     await self._launch_with_door(plan, cwd_fd, fds)
                 else:
                     request = plan.request(cwd_fd, fds)
-                    self.process = await launching.launch(self.owner, plan, request)
+                    self.process = await launch.launch(self.owner, plan, request)
         finally:
             os.close(theirs)
             if top >= 0:
@@ -282,7 +282,7 @@ class Execution:
             door = await stack.enter_async_context(open_door(self.owner.child))
             plan = replace(plan, env={**plan.env, **door.env})
             request = plan.request(cwd_fd, (*fds, *door.fds))
-            self.process = await launching.launch(self.owner, plan, request)
+            self.process = await launch.launch(self.owner, plan, request)
             door.handed_over()
             self.door_client = door.client_id
             self._door = stack.pop_all()

@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from supervisor.journal import text_of
+from hostlib.journal import text_of
 from supervisor.toolexec import growth
 from supervisor.toolexec.execution import Execution, ExecutionState
-from supervisor.toolexec.logquota import Quota
-from supervisor.toolexec.outputlog import OutputLog
+from supervisor.toolexec.output.log import OutputLog
+from supervisor.toolexec.output.quota import Quota
 from supervisor.toolexec.slots import BusyError, Slots
 from supervisor.toolexec.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.parts import Parts
-    from supervisor.session.ports import ChildView
 
 END_TIMEOUT_S = 5.0
 """Longest wait for the executions of an ended child; they are killed at once, and only

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.toolexec import shown
-from supervisor.accepting import OUT_OF_RESOURCES
+from hostlib.listener import OUT_OF_RESOURCES
+from hostlib.threads import in_thread
+from protocol.toolexec.requests import shown
 from supervisor.toolexec.routes import RefusedError
 from vfs import growth
-from vfs.hostio import in_thread
 from vfs.policy import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
-    from supervisor.session.ports import ChildView, Conversation
+    from supervisor.fsproxy.ports import ChildView, Conversation
 
 PAUSE_S = 0.1
 """Between two looks while a tool runs: what it can write in that time is what it can

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from supervisor.session.ports import ChildView
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.toolexec.execution import Execution
     from vfs.clients import Client
 

@@ -19,15 +19,15 @@ from urllib.parse import urlsplit
 
 import trio
 
-from supervisor.accepting import listener_on
-from supervisor.sandbox.foreseen import foreseen
-from supervisor.unix_listener import identity_in, listening, listening_on
+from hostlib.listener import listener_on
+from hostlib.unix_listener import identity_in, listening, listening_on
+from supervisor.sandbox.forecast import foreseen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AsyncExitStack
 
-    from supervisor.session.ports import ChildView
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.spec import ChildSpec
 
 BACKLOG = 128

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, assert_never
 
 import trio
 
-from protocol import toolexec
-from supervisor.toolexec.chunks import ChunkedReader
-from supervisor.toolexec.heads import chunked_head, trailer
-from supervisor.toolexec.logreaders import Holder
-from supervisor.toolexec.moments import Kind, Moment, Task
-from supervisor.toolexec.outputlog import PIECE_BYTES
+from protocol.toolexec import requests
+from supervisor.toolexec.connection_state import Kind, Moment, Task
+from supervisor.toolexec.http_heads import chunked_head, trailer
+from supervisor.toolexec.output.chunks import ChunkedReader
+from supervisor.toolexec.output.log import PIECE_BYTES
+from supervisor.toolexec.output.readers import Holder
 from supervisor.toolexec.wire import Wire
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from protocol.toolexec import Refusal
+    from protocol.toolexec.requests import Refusal
     from supervisor.toolexec.context import Context
     from supervisor.toolexec.execution import Execution
-    from supervisor.toolexec.outputlog import OutputLog
+    from supervisor.toolexec.output.log import OutputLog
     from supervisor.toolexec.throttle import Throttle
 
 HEAD_WAITS_S = 0.002
@@ -78,7 +78,7 @@ class Replies:
             if task.moment is not Moment.BUSY:
                 raise
             # Nothing has been sent: it is the output that cannot be read.
-            fault = toolexec.host_fault(why.strerror or str(why))
+            fault = requests.host_fault(why.strerror or str(why))
             return _of(task.execution, fault)
 
     async def _answer_from(self, task: Task) -> Refusal | None:
@@ -123,9 +123,9 @@ class Replies:
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.timed_out:
-                return _of(execution, toolexec.TIMEOUT)
+                return _of(execution, requests.TIMEOUT)
             if execution.fault is not None:
-                return _of(execution, toolexec.host_fault(execution.fault))
+                return _of(execution, requests.host_fault(execution.fault))
             code = execution.code or 0
             headers = [_exec_id(execution)]
             handle = await self._as_handle(task)
@@ -176,7 +176,7 @@ class Replies:
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.fault is not None:
-                return _of(execution, toolexec.host_fault(execution.fault))
+                return _of(execution, requests.host_fault(execution.fault))
             handle = await self._as_handle(task)
             if handle is None:
                 return await self._stream(task, self._reader(task))
@@ -217,7 +217,7 @@ class Replies:
     async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
         execution = task.execution
         if execution.fault is not None and task.moment is not Moment.STREAMING:
-            return _of(execution, toolexec.host_fault(execution.fault))
+            return _of(execution, requests.host_fault(execution.fault))
         task.reader, task.moment = reader, Moment.STREAMING
         self.wire.make_room()
         with execution.log.attached(reader):
@@ -232,7 +232,7 @@ class Replies:
     async def _reply_head(self, execution: Execution) -> Refusal | None:
         """Answer as a stream would begin; nothing of the output is read."""
         if execution.fault is not None:
-            return _of(execution, toolexec.host_fault(execution.fault))
+            return _of(execution, requests.host_fault(execution.fault))
         await self.wire.send(chunked_head(execution.id))
         return None
 
@@ -243,9 +243,9 @@ class Replies:
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.fault is not None:
-                return toolexec.host_fault(execution.fault)
+                return requests.host_fault(execution.fault)
             if execution.timed_out:
-                return toolexec.NOTIFY_TIMEOUT
+                return requests.NOTIFY_TIMEOUT
             task.before = self.wire.head(200, log.end, execution.code or 0, [])
             return await self._send_rest(task)
 

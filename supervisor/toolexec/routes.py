@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.spawn_request import SpawnRequest
+from supervisor.spawn.request import SpawnRequest
 
 if TYPE_CHECKING:
-    from protocol.toolexec_token import Rights
-    from supervisor.session.ports import ChildView
+    from protocol.toolexec.token import Rights
+    from supervisor.fsproxy.ports import ChildView
 
 
 class RefusedError(Exception):

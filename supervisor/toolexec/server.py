@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.toolexec import BUSY, Exec, Notify, Replay
-from supervisor.accepting import accepted_socket, make_room
+from hostlib.listener import accepted_socket, make_room
+from protocol.toolexec.requests import BUSY, Exec, Notify, Replay
 from supervisor.toolexec.connection import Connection
 from supervisor.toolexec.descriptors import MAX_CONNECTIONS
 from supervisor.toolexec.throttle import Throttle
@@ -35,10 +35,10 @@ from supervisor.toolexec.throttle import Throttle
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from protocol.toolexec import Refusal, Request
+    from protocol.toolexec.requests import Refusal, Request
+    from supervisor.toolexec.connection_state import Task
     from supervisor.toolexec.context import Context
     from supervisor.toolexec.executions import ChildExecutions
-    from supervisor.toolexec.moments import Task
 
 MAX_REFUSED = 8
 """Connections of one listener that are being told that it is busy: who reads that and

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from supervisor.accepting import listener_on
+from hostlib.listener import listener_on
 from supervisor.toolexec.connection import Connection, ConnectionState
+from supervisor.toolexec.connection_state import Task
 from supervisor.toolexec.context import Context
 from supervisor.toolexec.executions import ChildExecutions, ChildState, Means
 from supervisor.toolexec.listeners import (
@@ -34,7 +35,6 @@ from supervisor.toolexec.listeners import (
     unix_listener,
     unix_listener_on,
 )
-from supervisor.toolexec.moments import Task
 from supervisor.toolexec.routes import NoSidecars
 from supervisor.toolexec.server import Server
 from supervisor.toolexec.slots import Slots
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     )
     from contextlib import ExitStack
 
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.parts import Parts
-    from supervisor.session.ports import ChildView
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.routes import Routes
     from supervisor.toolexec.settings import ToolExecSettings

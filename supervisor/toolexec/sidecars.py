@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import trio
 
-from supervisor.scratch import Scratch, ScratchState
-from supervisor.spawned import ProcessState  # noqa: TC001 - msgspec
-from supervisor.toolexec.backend_local import LocalSidecar
+from supervisor.sandbox.scratch import Scratch, ScratchState
+from supervisor.spawn.process import ProcessState  # noqa: TC001 - msgspec
+from supervisor.toolexec.backends.local import LocalSidecar
 from supervisor.toolexec.kinds import ALL_TOOLS
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.routing import candidates, unavailable
@@ -32,11 +32,11 @@ from vfs.handover import state_from
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
-    from protocol.toolexec_token import Rights
+    from protocol.toolexec.token import Rights
     from supervisor.config.sidecar import SidecarSection
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.parts import Parts
-    from supervisor.session.ports import ChildView
-    from supervisor.spawned import SpawnedProcess
+    from supervisor.spawn.process import SpawnedProcess
     from supervisor.toolexec.routes import SpawnPlan, Target
 
 FIRST_START_S = 10.0
@@ -309,7 +309,7 @@ def _make(
         where = _state_dir(state, name)
         return LocalSidecar(name, section, host, where, state.fd)
     # Most hosts have none.
-    from supervisor.toolexec.backend_cli import CliSidecar  # noqa: PLC0415
+    from supervisor.toolexec.backends.container import CliSidecar  # noqa: PLC0415
 
     return CliSidecar(name, section, host.launcher)
 

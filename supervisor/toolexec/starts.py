@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol.toolexec import TIMED_OUT
+from protocol.toolexec.requests import TIMED_OUT
 from supervisor.toolexec.slots import BusyError
 from supervisor.toolexec.wire import GoneError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from supervisor.toolexec.lookout import Lookout
+    from supervisor.toolexec.slow_steps import Lookout
     from supervisor.toolexec.wire import Wire
 
 LEAST_S = 0.001

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import trio
 
-from supervisor.spawn_request import SpawnError
-from supervisor.spawned import LaunchpadLost
+from supervisor.spawn.process import LaunchpadLost
+from supervisor.spawn.request import SpawnError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.spawned import ExitStatus, SpawnedProcess
+    from supervisor.spawn.process import ExitStatus, SpawnedProcess
 
 FIRST_PAUSE_S = 0.5
 """Before the first restart: a server whose port is still taken needs a moment."""

@@ -6,7 +6,7 @@ Rules of this file.
    wrong one takes says nothing about a right one, and a thousand children cost no more
    than one.
 2. A token that was revoked is as unknown as one that never was, and so is what was
-   narrowed from it (``protocol/toolexec_token.py``).
+   narrowed from it (``protocol/toolexec/token.py``).
 3. A narrowed token names the one that it was made from; where nobody has that, nothing
    is computed for it.  The name is no secret, so its look-up may be told by the clock.
 """
@@ -18,12 +18,12 @@ import hmac
 import secrets
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from protocol import toolexec_token
+from protocol.toolexec import token as toolexec_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from protocol.toolexec_token import Rights
+    from protocol.toolexec.token import Rights
 
 TOKEN_BYTES = 16
 """128 bits, which the child sees as 32 hexadecimal digits."""

@@ -25,24 +25,24 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from protocol import toolexec
-from protocol.toolexec_body import (
+from hostlib.readiness import wait_readable, wait_writable
+from protocol.toolexec import requests
+from protocol.toolexec.body import (
     BodyReader,
     BodyTooLargeError,
     FramingError,
     HeadReader,
     HeadTooLargeError,
 )
-from supervisor.toolexec import heads
-from supervisor.toolexec.heads import RefusedAtOnceError
-from supervisor.watches import wait_readable, wait_writable
+from supervisor.toolexec import http_heads
+from supervisor.toolexec.http_heads import RefusedAtOnceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.toolexec import Refusal
-    from protocol.toolexec_head import Head
-    from supervisor.toolexec.heads import Headers
+    from protocol.toolexec.head import Head
+    from protocol.toolexec.requests import Refusal
+    from supervisor.toolexec.http_heads import Headers
     from supervisor.toolexec.throttle import Throttle
 
 HEAD_TIMEOUT_S = 10.0
@@ -132,13 +132,13 @@ class Wire:
             if not body.is_complete:
                 await self._receive_body(head, body, first_look)
         except FramingError as why:
-            raise RefusedAtOnceError(toolexec.bad_request(str(why))) from None
+            raise RefusedAtOnceError(requests.bad_request(str(why))) from None
         except BodyTooLargeError:
-            raise RefusedAtOnceError(toolexec.PAYLOAD_TOO_LARGE) from None
+            raise RefusedAtOnceError(requests.PAYLOAD_TOO_LARGE) from None
         except HeadTooLargeError:
-            raise RefusedAtOnceError(toolexec.HEAD_TOO_LARGE) from None
+            raise RefusedAtOnceError(requests.HEAD_TOO_LARGE) from None
         if body.rest or self._ahead or self._has_more():
-            refusal = toolexec.bad_request("bytes after the body")
+            refusal = requests.bad_request("bytes after the body")
             raise RefusedAtOnceError(refusal)
         return head, bytes(body.body)
 
@@ -163,7 +163,7 @@ class Wire:
             if not data:
                 if not so_far:
                     raise GoneError
-                refusal = toolexec.bad_request("the head ended early")
+                refusal = requests.bad_request("the head ended early")
                 raise RefusedAtOnceError(refusal)
             so_far += data
             # Also of whom is refused before the head is whole (rule 5).
@@ -171,7 +171,7 @@ class Wire:
             try:
                 cut = reader.feed(data)
             except HeadTooLargeError:
-                raise RefusedAtOnceError(toolexec.HEAD_TOO_LARGE) from None
+                raise RefusedAtOnceError(requests.HEAD_TOO_LARGE) from None
             if cut is not None:
                 text = self._taken(cut)
                 if len(text) <= SMALL_HEAD_BYTES:
@@ -188,7 +188,7 @@ class Wire:
         return text
 
     def _parse(self, text: bytes) -> Head:
-        head, self._wants_100 = heads.read(text)
+        head, self._wants_100 = http_heads.read(text)
         return head
 
     async def _receive_body(
@@ -198,11 +198,11 @@ class Wire:
         first_look: Callable[[Head], Refusal | Throttle],
     ) -> None:
         turn = first_look(head)
-        if isinstance(turn, toolexec.Refusal):
+        if isinstance(turn, requests.Refusal):
             raise RefusedAtOnceError(turn)
         with trio.move_on_after(BODY_DEADLINE_S) as deadline:
             if self._wants_100 and not self._ahead:
-                await self.send(heads.go_on())
+                await self.send(http_heads.go_on())
             while not body.is_complete:
                 # Where another program can have it until its turn has come.
                 self._ahead = await self._receive_more()
@@ -210,13 +210,13 @@ class Wire:
                     data, self._ahead = self._ahead, b""
                     self._feed(body, data)
         if deadline.cancelled_caught:
-            raise RefusedAtOnceError(toolexec.BODY_TIMEOUT)
+            raise RefusedAtOnceError(requests.BODY_TIMEOUT)
 
     async def _receive_more(self) -> bytes:
         with trio.move_on_after(BODY_TIMEOUT_S):
             data = await self._receive()
             if not data:
-                refusal = toolexec.bad_request("the body ended early")
+                refusal = requests.bad_request("the body ended early")
                 raise RefusedAtOnceError(refusal)
             return data
         raise GoneError
@@ -288,7 +288,7 @@ class Wire:
 
     async def reply_nothing(self) -> None:
         """Send a 204."""
-        await self.send(heads.written(204, [heads.CLOSE]))
+        await self.send(http_heads.written(204, [http_heads.CLOSE]))
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send a refusal."""
@@ -298,13 +298,13 @@ class Wire:
     def head(self, status: int, length: int, exit_code: int, headers: Headers) -> bytes:
         """Return the head of a reply whose length is known."""
         headers = [
-            heads.CONTENT_TYPE,
+            http_heads.CONTENT_TYPE,
             (b"X-Exit-Code", b"%d" % exit_code),
             *headers,
             (b"Content-Length", b"%d" % length),
-            heads.CLOSE,
+            http_heads.CLOSE,
         ]
-        return heads.written(status, headers)
+        return http_heads.written(status, headers)
 
     async def drain(self) -> None:
         """Say that no more will come, and read on for a while (rule 3)."""

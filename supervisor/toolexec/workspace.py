@@ -18,11 +18,11 @@ from __future__ import annotations
 import contextlib
 import os
 
-from supervisor.accepting import OUT_OF_RESOURCES
-from supervisor.sandbox import giving
+from hostlib.listener import OUT_OF_RESOURCES
+from hostlib.threads import in_thread
+from supervisor.sandbox import ownership
 from supervisor.toolexec.routes import RefusedError
 from vfs.errors import AccessDeniedError
-from vfs.hostio import in_thread
 from vfs.policy import open_directory
 
 NAME = b"/workspace"
@@ -139,7 +139,7 @@ def is_kept(cwd_fd: int, workspace_fd: int, own: Iterable[str]) -> bool:
     here = os.dup(cwd_fd)
     try:
         while not any(os.path.samestat(os.fstat(here), end) for end in ends):
-            if giving.is_kept(here):
+            if ownership.is_kept(here):
                 return True
             above = os.open("..", os.O_PATH | os.O_CLOEXEC, dir_fd=here)
             if os.path.samestat(os.fstat(above), os.fstat(here)):

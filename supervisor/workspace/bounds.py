@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from hostlib.threads import in_thread
 from supervisor.workspace.settings import disk_room
 from supervisor.workspace.store import path_of
 from vfs.growth import Content, MovedError, content_beneath
-from vfs.hostio import in_thread
 
 if TYPE_CHECKING:
     from supervisor.workspace.use import WorkspaceUse

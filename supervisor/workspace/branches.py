@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.workspace.changes import Change, Row, compare, compare_views
-from supervisor.workspace.hidden import share_origins
+from supervisor.workspace.hiding import share_origins
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layer_writer import LostOriginError, write_layer
 from supervisor.workspace.layers import LayeredTree

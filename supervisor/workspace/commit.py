@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, assert_never
 
 import msgspec
 
-from supervisor.launchpad.kernel import open_exactly
-from supervisor.scratch import remove_tree
+from hostlib.linux.syscalls import open_exactly
+from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.attributes import attribute_names, user_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import GoneError, LayeredTree, Node, join, split

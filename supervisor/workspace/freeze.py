@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.kernel import PR_SET_DUMPABLE, prctl
-from supervisor.proctree import read_parent_and_start, signal_process
+from hostlib.linux.processes import read_parent_and_start, signal_process
+from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl
 from supervisor.workspace.linux import NEW_PID_SPACE, NEW_USER_SPACE, enter_space
 from supervisor.workspace.processes import (
     find_processes,
@@ -39,7 +39,7 @@ from supervisor.workspace.store import WorkspaceError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from supervisor.proctree import ProcessIdentity
+    from hostlib.linux.processes import ProcessIdentity
     from supervisor.workspace.processes import Sighting
 
 STOP_TIMEOUT_S = 5.0

@@ -19,7 +19,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.scratch import remove_tree
+from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.store import WorkspaceError, read_states
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.kernel import open_exactly
+from hostlib.linux.syscalls import open_exactly
 from supervisor.workspace.attributes import attribute_names, is_escaped
-from supervisor.workspace.hidden import shows_hidden
+from supervisor.workspace.hiding import shows_hidden
 from supervisor.workspace.layers import LayeredTree, Node, Part, split
 from supervisor.workspace.linux import copy_content, held_entry, set_mode
 from supervisor.workspace.selection import Patterns

@@ -22,7 +22,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from supervisor.launchpad.kernel import open_exactly
+from hostlib.linux.syscalls import open_exactly
 from supervisor.workspace.attributes import (
     TRUSTED_MARKS,
     USER_MARKS,

@@ -15,7 +15,7 @@ import stat
 import struct
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.kernel import caller
+from hostlib.linux.syscalls import caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

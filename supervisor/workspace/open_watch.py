@@ -17,7 +17,7 @@ import os
 import struct
 from typing import NamedTuple
 
-from supervisor.launchpad.kernel import caller
+from hostlib.linux.syscalls import caller
 
 _IS_X86_64 = os.uname().machine == "x86_64"
 _SYS_FANOTIFY_INIT = 300 if _IS_X86_64 else 262

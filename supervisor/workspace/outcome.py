@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from supervisor.say import shown_path
+from hostlib.messages import shown_path
 from supervisor.workspace.selection import Selection
 from supervisor.workspace.store import PATIENCE_S, WorkspaceError
 from supervisor.workspace.terminal_patch import show_patch

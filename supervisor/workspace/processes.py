@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.proctree import read_parent_and_start, stat_fields
+from hostlib.linux.processes import read_parent_and_start, stat_fields
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from supervisor.proctree import ProcessIdentity
+    from hostlib.linux.processes import ProcessIdentity
 
 _GONE = (FileNotFoundError, ProcessLookupError)
 _AT_REST = frozenset({b"T", b"t", b"Z", b"X"})

@@ -8,16 +8,16 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.overlay import (
+from supervisor.sandbox.held_mount import hold_directory, hold_overlay
+from supervisor.spawn.launchpad.layers.overlay import (
     SEALED_FILE,
     VOLATILE_FILE,
     Layers,
     OwnersError,
 )
-from supervisor.sandbox.held_mount import hold_directory, hold_overlay
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.held_mount import MountedWorkspace
 from supervisor.workspace.linux import is_on_overlay
-from supervisor.workspace.mounted import MountedWorkspace
 from supervisor.workspace.settings import USUAL
 from supervisor.workspace.store import (
     PATIENCE_S,

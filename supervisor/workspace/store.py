@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from supervisor.launchpad.overlay import VOLATILE_FILE
-from supervisor.scratch import remove_tree
+from supervisor.sandbox.scratch import remove_tree
+from supervisor.spawn.launchpad.layers.overlay import VOLATILE_FILE
 from supervisor.workspace.attributes import read_acls, set_acls
 from supervisor.workspace.linux import is_on_overlay, read_birth_time_ns
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
@@ -31,7 +31,7 @@ from supervisor.workspace.settings import USUAL, WorkspaceSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from supervisor.proctree import ProcessIdentity
+    from hostlib.linux.processes import ProcessIdentity
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

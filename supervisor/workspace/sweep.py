@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from supervisor.scratch import remove_tree
+from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.commit import STAGING_PREFIX, CommitJournal
 from supervisor.workspace.layer_store import LayerStore
 from supervisor.workspace.store import (

@@ -10,7 +10,7 @@ import codecs
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from supervisor.say import show_controls
+from hostlib.messages import show_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

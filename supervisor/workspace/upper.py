@@ -19,8 +19,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad.kernel import open_exactly
-from supervisor.scratch import remove_tree
+from hostlib.linux.syscalls import open_exactly
+from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.changes import Change, Row, compare
 from supervisor.workspace.layers import (
     LayeredTree,

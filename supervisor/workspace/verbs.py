@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from supervisor.say import shown_path
+from hostlib.messages import shown_path
 from supervisor.workspace.selection import Patterns, Selection
 from supervisor.workspace.store import (
     BaseGoneError,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from supervisor.launchpad import order
 from supervisor.sandbox.held_mount import HeldMount
 from supervisor.sandbox.plan import ShownMount
+from supervisor.spawn.launchpad import words
 from vfs.policy import MountDirectory, Place, open_place
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def show_again(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None
     """Add a child's workspaces, of which the program before held the mounts."""
     fds = {word: fd for fd, word in held.items()}
     if {USERS, VIEW} <= fds.keys():
-        wanted.joined = {order.USERS: fds[USERS], order.VIEW: fds[VIEW]}
+        wanted.joined = {words.USERS: fds[USERS], words.VIEW: fds[VIEW]}
     for index, use in enumerate(spec.workspaces):
         fd = fds.get(mount_word(index), -1)
         mount = HeldMount(fd, fds.get(namespace_word(index), -1)) if fd >= 0 else None

@@ -28,7 +28,7 @@ from supervisor.workspace.commit import (
     takes_directory,
 )
 from supervisor.workspace.freeze import FreezeError, guarded_stop
-from supervisor.workspace.hidden import (
+from supervisor.workspace.hiding import (
     find_hidden,
     has_layer,
     hidden_paths,

@@ -19,8 +19,8 @@ import trio
 
 from demo.provider import Provider, serving
 from demo.provider.question import APIS
+from supervisor.children.templates import fill
 from supervisor.llm.recipe import Recipe
-from supervisor.templates import fill
 from tests.agents.installing import PROGRAM, order, program_of
 from tests.agents.table import ALL, CALC, NEW, OLD, TASK, Agent
 from tests.architecture.tree import ROOT

@@ -36,7 +36,7 @@ class Ban:
     look: Callable[[ast.AST], Iterator[tuple[int, str]]] = uses.used
 
 
-LAUNCHPAD = ("supervisor/launchpad/*.py",)
+LAUNCHPAD = ("supervisor/spawn/launchpad/*.py",)
 
 BANS = (
     Ban(
@@ -86,12 +86,12 @@ BANS = (
     Ban(
         ("trio.to_thread",),
         "one module leaves the Trio thread",
-        but=("vfs/hostio.py",),
+        but=("vfs/mounts.py",),
     ),
     Ban(
         ("asyncio", "concurrent.futures", "threading.Thread"),
-        "Trio only, threads through vfs.hostio",
-        but=("vfs/workers.py",),
+        "Trio only, threads through vfs.mounts",
+        but=("hostlib/threads.py",),
     ),
     Ban(("trio.lowlevel.spawn_system_task",), "tasks live in a nursery we own"),
     Ban(
@@ -154,7 +154,7 @@ def test_the_product_keeps_the_ban(ban: Ban) -> None:
         ("vfs/a.py", "root.resolve()"),
         ("vfs/a.py", "import trio\ntrio.to_thread.run_sync(print)"),
         ("supervisor/a.py", "from threading import Thread"),
-        ("supervisor/launchpad/main.py", "import os\nos.kill(1, 9)"),
+        ("supervisor/spawn/launchpad/main.py", "import os\nos.kill(1, 9)"),
         ("supervisor/a.py", "try: f()\nexcept* OSError: raise ValueError"),
     ],
 )
@@ -166,10 +166,10 @@ def test_the_check_sees_an_offence(file: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("supervisor/launchpad/main.py", "import os\nos.fork()"),
+        ("supervisor/spawn/launchpad/main.py", "import os\nos.fork()"),
         ("supervisor/a.py", "import subprocess\nx = subprocess.DEVNULL"),
         ("supervisor/a.py", "import signal\nsignal.pidfd_send_signal(3, 9)"),
-        ("vfs/hostio.py", "import trio\ntrio.to_thread.run_sync(print)"),
+        ("vfs/mounts.py", "import trio\ntrio.to_thread.run_sync(print)"),
         ("vfs/a.py", "import os\nos.open('a', 0, dir_fd=3)"),
         ("supervisor/a.py", "class A:\n    def kill(self): ...\nA().kill()"),
         ("supervisor/a.py", "try: f()\nexcept* OSError: raise"),

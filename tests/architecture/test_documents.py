@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from docs import generate
+from hostlib.journal import EVENTS
 from supervisor.config.child import ChildSection
 from supervisor.config.host import HostSection
 from supervisor.config.loader import load_config, warnings
 from supervisor.config.policy import PolicySection
-from supervisor.journal import EVENTS
 from tests.architecture.tree import ROOT, relative, tree_files
 
 PAGES = tuple(path for path in tree_files() if path.suffix == ".md")

@@ -29,21 +29,21 @@ from tests.architecture.tree import (
 VFS_DOORS = (
     "vfs.filesystem",
     "vfs.client",
-    "vfs.aio",
-    "vfs.fscmd",
-    "vfs.fdcmd",
-    "vfs.llmcmd",
+    "vfs.client.aio",
+    "vfs.client.shell.fs",
+    "vfs.client.shell.fd",
+    "vfs.client.shell.llm",
     "vfs.relay",
     "vfs.errors",
     "vfs.policy",
     "vfs.payload",
     "vfs.growth",
-    "vfs.hostio",
-    "vfs.content",
-    "vfs.content.handover",
+    "vfs.mounts",
+    "supervisor.llmfd",
+    "supervisor.llmfd.handover",
     "vfs.handover",
 )
-PSUTIL_HOME = "supervisor.watcher"
+PSUTIL_HOME = "supervisor.usage.samples"
 
 # Each costs a child more at its start than everything that it needs together.
 HEAVY = {
@@ -89,7 +89,7 @@ def test_the_supervisor_enters_vfs_by_its_doors() -> None:
 def test_the_doors_are_listed_where_vfs_begins() -> None:
     tree = ast.parse((ROOT / "vfs" / "__init__.py").read_text(encoding="utf-8"))
     listed = set(re.findall(r"`(vfs\.[a-z_.]+)`", ast.get_docstring(tree) or ""))
-    assert listed == {door for door in VFS_DOORS if door != "vfs.content.handover"}
+    assert listed == {door for door in VFS_DOORS if door != "supervisor.llmfd.handover"}
 
 
 def test_psutil_lives_in_the_watcher() -> None:
@@ -151,7 +151,7 @@ def test_a_child_pays_for_the_standard_library_only(module: str) -> None:
     assert not host_side, "the child's side pulls in the host's"
 
 
-@pytest.mark.parametrize("module", ["protocol", "vfs.client", "vfs.llmcmd"])
+@pytest.mark.parametrize("module", ["protocol", "vfs.client", "vfs.client.shell.llm"])
 def test_a_child_loads_nothing_heavy(module: str) -> None:
     assert not loaded_by(module) & HEAVY
 
@@ -159,15 +159,15 @@ def test_a_child_loads_nothing_heavy(module: str) -> None:
 def test_the_launchpad_loads_the_standard_library_and_its_own_files() -> None:
     others = {
         name
-        for name in foreign(loaded_by("supervisor.launchpad.main"))
-        if not name.startswith("supervisor.launchpad")
+        for name in foreign(loaded_by("supervisor.spawn.launchpad.main"))
+        if not name.startswith("supervisor.spawn.launchpad")
     }
-    assert others <= {"supervisor", "supervisor.proctree"}
+    assert others <= {"supervisor", "hostlib.linux.processes"}
 
 
 def test_the_launchpad_loads_nothing_heavy() -> None:
     # prctl(2) has no other door than ctypes.
-    assert not loaded_by("supervisor.launchpad.main") & (HEAVY - {"ctypes"})
+    assert not loaded_by("supervisor.spawn.launchpad.main") & (HEAVY - {"ctypes"})
 
 
 def test_the_check_of_loaded_modules_sees_a_heavy_one() -> None:

@@ -12,7 +12,7 @@ from tests.architecture.tree import ROOT
 def test_the_route_of_a_write_goes_by_its_handler_to_the_file(tmp_path: Path) -> None:
     route = routes.run(routes.trace_write, tmp_path)
     visited = [Path(name).relative_to(ROOT).as_posix() for name in route.visits]
-    handler = visited.index("supervisor/session/on_files.py")
+    handler = visited.index("supervisor/fsproxy/handlers/files.py")
     assert "vfs/backends/host_file.py" in visited[handler:]
     assert route.moves == len(visited) - 1
     assert not [name for name in visited if not (ROOT / name).is_file()]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox import giving
+from supervisor.sandbox import ownership
 from supervisor.sandbox.plan import FIRST_USER, PROFILES, named
 from tests.chaos.rounds import LONG
 from tests.helpers.figures import tell
@@ -36,7 +36,7 @@ NAMESPACES = named("namespaces", list(LAYERS))
 AS_ROOT = replace(PROFILES["auto"], layers=PROFILES["auto"].layers - frozenset({"uid"}))
 """What the root of a user namespace, who has no users to give, starts children in."""
 
-HAS_NO_USERS = os.geteuid() == 0 and bool(giving.why_not_to(FIRST_USER))
+HAS_NO_USERS = os.geteuid() == 0 and bool(ownership.why_not_to(FIRST_USER))
 
 WALLS = {
     "none": PROFILES["none"],

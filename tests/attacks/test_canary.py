@@ -160,7 +160,7 @@ echo "$0 looked everywhere"
 # A Python program, its shell, a tool of its host's, and a nested child.
 KINDS_OF_CHILDREN = """
 import os, subprocess, sys
-from vfs.toolclient import ToolClient
+from vfs.client.tools import ToolClient
 look, sandhost = sys.argv[1:]
 for pid in filter(str.isdigit, os.listdir("/proc")):
     for name in ("environ", "cmdline"):

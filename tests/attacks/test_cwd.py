@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.child import Child
+from supervisor.children.child import Child
 from supervisor.parts import Settings
 from supervisor.sandbox.plan import named
-from supervisor.scratch import Scratch
+from supervisor.sandbox.scratch import Scratch
 from tests.attacks.test_walls import PRELUDE, Attacker
 from tests.chaos.rounds import LONG
 from tests.helpers.command import sandhost

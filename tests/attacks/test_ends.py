@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor import proctree
-from supervisor.child import Child
+from hostlib.linux import processes
+from supervisor.children.child import Child
 from supervisor.parts import Settings
 from tests.attacks.conftest import WALLS, only
 from tests.helpers.hosts import Stage, eventually, opened
@@ -87,15 +87,15 @@ async def test_the_whole_tree_of_a_dead_child_is_gone(stage: Stage) -> None:
     for last in ("daemon()", "os.kill(os.getpid(), signal.SIGSTOP)"):
         child.tell(f"forked('deafen()', 'daemon()', {last!r})")
 
-    def family() -> list[proctree.ProcessIdentity]:
-        return proctree.trees_beneath(stage.launchpad, [child.pid])
+    def family() -> list[processes.ProcessIdentity]:
+        return processes.trees_beneath(stage.launchpad, [child.pid])
 
     # bubblewrap stays beside it, and is the init of its namespace.
     await eventually(lambda: len(family()) == 9 + 2 * bool(stage.wrapper))
     everybody = family()
     await child.kill()
     for pid, create_time in everybody:
-        stat = proctree.read_parent_and_start(pid)
+        stat = processes.read_parent_and_start(pid)
         assert stat is None or stat[1] != create_time, f"{pid} is alive"
     stage.assert_nothing_left()
 
@@ -273,8 +273,8 @@ async def test_a_pid_that_was_given_to_somebody_else_is_not_signalled(
         await process.end_tree()
         other = await stage.puppet()  # its death makes the launchpad look for leftovers
         await other.kill()
-        assert proctree.read_parent_and_start(bystander) is not None
-        assert bystander in proctree.children_of(os.getpid())
+        assert processes.read_parent_and_start(bystander) is not None
+        assert bystander in processes.children_of(os.getpid())
         pidfd = os.pidfd_open(bystander)
         assert not select.select([pidfd], [], [], 0)[0], "he was signalled"
         os.close(pidfd)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.launchpad import landlock
 from supervisor.sandbox.plan import PROFILES, named
-from supervisor.scratch import Scratch
+from supervisor.sandbox.scratch import Scratch
+from supervisor.spawn.launchpad.layers import landlock
 from tests.attacks.conftest import NAMESPACES
 from tests.attacks.test_reports import layers_of, said_by_it
 from tests.attacks.test_walls import LOOKING, Attacker, listening

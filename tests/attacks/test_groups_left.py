@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.child import Child
-from supervisor.options import Limits
-from supervisor.sandbox import walled
-from supervisor.sandbox.hold import is_held
+from hostlib.user_values import Limits
+from supervisor.children.child import Child
+from supervisor.sandbox import start
+from supervisor.sandbox.containment import is_held
 from supervisor.sandbox.plan import PROFILES, named
-from supervisor.scratch import Scratch
+from supervisor.sandbox.scratch import Scratch
 from tests.attacks.conftest import AS_ROOT
 from tests.attacks.test_walls import Attacker
 from tests.helpers.hosts import opened
@@ -121,9 +121,9 @@ async def test_a_child_that_counts_as_held_in_its_groups_does_not_leave_them(
     if set(layers) - dict(child.walls.applied).keys():
         pytest.skip(f"this machine does not give all of {', '.join(layers)}")
     assert ways == set()
-    assert walled.MEMORY not in child.walls.missing
-    assert walled.PROCESSES not in child.walls.missing
-    assert walled.HOLD not in child.walls.missing
+    assert start.MEMORY not in child.walls.missing
+    assert start.PROCESSES not in child.walls.missing
+    assert start.HOLD not in child.walls.missing
 
 
 # attack 29: nor is one told as kept. By which way it goes is this machine's to say (what is
@@ -146,14 +146,14 @@ async def test_a_child_that_can_leave_its_groups_is_told_of(
     row, is_root = child.walls.row(), os.geteuid() == 0
     (spawned,) = attacker.stage.events("child.spawned")[1:]
     assert spawned["isolation"] == row
-    told = list(walled.shortfalls(child.walls, child.spec.sandbox))
+    told = list(start.shortfalls(child.walls, child.spec.sandbox))
     said = "it can leave its groups, for want of landlock with seccomp or mountns"
-    assert child.walls.missing[walled.HOLD].startswith(said)
+    assert child.walls.missing[start.HOLD].startswith(said)
     for limit, why in (
-        (walled.MEMORY, "each process has its own alone"),
-        (walled.PROCESSES, "the kernel does not count the processes of root"),
+        (start.MEMORY, "each process has its own alone"),
+        (start.PROCESSES, "the kernel does not count the processes of root"),
     ):
-        if limit == walled.PROCESSES and not is_root:
+        if limit == start.PROCESSES and not is_root:
             assert limit not in child.walls.missing  # RLIMIT_NPROC counts them
             continue
         assert child.walls.missing[limit].startswith(f"{why}, and {said}")

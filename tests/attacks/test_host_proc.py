@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.host_proc import shows_host
+from hostlib.linux.host_proc import shows_host
 from tests.helpers.hosts import Stage
 from vfs.backends import MODES, HostDirectory
 

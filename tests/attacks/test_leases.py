@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import say
+from hostlib import messages
 from supervisor.sandbox.plan import named
 from tests.attacks.conftest import only
 from tests.attacks.test_walls import Attacker, attacker
@@ -80,7 +80,7 @@ async def lines_of(fd: int, until: str) -> list[str]:
 async def test_no_file_is_kept_from_the_host(attacker: Attacker) -> None:
     note = attacker.stage.where / "cwd" / "note"
     note.write_text("somebody's work")
-    files = (str(note), INTERPRETER, f"{sys.prefix}/pyvenv.cfg", say.__file__)
+    files = (str(note), INTERPRETER, f"{sys.prefix}/pyvenv.cfg", messages.__file__)
     with leased(str(note)):  # so that this file system knows leases, and what is one
         assert not nobody_waits_for(str(note))
     child, ours = await attacker.start(TAKING, *files)
@@ -107,7 +107,12 @@ async def test_an_installation_of_everybodys_is_none_of_the_childs_own(
     if os.geteuid() != 0:
         pytest.skip("a child of whoever is not root has its host's own user")
     attacker.stage.sandbox = named("users", ["uid", "mountns", "pidns"])
-    files = (INTERPRETER, f"{sys.prefix}/pyvenv.cfg", ctypes.__file__, say.__file__)
+    files = (
+        INTERPRETER,
+        f"{sys.prefix}/pyvenv.cfg",
+        ctypes.__file__,
+        messages.__file__,
+    )
     child, ours = await attacker.start(f"{OWNERS}\nprint('tried')", *files)
     assert "uid" in dict(child.walls.applied)
     assert await lines_of(ours, "tried") == ["False EACCES"] * len(files)

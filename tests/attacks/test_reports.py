@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from supervisor.child import Child
+from supervisor.children.child import Child
 from tests.attacks.conftest import WALLS, only
 from tests.attacks.test_walls import Attacker, attacker
 

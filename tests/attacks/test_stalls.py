@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.fsproxy.session import Session
 from supervisor.parts import Settings
-from supervisor.session.session import Session
 from tests.attacks.conftest import put_behind
 from tests.chaos.rounds import LONG
 from tests.helpers.hosts import (

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.child import Child
-from supervisor.sandbox.cgroup_files import bounds_of
-from supervisor.sandbox.cgroups import make
-from supervisor.scratch import Scratch
+from hostlib.linux.cgroup_files import bounds_of
+from supervisor.children.child import Child
+from supervisor.sandbox.groups import make
+from supervisor.sandbox.scratch import Scratch
 from tests.attacks.conftest import closed_bwrap, only, put_behind
 from tests.helpers.hosts import Stage, opened
 
@@ -157,7 +157,7 @@ async def test_a_kill_of_everybody_reaches_the_child_alone(
 # takes the layer uid or a cgroup; bubblewrap bounds nothing.
 @only("auto")
 async def test_a_fork_bomb_stays_in_its_limit(attacker: Attacker) -> None:
-    from supervisor.options import Limits  # noqa: PLC0415 - one test's
+    from hostlib.user_values import Limits  # noqa: PLC0415 - one test's
 
     limits = Limits(processes=20)
     program = """
@@ -180,7 +180,7 @@ os._exit(0)
 
 # attack 29: memory.
 async def test_a_memory_bomb_ends_alone(attacker: Attacker) -> None:
-    from supervisor.options import Limits  # noqa: PLC0415
+    from hostlib.user_values import Limits  # noqa: PLC0415
 
     limits = Limits(memory=256 << 20)
     program = "b = [bytearray(1 << 20) for _ in range(2000)]; print('had', len(b))"
@@ -197,7 +197,7 @@ async def test_a_memory_bomb_ends_alone(attacker: Attacker) -> None:
 # attack 29: memory, by many processes that each stay within the limit.
 @only("auto")
 async def test_a_memory_bomb_of_many_processes_is_one(attacker: Attacker) -> None:
-    from supervisor.options import Limits  # noqa: PLC0415
+    from hostlib.user_values import Limits  # noqa: PLC0415
 
     limits = Limits(memory=128 << 20)
     groups = make("tried", limits)

@@ -23,8 +23,8 @@ import supervisor.cli.workspace
 import supervisor.run
 import supervisor.workspace.sweep
 import supervisor.workspace.verbs  # noqa: F401 - each command would import them anew
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from supervisor.__main__ import main as run_command
-from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
 from tests.helpers import canary
 from tests.helpers.command import ENVIRONMENT
 

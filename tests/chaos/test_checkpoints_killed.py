@@ -19,11 +19,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from supervisor.llmfd import TOOLS, Checkpoints, Process, Shared, Store
 from tests.chaos.rounds import LONG
 from tests.helpers.children.checkpointer import EXPORTED
 from tests.helpers.command import read_until
 from tests.helpers.contents import asking, text_of
-from vfs.content import TOOLS, Checkpoints, Process, Shared, Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(400)]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from hostlib.threads import in_thread
 from supervisor.parts import Settings
 from tests.chaos.records import Expected, Store, faults, record
 from tests.chaos.rounds import LONG, ROUNDS, SEED
@@ -27,7 +28,6 @@ from tests.helpers.hosts import (
     opened,
     slowest_read,
 )
-from vfs.hostio import in_thread
 from vfs.policy import CLIENTS, OPEN_FILES, Ledger
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]

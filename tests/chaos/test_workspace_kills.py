@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.scratch import remove_tree
+from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.store import WorkspaceError, read_states
 from supervisor.workspace.workspace import Workspace
 from tests.attacks.test_unprivileged import file_passed_by_nobody

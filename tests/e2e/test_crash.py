@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox.cgroups import PREFIX, hierarchies
+from supervisor.sandbox.groups import PREFIX, hierarchies
 from tests.helpers.command import (
     ENVIRONMENT,
     SANDHOST,

@@ -48,7 +48,7 @@ if os.fork() == 0:
 os.wait()
 client.ping()
 import trio
-from vfs.aio import AsyncClient
+from vfs.client.aio import AsyncClient
 async def main():
     print(await AsyncClient().listdir())
 trio.run(main)

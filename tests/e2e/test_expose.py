@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from supervisor.children.specs import policy_options
 from supervisor.config.policy import PolicySection
-from supervisor.specs import policy_options
 from tests.e2e.test_check_config import check, faults
 from tests.helpers.command import SANDHOST, Outcome, sandhost
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.extras import EXTRAS
+from hostlib.extras import EXTRAS
 from tests.architecture.tree import ROOT
 from tests.helpers.command import ENVIRONMENT, Outcome, outcome
 

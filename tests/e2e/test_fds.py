@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.config import fds as config_fds
+from supervisor.llmfd import checkpoints
 from tests.helpers.command import SANDHOST, TIMEOUT_S, Outcome, heard, running, sandhost
-from vfs.content import checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.fds.prompt import INSTRUCTIONS
+from supervisor.llmfd import TOOLS
+from supervisor.llmfd.prompt import INSTRUCTIONS
 from tests.helpers.command import SANDHOST, sandhost
-from vfs.content import TOOLS
 
 PAGE = Path(__file__).parents[2] / "docs" / "llm-fds.md"
 

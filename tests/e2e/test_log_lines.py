@@ -214,7 +214,7 @@ def test_a_text_log_ends_with_a_line_of_text(tmp_path: Path) -> None:
 # What libraries and the interpreter itself say, when they believe to say it on stderr.
 LIBRARIES = """
 import gc, logging, sys, threading, warnings
-from supervisor.logs import Log
+from hostlib.log import Log
 Log("INFO", as_json=True).take_stderr()
 warnings.warn("of a library", UserWarning)
 logging.getLogger("library").warning("said by a logger")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.paths import LEDGER
+from hostlib.paths import LEDGER
 from tests.helpers import daemon as helper
 from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.daemon import Daemon, daemon

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.logs import LINE_BYTES
+from hostlib.log import LINE_BYTES
 from tests.helpers.command import (
     ENVIRONMENT,
     TIMEOUT_S,
@@ -81,7 +81,7 @@ allow = ["true"]
 """
 
 RUNNING = """
-from vfs.toolclient import ToolClient
+from vfs.client.tools import ToolClient
 ToolClient().run("true", cwd="/workspace")
 print("ran", flush=True)
 input()
@@ -131,7 +131,7 @@ def test_a_journal_that_nobody_reads_is_refused(tmp_path: Path) -> None:
 
 def test_a_long_line_is_a_line_of_json_still() -> None:
     program = (
-        "from supervisor.logs import Log; Log(as_json=True)"
+        "from hostlib.log import Log; Log(as_json=True)"
         ".write('ERROR', 'a' * 9000, path='b' * 9000)"
     )
     outcome = shell(f'"$PYTHON" -c "{program}" 2>&1 | "$PYTHON" -c "$READ"', env={

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.sandbox.giving import KEEPER
+from supervisor.sandbox.ownership import KEEPER
 from tests.helpers.command import (
     ENVIRONMENT,
     TIMEOUT_S,

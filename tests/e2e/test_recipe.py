@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 import pytest
 
+from supervisor.children.templates import PLACES
 from supervisor.cli.recipe import recipe, script_of
 from supervisor.cli.run import apply_recipe, run
 from supervisor.config.llm import LlmSection
 from supervisor.config.loader import load_config
-from supervisor.home import is_home_file
 from supervisor.llm.recipe import Recipe, read_recipe, recipe_names
-from supervisor.templates import PLACES
+from supervisor.sandbox.home import is_home_file
 from tests.helpers.command import Outcome, sandhost
 
 KEYS = [

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.toolexec_token import identity, taken_apart
-from supervisor.launchpad import landlock
+from protocol.toolexec.token import identity, taken_apart
+from supervisor.spawn.launchpad.layers import landlock
 from tests.helpers.command import SANDHOST, sandhost
 from tests.helpers.older import without
 

@@ -103,11 +103,11 @@ def test_without_landlock_it_is_told_that_nothing_keeps_them_apart(
 
 CODE = """
 import subprocess, sys
-from vfs.toolclient import ToolClient, ToolError
+from vfs.client.tools import ToolClient, ToolError
 tools = ToolClient()
 OTHER = '''
 import sys
-from vfs.toolclient import ToolClient, ToolError
+from vfs.client.tools import ToolClient, ToolError
 tools = ToolClient()
 for exec_id in sys.argv[1:]:
     for ask in (lambda: b"".join(tools.attach(exec_id)), lambda: tools.signal(exec_id, "KILL")):
@@ -117,7 +117,7 @@ for exec_id in sys.argv[1:]:
             print(why.status)
 '''
 WAITS = '''
-from vfs.toolclient import ToolClient
+from vfs.client.tools import ToolClient
 tools = ToolClient()
 with tools.start("loop") as loop:
     next(iter(loop))

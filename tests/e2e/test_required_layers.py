@@ -11,7 +11,7 @@ import pytest
 from supervisor.config.loader import ConfigError, load_config
 from supervisor.config.walls import requiring
 from supervisor.control.client import ControlError
-from supervisor.sandbox.cgroups import PREFIX, hierarchies
+from supervisor.sandbox.groups import PREFIX, hierarchies
 from supervisor.sandbox.plan import LAYERS
 from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost

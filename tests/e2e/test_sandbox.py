@@ -300,7 +300,7 @@ def test_the_level_that_the_kernel_refuses_is_a_clear_error(tmp_path: Path) -> N
     script = tmp_path / "deep.py"
     script.write_text(
         "import os, sys\n"
-        "from supervisor.launchpad.landlock import apply\n"
+        "from supervisor.spawn.launchpad.layers.landlock import apply\n"
         "for _ in range(15):\n"
         "    apply(((b'/', 'write'), (b'/', 'execute')), no_tcp=False)\n"
         "os.execv(sys.argv[1], [*sys.argv[1:]])\n"

@@ -357,7 +357,7 @@ def test_tools_of_the_child_work_in_the_workspace(scene: Scene) -> None:
         f"[sidecar.my-go]\nkind = 'go'\npath = ['{scene.top}/bin']\n"
     )
     script = """
-from vfs.toolclient import ToolClient
+from vfs.client.tools import ToolClient
 os.makedirs('sub/x'); open('sub/x/made', 'w').write('made\\n')
 where = os.path.abspath('sub/x')
 for cwd in ('/workspace/sub/x', where):
@@ -390,7 +390,7 @@ def test_tools_see_all_workspaces_of_the_child(scene: Scene) -> None:
     )
     script = """
 import sys
-from vfs.toolclient import ToolClient
+from vfs.client.tools import ToolClient
 open('mine', 'w').close(); open(sys.argv[1] + '/other', 'w').close()
 print(ToolClient().run('go', os.getcwd(), sys.argv[1], cwd='/workspace').output)
 print(sorted(os.listdir()), os.listdir(sys.argv[1]))

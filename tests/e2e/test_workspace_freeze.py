@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.proctree import stat_fields
+from hostlib.linux.processes import stat_fields
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.workspace import Workspace
 from tests.chaos.rounds import LONG

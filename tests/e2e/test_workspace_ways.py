@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.launchpad import overlay
 from supervisor.sandbox import held_mount
+from supervisor.spawn.launchpad.layers import overlay
 from tests.chaos.rounds import LONG
 from tests.helpers.command import SANDHOST, Outcome, running, sandhost
 from tests.helpers.older import without
@@ -80,7 +80,7 @@ assert open('door').read() == 'door' == by_door('door')
 open('a.txt', 'a').write('more'); assert by_door('a.txt') == 'hello\\nmore'
 assert all(os.stat(name).st_uid == os.getuid() for name in os.listdir())
 os.remove('old/b.txt'); os.rmdir('old'); os.mkdir('old'); assert os.listdir('old') == []
-from vfs.toolclient import ToolClient
+from vfs.client.tools import ToolClient
 done = ToolClient().run('go', 'calls', cwd=os.getcwd())
 assert done.output == b'calls', done.output
 assert open('tool').read() == 'tool\\n' == by_door('tool')

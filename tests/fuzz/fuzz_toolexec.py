@@ -36,7 +36,7 @@ def pieces(data: bytes, sizes: bytes) -> list[bytes]:
 
 def body_of(parts: list[bytes]) -> tuple[bytes, bytes, bool] | None:
     """Return (body, rest, whether it is complete); None if it is refused."""
-    from protocol import toolexec_body  # noqa: PLC0415 - see main()
+    from protocol.toolexec import body as toolexec_body  # noqa: PLC0415 - see main()
 
     reader = toolexec_body.BodyReader([(b"transfer-encoding", b"chunked")], b"1.1")
     try:
@@ -49,7 +49,7 @@ def body_of(parts: list[bytes]) -> tuple[bytes, bytes, bool] | None:
 
 def head_of(parts: list[bytes]) -> tuple[bytes, bytes] | str | None:
     """Return (head, what follows), None if it is not whole, a word if it is refused."""
-    from protocol import toolexec_body  # noqa: PLC0415 - see main()
+    from protocol.toolexec import body as toolexec_body  # noqa: PLC0415 - see main()
 
     reader = toolexec_body.HeadReader()
     try:
@@ -85,8 +85,8 @@ def check_body(data: bytes, sizes: bytes) -> None:
 
 def check_request(data: bytes) -> None:
     """Have a request of these bytes checked."""
-    from protocol import toolexec  # noqa: PLC0415 - see main()
-    from protocol.toolexec_head import Head  # noqa: PLC0415
+    from protocol.toolexec import requests  # noqa: PLC0415 - see main()
+    from protocol.toolexec.head import Head  # noqa: PLC0415
 
     target, _, rest = data.partition(b"\n")
     header, _, body = rest.partition(b"\n")
@@ -104,11 +104,11 @@ def check_request(data: bytes) -> None:
     ):
         for method in (b"GET", b"POST"):
             head = Head(method, where, headers)
-            found = toolexec.check(head, body, lambda given: TOKEN in given)
-            if isinstance(found, toolexec.Refusal):
+            found = requests.check(head, body, lambda given: TOKEN in given)
+            if isinstance(found, requests.Refusal):
                 assert found.body.count(b"\n") == 1
                 assert found.body.endswith(b"\n")
-                assert found.status in toolexec.REASONS
+                assert found.status in requests.REASONS
 
 
 def check(data: bytes) -> None:
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> int:
         return 2
     # Only what is imported here is instrumented, so nothing above imports the package.
     with atheris.instrument_imports(include=["protocol"]):
-        import protocol.toolexec  # noqa: F401, PLC0415
+        import protocol.toolexec.requests  # noqa: F401, PLC0415
     atheris.Setup([argv[0], "-max_len=4096", *argv[1:]], target)
     atheris.Fuzz()
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vfs.paths import DENIED, open_beneath_kernel, open_beneath_walk
+from hostlib.linux.resolve import DENIED, open_beneath_kernel, open_beneath_walk
 
 WAYS = (open_beneath_kernel, open_beneath_walk)
 CREATE = os.O_WRONLY | os.O_CREAT

@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 import trio
 
-from vfs.content import TOOLS, Process, Settings, Shared, Store
+from supervisor.llmfd import TOOLS, Process, Settings, Shared, Store
 
 
 def process(page_size: int = 4000, **settings: object) -> Process:

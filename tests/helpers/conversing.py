@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import trio
 
-from supervisor.fds.conversations import Conversations
-from supervisor.fds.service import FdService
-from supervisor.fds.toolloop import Reply
+from supervisor.llmfd import Checkpoints, Json, Process, Settings, Store
+from supervisor.llmfd.conversations import Conversations
+from supervisor.llmfd.service import FdService
+from supervisor.llmfd.toolloop import Reply
 from tests.helpers.sessions import Hall
-from vfs.content import Checkpoints, Json, Process, Settings, Store
 from vfs.filesystem import Client
 
 Message = dict[str, Json]

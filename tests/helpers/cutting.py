@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from supervisor.launchpad.kernel import caller
-from supervisor.launchpad.privileges import forbid_new_privileges
+from hostlib.linux.syscalls import caller
 from supervisor.sandbox.seccomp_filter import Instruction, assemble
+from supervisor.spawn.launchpad.layers.privileges import forbid_new_privileges
 
 # <asm/unistd.h>: numbers on x86_64 and on aarch64; None where there is no such call.
 _CALLS: dict[str, tuple[int | None, int | None]] = {

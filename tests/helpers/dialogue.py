@@ -6,10 +6,10 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from supervisor.session.dispatch import HANDLERS
-from supervisor.session.ports import Services
-from supervisor.session.pump import Pump
-from supervisor.session.session import Session
+from supervisor.fsproxy.dispatch import HANDLERS
+from supervisor.fsproxy.ports import Services
+from supervisor.fsproxy.pump import Pump
+from supervisor.fsproxy.session import Session
 from vfs.filesystem import Filesystem
 from vfs.payload import PayloadBudget
 from vfs.policy import Ledger, Policy, open_place

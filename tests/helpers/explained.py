@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.leaks import check_host
+from supervisor.doctor.leaks import check_host
 from tests.helpers.hosts import Stage, opened
 
 

@@ -26,15 +26,15 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor import proctree
-from supervisor.child import Child
+from hostlib.journal import open_journal
+from hostlib.linux import processes
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from hostlib.log import Log
+from supervisor.children.child import Child
 from supervisor.host import Host, open_host
-from supervisor.journal import open_journal
-from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.launchpad.start import start_launchpad
-from supervisor.logs import Log
 from supervisor.parts import Settings
 from supervisor.sandbox.plan import PROFILES
+from supervisor.spawn.launchpad.start import start_launchpad
 from supervisor.spec import ChildSpec, minimal_env
 from tests.helpers import canary
 from tests.helpers.delays import kept_waiting_s
@@ -129,7 +129,7 @@ class Stage:
 
     def pid_of(self, child: "Puppet", said: int) -> int:
         """Return the pid, here, of a process beneath a child that it calls `said`."""
-        for pid, _ in proctree.trees_beneath(self.launchpad, [child.pid]):
+        for pid, _ in processes.trees_beneath(self.launchpad, [child.pid]):
             status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
             (numbers,) = [t for t in status.splitlines() if t.startswith("NSpid:")]
             if int(numbers.split()[-1]) == said:

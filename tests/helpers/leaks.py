@@ -35,7 +35,7 @@ def holdings() -> Holdings:
 
 
 def give_back() -> None:
-    """Return once what was left to a thread is given back (`vfs.workers.afterwards`)."""
+    """Return once what was left to a thread is given back (`hostlib.threads.afterwards`)."""
     while here := [t for t in threading.enumerate() if t.name == "afterwards"]:
         for thread in here:
             thread.join()

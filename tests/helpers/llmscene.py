@@ -21,17 +21,17 @@ import msgspec
 import pytest
 
 from demo.provider import Provider, serving
+from hostlib.journal import Journal, open_journal
+from hostlib.log import Log
 from supervisor.config.document import Config
 from supervisor.config.llm import LlmSection, check
-from supervisor.fds.gateway import connect
-from supervisor.fds.opening import open_fds
-from supervisor.fds.service import FdService
-from supervisor.journal import Journal, open_journal
+from supervisor.fsproxy.ports import Services
 from supervisor.llm.opening import open_llm
 from supervisor.llm.service import LlmService
-from supervisor.logs import Log
-from supervisor.sandbox.apart import Apart
-from supervisor.session.ports import Services
+from supervisor.llmfd.gateway import connect
+from supervisor.llmfd.opening import open_fds
+from supervisor.llmfd.service import FdService
+from supervisor.sandbox.host_directories import Apart
 from tests.helpers import canary
 from tests.helpers.canary import KEY
 from tests.helpers.sessions import Hall, Line, open_hall

@@ -11,10 +11,10 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from hostlib.linux.resolve import check_name
 from vfs.backends.base import Backend, FileStatus, Mode, Removed
 from vfs.errors import AccessDeniedError, about_the_target
-from vfs.hostio import Mount
-from vfs.paths import check_name
+from vfs.mounts import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,9 +6,9 @@ from supervisor.sandbox import seccomp_filter
 
 OLDER = """
 import ctypes, os, sys
-from supervisor.launchpad import seccomp
+from supervisor.spawn.launchpad import seccomp
 from supervisor.sandbox import seccomp_filter
-from supervisor.launchpad.privileges import forbid_new_privileges
+from supervisor.spawn.launchpad.layers.privileges import forbid_new_privileges
 if os.geteuid():
     forbid_new_privileges()
 seccomp.apply(bytes.fromhex(sys.argv[1]))

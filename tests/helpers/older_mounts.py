@@ -10,7 +10,7 @@ import sys
 PATCH = '''
 def patch(minor, maps_owners):
     import errno, os
-    from supervisor.launchpad import mounts, overlay
+    from supervisor.spawn.launchpad import mounts, overlay
     clone, set_fd = 1, 5
 
     def refuse():
@@ -58,7 +58,7 @@ import runpy, sys
 patch, how, *command = sys.argv[1:]
 code = f"exec({patch!r}); patch({how})"
 exec(code)
-from supervisor.launchpad import start
+from supervisor.spawn.launchpad import start
 start._BOOT = start._BOOT.replace("; from", f"; {code}; from")
 sys.argv = command
 runpy.run_path(command[0], run_name="__main__")

@@ -12,7 +12,7 @@ from loguru import logger
 from protocol import messages as m
 from tests.helpers.fakehost import FakeHost
 from tests.helpers.fakeline import Gate, Peer
-from vfs.aio import AsyncClient
+from vfs.client.aio import AsyncClient
 from vfs.relay import NestedClient, Relay, open_relay
 
 SERIAL = frozenset({b"ATTACH", b"NARROW"})

@@ -15,8 +15,8 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from supervisor.config.metrics import MetricsSection
-from supervisor.metrics.listener import serve_metrics
-from supervisor.metrics.registry import Metrics
+from supervisor.observe.listener import serve_metrics
+from supervisor.observe.registry import Metrics
 from tests.helpers import canary
 from tests.helpers.hosts import Stage
 

@@ -19,11 +19,11 @@ from typing import Self
 import pytest
 import trio
 
-from supervisor.session.dispatch import HANDLERS
-from supervisor.session.ports import Services
-from supervisor.session.pump import Pump
-from supervisor.session.reasons import PROCESS_EXIT
-from supervisor.session.session import Session
+from supervisor.fsproxy.dispatch import HANDLERS
+from supervisor.fsproxy.ports import Services
+from supervisor.fsproxy.pump import Pump
+from supervisor.fsproxy.reasons import PROCESS_EXIT
+from supervisor.fsproxy.session import Session
 from tests.helpers import canary
 from vfs.filesystem import Client, Filesystem
 from vfs.payload import PayloadBudget

@@ -8,7 +8,7 @@ import os
 import struct
 import sys
 
-from supervisor.launchpad.kernel import SHORT_SLICE_NS, ask_for_slices, system_call
+from hostlib.linux.syscalls import SHORT_SLICE_NS, ask_for_slices, system_call
 
 GETATTR = 315 if os.uname().machine == "x86_64" else 275
 NICE, RUNTIME = 3, 5

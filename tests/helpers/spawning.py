@@ -18,12 +18,12 @@ from unittest.mock import patch
 
 import trio
 
-from supervisor import proctree
-from supervisor.launcher import Launcher
-from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.launchpad.start import start_launchpad
-from supervisor.spawn_request import SpawnRequest
-from supervisor.spawned import ExitStatus, SpawnedProcess
+from hostlib.linux import processes
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.spawn.launcher import Launcher
+from supervisor.spawn.launchpad.start import start_launchpad
+from supervisor.spawn.process import ExitStatus, SpawnedProcess
+from supervisor.spawn.request import SpawnRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,14 +61,14 @@ FAMILY_SIZE = 3
 # which the host itself says the launchpad's pid; how many children; their command. It
 # ends when they have.
 HOST = r"""
-from supervisor.launchpad.start import start_launchpad
+from supervisor.spawn.launchpad.start import start_launchpad
 launchpad = start_launchpad()
 import os, sys, trio
 from supervisor import proctree
-from supervisor.launcher import Launcher
-from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.launchpad.start import start_launchpad
-from supervisor.spawn_request import SpawnRequest
+from supervisor.spawn.launcher import Launcher
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.spawn.launchpad.start import start_launchpad
+from supervisor.spawn.request import SpawnRequest
 async def main():
     where, count, *argv = sys.argv[1:]
     three = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -177,7 +177,7 @@ async def staged(cwd: Path) -> AsyncIterator["Stage"]:
     If the launchpad is lost, children of the test process that were there before are
     spared: they are the test run's.
     """
-    own_children = proctree.children_of(os.getpid())
+    own_children = processes.children_of(os.getpid())
     launchpad = start_launchpad()
     launcher = Launcher(launchpad, own_children)
     try:

@@ -7,7 +7,7 @@ on its way there, is called as below, and has at most one init of a pid namespac
 import time
 from pathlib import Path
 
-from supervisor import proctree
+from hostlib.linux import processes
 
 PATIENCE_S = 30.0
 """A child in stock that is not wanted any more ends by itself, a moment later."""
@@ -19,7 +19,7 @@ _INIT = "sandhost-init"
 def names_beneath(launchpad: int) -> dict[int, str]:
     """Return the names of a launchpad's direct children, by pid."""
     found = {}
-    for pid in proctree.children_of(launchpad):
+    for pid in processes.children_of(launchpad):
         try:
             found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
         except (FileNotFoundError, ProcessLookupError):

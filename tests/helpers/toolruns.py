@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import trio
 
-from protocol.toolexec_token import ALL
-from supervisor.child import Child
+from protocol.toolexec.token import ALL
+from supervisor.children.child import Child
 from supervisor.config.sidecar import SidecarSection, check_sidecars
-from supervisor.spawn_request import SpawnRequest
+from supervisor.spawn.request import SpawnRequest
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.sidecars import Sidecars, open_sidecars
 from tests.helpers.hosts import Stage

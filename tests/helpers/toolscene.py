@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.toolexec_token import Rights
-from supervisor.session.ports import ChildView
+from protocol.toolexec.token import Rights
+from supervisor.fsproxy.ports import ChildView
 from supervisor.toolexec.routes import RefusedError, SpawnPlan, Target
 from supervisor.toolexec.service import (
     TOKEN,

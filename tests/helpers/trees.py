@@ -33,15 +33,15 @@ OPERATOR, CHILD = 1234, 77_777
 @pytest.fixture(scope="session")
 def swapped_users() -> int:
     """Return the namespace of these two, made before anything counts descriptors."""
-    from supervisor.launchpad.owners import owners_of  # noqa: PLC0415
+    from supervisor.spawn.launchpad.layers.owners import owners_of  # noqa: PLC0415
 
     return owners_of(CHILD, OPERATOR) if os.geteuid() == 0 else -1
 
 
 def mounted(top: Path, users: int) -> MountDirectory:
     """Hold an overlay as a host that is root does; its base is ``top/base``."""
-    from supervisor.launchpad.overlay import Layers  # noqa: PLC0415
     from supervisor.sandbox.held_mount import hold_overlay  # noqa: PLC0415
+    from supervisor.spawn.launchpad.layers.overlay import Layers  # noqa: PLC0415
 
     for name in ("base", "own", "own/upper", "own/work"):
         (top / name).mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.documents import MOST_DEPTH
+from hostlib.documents import MOST_DEPTH
 from supervisor.llm.answer import Answer, usage_of
 from supervisor.llm.answer_reader import MAX_VALUES, AnswerError
 from supervisor.llm.answer_writers import ChatWriter

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from demo.provider import serving
+from supervisor.fsproxy.reasons import EOF, PROCESS_EXIT
 from supervisor.llm import provider
 from supervisor.llm.answer import Answer
-from supervisor.session.reasons import EOF, PROCESS_EXIT
 from tests.helpers.canary import KEY, leave_out
 from tests.helpers.delays import kept_waiting_s
 from tests.helpers.hosts import eventually

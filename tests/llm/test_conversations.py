@@ -9,8 +9,8 @@ import pytest
 
 from supervisor.config.document import Config
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
-from supervisor.fds.toolloop import MOST_ROUNDS
 from supervisor.llm import conversations
+from supervisor.llmfd.toolloop import MOST_ROUNDS
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import Scene, open_scene, request
 

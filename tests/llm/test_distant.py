@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from tests.helpers.llmscene import Scene, open_scene
-from vfs import hostio
+from vfs import mounts
 from vfs.backends.host_file import HostHandle, StagedHandle
-from vfs.hostio import Mount
+from vfs.mounts import Mount
 from vfs.policy import PUBLISH_ON_CLOSE
 
 CLOSED = ("close", "drop", "pread_wait", "append")
@@ -28,7 +28,7 @@ async def distant(
 ) -> AsyncIterator[Scene]:
     """Return a host with a model whose files are distant."""
     del no_leaks
-    monkeypatch.setitem(hostio.MOUNTS, os.stat(tmp_path).st_dev, Mount("nfs4"))
+    monkeypatch.setitem(mounts.MOUNTS, os.stat(tmp_path).st_dev, Mount("nfs4"))
     here = threading.current_thread()
     caught = []
 

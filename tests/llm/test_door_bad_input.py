@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.documents import MOST_DEPTH
+from hostlib.documents import MOST_DEPTH
 from tests.helpers.doors import answered_with_head, open_scene, unchunked
 from tests.helpers.hosts import eventually
 from tests.llm.test_doors import WAYS, opened, raw, told

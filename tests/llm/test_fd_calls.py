@@ -9,8 +9,9 @@ import trio
 
 from supervisor.config.document import Config
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
-from supervisor.session.reasons import PROCESS_EXIT
-from supervisor.session.replies import REPLACED
+from supervisor.fsproxy.reasons import PROCESS_EXIT
+from supervisor.fsproxy.replies import REPLACED
+from supervisor.llmfd.service import FdService
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import ChatLine, Scene, open_scene
 
@@ -49,7 +50,7 @@ async def connected(scene: Scene) -> ChatLine:
     """Connect a client that has a content, which is stored without a summary."""
     line = scene.connect()
     fds = scene._services.fds
-    assert fds is not None
+    assert isinstance(fds, FdService)
     fds.process_of(line.client).add_text(HANGS, "test")
     return line
 

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 import trio
 
-from supervisor.inner_listener import InnerListener
-from supervisor.launchpad.kernel import system_call
-from supervisor.leaks import held
+from hostlib.linux.syscalls import system_call
+from supervisor.doctor.leaks import held
 from supervisor.llm import endpoint
 from supervisor.llm.endpoint import DoorState, EndpointState
-from supervisor.sandbox import walled
+from supervisor.sandbox import start
 from supervisor.sandbox.plan import PROFILES, Profile, named
+from supervisor.spawn.inner_listener import InnerListener
 from tests.helpers.hosts import descriptors, eventually
 from tests.helpers.innerscene import Scene, descriptors_of, made, scene
 from tests.helpers.leaks import no_descriptor_left
@@ -188,7 +188,7 @@ async def test_where_a_child_has_no_loopback_of_its_own_nothing_changes(
     assert made(puppet) is None
     assert not scene.listeners()
     # What is told of is what cannot be reached.
-    assert (walled.LISTENER in puppet.child.walls.missing) == (reached is None)
+    assert (start.LISTENER in puppet.child.walls.missing) == (reached is None)
     if reached is None:
         assert await puppet.do("fault(get)") is not None
     else:
@@ -216,8 +216,8 @@ async def test_a_machine_without_net_namespaces_has_none(
     assert descriptors_of(puppet) == []
     assert puppet.child.walls.missing["netns"] == "not here"
     said = f"it has no net namespace; {INSTEAD[profile]}"
-    assert puppet.child.walls.missing[walled.LISTENER] == said
-    assert f"goes without its {walled.LISTENER}: {said}" in capfd.readouterr().err
+    assert puppet.child.walls.missing[start.LISTENER] == said
+    assert f"goes without its {start.LISTENER}: {said}" in capfd.readouterr().err
 
 
 async def test_a_child_for_whom_nobody_listens_has_a_loopback_with_nobody_there(
@@ -234,7 +234,7 @@ async def test_what_an_attempt_that_failed_has_sent_is_not_the_childs(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = scene.stage.host.machine
-    asked = walled._asked
+    asked = start._asked
     broken: list[bool] = []
 
     def asks(*args: Any, **more: Any) -> Any:
@@ -244,7 +244,7 @@ async def test_what_an_attempt_that_failed_has_sent_is_not_the_childs(
             found["seccomp"] = b"no filter"
         return found, lost
 
-    monkeypatch.setattr(walled, "_asked", asks)
+    monkeypatch.setattr(start, "_asked", asks)
     puppet = await scene.puppet()
     assert "seccomp" in machine.lacking
     assert scene.listeners() == 1
@@ -274,7 +274,7 @@ async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
         patched.setattr(InnerListener, "receive", received)
         patched.setattr(InnerListener, "want", wanted)
         puppet = await scene.puppet()
-    why = puppet.child.walls.missing[walled.LISTENER]
+    why = puppet.child.walls.missing[start.LISTENER]
     assert why == (
         "this host cannot take it: Too many open files; raise the limit of open files"
         " (ulimit -n)"
@@ -303,7 +303,7 @@ async def test_a_child_that_cannot_make_it_goes_without(
     with monkeypatch.context() as patched:
         patched.setattr(InnerListener, "__init__", shut)
         puppet = await scene.puppet(sandbox=profile)
-    assert puppet.child.walls.missing[walled.LISTENER] == (
+    assert puppet.child.walls.missing[start.LISTENER] == (
         f"it cannot be made: Broken pipe; {INSTEAD[profile]}"
     )
     assert "netns" in dict(puppet.child.walls.applied)

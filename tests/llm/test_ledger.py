@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from hostlib.paths import LEDGER
 from supervisor.llm.ledger import LedgerError, Spending
 from supervisor.llm.quota import Node, Usage, Weights
-from supervisor.paths import LEDGER
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import open_scene, request
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from demo.provider import Provider, serving
+from supervisor.fsproxy.reasons import PROCESS_EXIT
 from supervisor.llm.opening import open_llm
-from supervisor.session.reasons import PROCESS_EXIT
 from tests.helpers.canary import KEY
 from tests.helpers.hosts import Stage, eventually, opened
 from tests.helpers.llmscene import (

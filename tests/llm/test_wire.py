@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from demo.provider import serving
+from supervisor.fsproxy.handlers.llm import LEAVE_S
+from supervisor.fsproxy.reasons import PROCESS_EXIT
 from supervisor.llm.wire import proxy_for
-from supervisor.session.on_llm import LEAVE_S
-from supervisor.session.reasons import PROCESS_EXIT
 from tests.helpers.canary import KEY
 from tests.helpers.certificates import certificate
 from tests.helpers.hosts import eventually

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import toolexec, toolexec_log
-from protocol.toolexec import (
+from protocol.toolexec import log, requests
+from protocol.toolexec.head import Head
+from protocol.toolexec.requests import (
     Exec,
     Health,
     Notify,
@@ -16,7 +17,6 @@ from protocol.toolexec import (
     Request,
     Signal,
 )
-from protocol.toolexec_head import Head
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
 AUTHORIZATION = b"authorization", b"Bearer " + TOKEN
@@ -43,7 +43,7 @@ def ask(
         headers.append((b"authorization", auth))
     if proto is not None:
         headers.append((b"x-aifo-proto", proto))
-    return toolexec.check(Head(method, target, headers, version), body, knows)
+    return requests.check(Head(method, target, headers, version), body, knows)
 
 
 def status(found: Request | Refusal) -> int:
@@ -83,16 +83,16 @@ def test_refusals_are_those_of_the_table() -> None:
         headers=((b"Upgrade", b"aifo-toolexec/2, aifo-toolexec/1"),),
     )
     assert ask(b"arg=x") == Refusal(400, b"bad request: no tool\n")
-    assert toolexec.BUSY.headers == ((b"Retry-After", b"1"),)
-    assert toolexec.not_permitted("rm\n").body.startswith(
+    assert requests.BUSY.headers == ((b"Retry-After", b"1"),)
+    assert requests.not_permitted("rm\n").body.startswith(
         b"forbidden: tool 'rm?' is not permitted "
     )
-    assert toolexec.id_in_use("a").body == b"exec id 'a' is in use\n"
-    assert toolexec.host_fault("why").body == b"aifo-coder proxy error: why\n"
-    assert (toolexec.dropped(7).status, toolexec.TIMEOUT.exit_code) == (416, 124)
+    assert requests.id_in_use("a").body == b"exec id 'a' is in use\n"
+    assert requests.host_fault("why").body == b"aifo-coder proxy error: why\n"
+    assert (requests.dropped(7).status, requests.TIMEOUT.exit_code) == (416, 124)
     assert all(
-        refusal.status in toolexec.REASONS
-        for refusal in (toolexec.HEAD_TOO_LARGE, toolexec.PAYLOAD_TOO_LARGE)
+        refusal.status in requests.REASONS
+        for refusal in (requests.HEAD_TOO_LARGE, requests.PAYLOAD_TOO_LARGE)
     )
 
 
@@ -120,22 +120,22 @@ def test_refusals_are_those_of_the_table() -> None:
 def test_a_token_is_the_last_piece(value: bytes, is_known: bool) -> None:
     head = Head(b"POST", b"/exec", [(b"authorization", value)])
     assert (b"T" in head.tokens) is is_known
-    found = toolexec.check(head, b"", lambda pieces: b"T" in pieces)
+    found = requests.check(head, b"", lambda pieces: b"T" in pieces)
     assert (status(found) == 426) is is_known  # the token is good, the version missing
 
 
 def test_any_of_several_authorizations_may_hold_the_token() -> None:
     more = [(b"authorization", b"Bearer nothing")]
     assert isinstance(ask(more=more), Exec)
-    assert ask(more=more, auth=None) == toolexec.UNAUTHORIZED
+    assert ask(more=more, auth=None) == requests.UNAUTHORIZED
 
 
 # Each is looked up before it is known who asks.
 def test_there_are_eight_authorizations_at_most() -> None:
     more = [(b"authorization", b"Bearer nothing")]
-    assert isinstance(ask(more=more * (toolexec.MAX_AUTHORIZATIONS - 1)), Exec)
+    assert isinstance(ask(more=more * (requests.MAX_AUTHORIZATIONS - 1)), Exec)
     for auth in (b"Bearer " + TOKEN, None):
-        assert ask(auth=auth, more=more * (toolexec.MAX_AUTHORIZATIONS + 1)) == Refusal(
+        assert ask(auth=auth, more=more * (requests.MAX_AUTHORIZATIONS + 1)) == Refusal(
             400, b"bad request: more than 8 Authorization headers\n"
         )
 
@@ -149,14 +149,14 @@ def test_what_a_head_decides_needs_no_body() -> None:
         (b"POST", b"/signal", good, None),
         (b"POST", b"/notify", good, None),
         (b"GET", b"/healthz", [], Health()),
-        (b"POST", b"/exe", good, toolexec.NOT_FOUND),
-        (b"POST", b"/exec", good[1:], toolexec.UNAUTHORIZED),
-        (b"POST", b"/exec", good[:1], toolexec.BAD_VERSION),
-        (b"POST", b"/notify", good[:1], toolexec.BAD_NOTIFY_VERSION),
+        (b"POST", b"/exe", good, requests.NOT_FOUND),
+        (b"POST", b"/exec", good[1:], requests.UNAUTHORIZED),
+        (b"POST", b"/exec", good[:1], requests.BAD_VERSION),
+        (b"POST", b"/notify", good[:1], requests.BAD_NOTIFY_VERSION),
     ):
         head = Head(method, target, headers)
-        assert toolexec.decided(head, knows) == expected
-    refused = toolexec.decided(Head(b"PUT", b"/healthz", []), knows)
+        assert requests.decided(head, knows) == expected
+    refused = requests.decided(Head(b"PUT", b"/healthz", []), knows)
     assert isinstance(refused, Refusal)
     assert refused.status == 405
 
@@ -226,7 +226,7 @@ def test_a_path_is_compared_without_case_and_query() -> None:
     "exec_id", [b"", b"../x", b"$(id)", b"a b", b"a/b", b"x" * 65, b"\xc3\xa9", b"a\n"]
 )
 def test_an_exec_id_is_a_plain_word(exec_id: bytes) -> None:
-    assert not toolexec.is_exec_id(exec_id)
+    assert not requests.is_exec_id(exec_id)
     found = ask(more=[(b"x-aifo-exec-id", exec_id)])
     assert found == Refusal(400, b"bad request: bad exec id\n")
 
@@ -317,7 +317,7 @@ def test_health_needs_no_token() -> None:
 )
 # spec E34
 def test_a_log_line_has_no_secrets(args: tuple[bytes, ...], line: str) -> None:
-    assert toolexec_log.redacted(args) == line
+    assert log.redacted(args) == line
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))

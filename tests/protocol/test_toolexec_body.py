@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.toolexec_body import (
+from protocol.toolexec.body import (
     MAX_BODY_BYTES,
     MAX_EXTRA_BYTES,
     MAX_HEAD_BYTES,

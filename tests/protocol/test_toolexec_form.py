@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import toolexec_form as form
+from protocol.toolexec import form
 
 
 @pytest.mark.parametrize(

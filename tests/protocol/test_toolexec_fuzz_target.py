@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import toolexec_body
+from protocol.toolexec import body
 from tests.fuzz import fuzz_toolexec
 
 WORDS = [
@@ -36,7 +36,7 @@ def test_the_target_sees_a_reader_that_is_lenient(
     data = bytes(17) + b"5\r\nhello\r\n0\r\n\r\n"
     fuzz_toolexec.check(data)
     for name in ("_take_part", "_take_whole_chunks"):
-        monkeypatch.setattr(toolexec_body.BodyReader, name, lambda _: None)
+        monkeypatch.setattr(body.BodyReader, name, lambda _: None)
     with pytest.raises(AssertionError):
         fuzz_toolexec.check(data)
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import toolexec_token
-from protocol.toolexec_token import (
+from protocol.toolexec import token as toolexec_token
+from protocol.toolexec.token import (
     ALL,
     MAX_CAVEATS,
     MAX_TOKEN_BYTES,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.accepting import accepted, accepted_socket, only_this_one
-from supervisor.logs import Log
+from hostlib.listener import accepted, accepted_socket, only_this_one
+from hostlib.log import Log
 from tests.helpers.control import ask, connected, path
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.leaks import open_here
@@ -54,7 +54,7 @@ async def test_a_scrape_for_which_there_is_no_thread_ends_its_connection(
 
     async with listening(stage) as listener:
         with monkeypatch.context() as patched:
-            patched.setattr("supervisor.metrics.listener.in_thread", no_thread)
+            patched.setattr("supervisor.observe.listener.in_thread", no_thread)
             stream = await trio.open_tcp_stream(*listener.address)
             async with stream:
                 await stream.send_all(
@@ -103,7 +103,7 @@ async def test_a_connection_that_cannot_be_held_leaks_nothing(
         peer.connect(where)
         held = open_here("socket:")
         with monkeypatch.context() as patched:
-            patched.setattr("supervisor.accepting.socket.socket", broken)
+            patched.setattr("hostlib.listener.socket.socket", broken)
             with pytest.raises(LookupError):
                 await accepted_socket(listener, lambda _why: None)
         assert open_here("socket:") == held

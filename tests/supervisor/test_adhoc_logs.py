@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.children import Children
 from supervisor.config.document import Config
+from supervisor.kept_children.roster import Children
 
 
 async def end(children: Children, name: str) -> None:
@@ -31,7 +31,7 @@ async def test_a_log_that_no_thread_removes_goes_with_the_next(
     def no_thread(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("supervisor.children.ADHOC_LOGS", 1)
+    monkeypatch.setattr("supervisor.kept_children.roster.ADHOC_LOGS", 1)
     for number in range(1, 4):
         (tmp_path / f"spawn-{number}").mkdir()
     host: Any = SimpleNamespace(holders=set(), roster=None)

@@ -1,6 +1,6 @@
 """The facts that a stop gives of a child that it waits for."""
 
-from supervisor.blockers import last_request
+from supervisor.control.blockers import last_request
 from tests.helpers.sessions import Hall, hall
 
 __all__ = ["hall"]

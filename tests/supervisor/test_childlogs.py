@@ -9,10 +9,10 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.childlogs import Capture, ChildLog
-from supervisor.logmarks import Marks
-from supervisor.logs import Log
-from supervisor.segments import Segments, read_at
+from hostlib.log import Log
+from hostlib.segments import Segments, read_at
+from supervisor.kept_children.log_marks import Marks
+from supervisor.kept_children.logs import Capture, ChildLog
 
 PATIENCE_S = 60.0
 

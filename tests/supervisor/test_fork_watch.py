@@ -16,16 +16,16 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.child import Child
-from supervisor.options import Limits
-from supervisor.sandbox import walled
+from hostlib.user_values import Limits
+from supervisor.children.child import Child
+from supervisor.sandbox import start
 from supervisor.sandbox.fork_watch import CALM_S, CPUS, LOOK_S, REFUSALS, ForkWatch
 from supervisor.sandbox.plan import PROFILES, named
-from supervisor.spawn_request import SpawnRequest
+from supervisor.spawn.request import SpawnRequest
 from tests.helpers.hosts import Stage, eventually, stage
 
 if TYPE_CHECKING:
-    from supervisor.journal import Journal
+    from hostlib.journal import Journal
 
 __all__ = ["stage"]
 
@@ -376,12 +376,12 @@ def test_nobody_is_given_a_limit_that_the_host_may_not_have(
     limit = (resource.RLIMIT_NPROC, 100, 100)
     for most, wanted in ((-1, 200), (300, 200), (150, 150), (90, 100)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, most=most: (most, most))
-        assert walled._beside_its_group(limit, 100) == (limit[0], wanted, wanted)
+        assert start._beside_its_group(limit, 100) == (limit[0], wanted, wanted)
     # A lower one is nobody else's to keep.
-    assert walled._beside_its_group(limit, 101) == limit
-    assert walled._beside_its_group(limit, None) == limit
+    assert start._beside_its_group(limit, 101) == limit
+    assert start._beside_its_group(limit, None) == limit
     others = (resource.RLIMIT_NOFILE, 100, 100)
-    assert walled._beside_its_group(others, 100) == others
+    assert start._beside_its_group(others, 100) == others
 
 
 @pytest.mark.slow
@@ -402,7 +402,7 @@ async def test_a_tool_is_held_back_with_its_child(stage: Stage) -> None:
         rlimits=limits.rlimits(),
     )
     host = stage.host
-    tool, _ = await walled.spawn(host.launcher, host.machine, request, child.wanted)
+    tool, _ = await start.spawn(host.launcher, host.machine, request, child.wanted)
     os.close(cwd_fd)
     await eventually(lambda: stage.events("child.held_back"))
     child.stop(0.0)

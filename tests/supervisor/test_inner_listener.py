@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from supervisor.inner_listener import InnerListener
-from supervisor.launchpad import wire
+from supervisor.spawn.inner_listener import InnerListener
+from supervisor.spawn.launchpad import wire
 from tests.helpers.hosts import descriptors
 from tests.helpers.leaks import no_descriptor_left
 

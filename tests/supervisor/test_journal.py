@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.journal import Journal, open_journal
-from supervisor.journal_segments import SegmentJournal
-from supervisor.segments import Segments
+from hostlib.journal import Journal, open_journal
+from hostlib.journal_segments import SegmentJournal
+from hostlib.segments import Segments
 
 
 @contextmanager

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor import leaks
+from hostlib.linux.holdings import Baseline
 from supervisor.control.server import serve_control
-from supervisor.holdings import Baseline
-from supervisor.leaks import check_host, held
+from supervisor.doctor import leaks
+from supervisor.doctor.leaks import check_host, held
 from supervisor.sandbox.plan import named
-from supervisor.scratch import Scratch
+from supervisor.sandbox.scratch import Scratch
 from tests.helpers.explained import clean, leaked, own, stage
 from tests.helpers.hosts import Stage, eventually
 from tests.helpers.spawning import ROOT, watching

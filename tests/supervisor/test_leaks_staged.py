@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.leaks import check_host
-from supervisor.leftovers import STAGED_PREFIX
+from supervisor.doctor.leaks import check_host
+from supervisor.doctor.leftovers import STAGED_PREFIX
 from tests.helpers.explained import clean, stage
 from tests.helpers.hosts import Stage
 from vfs.backends import host_file
@@ -76,7 +76,7 @@ async def test_beside_a_granted_file_only_its_directory_is_searched(
 async def test_a_search_that_was_cut_short_is_said_to_be(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.leftovers.SEARCH_S", -1.0)
+    monkeypatch.setattr("supervisor.doctor.leftovers.SEARCH_S", -1.0)
     (stage.root / "a").touch()
     await stage.puppet()
     report = await check_host(stage.host)

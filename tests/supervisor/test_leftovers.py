@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor import holdings
+from hostlib.linux import holdings
 from supervisor.cli import doctor
 from supervisor.cli.doctor import find_leaks, leaks_text
-from supervisor.leftovers import find_leftovers
-from supervisor.sandbox import giving
-from supervisor.scratch import Scratch
+from supervisor.doctor.leftovers import find_leftovers
+from supervisor.sandbox import ownership
+from supervisor.sandbox.scratch import Scratch
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.spawning import ROOT, all_ended_within, host_command, watching
 
@@ -97,10 +97,10 @@ def test_another_users_directory_is_not_found(tmp: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_directory_that_was_made_for_a_child_of_root_is_found(tmp: Path) -> None:
     (tmp / "sandhost-kep1").mkdir(0o710)
-    os.chown(tmp / "sandhost-kep1", giving.KEEPER, 1_500_000_001)
+    os.chown(tmp / "sandhost-kep1", ownership.KEEPER, 1_500_000_001)
     assert scratch_found(tmp) == [str(tmp / "sandhost-kep1")]
     scratch = Scratch(None, where=str(tmp))
-    assert Path(scratch.tmp).parent.stat().st_uid == giving.KEEPER
+    assert Path(scratch.tmp).parent.stat().st_uid == ownership.KEEPER
     assert scratch_found(tmp) == [str(tmp / "sandhost-kep1")]
     trio.run(scratch.remove)
     assert list(tmp.glob("sandhost-*")) == [tmp / "sandhost-kep1"]
@@ -126,7 +126,9 @@ def test_what_may_not_be_looked_at_is_unknown_and_not_clean(
     tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp / "sandhost-secret").mkdir()
-    monkeypatch.setattr("supervisor.leftovers.is_abandoned", refusing(errno.EACCES))
+    monkeypatch.setattr(
+        "supervisor.doctor.leftovers.is_abandoned", refusing(errno.EACCES)
+    )
     report: dict[str, Any] = find_leftovers(str(tmp))
     (line,) = [text for text in report["unknown"] if "sandhost-secret" in text]
     assert "Permission denied" in line

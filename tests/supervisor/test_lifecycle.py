@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.lifecycle import (
+from supervisor.children.lifecycle import (
     TABLE,
     Action,
     Event,

@@ -11,16 +11,16 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.limit_watch import Level, LimitNews, Use, uses, uses_of
-from supervisor.loop_watch import Conditions, Lag
-from supervisor.metrics.families import families
-from supervisor.metrics.registry import Metrics, attach_metrics
-from supervisor.options import Limits
-from supervisor.sandbox.cgroup_files import refusals as group_refusals
-from supervisor.sandbox.cgroups import hierarchies
+from hostlib.linux.cgroup_files import refusals as group_refusals
+from hostlib.user_values import Limits
+from supervisor.observe.families import families
+from supervisor.observe.loop import Conditions, Lag
+from supervisor.observe.registry import Metrics, attach_metrics
+from supervisor.sandbox.groups import hierarchies
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
-from supervisor.watcher import Sample
+from supervisor.usage.limits import Level, LimitNews, Use, uses, uses_of
+from supervisor.usage.samples import Sample
 from tests.helpers.hosts import Puppet, Stage, eventually, stage
 
 __all__ = ["stage"]

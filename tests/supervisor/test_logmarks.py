@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor import logmarks
-from supervisor.logmarks import DIRECTORY, ERR, OUT, Mark, Marks, offset_since
-from supervisor.logmarks import marks_between as between
+from supervisor.kept_children import log_marks
+from supervisor.kept_children.log_marks import (
+    DIRECTORY,
+    ERR,
+    OUT,
+    Mark,
+    Marks,
+    offset_since,
+)
+from supervisor.kept_children.log_marks import marks_between as between
 
 
 class Clock:
@@ -27,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(logmarks, "time", clock)
+    monkeypatch.setattr(log_marks, "time", clock)
     return clock
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 # A logger is loaded only where it is started; that takes descriptors.
 FIRST_LINE = """
 import resource, sys
-from supervisor.logs import Log
+from hostlib.log import Log
 log = Log("WARNING", as_json=sys.argv[1] == "json")
 most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, most[1]))

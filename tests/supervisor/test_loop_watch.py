@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.loop_watch import LAG_WARNING_S, Conditions, Lag
-from supervisor.notify import Notifier, watchdog_interval_s
-from supervisor.watcher import Sample, Samples, Watcher
+from hostlib.sd_notify import Notifier, watchdog_interval_s
+from supervisor.observe.loop import LAG_WARNING_S, Conditions, Lag
+from supervisor.usage.samples import Sample, Samples, Watcher
 from tests.helpers.hosts import Stage, eventually, stage
 
 __all__ = ["stage"]

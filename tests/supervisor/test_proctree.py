@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import proctree
-from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
+from hostlib.linux import processes
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +36,11 @@ def reap_orphans() -> Iterator[None]:
 
     For those only that are dying: one that was not killed stops the test here.
     """
-    before = proctree.children_of(os.getpid())
+    before = processes.children_of(os.getpid())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     yield
     # A dead process gave its children away before it can be waited for.
-    while left := set(proctree.children_of(os.getpid())) - set(before):
+    while left := set(processes.children_of(os.getpid())) - set(before):
         for pid in left:
             os.waitid(os.P_PID, pid, os.WEXITED)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
@@ -66,10 +66,10 @@ def is_gone(process: "subprocess.Popen[bytes]") -> bool:
 @pytest.mark.usefixtures("reap_orphans")
 def test_the_two_ways_to_list_children_agree() -> None:
     process = tree(1, 5)
-    found = proctree.children_of(process.pid)
+    found = processes.children_of(process.pid)
     assert len(found) == 5
-    assert sorted(found) == sorted(proctree.children_by_scan(process.pid))
-    proctree.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
+    assert sorted(found) == sorted(processes.children_by_scan(process.pid))
+    processes.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
     assert is_gone(process)
 
 
@@ -78,14 +78,14 @@ def test_the_two_ways_to_list_children_agree() -> None:
 def test_a_list_that_is_open_tells_the_children_of_now(
     is_listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proctree, "_KERNEL_LISTS_CHILDREN", is_listed)
-    with contextlib.closing(proctree.OwnChildren()) as own:
+    monkeypatch.setattr(processes, "_KERNEL_LISTS_CHILDREN", is_listed)
+    with contextlib.closing(processes.OwnChildren()) as own:
         before = set(own.pids())
         # More than fit into one page, of which a single read of the list gives no more.
         words, count = ["sleep", "1000"], 1000 if is_listed else 50
         crowd = [os.posix_spawn("/bin/sleep", words, {}) for _ in range(count)]
         assert set(own.pids()) - before == set(crowd)
-        proctree.kill_children(crowd)
+        processes.kill_children(crowd)
         for pid in crowd[1:]:
             os.waitpid(pid, 0)
         assert set(own.pids()) - before == {crowd[0]}  # not waited for, so still there
@@ -94,8 +94,8 @@ def test_a_list_that_is_open_tells_the_children_of_now(
 def test_children_of_nobody_are_none() -> None:
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", ""]) as process:
         process.wait()
-    assert proctree.children_of(process.pid) == []
-    assert proctree.read_parent_and_start(process.pid) is None
+    assert processes.children_of(process.pid) == []
+    assert processes.read_parent_and_start(process.pid) is None
 
 
 def test_children_of_other_threads_are_children() -> None:
@@ -113,16 +113,16 @@ signal.pause()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"x"
-        (child,) = proctree.children_of(process.pid)
-        assert proctree.children_by_scan(process.pid) == [child]
-        proctree.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
+        (child,) = processes.children_of(process.pid)
+        assert processes.children_by_scan(process.pid) == [child]
+        processes.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
 
 
 def test_a_name_with_brackets_and_blanks_hides_nothing(tmp_path: Path) -> None:
     program = tmp_path / "a) S 1 (b"
     shutil.copy("/bin/sleep", program)
     with subprocess.Popen([program, "1000"]) as process:
-        stat = proctree.read_parent_and_start(process.pid)
+        stat = processes.read_parent_and_start(process.pid)
         assert stat is not None
         assert stat[0] == os.getpid()
         process.kill()
@@ -131,28 +131,28 @@ def test_a_name_with_brackets_and_blanks_hides_nothing(tmp_path: Path) -> None:
 # attack 27
 def test_a_reused_pid_gets_no_signal() -> None:
     with subprocess.Popen(["/bin/sleep", "1000"]) as process:
-        stat = proctree.read_parent_and_start(process.pid)
+        stat = processes.read_parent_and_start(process.pid)
         assert stat is not None
         before = (process.pid, stat[1] - 1)
-        assert proctree.signal_process(before, signal.SIGKILL) is False
+        assert processes.signal_process(before, signal.SIGKILL) is False
         assert process.poll() is None
-        assert proctree.signal_process((process.pid, stat[1]), signal.SIGKILL) is True
+        assert processes.signal_process((process.pid, stat[1]), signal.SIGKILL) is True
         assert process.wait() == -signal.SIGKILL
-    assert proctree.signal_process((process.pid, stat[1]), signal.SIGKILL) is False
+    assert processes.signal_process((process.pid, stat[1]), signal.SIGKILL) is False
 
 
 # attack 27
 @pytest.mark.usefixtures("reap_orphans")
 def test_a_tree_is_only_what_stands_beneath_the_named_parent() -> None:
     process = tree(2, 2)
-    found = proctree.trees_beneath(os.getpid(), [process.pid])
+    found = processes.trees_beneath(os.getpid(), [process.pid])
     assert len(found) == 7
     assert found[0][0] == process.pid
-    assert proctree.trees_beneath(process.pid, [process.pid]) == []
-    assert proctree.trees_beneath(1, [process.pid]) == []
-    proctree.signal_trees(1, [process.pid], signal.SIGKILL)  # not its parent
+    assert processes.trees_beneath(process.pid, [process.pid]) == []
+    assert processes.trees_beneath(1, [process.pid]) == []
+    processes.signal_trees(1, [process.pid], signal.SIGKILL)  # not its parent
     assert process.poll() is None
-    proctree.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
+    processes.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
     assert is_gone(process)
 
 
@@ -160,7 +160,7 @@ def test_a_tree_is_only_what_stands_beneath_the_named_parent() -> None:
 @pytest.mark.parametrize(("depth", "width"), [(1, 1), (8, 1), (1, 100), (6, 2)])
 def test_a_signal_reaches_a_whole_tree(depth: int, width: int) -> None:
     process = tree(depth, width)
-    proctree.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
+    processes.signal_trees(os.getpid(), [process.pid], signal.SIGKILL)
     assert is_gone(process)
 
 
@@ -171,6 +171,6 @@ def test_children_are_killed_and_the_dead_are_no_error() -> None:
         subprocess.Popen(["/bin/true"]) as dead,
     ):
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-        proctree.kill_children([living.pid, dead.pid])
+        processes.kill_children([living.pid, dead.pid])
         assert living.wait() == -signal.SIGKILL
         assert dead.wait() == 0

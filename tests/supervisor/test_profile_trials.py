@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor import profile_trials
+from hostlib.user_values import Limits
+from supervisor.config import profile_trials
 from supervisor.config.document import Config
 from supervisor.config.loader import load_config
-from supervisor.options import Limits
-from supervisor.profile_trials import Findings, try_profiles
-from supervisor.sandbox import walled
-from supervisor.sandbox.cgroups import PREFIX, Groups, Hierarchy, Reserve, hierarchies
+from supervisor.config.profile_trials import Findings, try_profiles
+from supervisor.sandbox import start
+from supervisor.sandbox.groups import PREFIX, Groups, Hierarchy, Reserve, hierarchies
 from tests.helpers.hosts import Stage, descriptors, eventually, stage
 from tests.helpers.stock import strangers
 
@@ -66,7 +66,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place = tmp_path / "groups"
     place.mkdir()
     among = (Hierarchy("pids", str(place)),)
-    monkeypatch.setattr("supervisor.sandbox.cgroups.hierarchies", lambda: among)
+    monkeypatch.setattr("supervisor.sandbox.groups.hierarchies", lambda: among)
     yield place
     assert list(place.iterdir()) == []
 
@@ -93,7 +93,7 @@ def trials_in(groups: Path) -> set[Path]:
 
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the filter of system calls be none that the kernel takes."""
-    asked = walled._asked
+    asked = start._asked
 
     def asks(*args: Any, **more: Any) -> Any:
         found, lost = asked(*args, **more)
@@ -101,7 +101,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
             found["seccomp"] = b"no filter"
         return found, lost
 
-    monkeypatch.setattr(walled, "_asked", asks)
+    monkeypatch.setattr(start, "_asked", asks)
 
 
 # One for each profile and network, whatever number of policies names it.
@@ -152,7 +152,7 @@ async def test_users_of_trials_are_given_back(
 # attack 18: what may be there in a moment says nothing of the machine.
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(os, "open"), (walled, "layers_on_the_wire"), (Reserve, "take")],
+    [(os, "open"), (start, "layers_on_the_wire"), (Reserve, "take")],
     ids=["open", "layers", "groups"],
 )
 async def test_what_this_host_lacks_for_a_moment_is_told_and_no_fault(
@@ -213,7 +213,7 @@ async def test_a_trial_that_is_broken_off_leaves_nothing(
 
 def busy(groups: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Have something in the groups of each trial; return what that is."""
-    spawn = walled.spawn
+    spawn = start.spawn
     inside: list[Path] = []
 
     async def spawn_and_stay(*args: Any) -> Any:
@@ -222,7 +222,7 @@ def busy(groups: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         inside[-1].mkdir()
         return await spawn(*args)
 
-    monkeypatch.setattr(walled, "spawn", spawn_and_stay)
+    monkeypatch.setattr(start, "spawn", spawn_and_stay)
     return inside
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.config.child import ChildSection, odd_restarts, restart_policy
-from supervisor.restarts import (
+from supervisor.spawn.restarts import (
     MAX_BACKOFF_S,
     SPREAD,
     TABLE,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox.paths import view_of
 from supervisor.sandbox.view import View
+from supervisor.sandbox.visible import view_of
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
 from tests.helpers.spawning import ROOT
 
@@ -72,7 +72,7 @@ def test_a_link_of_the_childs_is_its_own_by_each_name_of_its_root(
 VIEW = """
 import sys
 sys.path.insert(0, {source!r})
-from supervisor.sandbox.paths import view_of
+from supervisor.sandbox.visible import view_of
 view = view_of({command!r}, {cwd!r}, (), (), (), {{{root!r}: True}})
 for rule in view.rules:
     if rule.path.startswith({top!r}):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor import scratch
-from supervisor.scratch import Scratch, is_abandoned, remove_tree
+from supervisor.sandbox import scratch
+from supervisor.sandbox.scratch import Scratch, is_abandoned, remove_tree
 
 pytestmark = pytest.mark.slow
 
@@ -229,9 +229,9 @@ async def test_it_is_removed_although_everything_is_cancelled(tmp: Path) -> None
 async def test_a_removal_that_finds_no_thread_is_given_up(
     tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfs.hostio._limiter", trio.CapacityLimiter(1))
+    monkeypatch.setattr("hostlib.threads._limiter", trio.CapacityLimiter(1))
     monkeypatch.setattr(scratch, "REMOVE_TIMEOUT_S", 0.01)
-    from vfs.hostio import _limiter  # noqa: PLC0415 - the one that was set above
+    from hostlib.threads import _limiter  # noqa: PLC0415 - the one that was set above
 
     made = Scratch(None)
     async with _limiter:
@@ -344,7 +344,7 @@ def test_empty_directories_are_removed_with_few_descriptors_left(
 ) -> None:
     program = (
         "import contextlib, os, pathlib, sys\n"
-        "from supervisor.scratch import remove_tree\n"
+        "from supervisor.sandbox.scratch import remove_tree\n"
         "held = []\n"
         "with contextlib.suppress(OSError):\n"
         "    while True:\n"

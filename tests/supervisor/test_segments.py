@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.segments import Segments, last_lines, read_at
+from hostlib.segments import Segments, last_lines, read_at
 from tests.helpers.command import small_disk
 
 

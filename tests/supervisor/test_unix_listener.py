@@ -10,8 +10,8 @@ import stat
 import pytest
 import trio
 
+from hostlib.unix_listener import MAX_NAME_BYTES
 from supervisor.control.server import serve_control
-from supervisor.unix_listener import MAX_NAME_BYTES
 from tests.helpers.control import ask, controlled, path
 from tests.helpers.hosts import Stage, eventually, stage
 
@@ -116,7 +116,7 @@ async def test_a_place_that_will_not_do_is_told(
 async def test_a_locked_directory_is_given_up_in_time(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.unix_listener.LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("hostlib.unix_listener.LOCK_TIMEOUT_S", 0.05)
     holder = os.open(stage.where, os.O_RDONLY)
     try:
         fcntl.flock(holder, fcntl.LOCK_SH)

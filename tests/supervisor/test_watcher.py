@@ -15,8 +15,9 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor import proctree, watcher
-from supervisor.watcher import SLICE_PROCESSES, STATES, Sample, Watcher
+from hostlib.linux import processes
+from supervisor.usage import samples
+from supervisor.usage.samples import SLICE_PROCESSES, STATES, Sample, Watcher
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.spawning import ROOT
 
@@ -29,7 +30,7 @@ OWN = os.getpid()
 
 def identity(pid: int) -> tuple[int, int]:
     """(pid, create_time) of a process that is there."""
-    stat = proctree.read_parent_and_start(pid)
+    stat = processes.read_parent_and_start(pid)
     assert stat is not None
     return pid, stat[1]
 
@@ -82,7 +83,7 @@ async def test_descendants_are_counted_at_any_depth(stage: Stage) -> None:
 async def test_a_fork_bomb_is_counted_up_to_a_bound(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "MAX_DESCENDANTS", 2)
+    monkeypatch.setattr(samples, "MAX_DESCENDANTS", 2)
     puppet = await stage.puppet()
     await puppet.do("[forked()[0] for _ in range(5)]")
     assert (await sampled(puppet.pid)).descendants == 2
@@ -175,7 +176,7 @@ async def test_numbers_of_a_pid_that_was_given_away_meanwhile_are_thrown_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = [True, False]
-    monkeypatch.setattr(watcher, "is_same_process", lambda *_: answers.pop(0))
+    monkeypatch.setattr(samples, "is_same_process", lambda *_: answers.pop(0))
     assert await Watcher().sample([identity(OWN)]) == {}
     assert not answers
 
@@ -208,7 +209,7 @@ class _Steps(trio.abc.Instrument):
 async def test_many_processes_are_sampled_in_slices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watcher, "SLICE_S", 1000.0)  # the clock must not help
+    monkeypatch.setattr(samples, "SLICE_S", 1000.0)  # the clock must not help
     eye = Watcher()
     await eye.sample([identity(OWN)])
     steps = _Steps(trio.lowlevel.current_task())
@@ -222,7 +223,7 @@ async def test_many_processes_are_sampled_in_slices(
 async def test_a_slice_ends_early_when_processes_are_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watcher, "SLICE_S", -1.0)  # every process takes too long
+    monkeypatch.setattr(samples, "SLICE_S", -1.0)  # every process takes too long
     eye = Watcher()
     await eye.sample([identity(OWN)])
     steps = _Steps(trio.lowlevel.current_task())
@@ -237,7 +238,7 @@ def test_psutil_is_imported_by_the_first_sample_only() -> None:
 import os, sys
 import trio
 from supervisor import proctree
-from supervisor.watcher import Watcher
+from supervisor.usage.samples import Watcher
 eye = Watcher()
 print("psutil" in sys.modules)
 name = os.getpid(), proctree.read_parent_and_start(os.getpid())[1]
@@ -265,7 +266,7 @@ def test_a_row_holds_what_ps_shows() -> None:
 
 # spec S5: what a stats row and a benchmark tell of it.
 async def test_the_longest_slice_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "SLICE_S", 1000.0)
+    monkeypatch.setattr(samples, "SLICE_S", 1000.0)
     ticks = iter([0.0, 0.25, 1.0, 1.125, 2.0, 2.0])
     monkeypatch.setattr(time, "thread_time", lambda: next(ticks))
     eye = Watcher()

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.watches import tell_by, wait_readable, wait_writable
+from hostlib.readiness import tell_by, wait_readable, wait_writable
 from tests.helpers.sessions import Hall, hall
 
 __all__ = ["hall"]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.journal import Journal
+from hostlib.journal import Journal
+from supervisor.workspace.audit import MOST_CHANGES, WorkspaceAudit, watch_use
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import Node
 from supervisor.workspace.use import Mode, WorkspaceUse
-from supervisor.workspace_audit import MOST_CHANGES, WorkspaceAudit, watch_use
 
 
 def added(path: bytes, size: int) -> Row:

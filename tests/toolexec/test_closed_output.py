@@ -7,8 +7,8 @@ import signal
 import pytest
 import trio
 
-from supervisor import spawned
-from supervisor.launchpad import wire
+from supervisor.spawn import process
+from supervisor.spawn.launchpad import wire
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, send
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 async def test_the_end_of_a_tool_that_runs_on_with_its_output_closed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spawned, "EXIT_REPORT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(process, "EXIT_REPORT_TIMEOUT_S", 0.01)
     launcher = scene.stage.host.launcher
     owner = scene.tool.children[scene.child.puppet.child.id]
     with await scene.connect() as sock:

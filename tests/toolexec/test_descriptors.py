@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.toolexec import logquota
 from supervisor.toolexec.descriptors import (
     MIN_CONNECTIONS,
     OF_EXECUTION,
     Descriptors,
     Places,
 )
-from supervisor.toolexec.logquota import Quota
+from supervisor.toolexec.output import quota as output_quota
+from supervisor.toolexec.output.quota import Quota
 from supervisor.toolexec.slots import BusyError, Slots
 from vfs.filesystem import Filesystem
 
@@ -78,7 +78,7 @@ def test_a_listener_has_a_few_connections_in_any_case(fs: Filesystem) -> None:
 def test_logs_give_way_where_descriptors_lack(
     fs: Filesystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logquota, "LEAST_FILE_BYTES", 0)
+    monkeypatch.setattr(output_quota, "LEAST_FILE_BYTES", 0)
     held = Descriptors(fs)
     kept: list[tuple[int, int]] = []
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from supervisor import spawned
-from supervisor.launchpad import wire
+from supervisor.spawn import process
+from supervisor.spawn.launchpad import wire
 from supervisor.toolexec import door, executions
 from supervisor.toolexec.execution import Execution
-from supervisor.toolexec.outputpump import OutputPump
+from supervisor.toolexec.output.pump import OutputPump
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, send
 
 if TYPE_CHECKING:
-    from supervisor.launcher import Launcher
+    from supervisor.spawn.launcher import Launcher
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def held(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Held:
 async def test_an_end_that_nobody_tells_of_is_looked_for(
     scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spawned, "EXIT_REPORT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(process, "EXIT_REPORT_TIMEOUT_S", 0.01)
     reply = await scene.run("tool=true")
     assert reply.code == 128 + 9
     assert held.words
@@ -116,7 +116,7 @@ async def test_an_end_that_was_told_first_is_not_waited_for(
 async def test_a_child_that_ends_in_that_moment_leaves_nothing(
     scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spawned, "EXIT_REPORT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(process, "EXIT_REPORT_TIMEOUT_S", 0.01)
     monkeypatch.setattr(
         executions, "END_TIMEOUT_S", 2.0
     )  # that all is gone is not told

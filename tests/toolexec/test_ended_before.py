@@ -10,7 +10,7 @@ import trio
 
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
-from supervisor.toolexec.logstores import HEAD_BYTES
+from supervisor.toolexec.output.stores import HEAD_BYTES
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Scene, opened_scene
 

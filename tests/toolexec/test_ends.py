@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.toolexec_token import narrowed
-from supervisor.launcher import Launcher
+from protocol.toolexec.token import narrowed
+from supervisor.spawn.launcher import Launcher
 from supervisor.toolexec import ending
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (

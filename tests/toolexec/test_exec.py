@@ -224,7 +224,8 @@ async def test_a_fault_of_the_host_is_500_and_never_chunked(
 
 # A fault of ours, wherever in a request it is met.
 @pytest.mark.parametrize(
-    "where", ["protocol.toolexec.decided", "protocol.toolexec_head.Head.values"]
+    "where",
+    ["protocol.toolexec.requests.decided", "protocol.toolexec.head.Head.values"],
 )
 async def test_a_fault_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, where: str

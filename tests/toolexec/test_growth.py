@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 import vfs.growth
-from protocol import toolexec
+from protocol.toolexec import requests
 from supervisor.toolexec import growth
 from supervisor.toolexec.ending import AT_ONCE
 from supervisor.toolexec.execution import PASSED_NOTE, Execution
@@ -114,7 +114,7 @@ async def test_while_a_limit_is_passed_no_tool_is_started(
         assert (await sh(scene, tenant, script)).code == 0
         for _ in range(3):
             again = await sh(scene, tenant, "head -c 300000 /dev/zero >more")
-            assert (again.status, again.code) == (403, toolexec.REFUSED)
+            assert (again.status, again.code) == (403, requests.REFUSED)
             assert again.body == (refused % limit).encode()
         assert not (scene.workspace / "more").exists()
         # The child makes room for itself, and has tools again.

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.toolexec_token import narrowed
-from supervisor.fds.service import FdService
+from protocol.toolexec.token import narrowed
+from supervisor.llmfd import Settings as ContentSettings
+from supervisor.llmfd import Store
+from supervisor.llmfd.service import FdService
 from supervisor.toolexec.handles import Handles
 from tests.helpers.command import SANDHOST, sandhost
 from tests.helpers.hosts import eventually
 from tests.helpers.toolruns import program
 from tests.helpers.toolscene import Reply, Scene, opened_scene, send
-from vfs.content import Settings as ContentSettings
-from vfs.content import Store
 from vfs.filesystem import Client
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.toolexec_body import MAX_BODY_BYTES
+from protocol.toolexec.body import MAX_BODY_BYTES
 from tests.helpers.toolscene import Scene
 from tests.helpers.turns import watched
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.toolexec import logquota, logstores, splicing
+from supervisor.toolexec.output import quota as output_quota
+from supervisor.toolexec.output import splice as output_splice
+from supervisor.toolexec.output import stores
 from supervisor.toolexec.routes import SpawnPlan
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
@@ -23,7 +25,7 @@ from tests.helpers.toolscene import (
     receive_until,
     send,
 )
-from vfs import hostio
+from vfs import mounts
 
 pytestmark = pytest.mark.slow
 
@@ -190,7 +192,7 @@ async def test_beyond_the_limit_the_slowest_reader_slows_the_tool(
             log = owner.live["z"].log
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             await eventually(lambda: bool(log._space))  # the tool waits for us
-            assert log.end - log.start <= 4 * MIB + logstores.HEAD_BYTES
+            assert log.end - log.start <= 4 * MIB + stores.HEAD_BYTES
             grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             assert grown_kib < 32 * 1024
             digest, code = await _hash_chunks(sock, data.partition(b"\r\n\r\n")[2])
@@ -318,15 +320,15 @@ async def test_on_a_full_disk_older_outputs_go_for_one_that_must_be_whole(
         data = scene.request(numbers(200_000), f"X-Aifo-Exec-Id: {name}")
         assert (await scene.say(data)).code == 0
     (owner,) = scene.tool.children.values()
-    disk, real = FullDisk(0), logquota.Quota.give_up
+    disk, real = FullDisk(0), output_quota.Quota.give_up
 
-    def give_up(quota: logquota.Quota) -> bool:
+    def give_up(quota: output_quota.Quota) -> bool:
         disk.room = 1 << 30
         return real(quota)
 
     monkeypatch.setattr(os, "pwrite", disk)
     monkeypatch.setattr(os, "splice", disk.splice)
-    monkeypatch.setattr(logquota.Quota, "give_up", give_up)
+    monkeypatch.setattr(output_quota.Quota, "give_up", give_up)
     whole = await scene.say(scene.request(numbers(100_000), proto="1"))
     assert (whole.status, whole.body) == (200, printed(100_000))
     assert ("a" in owner.kept, "b" in owner.kept) == (False, True)
@@ -342,7 +344,7 @@ async def test_without_a_place_for_files_nothing_is_lost(tmp_path: Path) -> None
 async def test_an_output_that_must_be_whole_waits_for_a_descriptor(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, tries = logquota.open_unnamed, []
+    real, tries = output_quota.open_unnamed, []
 
     def lacking(directory: str) -> int:
         tries.append(directory)
@@ -350,7 +352,7 @@ async def test_an_output_that_must_be_whole_waits_for_a_descriptor(
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return real(directory)
 
-    monkeypatch.setattr(logquota, "open_unnamed", lacking)
+    monkeypatch.setattr(output_quota, "open_unnamed", lacking)
     reply = await scene.say(scene.request(numbers(100_000), proto="1"))
     assert (reply.status, reply.code, reply.body) == (200, 0, printed(100_000))
     tries.clear()
@@ -382,13 +384,15 @@ async def test_what_cannot_be_spliced_is_copied(
     if number == errno.EINVAL:
         monkeypatch.setattr(os, "splice", refuse)
     else:
-        real = splicing.Tap.set_aside
+        real = output_splice.Tap.set_aside
 
-        def half(tap: splicing.Tap, size: int, before: bytes, after: bytes) -> bool:
+        def half(
+            tap: output_splice.Tap, size: int, before: bytes, after: bytes
+        ) -> bool:
             asked.append(real(tap, size // 2, before, after))
             return False
 
-        monkeypatch.setattr(splicing.Tap, "set_aside", half)
+        monkeypatch.setattr(output_splice.Tap, "set_aside", half)
     for proto in ("2", "1"):
         reply = await scene.say(scene.request(numbers(900_000), proto=proto))
         assert (reply.body, reply.code) == (printed(900_000), 0)
@@ -435,11 +439,11 @@ async def test_a_reader_that_was_behind_becomes_live_again(tmp_path: Path) -> No
 async def test_a_slow_disk_is_written_in_threads(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hostio, "SLOW_WRITE_S", -1.0)
-    monkeypatch.setattr(hostio, "times_slept", lambda: 1)
-    monkeypatch.setattr(logstores, "times_slept", lambda: 0)
-    mount = hostio.Mount("ext4")
-    monkeypatch.setattr(logstores, "mount_of", lambda *_: mount)
+    monkeypatch.setattr(mounts, "SLOW_WRITE_S", -1.0)
+    monkeypatch.setattr(mounts, "times_slept", lambda: 1)
+    monkeypatch.setattr(stores, "times_slept", lambda: 0)
+    mount = mounts.Mount("ext4")
+    monkeypatch.setattr(stores, "mount_of", lambda *_: mount)
     reply = await scene.say(scene.request(numbers(300_000)))
     assert reply.body == printed(300_000)
     assert not mount.inline
@@ -449,11 +453,11 @@ async def test_a_slow_disk_is_written_in_threads(
 async def test_a_busy_machine_is_no_slow_disk(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hostio, "SLOW_WRITE_S", -1.0)
-    for module in (hostio, logstores):
+    monkeypatch.setattr(mounts, "SLOW_WRITE_S", -1.0)
+    for module in (mounts, stores):
         monkeypatch.setattr(module, "times_slept", lambda: 0)
-    mount = hostio.Mount("ext4")
-    monkeypatch.setattr(logstores, "mount_of", lambda *_: mount)
+    mount = mounts.Mount("ext4")
+    monkeypatch.setattr(stores, "mount_of", lambda *_: mount)
     reply = await scene.say(scene.request(numbers(300_000)))
     assert reply.body == printed(300_000)
     assert mount.inline
@@ -495,7 +499,7 @@ async def test_an_output_that_cannot_be_read_is_told(
     async def fail(*_: object) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(logstores.File, "read", fail)
+    monkeypatch.setattr(stores.File, "read", fail)
     async with opened_scene(tmp_path, verbose=verbose) as scene:
         said: list[tuple[str, str]] = []
         monkeypatch.setattr(

@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from protocol import toolexec
-from supervisor.accepting import ACCEPT_PAUSE_S, accepted_socket
+from hostlib.listener import ACCEPT_PAUSE_S, accepted_socket
+from protocol.toolexec import requests
 from supervisor.toolexec import replies
-from supervisor.toolexec.outputlog import OutputLog
+from supervisor.toolexec.output.log import OutputLog
 from supervisor.toolexec.wire import Wire
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, receive_until, send
@@ -29,7 +29,7 @@ async def test_a_head_that_was_read_before_is_asked_for_its_token_again(
     executions = scene.tool.children[scene.child.puppet.child.id]
     scene.tool.context.tokens.revoke(executions.token)
     refused = await scene.say(request)
-    assert (refused.status, refused.body) == (401, toolexec.UNAUTHORIZED.body)
+    assert (refused.status, refused.body) == (401, requests.UNAUTHORIZED.body)
     scene.tool.context.tokens.adopt(executions.token, executions)
     assert (await scene.say(request)).status == 200
 

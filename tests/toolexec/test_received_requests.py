@@ -5,9 +5,9 @@ import socket
 import pytest
 import trio.testing
 
-from protocol import toolexec
-from supervisor.accepting import make_room
-from supervisor.toolexec import heads
+from hostlib.listener import make_room
+from protocol.toolexec import requests
+from supervisor.toolexec import http_heads
 from supervisor.toolexec.connection import Connection
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import Wire
@@ -30,7 +30,7 @@ async def received(how: Wire) -> object:
     """What a wire makes of a request, or for what it refuses it."""
     try:
         return await how.receive(lambda _: Throttle())
-    except heads.RefusedAtOnceError as why:
+    except http_heads.RefusedAtOnceError as why:
         return why.refusal
 
 
@@ -40,7 +40,7 @@ async def test_bytes_behind_a_request_with_descriptors_are_seen() -> None:
     socket.send_fds(client, [WHOLE], [client.fileno()])
     client.sendall(b"GET / HTTP/1.1\r\n\r\n")
     refusal = await received(wire)
-    assert isinstance(refusal, toolexec.Refusal)
+    assert isinstance(refusal, requests.Refusal)
     assert refusal.status == 400
     wire.close()
     client.close()
@@ -50,7 +50,7 @@ async def test_bytes_behind_a_request_with_descriptors_are_seen() -> None:
 async def test_bytes_behind_a_request_that_was_handed_over_are_seen() -> None:
     wire, client = told(b"more")
     wire.hold(WHOLE)
-    assert isinstance(await received(wire), toolexec.Refusal)
+    assert isinstance(await received(wire), requests.Refusal)
     wire.close()
     client.close()
 

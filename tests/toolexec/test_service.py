@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import trio.testing
 
-from protocol.toolexec_token import ALL
+from protocol.toolexec.token import ALL
 from supervisor.config.toolexec import (
     NotifySection,
     ToolexecSection,
     check_toolexec,
 )
 from supervisor.spec import ChildSpec
-from supervisor.toolexec.configured import toolexec_settings
+from supervisor.toolexec.configuration import toolexec_settings
 from supervisor.toolexec.listeners import LISTEN, tcp_listener, unix_listener
 from supervisor.toolexec.service import open_toolexec
 from supervisor.toolexec.settings import ToolExecSettings

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.shim import install
+from supervisor.toolexec.shim import install
 from tests.helpers.shells import SHELLS, installed
 from tests.helpers.toolscene import Scene
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.toolexec.splicing import PIPE_BYTES, SPLICED_BYTES, Tap, waiting_in
+from supervisor.toolexec.output.splice import PIPE_BYTES, SPLICED_BYTES, Tap, waiting_in
 
 PAGE = os.sysconf("SC_PAGESIZE")
 

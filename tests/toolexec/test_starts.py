@@ -14,11 +14,11 @@ import pytest
 import trio
 import trio.testing
 
-from protocol import toolexec
+from protocol.toolexec import requests
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
-from supervisor.toolexec.lookout import LOOK_S, Lookout
 from supervisor.toolexec.settings import NotifyCommand
+from supervisor.toolexec.slow_steps import LOOK_S, Lookout
 from supervisor.toolexec.starts import LEAST_S, Start
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import LOOK_PIECES, Wire
@@ -218,7 +218,7 @@ async def test_a_notification_that_takes_too_long_to_start_is_408(
         async with stopped(scene):
             with trio.fail_after(10):
                 reply = await scene.run("cmd=true", line=NOTIFY)
-        refusal = toolexec.NOTIFY_TIMEOUT
+        refusal = requests.NOTIFY_TIMEOUT
         assert (reply.status, reply.code, reply.body) == (408, 124, refusal.body)
         (failed,) = scene.stage.events("exec.failed")
         assert (failed["sidecar"], failed["code"]) == ("notify", 124)

@@ -55,7 +55,7 @@ def test_on_a_terminal_the_line_in_progress_is_cleared_first(tmp_path: Path) -> 
     (tmp_path / "c.toml").write_text(
         "[toolexec]\nverbose = true\n[sidecar.c]\nkind = 'c-cpp'\nallow = ['true']\n"
     )
-    code = "from vfs.toolclient import ToolClient; print(ToolClient().run('true',"
+    code = "from vfs.client.tools import ToolClient; print(ToolClient().run('true',"
     code += " '--token', 's3cret', cwd='/workspace').exit_code)"
     ours, theirs = os.openpty()
     words = ("run", "--config", "c.toml", "--", sys.executable, "-c", code)

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from protocol.toolexec_token import ALL
-from supervisor import proctree
-from supervisor.logs import Log
-from supervisor.toolexec import backend_cli
-from supervisor.toolexec.backend_cli import INSIDE
+from hostlib.linux import processes
+from hostlib.log import Log
+from protocol.toolexec.token import ALL
+from supervisor.toolexec.backends import container
+from supervisor.toolexec.backends.container import INSIDE
 from supervisor.toolexec.routes import RefusedError
 from tests.helpers.command import ENVIRONMENT, sandhost
 from tests.helpers.hosts import CHILDREN, Stage, eventually, stage
@@ -271,7 +271,7 @@ async def test_containers_of_dead_hosts_are_removed(
     stage: Stage, engine: Engine
 ) -> None:
     with sleeping() as other:
-        started = proctree.read_parent_and_start(other.pid)
+        started = processes.read_parent_and_start(other.pid)
         assert started is not None
         labels = {
             "dead": "1:1",
@@ -280,7 +280,7 @@ async def test_containers_of_dead_hosts_are_removed(
             "living": f"{other.pid}:{started[1]}",
         }
         for name, label in labels.items():
-            words = ["run", "--name", name, "--label", f"{backend_cli.LABEL}={label}"]
+            words = ["run", "--name", name, "--label", f"{container.LABEL}={label}"]
             engine.do(*words, "-v", "/:/workspace")
         async with sidecars_of(stage, r=engine.section()):
             assert "living" in engine.containers()
@@ -291,10 +291,8 @@ async def test_containers_of_dead_hosts_are_removed(
 async def test_an_engine_that_does_not_answer_delays_nobody_for_ever(
     stage: Stage, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend_cli, "ASK_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(
-        backend_cli.CliSidecar._ask, "__kwdefaults__", {"timeout_s": 0.2}
-    )
+    monkeypatch.setattr(container, "ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(container.CliSidecar._ask, "__kwdefaults__", {"timeout_s": 0.2})
     program(engine.home, "docker", "exec sleep 1000")
     async with sidecars_of(stage, r=engine.section()) as sidecars:
         (sidecar,) = sidecars.sidecars
@@ -309,7 +307,7 @@ STUBBORN = (
 )
 
 ASK = """
-from vfs.toolclient import ToolClient
+from vfs.client.tools import ToolClient
 tools = ToolClient()
 run = tools.start("cargo", cwd="/workspace")
 said, names = b"", ["USR1", "HUP", "INT", "TERM"]
@@ -348,7 +346,7 @@ def test_signals_reach_a_tool_in_a_container(engine: Engine) -> None:
 # spec E25
 def test_a_time_limit_asks_a_tool_in_a_container_first(engine: Engine) -> None:
     code = (
-        "from vfs.toolclient import ToolClient; done = ToolClient().run('cargo', cwd='/workspace');"
+        "from vfs.client.tools import ToolClient; done = ToolClient().run('cargo', cwd='/workspace');"
         " print(done.output.split(), done.exit_code)"
     )
     said = in_a_run(engine, code, timeout="3s")

@@ -6,7 +6,7 @@ import socket
 import pytest
 import trio
 
-from supervisor.spawn_request import SpawnRequest
+from supervisor.spawn.request import SpawnRequest
 from supervisor.toolexec.door import Door, open_door
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.toolruns import waiting_child

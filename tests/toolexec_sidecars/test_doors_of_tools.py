@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.session.ports import Doors
-from supervisor.toolexec.launching import with_doors
+from supervisor.fsproxy.ports import Doors
+from supervisor.toolexec.backends.launch import with_doors
 from supervisor.toolexec.routes import SpawnPlan
 
 ENV = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "OPENAI_API_KEY": "sk-sandhost-a"}

@@ -153,7 +153,7 @@ def test_a_signal_reaches_the_tool(place: Path) -> None:
 
 def test_the_client_in_a_child(place: Path) -> None:
     code = (
-        "from vfs.toolclient import ToolClient, ToolError\n"
+        "from vfs.client.tools import ToolClient, ToolError\n"
         "tools = ToolClient()\n"
         "done = tools.run('go', 'a', b'\\xff', detach=True)\n"
         "print(done.exit_code, done.output)\n"
@@ -206,7 +206,7 @@ def test_the_tools_of_a_narrowed_child_do_not_reach_its_parents_files(
     (place / "shared").mkdir()
     (place / "shared" / "shared").write_text("everybody's\n")
     code = (
-        "from vfs.toolclient import ToolClient, ToolError\n"
+        "from vfs.client.tools import ToolClient, ToolError\n"
         "try:\n"
         "    print(ToolClient().run('go', cwd='/workspace').output)\n"
         "except ToolError as why:\n"
@@ -227,7 +227,7 @@ def test_the_tools_of_a_narrowed_child_do_not_reach_its_parents_files(
 def test_a_child_that_gives_its_root_up_has_no_tools_in_it(place: Path) -> None:
     code = (
         "from vfs.client import Client\n"
-        "from vfs.toolclient import ToolClient, ToolError\n"
+        "from vfs.client.tools import ToolClient, ToolError\n"
         "tools = ToolClient()\n"
         "less = ToolClient(token=tools.narrowed_token(tools=['go']))\n"
         "print(less.run('go', 'a', cwd='/workspace').output)\n"

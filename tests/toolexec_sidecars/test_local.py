@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.toolexec_token import ALL
-from supervisor.toolexec.backend_local import tightest
+from protocol.toolexec.token import ALL
+from supervisor.toolexec.backends.local import tightest
 from supervisor.toolexec.routes import RefusedError
 from tests.helpers.hosts import Stage, eventually, stage
 from tests.helpers.toolruns import program, run_tool, sidecars_of, waiting_child

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from protocol.toolexec_token import narrowed
+from protocol.toolexec.token import narrowed
 from supervisor.config.llm import DOOR_VARIABLES
 from supervisor.control.client import call
 from tests.helpers.daemon import Daemon, daemon

@@ -10,8 +10,8 @@ from typing import IO
 
 import pytest
 
-from supervisor.shim import MARK, ShimError, install, shim_text
 from supervisor.toolexec.kinds import ALL_TOOLS
+from supervisor.toolexec.shim import MARK, ShimError, install, shim_text
 from tests.helpers.command import read_until, sandhost
 from tests.helpers.shells import SHELLS, installed
 from tests.helpers.toolserver import Faults, ToolServer, tool_server

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.spawn_request import SpawnError
-from supervisor.spawned import ExitStatus, SpawnedProcess
+from supervisor.spawn.process import ExitStatus, SpawnedProcess
+from supervisor.spawn.request import SpawnError
 from supervisor.toolexec.supervision import GRACE_S, supervise
 
 Clock = trio.testing.MockClock

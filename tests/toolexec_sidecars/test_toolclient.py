@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.command import read_until
 from tests.helpers.toolserver import Faults, ToolServer, tool_server
-from vfs.toolclient import BrokenLineError, ToolClient, ToolError
+from vfs.client.tools import BrokenLineError, ToolClient, ToolError
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ def test_a_line_that_breaks_before_the_head_is_asked_for(
 def test_a_line_that_never_holds_is_given_up(
     tools: ToolClient, server: ToolServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfs.toolclient.RESUME_PAUSE_S", 0.0)
+    monkeypatch.setattr("vfs.client.tools.RESUME_PAUSE_S", 0.0)
     server.faults = Faults(cut_after=[2] * 100)
     got: list[bytes] = []
     with pytest.raises(BrokenLineError, match="broke"):
@@ -131,7 +131,7 @@ def test_a_line_that_never_holds_is_given_up(
 def test_a_host_that_is_busy_when_it_is_asked_again_is_asked_once_more(
     tools: ToolClient, server: ToolServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfs.toolclient.RESUME_PAUSE_S", 0.0)
+    monkeypatch.setattr("vfs.client.tools.RESUME_PAUSE_S", 0.0)
     server.faults = Faults(cut_after=[2], busy=3)
     assert tools.run("echo", "hello", detach=True).output == b"hello\n"
     server.faults = Faults(cut_after=[2], busy=100)
@@ -168,7 +168,7 @@ def test_a_running_tool_is_signalled(tools: ToolClient) -> None:
 @pytest.mark.parametrize("name", ["INT", "QUIT", "TERM", "HUP"])
 def test_signals_of_this_process_are_handed_on(server: ToolServer, name: str) -> None:
     program = (
-        "import os, sys; from vfs.toolclient import ToolClient\n"
+        "import os, sys; from vfs.client.tools import ToolClient\n"
         f"script = \"trap 'echo got; exit 6' {name}; echo ready; while :; do sleep 1; done\"\n"
         "done = ToolClient().run('sh', '-c', script, cwd='/',"
         " on_output=lambda data: os.write(1, data))\n"
@@ -219,7 +219,7 @@ def test_a_host_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 def test_importing_it_loads_nothing_heavy() -> None:
     program = (
-        "import sys, vfs.toolclient; print(sorted({'socket', 'typing', 'contextlib',"
+        "import sys, vfs.client.tools; print(sorted({'socket', 'typing', 'contextlib',"
         " 'json', 'trio', 'signal', 'http', 'msgspec'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox.cgroups import hierarchies
+from supervisor.sandbox.groups import hierarchies
 from tests.helpers.command import Outcome, sandhost
 from tests.helpers.daemon import daemon
 from tests.helpers.toolruns import program

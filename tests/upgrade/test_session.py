@@ -4,11 +4,11 @@ import pytest
 import trio
 import trio.testing
 
+from supervisor.fsproxy.replies import REPLACED
 from supervisor.handover.exchange import replace
 from supervisor.handover.next_program import Program
 from supervisor.handover.session import is_at_work, note_work
 from supervisor.handover.state import SessionState
-from supervisor.session.replies import REPLACED
 from tests.helpers.sessions import Hall, hall
 from vfs.errors import HandoverError
 from vfs.handover import ClientState

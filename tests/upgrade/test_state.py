@@ -27,7 +27,7 @@ from vfs.handover import (
     policy_from,
     policy_state,
 )
-from vfs.hostio import mount_of
+from vfs.mounts import mount_of
 from vfs.policy import Policy, close_places, open_place
 
 

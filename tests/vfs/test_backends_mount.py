@@ -22,7 +22,7 @@ from vfs.backends import HostDirectory, MountDirectory
 from vfs.backends.acting import acting_as
 from vfs.errors import AccessDeniedError
 from vfs.handover import place_from, place_state
-from vfs.hostio import mount_of
+from vfs.mounts import mount_of
 from vfs.places import Place
 
 __all__ = ["swapped_users"]

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.fakehost import FakeHost
 from vfs import client as door
 from vfs.client import Client
-from vfs.client_errors import from_reply
+from vfs.client.errors import from_reply
 
 
 @pytest.fixture

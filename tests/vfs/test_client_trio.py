@@ -14,10 +14,9 @@ import trio.testing
 from protocol import messages as m
 from tests.helpers.fakehost import FakeHost
 from tests.helpers.fakeline import Gate
-from vfs import aio_link
 from vfs import client as door
-from vfs.aio import AsyncClient
-from vfs.client import Client
+from vfs.client import Client, aio_connection
+from vfs.client.aio import AsyncClient
 
 
 @pytest.fixture
@@ -315,7 +314,7 @@ async def test_a_cancelled_request_without_a_reply_gives_the_line_up(
     line: socket.socket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aio_link, "CANCEL_GRACE_S", 0.01)
+    monkeypatch.setattr(aio_connection, "CANCEL_GRACE_S", 0.01)
     gate = host.gates[m.Ping] = Gate()
 
     async def ping() -> None:

@@ -8,8 +8,8 @@ import trio
 from tests.helpers.leaks import open_here
 from tests.helpers.worlds import World, world
 from vfs.clients import Client
-from vfs.hostio import Mount
 from vfs.ledger import Ledger
+from vfs.mounts import Mount
 
 __all__ = ["world"]
 

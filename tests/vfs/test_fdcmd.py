@@ -21,7 +21,9 @@ from tests.helpers.fakeline import Gate
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = "import sys; from vfs.fdcmd import main; sys.exit(main(sys.argv[1:]))"
+PROGRAM = (
+    "import sys; from vfs.client.shell.fd import main; sys.exit(main(sys.argv[1:]))"
+)
 
 PATIENCE_S = 30
 """Longer than anything here takes."""
@@ -52,7 +54,7 @@ def started(
         parting_s: how long it may take to clean up.
         stdin: a descriptor; -1 for a pipe.
     """
-    patched = f"import vfs.childcmd; vfs.childcmd.PARTING_S = {parting_s}; {PROGRAM}"
+    patched = f"import vfs.client.shell.frame; vfs.client.shell.frame.PARTING_S = {parting_s}; {PROGRAM}"
     with subprocess.Popen(
         [sys.executable, "-I", "-c", patched, *words],
         stdin=stdin,

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostlib.clock import timestamp
 from tests.helpers.memory_directory import MemoryDirectory
 from tests.helpers.worlds import World, close, world
-from vfs.filesystem import Client, Filesystem, OpenFile, timestamp
+from vfs.filesystem import Client, Filesystem, OpenFile
 from vfs.ledger import Ledger
 from vfs.places import Place
 from vfs.policy import Policy
@@ -378,8 +379,8 @@ def test_a_long_file_of_a_client_that_goes_is_closed_in_a_thread(
     world: World, monkeypatch: pytest.MonkeyPatch, publish: str
 ) -> None:
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr("vfs.hostio_close.afterwards", later.append)
-    monkeypatch.setattr("vfs.hostio_close.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("hostlib.file_closing.afterwards", later.append)
+    monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
     grant = world.place("out", read=True, write=True, publish=publish)
     client = world.client(world.policy(grant))
     file = world.fs.open(client, world.name("out/long"), b"w", False)

@@ -22,7 +22,9 @@ from tests.helpers.fakeline import Gate
 pytestmark = pytest.mark.slow
 
 PYTHON = sys.executable
-PROGRAM = "import sys; from vfs.fscmd import main; sys.exit(main(sys.argv[1:]))"
+PROGRAM = (
+    "import sys; from vfs.client.shell.fs import main; sys.exit(main(sys.argv[1:]))"
+)
 FS = f"{shlex.quote(PYTHON)} -I -c {shlex.quote(PROGRAM)}"
 
 
@@ -436,7 +438,7 @@ def test_a_signal_inside_a_shared_request_waits_for_the_reply(
 # Sent to another thread: as one that comes when this one is about to wait, and knows of none.
 UNHEARD = """
 import signal, sys, threading
-from vfs.fscmd import main
+from vfs.client.shell.fs import main
 def send():
     sys.stdin.readline()
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -466,7 +468,7 @@ def test_no_alarm_is_left_to_what_comes_after_a_command(
     host: FakeHost, line: socket.socket
 ) -> None:
     host.files[b"a"] = bytearray(b"x")
-    code = "import signal, vfs.fscmd; vfs.fscmd.main(['stat', 'a']); print(signal.getitimer(0))"
+    code = "import signal, vfs.client.shell.fs; vfs.client.shell.fs.main(['stat', 'a']); print(signal.getitimer(0))"
     done = subprocess.run(
         [PYTHON, "-I", "-c", code],
         capture_output=True,
@@ -533,7 +535,7 @@ def test_it_loads_nothing_that_it_does_not_need(
 ) -> None:
     host.files[b"a"] = bytearray(b"x")
     program = (
-        "import sys; from vfs.fscmd import main; main(['cat', 'a']);"
+        "import sys; from vfs.client.shell.fs import main; main(['cat', 'a']);"
         " print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(

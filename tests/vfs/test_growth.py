@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.scratch import remove_tree
-from vfs import growth, hostio
+from supervisor.sandbox.scratch import remove_tree
+from vfs import growth, mounts
 from vfs.growth import Content, MovedError, charged_to, content_of, settle
 from vfs.ledger import FILES, SIZE_BYTES, Ledger
 from vfs.policy import Place, open_place
@@ -137,7 +137,7 @@ class Status(NamedTuple):
 def test_what_blocks_are_rounded_up_to_does_not_count(
     monkeypatch: pytest.MonkeyPatch, kind: str, length: int, allocated: int, beyond: int
 ) -> None:
-    monkeypatch.setitem(hostio.MOUNTS, -1, hostio.Mount(kind))
+    monkeypatch.setitem(mounts.MOUNTS, -1, mounts.Mount(kind))
     status = cast("os.stat_result", Status(length, allocated // 512))
     assert growth._beyond(length, status, -1) == beyond
 

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from hostlib import file_closing, threads
+from hostlib.threads import calls_at_work, in_thread
 from tests.helpers.leaks import give_back
-from vfs import hostio, workers
+from vfs import mounts
 from vfs.backends.host_file import HostHandle
-from vfs.hostio import MOUNTS, Mount, calls_at_work, in_thread, mount_of
+from vfs.mounts import MOUNTS, Mount, mount_of
 
 SIZE = 200_000
 
@@ -169,7 +171,7 @@ def test_a_device_that_no_mount_names_is_known_by_what_lies_on_it(
     shm = Path("/dev/shm")
     if not os.path.ismount(shm):
         pytest.skip("no /dev/shm here")
-    monkeypatch.setattr(hostio, "MOUNTS", {})
+    monkeypatch.setattr(mounts, "MOUNTS", {})
     fd = os.open(shm, os.O_PATH | os.O_DIRECTORY)
     try:
         mount = mount_of(1 << 40, fd)
@@ -185,14 +187,14 @@ def test_a_slow_mount_is_written_by_threads_for_a_while(
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     mount = Mount("ext4")
-    mount.note(hostio.SLOW_WRITE_S)
+    mount.note(mounts.SLOW_WRITE_S)
     before = [mount.inline]
-    mount.note(hostio.SLOW_WRITE_S * 1.01)
+    mount.note(mounts.SLOW_WRITE_S * 1.01)
     assert [*before, mount.inline] == [True, False]
-    clock[0] += hostio.SLOW_MOUNT_S * 0.99
+    clock[0] += mounts.SLOW_MOUNT_S * 0.99
     mount.try_again()
     after = [mount.inline]
-    clock[0] += hostio.SLOW_MOUNT_S * 0.02
+    clock[0] += mounts.SLOW_MOUNT_S * 0.02
     mount.try_again()
     assert [*after, mount.inline] == [False, True]
 
@@ -233,21 +235,21 @@ async def test_threads_are_bounded_and_the_others_wait() -> None:
         may_end.wait()
 
     async with trio.open_nursery() as nursery:
-        for _ in range(hostio.MAX_THREADS + 5):
+        for _ in range(threads.MAX_THREADS + 5):
             nursery.start_soon(in_thread, call)
-        while hostio._limiter.statistics().tasks_waiting < 5:
+        while threads._limiter.statistics().tasks_waiting < 5:
             await trio.lowlevel.checkpoint()
-        while len(running) < hostio.MAX_THREADS:
+        while len(running) < threads.MAX_THREADS:
             await trio.lowlevel.checkpoint()
-        assert len(running) == hostio.MAX_THREADS
+        assert len(running) == threads.MAX_THREADS
         may_end.set()
-    assert len(running) == hostio.MAX_THREADS + 5
+    assert len(running) == threads.MAX_THREADS + 5
 
 
 # spec S7: what is done for one child leaves threads to the others.
 async def test_a_share_of_the_threads() -> None:
     may_end = threading.Event()
-    share = trio.CapacityLimiter(hostio.THREADS_PER_CHILD)
+    share = trio.CapacityLimiter(threads.THREADS_PER_CHILD)
     running: list[int] = []
 
     def call() -> None:
@@ -255,25 +257,25 @@ async def test_a_share_of_the_threads() -> None:
         may_end.wait()
 
     async with trio.open_nursery() as nursery:
-        for _ in range(hostio.MAX_THREADS):
+        for _ in range(threads.MAX_THREADS):
             nursery.start_soon(partial(in_thread, call, share=share))
         while share.statistics().tasks_waiting < 12:
             await trio.lowlevel.checkpoint()
         assert await in_thread(divmod, 17, 5) == (3, 2)
         other = trio.CapacityLimiter(1)
         assert await in_thread(divmod, 17, 5, share=other) == (3, 2)
-        assert hostio._limiter.statistics().borrowed_tokens == 4
+        assert threads._limiter.statistics().borrowed_tokens == 4
         may_end.set()
-    assert len(running) == hostio.MAX_THREADS
+    assert len(running) == threads.MAX_THREADS
 
 
 def test_a_thread_that_waits_for_something_has_slept() -> None:
     reader, writer = os.pipe()
-    before = hostio.times_slept()
+    before = threads.times_slept()
     other = threading.Timer(0.001, os.write, (writer, b"x"))
     other.start()
     os.read(reader, 1)
-    assert hostio.times_slept() > before
+    assert threads.times_slept() > before
     other.join()
     os.close(reader)
     os.close(writer)
@@ -284,7 +286,7 @@ def test_a_slow_append_tells_its_mount(
 ) -> None:
     handle = HostHandle(os.dup(file), os.fstat(file))
     handle.mount = Mount("ext4")
-    clock = iter((1.0, 1.0 + hostio.SLOW_WRITE_S * 2, 5.0))
+    clock = iter((1.0, 1.0 + mounts.SLOW_WRITE_S * 2, 5.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     handle.append(b"x")
     handle.close()
@@ -360,23 +362,23 @@ def test_a_long_file_without_a_name_is_closed_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr("vfs.hostio_close.afterwards", later.append)
-    monkeypatch.setattr("vfs.hostio_close.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("hostlib.file_closing.afterwards", later.append)
+    monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
     (tmp_path / "named").write_bytes(b"x" * 200_000)
     named = os.open(tmp_path / "named", os.O_RDONLY | os.O_CLOEXEC)
     for fd in (named, unnamed(tmp_path, 1000)):
-        hostio.close_file(fd)
+        file_closing.close_file(fd)
         assert not is_open(fd)
     assert not later
     for _ in range(2):
         fds = [unnamed(tmp_path, 200_000) for _ in range(3)]
         for fd in fds:
-            hostio.close_file(fd)
+            file_closing.close_file(fd)
         assert all(map(is_open, fds))
-        assert hostio.files_closing() == tuple(fds)
+        assert file_closing.files_closing() == tuple(fds)
         (run,) = later
         run()
-        assert hostio.files_closing() == ()
+        assert file_closing.files_closing() == ()
         assert not any(map(is_open, fds))
         later.clear()
 
@@ -388,17 +390,17 @@ def test_without_a_thread_it_is_closed_at_once(
     def none(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("vfs.hostio_close.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none)
         for _ in range(2):
             fd = unnamed(tmp_path, 200_000)
-            hostio.close_file(fd)
+            file_closing.close_file(fd)
             assert not is_open(fd)
-            assert hostio.files_closing() == ()
+            assert file_closing.files_closing() == ()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
-    hostio.close_file(unnamed(tmp_path, 200_000))
+    file_closing.close_file(unnamed(tmp_path, 200_000))
 
 
 async def test_without_a_thread_it_is_an_error_of_the_system(
@@ -411,12 +413,12 @@ async def test_without_a_thread_it_is_an_error_of_the_system(
         raise RuntimeError("a fault of the call")
 
     with pytest.raises(RuntimeError, match="a fault of the call"):
-        await hostio.in_thread(broken)
+        await threads.in_thread(broken)
     monkeypatch.setattr(trio.to_thread, "run_sync", none)
     with pytest.raises(BlockingIOError):  # EAGAIN
-        await hostio.in_thread(os.getpid)
+        await threads.in_thread(os.getpid)
     give_back()
-    assert not hostio.calls_at_work()
+    assert not threads.calls_at_work()
 
 
 def test_without_a_thread_what_has_to_be_done_is_done_here(
@@ -430,10 +432,10 @@ def test_without_a_thread_what_has_to_be_done_is_done_here(
 
     monkeypatch.setattr(threading.Thread, "start", none)
     done: list[int] = []
-    workers.afterwards(done.append, 1)
+    threads.afterwards(done.append, 1)
     assert done == [1]
-    assert workers.beside(sum, [1, 2])() == 3
-    wait = workers.beside(broken)
+    assert threads.beside(sum, [1, 2])() == 3
+    wait = threads.beside(broken)
     with pytest.raises(ValueError, match="a fault of the call"):
         wait()
 
@@ -452,11 +454,11 @@ def test_what_must_not_be_done_here_waits_for_a_thread(
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none)
-        workers.eventually(note, 1)
+        threads.eventually(note, 1)
         assert not done
     over = threading.Event()
-    workers.eventually(note, 2)
-    workers.eventually(over.set)
+    threads.eventually(note, 2)
+    threads.eventually(over.set)
     assert over.wait(30)
     assert [number for number, _ in done] == [1, 2]
     assert threading.get_ident() not in {thread for _, thread in done}
@@ -478,12 +480,12 @@ def test_what_is_done_afterwards_takes_one_thread(
 
     monkeypatch.setattr(threading.Thread, "start", note)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    workers.afterwards(held.wait)  # type: ignore[arg-type]
+    threads.afterwards(held.wait)  # type: ignore[arg-type]
     for number in range(100):
-        workers.afterwards(results.append, number)
+        threads.afterwards(results.append, number)
     assert (len(started), results) == (1, [])
-    workers.afterwards(broken)
-    workers.afterwards(workers.afterwards, done.set)
+    threads.afterwards(broken)
+    threads.afterwards(threads.afterwards, done.set)
     held.set()
     assert done.wait(60)
     assert results == list(range(100))

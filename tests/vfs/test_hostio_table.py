@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from vfs import hostio
+from hostlib.linux.mount_table import UNKNOWN, MountTable
+from vfs import mounts
 from vfs.backends import HostDirectory, host
-from vfs.hostio_table import UNKNOWN, MountTable
 
 MOUNTING = """
 import os, subprocess, sys
@@ -37,7 +37,7 @@ print(hostio.mount_of(os.stat({source!r}).st_dev) is disk)
 def test_what_is_known_of_a_number_is_looked_up_again_when_mounts_change(
     tmp_path: Path,
 ) -> None:
-    source = str(Path(hostio.__file__).parents[1])
+    source = str(Path(mounts.__file__).parents[1])
     program = MOUNTING.format(source=source, place=str(tmp_path))
     done = subprocess.run(
         ["unshare", "-m", sys.executable, "-c", program],
@@ -80,7 +80,7 @@ print(*told())
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts without a user")
 def test_a_number_is_believed_while_something_of_it_is_held(tmp_path: Path) -> None:
-    source = str(Path(hostio.__file__).parents[1])
+    source = str(Path(mounts.__file__).parents[1])
     program = HOLDING.format(source=source, place=str(tmp_path))
     done = subprocess.run(
         ["unshare", "-m", sys.executable, "-c", program],
@@ -99,17 +99,17 @@ def test_what_was_believed_of_a_number_is_asked_before_it_is_held(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     device = tmp_path.stat().st_dev
-    monkeypatch.setattr(hostio, "MOUNTS", {device: hostio.Mount("tmpfs")})
-    monkeypatch.setattr(hostio, "_held", {})
-    monkeypatch.setattr(hostio._table, "has_changed", lambda: True)
-    monkeypatch.setattr(hostio._table, "kind_of", lambda *_: "proc")
+    monkeypatch.setattr(mounts, "MOUNTS", {device: mounts.Mount("tmpfs")})
+    monkeypatch.setattr(mounts, "_held", {})
+    monkeypatch.setattr(mounts._table, "has_changed", lambda: True)
+    monkeypatch.setattr(mounts._table, "kind_of", lambda *_: "proc")
     fd = os.open(tmp_path, os.O_PATH)
     try:
-        assert hostio.hold_device(device, fd) is hostio.MOUNTS[device]
+        assert mounts.hold_device(device, fd) is mounts.MOUNTS[device]
     finally:
         os.close(fd)
-    assert hostio.MOUNTS[device].kind == "proc"
-    assert not hostio.MOUNTS[device].is_asked_about
+    assert mounts.MOUNTS[device].kind == "proc"
+    assert not mounts.MOUNTS[device].is_asked_about
 
 
 def test_two_threads_that_hold_a_directory_at_once_hold_it_once(
@@ -117,41 +117,41 @@ def test_two_threads_that_hold_a_directory_at_once_hold_it_once(
 ) -> None:
     backend = HostDirectory(os.open(tmp_path, os.O_PATH))
     device, _ = backend.identity()
-    before = hostio._held.get(device, 0)
+    before = mounts._held.get(device, 0)
 
-    def other_thread_first(device: int, fd: int) -> hostio.Mount:
+    def other_thread_first(device: int, fd: int) -> mounts.Mount:
         monkeypatch.undo()
         backend.hold()
-        return hostio.hold_device(device, fd)
+        return mounts.hold_device(device, fd)
 
     monkeypatch.setattr(host, "hold_device", other_thread_first)
     backend.hold()
-    assert hostio._held[device] == before + 1
+    assert mounts._held[device] == before + 1
     backend.close()
-    assert hostio._held.get(device, 0) == before
+    assert mounts._held.get(device, 0) == before
 
 
 def test_without_a_table_nothing_is_known_and_with_one_all_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     device = tmp_path.stat().st_dev
-    monkeypatch.setattr(hostio, "MOUNTS", {})
+    monkeypatch.setattr(mounts, "MOUNTS", {})
     with monkeypatch.context() as without:
         refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         without.setattr(os, "open", Mock(side_effect=refused))
         table = MountTable()
-        monkeypatch.setattr(hostio, "_table", table)
-        assert hostio.mount_of(device).is_proc, "nobody knows"
-        assert hostio.table_of_mounts() == ()
-    assert hostio.mount_of(device).kind != UNKNOWN
-    (held,) = hostio.table_of_mounts()
+        monkeypatch.setattr(mounts, "_table", table)
+        assert mounts.mount_of(device).is_proc, "nobody knows"
+        assert mounts.table_of_mounts() == ()
+    assert mounts.mount_of(device).kind != UNKNOWN
+    (held,) = mounts.table_of_mounts()
     assert not os.get_inheritable(held)
     os.close(held)
 
 
 # What a program that counts its descriptors counts is there before it begins.
 def test_the_table_is_held_from_the_beginning() -> None:
-    (held,) = hostio.table_of_mounts()
+    (held,) = mounts.table_of_mounts()
     assert os.readlink(f"/proc/self/fd/{held}").endswith("/mountinfo")
 
 

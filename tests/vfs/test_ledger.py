@@ -20,8 +20,8 @@ from vfs.filesystem import (
     OpenFile,
 )
 from vfs.growth import before_all, charged_to, content_of, settle
-from vfs.hostio import Mount
 from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES, Ledger
+from vfs.mounts import Mount
 
 __all__ = ["world"]
 

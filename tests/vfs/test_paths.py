@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from hostlib.linux import resolve
+from hostlib.linux.resolve import open_beneath, open_beneath_kernel, split_parent
 from tests.helpers.beneath import CREATE, DIRECTORY, Tree, tree, way
 from tests.helpers.trees import PROJECT
-from vfs import paths
-from vfs.paths import open_beneath, open_beneath_kernel, split_parent
 
 __all__ = ["tree", "way"]
 
@@ -214,7 +214,7 @@ def test_a_file_is_made_with_the_umask(tree: Tree, way: object) -> None:
 _LEADER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from vfs.paths import OPEN_FLAGS, open_beneath_kernel, open_beneath_walk
+from hostlib.linux.resolve import OPEN_FLAGS, open_beneath_kernel, open_beneath_walk
 terminal = os.ttyname(os.openpty()[1]).encode()
 os.setsid()
 directory, name = os.path.split(terminal)
@@ -270,7 +270,7 @@ def test_openat2_is_used_where_the_kernel_has_it(tree: Tree) -> None:
 def test_the_kernel_is_asked_again(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    ask = paths._syscall
+    ask = resolve._syscall
     times = 3
 
     def disturbed(*arguments: object) -> int:
@@ -281,7 +281,7 @@ def test_the_kernel_is_asked_again(
         ctypes.set_errno(code)
         return -1
 
-    monkeypatch.setattr(paths, "_syscall", disturbed)
+    monkeypatch.setattr(resolve, "_syscall", disturbed)
     assert tree.answer(open_beneath_kernel, b"file") == "file"
     times = 10_000
     assert tree.answer(open_beneath_kernel, b"file") == "EAGAIN"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostlib.linux.resolve import open_beneath_walk
 from tests.helpers.beneath import CREATE, DIRECTORY, WAYS, Tree, answer, tree, way
-from vfs.paths import open_beneath_walk
 
 __all__ = ["tree", "way"]
 

@@ -23,7 +23,7 @@ from tests.helpers.relayscene import (
     wait,
 )
 from vfs import client as door
-from vfs.aio import AsyncClient
+from vfs.client.aio import AsyncClient
 from vfs.relay import RelayError, open_relay
 
 

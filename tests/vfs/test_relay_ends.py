@@ -27,10 +27,11 @@ from tests.helpers.relayscene import (
     wait,
 )
 from vfs import client as door
-from vfs import relay, relay_attached, relay_lane
-from vfs.aio import AsyncClient
-from vfs.relay import open_relay
-from vfs.relay_attached import QUEUE_REQUESTS, AttachedLane
+from vfs import relay
+from vfs.client.aio import AsyncClient
+from vfs.relay import attached, open_relay
+from vfs.relay import lane as relay_lane
+from vfs.relay.attached import QUEUE_REQUESTS, AttachedLane
 
 
 @pytest.fixture
@@ -391,7 +392,7 @@ async def test_a_stalled_host_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # spec S5
-    for module in (relay, relay_attached):
+    for module in (relay, attached):
         monkeypatch.setattr(module, "SETTLE_S", 0.02)
     async with scene() as s:
         nested, client = await s.nested()
@@ -475,7 +476,9 @@ os.kill(os.getpid(), 9)
 @pytest.mark.slow
 async def test_shell_commands_work_behind_a_relay(unknown: frozenset[bytes]) -> None:
     # spec N1, T5
-    program = "import sys; from vfs.fscmd import main; sys.exit(main(sys.argv[1:]))"
+    program = (
+        "import sys; from vfs.client.shell.fs import main; sys.exit(main(sys.argv[1:]))"
+    )
     command = f"{shlex.quote(sys.executable)} -I -c {shlex.quote(program)}"
     script = f'fs() {{ {command} "$@"; }}; fs cat a | fs put b; fs ls; fs stat c'
     async with scene(unknown) as s:

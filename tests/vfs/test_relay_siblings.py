@@ -17,7 +17,7 @@ from tests.helpers.relayscene import (
     wait,
 )
 from vfs import client as door
-from vfs import relay_serial
+from vfs.relay import serial
 
 
 @both
@@ -155,7 +155,7 @@ async def test_in_turns_a_payload_that_does_not_come_ends_the_lane(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # spec F8, attack 16
-    monkeypatch.setattr(relay_serial, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(serial, "DEADLINE_S", 0.2)
     async with scene(SERIAL) as s:
         nested, client = await s.nested()
         await client.open("a", "w")

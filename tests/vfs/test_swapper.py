@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from hostlib.linux.resolve import DENIED, open_beneath_kernel, open_beneath_walk
 from tests.helpers.sessions import Hall, hall
 from tests.helpers.swapping import can_exchange, swapped
 from vfs.backends import MODES, HostDirectory
 from vfs.errors import AccessDeniedError
-from vfs.paths import DENIED, open_beneath_kernel, open_beneath_walk
 
 __all__ = ["hall"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vfs import toolclient_wire
-from vfs.toolclient_wire import Endpoint
+from vfs.client import tools_wire
+from vfs.client.tools_wire import Endpoint
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_full_queue_is_waited_for(
 ) -> None:
     refused = threading.Event()
     # It does not pause before it was refused.
-    monkeypatch.setattr(toolclient_wire, "pause", lambda _: refused.set())
+    monkeypatch.setattr(tools_wire, "pause", lambda _: refused.set())
 
     def serve() -> None:
         assert refused.wait(60)
@@ -64,7 +64,7 @@ def test_a_full_queue_is_waited_for(
 def test_it_is_not_waited_for_without_end(
     listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolclient_wire, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(tools_wire, "CONNECT_TIMEOUT_S", 0.05)
     with pytest.raises(TimeoutError, match="takes no connection"):
         ask(tmp_path)
     assert listener.fileno() >= 0

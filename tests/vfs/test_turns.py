@@ -10,14 +10,14 @@ import pytest
 import trio
 import trio.testing
 
+from hostlib.threads import calls_at_work
+from supervisor.llmfd import ClientFiles
 from tests.helpers.leaks import give_back
 from tests.helpers.worlds import World, world
 from vfs import opening
 from vfs.backends import HostDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle
-from vfs.content import ClientFiles
 from vfs.filesystem import Client, OpenFile
-from vfs.hostio import calls_at_work
 from vfs.ledger import FILES, SIZE_BYTES, Ledger
 from vfs.policy import PUBLISH_ON_CLOSE
 

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from vfs.hostio import Mount
+    from vfs.mounts import Mount
 
 
 class FileStatus(NamedTuple):

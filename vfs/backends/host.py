@@ -21,6 +21,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, Self
 
+from hostlib.linux.resolve import (
+    DENIED,
+    OPEN_FLAGS,
+    check_name,
+    open_beneath,
+    split_parent,
+)
 from vfs.backends.base import Backend, FileStatus, Mode, Removed
 from vfs.backends.host_file import (
     HostHandle,
@@ -30,8 +37,7 @@ from vfs.backends.host_file import (
     what_goes,
 )
 from vfs.errors import AccessDeniedError, about_the_target
-from vfs.hostio import Mount, hold_device, let_go_of, mount_of
-from vfs.paths import DENIED, OPEN_FLAGS, check_name, open_beneath, split_parent
+from vfs.mounts import Mount, hold_device, let_go_of, mount_of
 
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 _KIND_AND_SET_ID = 0o170000 | _SET_ID

@@ -22,11 +22,11 @@ import secrets
 import stat
 import time
 
+from hostlib.file_closing import close_file, frees_much
+from hostlib.linux.resolve import OPEN_FLAGS
 from vfs.backends.acting import acting_as
 from vfs.backends.base import Removed, UnflushedError
-from vfs.hostio import MOUNTS, mount_of
-from vfs.hostio_close import close_file, frees_much
-from vfs.paths import OPEN_FLAGS
+from vfs.mounts import MOUNTS, mount_of
 
 STAGED_PREFIX = b".sandhost-"
 """How names of staged files begin, for the instant in which they have one."""

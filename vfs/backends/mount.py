@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from hostlib.linux.resolve import DENIED, check_name, open_in_mount
 from vfs.backends.acting import acting_as
 from vfs.backends.host import HostDirectory
 from vfs.errors import AccessDeniedError
-from vfs.paths import DENIED, check_name, open_in_mount
 
 if TYPE_CHECKING:
     from vfs.backends.base import Backend, Removed

@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from vfs.content import (
+from supervisor.llmfd import (
     TOOLS,
     Checkpoints,
     ClientFiles,

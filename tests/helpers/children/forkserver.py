@@ -28,7 +28,7 @@ MODULES = (
     "supervisor.cli.run",
     "supervisor.config.document",
     "supervisor.host",
-    "supervisor.launchpad.start",
+    "supervisor.spawn.launchpad.start",
     "supervisor.run",
     "supervisor.workspace.store",
 )

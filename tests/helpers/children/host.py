@@ -17,12 +17,12 @@ from typing import Any
 
 import trio
 
+from hostlib.journal import open_journal
+from hostlib.log import Log
+from hostlib.threads import in_thread
 from supervisor.host import open_host
-from supervisor.journal import open_journal
-from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
-from supervisor.logs import Log
+from supervisor.spawn.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.spec import ChildSpec, minimal_env
-from vfs.hostio import in_thread
 
 
 def say(text: str) -> None:

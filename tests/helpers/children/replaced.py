@@ -23,6 +23,8 @@ from typing import Any
 import msgspec
 import trio
 
+from hostlib.journal import open_journal
+from hostlib.log import Log
 from supervisor.control.server import serve_control
 from supervisor.handover.enter import enter
 from supervisor.handover.exchange import CHECK, answer_check, replace
@@ -34,11 +36,9 @@ from supervisor.handover.next_program import (
     own_program,
 )
 from supervisor.host import Host, open_host
-from supervisor.journal import open_journal
-from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
-from supervisor.logs import Log
 from supervisor.parts import Settings
 from supervisor.sandbox.plan import PROFILES
+from supervisor.spawn.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.spec import ChildSpec, minimal_env
 from supervisor.workspace.use import WorkspaceUse
 from vfs.errors import HandoverError

@@ -36,7 +36,7 @@ ROOM_BYTES = 16 << 20
 
 WALK_S = 0.02
 
-LAUNCHPAD = b"supervisor.launchpad.main"
+LAUNCHPAD = b"supervisor.spawn.launchpad.main"
 """In the arguments of a launchpad, and of nobody else."""
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from supervisor.cli import doctor, doctor_layers
 from supervisor.cli.doctor import examine_machine, find_leaks, leaks_text
 from supervisor.control.client import ControlError
-from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
 from supervisor.sandbox import attempts, probes
 from supervisor.sandbox.plan import LAYERS
 from supervisor.sandbox.probes import (

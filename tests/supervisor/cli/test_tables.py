@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.tables import (
+from supervisor.observe.tables import (
     CUT,
     TABLES,
     WIDTH,
@@ -290,7 +290,7 @@ def test_json_is_the_rows_and_nothing_else() -> None:
 
 def test_rich_is_imported_for_a_terminal_only() -> None:
     code = (
-        "import sys; from supervisor.tables import render;"
+        "import sys; from supervisor.observe.tables import render;"
         " render('ps', []); print('rich' in sys.modules);"
         " render('ps', [], terminal=True); print('rich' in sys.modules)"
     )

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor import tables
 from supervisor.cli.top import SORTS, Look, Screen, arranged, figures, table
 from supervisor.cli.top_screen import keys_of
+from supervisor.observe import tables
 
 Row = dict[str, Any]
 

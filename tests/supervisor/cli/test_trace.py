@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostlib.journal import EVENTS
 from supervisor.cli.trace import last_timeline, line, sentence
-from supervisor.journal import EVENTS
 
 Event = dict[str, Any]
 

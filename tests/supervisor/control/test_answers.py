@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from supervisor.control.answers import Answers
-from supervisor.workspace_sizes import WorkspaceSizes
+from supervisor.usage.workspace_sizes import WorkspaceSizes
 
 if TYPE_CHECKING:
     from supervisor.host import Host

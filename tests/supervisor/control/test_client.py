@@ -98,7 +98,7 @@ async def test_a_host_of_one_child_says_who_takes_orders(path: str) -> None:
 def test_asking_needs_no_framework() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        " import supervisor.control.client, supervisor.tables; print(*sys.modules)"
+        " import supervisor.control.client, supervisor.observe.tables; print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(ROOT)],

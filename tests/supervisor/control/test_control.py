@@ -16,11 +16,11 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor import accepting
+from hostlib import listener as hostlib_listener
 from supervisor.control import server as control
 from supervisor.control.server import LINE_BYTES, MAX_CONNECTIONS
-from supervisor.leaks import held
-from supervisor.watcher import Samples, Watcher
+from supervisor.doctor.leaks import held
+from supervisor.usage.samples import Samples, Watcher
 from tests.helpers.control import Line, ask, connected, controlled, path
 from tests.helpers.hosts import NEIGHBOUR_S, Stage, eventually, slowest_read, stage
 from tests.helpers.leaks import open_here
@@ -311,7 +311,7 @@ async def test_too_few_descriptors_only_pause_the_listener(
             raise OSError(refusals.pop(), "no descriptor")
         return await accept(listener)
 
-    monkeypatch.setattr(accepting, "ACCEPT_PAUSE_S", 0.01)
+    monkeypatch.setattr(hostlib_listener, "ACCEPT_PAUSE_S", 0.01)
     monkeypatch.setattr(trio.SocketListener, "accept", poor)
     async with controlled(stage) as path:
         assert await ask(path, "ps") == []

@@ -8,13 +8,13 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.children import Children
 from supervisor.config.child import ChildSection
 from supervisor.config.directories import Places
 from supervisor.config.document import Config
 from supervisor.control.orders import DaemonOrders
 from supervisor.control.server import OrderError, Orders
-from supervisor.scratch import Scratch
+from supervisor.kept_children.roster import Children
+from supervisor.sandbox.scratch import Scratch
 from tests.helpers.hosts import Stage, eventually, stage
 
 __all__ = ["stage"]

@@ -9,13 +9,13 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.fds.prompt import INSTRUCTIONS, enriched, instructions
-from supervisor.fds.toolloop import MOST_ROUNDS, ModelError, Reply
+from supervisor.llmfd import Json, LlmFd, Process
+from supervisor.llmfd.prompt import INSTRUCTIONS, enriched, instructions
+from supervisor.llmfd.table import FdTable
+from supervisor.llmfd.toolloop import MOST_ROUNDS, ModelError, Reply
 from tests.helpers.contents import asking, failed, text_of
 from tests.helpers.conversing import Make, Message, calling, scene, words
 from tests.helpers.sessions import Hall, hall
-from vfs.content import Json, LlmFd, Process
-from vfs.content.table import FdTable
 
 __all__ = ["hall", "scene"]
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from supervisor.fds.conversations import Conversations
-from supervisor.fds.service import FdService
+from supervisor.llmfd import Json, Store, Tool, parameters_schema
+from supervisor.llmfd.conversations import Conversations
+from supervisor.llmfd.service import FdService
 from tests.architecture.tree import ROOT
 from tests.helpers.sessions import Hall, hall
-from vfs.content import Json, Store, Tool, parameters_schema
 
 if TYPE_CHECKING:
-    from supervisor.fds.toolloop import Model
+    from supervisor.llmfd.toolloop import Model
 
 __all__ = ["hall"]
 

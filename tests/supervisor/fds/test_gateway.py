@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from supervisor.fds.gateway import GatewayModel
-from supervisor.fds.toolloop import ModelError, size_of
+from supervisor.llmfd import Json
+from supervisor.llmfd.gateway import GatewayModel
+from supervisor.llmfd.toolloop import ModelError, size_of
 from tests.helpers.sessions import Hall, hall
-from vfs.content import Json
 from vfs.filesystem import Client
 
 __all__ = ["hall"]

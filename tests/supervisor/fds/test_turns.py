@@ -9,15 +9,15 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.fds.toolloop import MOST_MESSAGES, ModelError
 from supervisor.llm.conversations import Turn
+from supervisor.llmfd import Content, FdError, LlmFd, Process, Store, spool
+from supervisor.llmfd.checkpoint_state import read_state, state_of
+from supervisor.llmfd.incoming import Begun
+from supervisor.llmfd.toolloop import MOST_MESSAGES, ModelError
 from tests.helpers.contents import asking, failed, holding, process, text_of
 from tests.helpers.conversing import Make, Message, calling, scene, words
 from tests.helpers.leaks import give_back
 from tests.helpers.sessions import hall
-from vfs.content import Content, FdError, LlmFd, Process, Store, spool
-from vfs.content.begun import Begun
-from vfs.content.checkpoint_state import read_state, state_of
 
 __all__ = ["hall", "scene"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.scratch import remove_tree
+from supervisor.sandbox.scratch import remove_tree
 from tests.helpers.spawning import ROOT
 
 pytestmark = [
@@ -22,9 +22,9 @@ pytestmark = [
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {source!r})
-from supervisor.launchpad import kernel
-from supervisor.launchpad import mounts
-from supervisor.launchpad import namespaces
+from supervisor.spawn.launchpad import kernel
+from supervisor.spawn.launchpad import mounts
+from supervisor.spawn.launchpad import namespaces
 root, outside = {root!r}, {outside!r}
 os.chdir(root)
 fill = mounts._fill
@@ -303,7 +303,7 @@ open(root + "/away/own/tmp/made", "w").close()
 
 
 OVERLAY = """
-from supervisor.launchpad import overlay
+from supervisor.spawn.launchpad import overlay
 for name in ("q/d", "own/upper", "own/work"):
     os.mkdir(name)
 def overlaid(path, own):
@@ -396,7 +396,7 @@ def test_a_rule_of_landlock_follows_no_link(
     ready = f"landlock.prepare({rules!r}, no_tcp=False)" if prepared else None
     said = says(
         places,
-        "from supervisor.launchpad import landlock, privileges\n"
+        "from supervisor.spawn.launchpad import landlock, privileges\n"
         + way
         + "try:\n    landlock.version()\nexcept OSError:\n    raise SystemExit"
         + LANDLOCKED.format(rules=rules, ready=ready, where=str(places)),

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor import launcher, proctree
-from supervisor.launcher import SPAWNS_UNDER_WAY, Launcher
-from supervisor.launchpad import wire
-from supervisor.launchpad.start import LaunchpadProcess
-from supervisor.spawn_request import SpawnError, SpawnRequest
+from hostlib.linux import processes
+from supervisor.spawn import launcher
+from supervisor.spawn.launcher import SPAWNS_UNDER_WAY, Launcher
+from supervisor.spawn.launchpad import wire
+from supervisor.spawn.launchpad.start import LaunchpadProcess
+from supervisor.spawn.request import SpawnError, SpawnRequest
 from tests.helpers.hosts import eventually
 from tests.helpers.spawning import Stage, Watched, staged
 
@@ -67,11 +68,11 @@ async def test_an_exec_that_hangs_holds_up_no_other_and_can_be_killed(
     async with trio.open_nursery() as nursery:
         async with hanging_execs(stage.launchpad):
             nursery.start_soon(stage.launcher.spawn, stage.request(("/bin/true",)))
-            await eventually(lambda: len(proctree.children_of(stage.launchpad)) == 2)
+            await eventually(lambda: len(processes.children_of(stage.launchpad)) == 2)
             os.close(theirs)
             with trio.fail_after(30):
                 assert (await earlier.wait_exit()).code == 0
-            (hanging,) = set(proctree.children_of(stage.launchpad)) - {earlier.pid}
+            (hanging,) = set(processes.children_of(stage.launchpad)) - {earlier.pid}
             watched = Watched(hanging)
             assert not stage.launcher.is_at_rest
             nursery.cancel_scope.cancel()
@@ -97,8 +98,8 @@ async def test_a_child_that_is_killed_before_its_exec_was_born_and_has_ended(
     async with trio.open_nursery() as nursery:
         async with hanging_execs(stage.launchpad):
             nursery.start_soon(live)
-            await eventually(lambda: bool(proctree.children_of(stage.launchpad)))
-            (hanging,) = proctree.children_of(stage.launchpad)
+            await eventually(lambda: bool(processes.children_of(stage.launchpad)))
+            (hanging,) = processes.children_of(stage.launchpad)
             await eventually(lambda: waits_for_exec(hanging))
             os.kill(hanging, signal.SIGKILL)
     assert ends == [(hanging, signal.SIGKILL)]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.spawn_request import SpawnError
+from supervisor.spawn.request import SpawnError
 from tests.helpers.spawning import (
     PYTHON,
     ROOT,

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor import proctree
-from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER
-from supervisor.spawn_request import SpawnError
-from supervisor.spawned import LaunchpadLost, SpawnedProcess
+from hostlib.linux import processes
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER
+from supervisor.spawn.process import LaunchpadLost, SpawnedProcess
+from supervisor.spawn.request import SpawnError
 from tests.helpers.hosts import eventually
 from tests.helpers.spawning import (
     FAMILY,
@@ -287,7 +287,7 @@ async def told_lost(child: SpawnedProcess, told: list[LaunchpadLost]) -> None:
 
 
 async def test_when_the_launchpad_is_killed_everything_ends(tmp_path: Path) -> None:
-    before = proctree.children_of(os.getpid())
+    before = processes.children_of(os.getpid())
     told: list[LaunchpadLost] = []
     with trio.fail_after(PATIENCE_S), pytest.RaisesGroup(LaunchpadLost):
         async with staged(tmp_path) as stage, trio.open_nursery() as nursery:
@@ -301,7 +301,7 @@ async def test_when_the_launchpad_is_killed_everything_ends(tmp_path: Path) -> N
         "the launchpad ended unexpectedly: its children are gone"
     ]
     # Reaped too: neither the launchpad nor an orphan is a zombie of the host.
-    assert proctree.children_of(os.getpid()) == before
+    assert processes.children_of(os.getpid()) == before
     child.close()
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from supervisor.launchpad import wire
-from supervisor.launchpad.kernel import PR_SET_CHILD_SUBREAPER, prctl
-from supervisor.launchpad.start import LaunchpadProcess, start_launchpad
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from supervisor.spawn.launchpad import wire
+from supervisor.spawn.launchpad.start import LaunchpadProcess, start_launchpad
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervisor.launchpad import life
+from supervisor.spawn.launchpad import life
 
 
 # I3

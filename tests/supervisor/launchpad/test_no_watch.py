@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from supervisor import proctree
-from supervisor.launchpad import wire
+from hostlib.linux import processes
+from supervisor.spawn.launchpad import wire
 from tests.helpers.command import TIMEOUT_S, read_until
 from tests.supervisor.launchpad.test_launchpad import Pad, pad
 
@@ -61,6 +61,6 @@ def test_a_start_that_nobody_would_hear_of_fails_alone(pad: Pad) -> None:
         (*failed, detail), fds = pad.answer()
     assert (failed, fds) == ([wire.FAILED, 2, errno.ENOSPC, "fork"], [])
     run(pad, 3, {"capabilities": None})
-    assert proctree.children_of(pad.pid) == []
+    assert processes.children_of(pad.pid) == []
     assert len(os.listdir(f"/proc/{pad.pid}/fd")) == held
     assert b"raise sysctl fs.epoll.max_user_watches" in detail

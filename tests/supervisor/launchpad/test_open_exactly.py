@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.launchpad.kernel import NOT_THERE, _open_step_by_step, open_exactly
+from hostlib.linux.syscalls import NOT_THERE, _open_step_by_step, open_exactly
 
 WAYS = [open_exactly, _open_step_by_step]
 

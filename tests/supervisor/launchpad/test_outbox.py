@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.launchpad import wire
-from supervisor.launchpad.outbox import Outbox
+from supervisor.spawn.launchpad import wire
+from supervisor.spawn.launchpad.outbox import Outbox
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def test_who_cannot_be_handed_to_the_host_is_killed_and_told_of(
             raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
         send(sock, message)
 
-    monkeypatch.setattr("supervisor.launchpad.wire.send_message", too_many)
+    monkeypatch.setattr("supervisor.spawn.launchpad.wire.send_message", too_many)
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     with subprocess.Popen(["/bin/sleep", "1000"]) as child, select.epoll() as epoll:
         outbox = Outbox(ours, epoll)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from supervisor.launchpad.kernel import SHORT_SLICE_NS
+from hostlib.linux.syscalls import SHORT_SLICE_NS
 from tests.architecture.tree import ROOT
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.slices import NICE, RUNTIME, attributes, has_slices
@@ -36,7 +36,7 @@ async def test_the_host_and_its_launchpad_ask_and_no_child_inherits(
 
 BATCH = """
 import os
-from supervisor.launchpad.kernel import SHORT_SLICE_NS, ask_for_slices
+from hostlib.linux.syscalls import SHORT_SLICE_NS, ask_for_slices
 from tests.helpers.slices import RUNTIME, attributes
 policy = os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
 os.sched_setscheduler(0, policy, os.sched_param(0))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.launchpad.family import NO_WATCH
-from supervisor.spawn_request import SpawnError, SpawnRequest, find_executable
+from hostlib.linux.epoll import NO_WATCH
+from supervisor.spawn.request import SpawnError, SpawnRequest, find_executable
 
 
 def fault(**changes: object) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor import proctree
-from supervisor.launchpad.order import Order
-from supervisor.launchpad.stock import SHAPES, Stock
+from hostlib.linux import processes
 from supervisor.sandbox.plan import PROFILES, named
+from supervisor.spawn.launchpad.order import Order
+from supervisor.spawn.launchpad.prefork import SHAPES, Stock
 from tests.helpers.hosts import Stage, eventually, opened
 from tests.helpers.stock import names_beneath, only_stock_beneath, stock_of
 
@@ -126,7 +126,7 @@ async def test_a_host_of_one_child_has_no_stock(stage: Stage) -> None:
     child = await stage.sh("exit 0")
     await child.wait_gone()
     assert await stage.host.launcher.stock() == ()
-    assert proctree.children_of(stage.launchpad) == []
+    assert processes.children_of(stage.launchpad) == []
 
 
 # spec T2, attack 6: it holds nothing of the launchpad, and nothing of another child.
@@ -182,7 +182,7 @@ def wake_ups(pid: int) -> int:
 async def test_a_death_in_stock_is_nobodys(stage: Stage) -> None:
     pid = await waiting(stage)
     os.kill(pid, signal.SIGKILL)
-    await eventually(lambda: pid not in proctree.children_of(stage.launchpad))
+    await eventually(lambda: pid not in processes.children_of(stage.launchpad))
     child = await stage.sh("exit 3")
     assert await child.wait_gone() == 3
     assert {row["child_id"] for row in stage.events("child.exited")} == {
@@ -199,7 +199,7 @@ async def test_an_order_for_one_who_is_stopped_can_be_taken_back(stage: Stage) -
     with trio.move_on_after(0.2) as scope:
         await stage.sh("exit 0")
     assert scope.cancelled_caught
-    await eventually(lambda: pid not in proctree.children_of(stage.launchpad))
+    await eventually(lambda: pid not in processes.children_of(stage.launchpad))
     assert await (await stage.sh("exit 4")).wait_gone() == 4
     stage.assert_nothing_left()
 

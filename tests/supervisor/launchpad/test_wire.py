@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from supervisor.launchpad import wire
+from supervisor.spawn.launchpad import wire
 from tests.helpers.hosts import descriptors
 from tests.helpers.leaks import no_descriptor_left
 

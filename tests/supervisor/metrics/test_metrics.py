@@ -10,13 +10,13 @@ import psutil
 import pytest
 import trio
 
+from hostlib.journal import Journal
+from supervisor.app import open_metrics
 from supervisor.config.metrics import MetricsSection, check_metrics
-from supervisor.journal import Journal
-from supervisor.metrics.families import families
-from supervisor.metrics.listener import MAX_CONNECTIONS, serve_metrics
-from supervisor.metrics.registry import MAX_NAMES, attach_metrics
-from supervisor.offers import open_metrics
-from supervisor.session.ports import Account
+from supervisor.fsproxy.ports import Account
+from supervisor.observe.families import families
+from supervisor.observe.listener import MAX_CONNECTIONS, serve_metrics
+from supervisor.observe.registry import MAX_NAMES, attach_metrics
 from tests.architecture.tree import ROOT
 from tests.helpers.hosts import Stage, eventually, stage
 from tests.helpers.plain_yaml import plain_yaml
@@ -186,7 +186,7 @@ async def test_names_that_children_choose_cannot_make_figures_grow(
 async def test_the_lag_of_the_loop_is_measured_where_figures_are_told(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.metrics.registry.LAG_INTERVAL_S", 0.01)
+    monkeypatch.setattr("supervisor.observe.registry.LAG_INTERVAL_S", 0.01)
     section = MetricsSection(listen="tcp://127.0.0.1:0")
     async with trio.open_nursery() as nursery:
         await open_metrics(stage.host, section, nursery)
@@ -386,7 +386,7 @@ async def test_connections_that_idle_make_room(stage: Stage) -> None:
 async def test_a_request_that_does_not_end_is_given_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.metrics.listener.REQUEST_S", 0.3)
+    monkeypatch.setattr("supervisor.observe.listener.REQUEST_S", 0.3)
     async with listening(stage) as listener:
         stream = await trio.open_tcp_stream(*listener.address)
         async with stream:

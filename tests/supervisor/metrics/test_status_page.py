@@ -14,9 +14,9 @@ from importlib.metadata import version
 import pytest
 import trio
 
-from supervisor.metrics.registry import RecentEvent
-from supervisor.metrics.status_facts import Bar, ChildFacts, Facts, Watch
-from supervisor.metrics.status_page import MAX_CHARS, POLICY, live_part, page
+from supervisor.observe.registry import RecentEvent
+from supervisor.observe.status_facts import Bar, ChildFacts, Facts, Watch
+from supervisor.observe.status_page import MAX_CHARS, POLICY, live_part, page
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.scrape import listening
 from vfs.policy import SIZE_BYTES
@@ -186,7 +186,7 @@ async def test_a_program_may_have_any_name(stage: Stage) -> None:
 async def test_a_host_of_many_shows_the_busiest_and_counts_the_rest(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.metrics.status_facts.MAX_CHILDREN", 2)
+    monkeypatch.setattr("supervisor.observe.status_facts.MAX_CHILDREN", 2)
     async with listening(stage) as listener:
         puppets = [await stage.puppet() for _ in range(4)]
         for _ in range(5):

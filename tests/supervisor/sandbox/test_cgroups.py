@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.options import Limits
-from supervisor.sandbox.cgroups import (
+from hostlib.user_values import Limits
+from supervisor.sandbox.groups import (
     MOST_TRIED,
     PREFIX,
     Hierarchy,
@@ -25,7 +25,7 @@ from supervisor.sandbox.cgroups import (
 def reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reserve:
     """Groups of a host beneath `tmp_path`, in a hierarchy of `pids` alone."""
     among = (Hierarchy("pids", str(tmp_path)),)
-    monkeypatch.setattr("supervisor.sandbox.cgroups.hierarchies", lambda: among)
+    monkeypatch.setattr("supervisor.sandbox.groups.hierarchies", lambda: among)
     return Reserve()
 
 
@@ -222,9 +222,9 @@ def test_a_host_that_is_moved_finds_its_new_place(
     for place in places:
         place.mkdir()
     own = tmp_path / "own"
-    monkeypatch.setattr("supervisor.sandbox.cgroups.OWN_GROUPS", str(own))
+    monkeypatch.setattr("supervisor.sandbox.groups.OWN_GROUPS", str(own))
     found = iter([(Hierarchy("pids", str(place)),) for place in places])
-    monkeypatch.setattr("supervisor.sandbox.cgroups.hierarchies", lambda: next(found))
+    monkeypatch.setattr("supervisor.sandbox.groups.hierarchies", lambda: next(found))
     reserve = Reserve()
     for place in places:
         own.write_text(f"4:pids:/{place.name}\n")
@@ -239,7 +239,7 @@ def test_a_spare_without_a_group_that_there_could_be_is_anothers(
     among = tuple(Hierarchy(kind, str(tmp_path / kind)) for kind in ("cpu", "pids"))
     for hierarchy in among:
         Path(hierarchy.group).mkdir()
-    monkeypatch.setattr("supervisor.sandbox.cgroups.hierarchies", lambda: among)
+    monkeypatch.setattr("supervisor.sandbox.groups.hierarchies", lambda: among)
     reserve = Reserve()
     for name in ("c1", "c2"):
         assert (

@@ -5,10 +5,10 @@ from typing import NoReturn
 
 import pytest
 
-from supervisor.child import Child
-from supervisor.sandbox import walled
+from supervisor.children.child import Child
+from supervisor.sandbox import start
 from supervisor.sandbox.plan import PROFILES, Profile, named
-from supervisor.scratch import remove_tree
+from supervisor.sandbox.scratch import remove_tree
 from tests.helpers.hosts import Stage, stage
 
 __all__ = ["stage"]
@@ -83,7 +83,7 @@ async def test_a_fault_in_one_start_is_that_starts(
     before = await stage.sh("sleep 100")
     with monkeypatch.context() as patched:
         if where == "the look":
-            patched.setattr(walled, "layers_on_the_wire", fail)
+            patched.setattr(start, "layers_on_the_wire", fail)
         else:
             patched.setattr(Child, "_wanted", fail)
         child = await stage.host.spawn(stage.spec(("/bin/true",)))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox import attempts, delegation
-from supervisor.sandbox.cgroups import Hierarchy, hierarchies
-from supervisor.sandbox.delegation import OWN, make_room, place_of_children
+from hostlib.linux import delegation
+from hostlib.linux.delegation import OWN, make_room, place_of_children
+from supervisor.sandbox import attempts
+from supervisor.sandbox.groups import Hierarchy, hierarchies
 
 
 @pytest.fixture

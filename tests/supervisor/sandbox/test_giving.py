@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox import giving
-from supervisor.scratch import remove_tree
+from supervisor.sandbox import ownership
+from supervisor.sandbox.scratch import remove_tree
 
 pytestmark = [
     pytest.mark.attack,
@@ -37,21 +37,21 @@ def test_all_of_it_changes_hands_and_no_link_is_followed(
     (top / "a" / "link").symlink_to(outside)
     (top / "d" / "link").symlink_to(outside / "file")
     for user in (FIRST, SECOND, 0):
-        assert giving.has_others([str(top)], user)
-        giving.give([str(top)], user)
+        assert ownership.has_others([str(top)], user)
+        ownership.give([str(top)], user)
         assert set(owners(top).values()) == {user}
         assert set(owners(outside).values()) == {0}
-        assert not giving.has_others([str(top)], user)
+        assert not ownership.has_others([str(top)], user)
 
 
 def test_what_is_somebody_elses_in_there_stays_so(tmp_path: Path) -> None:
     # A hard link to a file of the host's, where the machine lets one be made.
     top = tmp_path / "top"
     top.mkdir()
-    giving.give([str(top)], FIRST)
+    ownership.give([str(top)], FIRST)
     (tmp_path / "file").touch()
     os.link(tmp_path / "file", top / "name")
-    giving.give([str(top)], SECOND)
+    ownership.give([str(top)], SECOND)
     assert owners(top) == {".": SECOND, "name": 0}
 
 
@@ -62,8 +62,8 @@ def test_the_user_passes_through_what_is_the_hosts_alone(tmp_path: Path) -> None
         base.chmod(mode)
         for name in ("one", "other"):
             (base / name).mkdir()
-        giving.give([str(base / "one"), str(base / "other")], FIRST)
-        shared = (0o710, giving.KEEPER, FIRST) if mode == 0o700 else (mode, 0, 0)
+        ownership.give([str(base / "one"), str(base / "other")], FIRST)
+        shared = (0o710, ownership.KEEPER, FIRST) if mode == 0o700 else (mode, 0, 0)
         assert owned(base) == shared
 
 
@@ -80,12 +80,12 @@ def test_what_it_lies_in_is_kept_by_nobody_and_given_to_the_next(
     (base / "own").mkdir(parents=True)
     base.chmod(0o700)
     fd = os.open(base, os.O_RDONLY)
-    giving.keep(fd)
-    assert giving.is_kept(fd)
-    assert owned(base)[:2] == (0o700, giving.KEEPER)
+    ownership.keep(fd)
+    assert ownership.is_kept(fd)
+    assert owned(base)[:2] == (0o700, ownership.KEEPER)
     for user in (FIRST, SECOND):
-        giving.give([str(base / "own")], user)
-        assert owned(base) == (0o710, giving.KEEPER, user)
+        ownership.give([str(base / "own")], user)
+        assert owned(base) == (0o710, ownership.KEEPER, user)
     os.close(fd)
 
 
@@ -93,9 +93,9 @@ def test_nothing_is_kept_where_it_could_not_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
-    monkeypatch.setattr(giving, "why_not_to", lambda _user: "no such user")
-    giving.keep(fd)
-    assert not giving.is_kept(fd)
+    monkeypatch.setattr(ownership, "why_not_to", lambda _user: "no such user")
+    ownership.keep(fd)
+    assert not ownership.is_kept(fd)
     os.close(fd)
 
 
@@ -105,30 +105,30 @@ def test_who_stays_root_has_it_back(tmp_path: Path, no_leaks: None) -> None:
     above, base, own = (tmp_path / name for name in ("a", "a/base", "a/base/own"))
     own.mkdir(parents=True)
     for path in (above, base):
-        os.chown(path, giving.KEEPER, FIRST)
+        os.chown(path, ownership.KEEPER, FIRST)
         path.chmod(0o710)
-    os.chown(tmp_path, giving.KEEPER, -1)
-    giving.take_back([str(own), str(tmp_path / "gone")])
+    os.chown(tmp_path, ownership.KEEPER, -1)
+    ownership.take_back([str(own), str(tmp_path / "gone")])
     assert {owned(path) for path in (above, base)} == {(0o700, 0, os.getegid())}
-    assert tmp_path.stat().st_uid == giving.KEEPER  # that is none of its business
+    assert tmp_path.stat().st_uid == ownership.KEEPER  # that is none of its business
 
 
 # attack 4: who may write what it lies in has put a link in the place of that.
 def test_nothing_is_had_back_through_a_link(tmp_path: Path) -> None:
     base = tmp_path / "base"
     (base / "own").mkdir(parents=True)
-    os.chown(base, giving.KEEPER, -1)
+    os.chown(base, ownership.KEEPER, -1)
     (tmp_path / "link").symlink_to("base")
-    giving.take_back([str(tmp_path / "link" / "own")])
-    assert base.stat().st_uid == giving.KEEPER
+    ownership.take_back([str(tmp_path / "link" / "own")])
+    assert base.stat().st_uid == ownership.KEEPER
 
 
 def test_what_is_the_users_already_is_passed_over(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
-    giving.give([str(top)], FIRST)
+    ownership.give([str(top)], FIRST)
     (top / "new").touch()
-    giving.give([str(top)], FIRST)
+    ownership.give([str(top)], FIRST)
     assert owners(top) == {".": FIRST, "new": 0}
 
 
@@ -136,7 +136,7 @@ def test_a_link_in_its_place_is_none(tmp_path: Path) -> None:
     (tmp_path / "to").mkdir()
     (tmp_path / "link").symlink_to("to")
     with pytest.raises(OSError, match="symbolic links"):
-        giving.give([str(tmp_path / "link")], FIRST)
+        ownership.give([str(tmp_path / "link")], FIRST)
     assert owners(tmp_path / "to") == {".": 0}
 
 
@@ -146,7 +146,7 @@ def test_a_link_on_the_way_to_it_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "to" / "run" / "file").touch()
     (tmp_path / "base").symlink_to("to")
     with pytest.raises(OSError, match="symbolic links") as caught:
-        giving.give([str(tmp_path / "base" / "run")], FIRST)
+        ownership.give([str(tmp_path / "base" / "run")], FIRST)
     assert caught.value.filename == str(tmp_path / "base" / "run")
     assert set(owners(tmp_path / "to").values()) == {0}
 
@@ -163,7 +163,7 @@ def test_no_depth_is_too_deep(tmp_path: Path, no_leaks: None) -> None:
         os.close(here)
         here = below
     try:
-        giving.give([str(top)], FIRST)
+        ownership.give([str(top)], FIRST)
         assert os.fstat(here).st_uid == FIRST
     finally:
         os.close(here)
@@ -177,21 +177,21 @@ def test_what_keeps_a_user_from_its_own_is_found(tmp_path: Path) -> None:
     top = middle.parent
     for mode, closed in ((0o700, str(middle)), (0o710, ""), (0o701, "")):
         middle.chmod(mode)
-        assert giving.closed_to(user, str(own), str(top)) == closed
+        assert ownership.closed_to(user, str(own), str(top)) == closed
     middle.chmod(0o700)
     top.chmod(0o700)
-    assert giving.closed_to(user, str(own), str(top)) == str(middle)  # the nearest
-    assert giving.closed_to(user, str(middle), str(top)) == str(top)
-    assert not giving.closed_to(user, str(own), str(top), mapped=True)
+    assert ownership.closed_to(user, str(own), str(top)) == str(middle)  # the nearest
+    assert ownership.closed_to(user, str(middle), str(top)) == str(top)
+    assert not ownership.closed_to(user, str(own), str(top), mapped=True)
     middle.chmod(0o077)
-    assert giving.closed_to(user, str(own), str(top), mapped=True) == str(middle)
+    assert ownership.closed_to(user, str(own), str(top), mapped=True) == str(middle)
     middle.chmod(0o700)
     os.chown(middle, FIRST, 0)
-    assert giving.closed_to(SECOND, str(own), str(top), mapped=True) == str(middle)
+    assert ownership.closed_to(SECOND, str(own), str(top), mapped=True) == str(middle)
     middle.chmod(0o710)
-    assert not giving.closed_to(SECOND, str(own), str(top), mapped=True)
-    assert giving.closed_to(SECOND, str(own), str(top)) == str(middle)
+    assert not ownership.closed_to(SECOND, str(own), str(top), mapped=True)
+    assert ownership.closed_to(SECOND, str(own), str(top)) == str(middle)
     (tmp_path / "other").mkdir()
-    assert not giving.closed_to(user, str(own), str(tmp_path / "other"))
+    assert not ownership.closed_to(user, str(own), str(tmp_path / "other"))
     with pytest.raises(FileNotFoundError):
-        giving.closed_to(user, str(own), str(tmp_path / "gone"))
+        ownership.closed_to(user, str(own), str(tmp_path / "gone"))

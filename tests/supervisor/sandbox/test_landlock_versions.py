@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervisor.launchpad import landlock
+from supervisor.spawn.launchpad.layers import landlock
 
 RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16, 6: 16, 7: 16}
 """How many rights over files each has; landlock(7)."""

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from supervisor.sandbox import links as sandbox_links
-from supervisor.sandbox import paths as sandbox_paths
 from supervisor.sandbox import programs as sandbox_programs
+from supervisor.sandbox import visible as sandbox_paths
 from supervisor.sandbox.links import Links
-from supervisor.sandbox.paths import view_of
+from supervisor.sandbox.scratch import remove_tree
 from supervisor.sandbox.view import View
-from supervisor.scratch import remove_tree
+from supervisor.sandbox.visible import view_of
 
 pytestmark = pytest.mark.attack
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.children.specs import ChildOptions, make_spec
 from supervisor.llm import endpoint
-from supervisor.scratch import Scratch
+from supervisor.sandbox.scratch import Scratch
 from supervisor.spec import ChildSpec
-from supervisor.specs import ChildOptions, make_spec
-from supervisor.toolexec.backend_local import state_of
+from supervisor.toolexec.backends.local import state_of
 from supervisor.toolexec.listeners import unix_listener, unix_listener_on
 
 pytestmark = pytest.mark.attack

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox import paths as sandbox_paths
-from supervisor.sandbox.paths import view_of
+from supervisor.sandbox import visible as sandbox_paths
 from supervisor.sandbox.plan import (
     FIRST_USER,
     LAYERS,
@@ -21,7 +20,8 @@ from supervisor.sandbox.plan import (
     named,
 )
 from supervisor.sandbox.view import Rule, View
-from supervisor.spawn_request import SpawnError
+from supervisor.sandbox.visible import view_of
+from supervisor.spawn.request import SpawnError
 
 
 def kinds(view: View) -> dict[str, str]:
@@ -119,7 +119,7 @@ def test_links_beneath_a_mount_are_there_with_it() -> None:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Return what a host that is root knows before its first child."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr("supervisor.sandbox.giving.why_not_to", lambda _user: "")
+    monkeypatch.setattr("supervisor.sandbox.ownership.why_not_to", lambda _user: "")
     return Machine()
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.sandbox.apart import Apart, Location, locations_of
-from supervisor.sandbox.paths import view_of
+from supervisor.sandbox.host_directories import Apart, Location, locations_of
 from supervisor.sandbox.view import Rule, View
+from supervisor.sandbox.visible import view_of
 
 WORK = Rule("/w", "execute", mapped=True)
 BASE = Location("/w/tmp/base", (1, 2))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from supervisor.sandbox import orders as sandbox_orders
-from supervisor.sandbox import walled
-from supervisor.sandbox.apart import locations_of
+from supervisor.sandbox import start as sandbox_start
+from supervisor.sandbox.host_directories import locations_of
 from supervisor.sandbox.plan import (
     LAYERS,
     PROFILES,
@@ -24,7 +24,7 @@ from supervisor.sandbox.plan import (
     Wanted,
     named,
 )
-from supervisor.spawn_request import SpawnError, SpawnRequest
+from supervisor.spawn.request import SpawnError, SpawnRequest
 from tests.helpers.spawning import Stage, staged
 
 pytestmark = pytest.mark.attack
@@ -54,7 +54,7 @@ async def start(stage: Stage, machine: Machine, wanted: Wanted) -> None:
     cwd_fd = os.open(wanted.cwd, os.O_PATH | os.O_DIRECTORY)
     try:
         request = stage.request(("/bin/true",), cwd_fd=cwd_fd)
-        process, _ = await walled.spawn(stage.launcher, machine, request, wanted)
+        process, _ = await sandbox_start.spawn(stage.launcher, machine, request, wanted)
     finally:
         os.close(cwd_fd)
     await process.wait_exit()
@@ -85,7 +85,7 @@ def swapped_meanwhile(
         swap()
         return found
 
-    monkeypatch.setattr(walled, "layers_on_the_wire", looked)
+    monkeypatch.setattr(sandbox_start, "layers_on_the_wire", looked)
 
 
 # attack 4: a host that is root opened the name again, and followed it out of the walls
@@ -201,14 +201,14 @@ async def tried(
 ) -> Walls:
     request = SpawnRequest("/bin/true", ("true",), {}, 0, ())
     wanted = Wanted(profile, "none", str(cwd), user=machine.take_user())
-    _, walls = await walled.spawn(launcher, machine, request, wanted)
+    _, walls = await sandbox_start.spawn(launcher, machine, request, wanted)
     return walls
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr("supervisor.sandbox.giving.why_not_to", lambda _user: "")
+    monkeypatch.setattr("supervisor.sandbox.ownership.why_not_to", lambda _user: "")
     return Machine()
 
 
@@ -280,7 +280,7 @@ async def test_whatever_goes_wrong_while_it_is_looked_at_is_one_starts_failure(
     def fail(*_: object) -> dict[str, object]:
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(walled, "layers_on_the_wire", fail)
+    monkeypatch.setattr(sandbox_start, "layers_on_the_wire", fail)
     launcher = _Launcher("landlock", errno.EINVAL)
     with pytest.raises(SpawnError, match=r"internal error \(RecursionError: too deep"):
         await tried(launcher, machine, tmp_path)

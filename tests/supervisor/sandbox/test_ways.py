@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.scratch import Scratch
+from supervisor.sandbox.scratch import Scratch
 from supervisor.spec import ChildSpec
 from tests.helpers.command import sandhost
 from vfs.policy import close_places

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from protocol import COMMANDS
 from protocol.messages import Read
-from supervisor.session.counts import BOUNDS_S, INDEX, NAMES, SAMPLE_TURNS, Histogram
-from supervisor.session.dispatch import HANDLERS
+from supervisor.fsproxy.counts import BOUNDS_S, INDEX, NAMES, SAMPLE_TURNS, Histogram
+from supervisor.fsproxy.dispatch import HANDLERS
 from tests.helpers.hosts import eventually
 from tests.helpers.sessions import Hall, Line, hall
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from hostlib.linux import resolve
 from tests.helpers.sessions import Hall, hall
-from vfs import hostio, paths
+from vfs import mounts
 from vfs.backends import host
 from vfs.backends.host_file import HostHandle
-from vfs.hostio import Mount
+from vfs.mounts import Mount
 
 __all__ = ["hall"]
 
@@ -62,8 +63,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """Let the file system of the test be a distant one, that answers for now."""
     server = Server()
     server.answer()
-    monkeypatch.setitem(hostio.MOUNTS, tmp_path.stat().st_dev, Mount("nfs4"))
-    open_beneath = paths.open_beneath
+    monkeypatch.setitem(mounts.MOUNTS, tmp_path.stat().st_dev, Mount("nfs4"))
+    open_beneath = resolve.open_beneath
 
     def asking(dir_fd: int, name: bytes, flags: int) -> int:
         if b"hung" in name:

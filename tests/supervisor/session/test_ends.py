@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.session.reasons import EOF, FAULT, PROCESS_EXIT
+from supervisor.fsproxy.reasons import EOF, FAULT, PROCESS_EXIT
 from tests.helpers.leaks import open_here
 from tests.helpers.sessions import Hall, Line, hall
 from vfs.filesystem import OpenFile
@@ -378,7 +378,7 @@ async def test_a_transport_that_fails(
             raise OSError(errno.EIO, "Input/output error")
         return plain_read(fd, size)
 
-    monkeypatch.setattr("supervisor.session.session._read", broken)
+    monkeypatch.setattr("supervisor.fsproxy.session._read", broken)
     await line.send(b"PING\n")
     await line.gone()
     assert isinstance(line.session.failure, OSError)

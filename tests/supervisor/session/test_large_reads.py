@@ -12,13 +12,13 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.session import pump as pump_module
-from supervisor.session.reasons import SLOW
-from supervisor.session.transport import FileTransfer
+from supervisor.fsproxy import pump as pump_module
+from supervisor.fsproxy.reasons import SLOW
+from supervisor.fsproxy.transport import FileTransfer
 from tests.helpers.sessions import Hall, Line, hall
-from vfs import hostio
-from vfs.hostio import Mount
+from vfs import mounts
 from vfs.ledger import Ledger
+from vfs.mounts import Mount
 
 __all__ = ["hall"]
 
@@ -68,7 +68,7 @@ class Turns(trio.abc.Instrument):
 def wire(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> Wire:
     (hall.root / "large").write_bytes(bytes(SIZE))
     # A busy disk would be waited for in a thread.
-    monkeypatch.setitem(hostio.MOUNTS, hall.root.stat().st_dev, Mount("tmpfs"))
+    monkeypatch.setitem(mounts.MOUNTS, hall.root.stat().st_dev, Mount("tmpfs"))
     found = Wire()
     monkeypatch.setattr(os, "sendfile", found.take)
     return found

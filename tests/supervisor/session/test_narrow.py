@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.helpers.sessions import Hall, Line, hall
-from vfs.client_decode import encode_rights
+from vfs.client.decode import encode_rights
 from vfs.ledger import Ledger
 
 __all__ = ["hall"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.session import pump as pump_module
-from supervisor.session.pump import POLLS, SLICE_S, Pump
-from supervisor.session.reasons import EOF
-from supervisor.session.session import PIPELINED, Session
+from supervisor.fsproxy import pump as pump_module
+from supervisor.fsproxy.pump import POLLS, SLICE_S, Pump
+from supervisor.fsproxy.reasons import EOF
+from supervisor.fsproxy.session import PIPELINED, Session
 from tests.helpers.dialogue import Dialogue
 from tests.helpers.sessions import Hall, Line, hall, open_hall
 from vfs.backends.host_file import HostHandle
@@ -223,7 +223,7 @@ async def test_the_polling_after_a_reply_is_bounded(
     line = hall.connect()
     assert await line.ask(b"PING\n") == b"OK"
     await trio.testing.wait_all_tasks_blocked()
-    monkeypatch.setattr("supervisor.session.session._yield_core", counted)
+    monkeypatch.setattr("supervisor.fsproxy.session._yield_core", counted)
     await line.send(b"PING\n")
     assert await line.line() == b"OK"
     await trio.testing.wait_all_tasks_blocked()

@@ -16,9 +16,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.session import session
+from supervisor.fsproxy import session
 from tests.helpers.dialogue import Dialogue
-from vfs.hostio import MOUNTS, Mount
+from vfs.mounts import MOUNTS, Mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.session import session as session_module
-from supervisor.session.session import TURN_S
+from supervisor.fsproxy import session as session_module
+from supervisor.fsproxy.session import TURN_S
 from tests.helpers.dialogue import Dialogue
-from vfs import hostio
-from vfs.hostio import Mount
+from vfs import mounts
+from vfs.mounts import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TURN_REQUESTS = 64
 TURN_PIECES = 8
 PIPELINED = 8
-"""What `docs/design.md` promises; as in `supervisor.session.session`."""
+"""What `docs/design.md` promises; as in `supervisor.fsproxy.session`."""
 
 MANY = 100
 """Pieces that wait: more than a turn has, and no more than a pipe holds."""
@@ -60,7 +60,7 @@ class Packets:
 @pytest.fixture
 def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packets]:
     # A busy disk would be waited for in a thread, which nobody drives here.
-    monkeypatch.setitem(hostio.MOUNTS, tmp_path.stat().st_dev, Mount("tmpfs"))
+    monkeypatch.setitem(mounts.MOUNTS, tmp_path.stat().st_dev, Mount("tmpfs"))
     packets = Packets(tmp_path)
     yield packets
     packets.close()
@@ -163,7 +163,7 @@ def test_a_large_read_takes_several_turns(
         return size
 
     monkeypatch.setattr(os, "sendfile", take)
-    monkeypatch.setitem(hostio.MOUNTS, tmp_path.stat().st_dev, Mount("tmpfs"))
+    monkeypatch.setitem(mounts.MOUNTS, tmp_path.stat().st_dev, Mount("tmpfs"))
     (tmp_path / "f").write_bytes(bytes(8 << 20))
     dialogue = Dialogue(tmp_path)
     try:

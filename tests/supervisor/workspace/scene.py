@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.launchpad.overlay import DETACHED, Layers, copy_layers, make_overlay
+from supervisor.spawn.launchpad.layers.overlay import (
+    DETACHED,
+    Layers,
+    copy_layers,
+    make_overlay,
+)
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.layers import LayeredTree, Node
 from supervisor.workspace.selection import Patterns, Selection

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.workspace.hidden import find_hidden, walks
+from supervisor.workspace.hiding import find_hidden, walks
 from supervisor.workspace.settings import WorkspaceSettings
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 

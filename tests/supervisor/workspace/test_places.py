@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from supervisor.workspace.asked import find_state_dir
+from supervisor.workspace.command_line import find_state_dir
 
 
 # spec Forms

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from supervisor.child import Child
+from supervisor.children.child import Child
 from supervisor.sandbox.plan import PROFILES
 from supervisor.workspace import run
 from supervisor.workspace.changes import Row

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.leftovers import left_workspaces
+from supervisor.doctor.leftovers import left_workspaces
 from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.sweep import sweep_workspaces
 from supervisor.workspace.verbs import do_verb

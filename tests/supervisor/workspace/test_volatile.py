@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.launchpad.overlay import VOLATILE_FILE
+from supervisor.spawn.launchpad.layers.overlay import VOLATILE_FILE
 from supervisor.workspace import workspace as module
 from tests.supervisor.workspace.scene import Scene, write
 

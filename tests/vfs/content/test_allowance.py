@@ -2,9 +2,9 @@
 
 import pytest
 
+from supervisor.llmfd import TOOLS, Allowance, FdError, Process, Shared, Store
+from supervisor.llmfd.table import FdTable
 from tests.helpers.contents import ask, failed
-from vfs.content import TOOLS, Allowance, FdError, Process, Shared, Store
-from vfs.content.table import FdTable
 
 
 def bounded(limit: int) -> tuple[Process, Allowance]:
@@ -84,7 +84,7 @@ def test_lines_that_do_not_fit_change_nothing() -> None:
 def test_as_many_lines_may_be_kept_as_there_may_be_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vfs.content.table.MOST_FDS", 2)
+    monkeypatch.setattr("supervisor.llmfd.table.MOST_FDS", 2)
     made, _ = bounded(100)
     made.add_text("1\n2\n3\n", "test")
     made.add_text("two", "test")

@@ -10,13 +10,13 @@ import pytest
 import trio
 from trio import CapacityLimiter
 
+from hostlib.threads import in_thread
+from supervisor.llmfd import TOOLS, ClientFiles, Process, Shared, Store, errors, search
+from supervisor.llmfd import spool as spool_module
+from supervisor.llmfd.process import INLINE_ROWS
 from tests.helpers.contents import ask, asking, failed, holding, process, text_of
 from tests.helpers.leaks import give_back
 from tests.helpers.sessions import Hall, hall
-from vfs.content import TOOLS, ClientFiles, Process, Shared, Store, errors, searching
-from vfs.content import spool as spool_module
-from vfs.content.process import INLINE_ROWS
-from vfs.hostio import in_thread
 
 __all__ = ["hall"]
 
@@ -30,7 +30,7 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         noted.append(call)
         return await in_thread(call, **more)
 
-    monkeypatch.setattr("vfs.content.process.in_thread", note)
+    monkeypatch.setattr("supervisor.llmfd.process.in_thread", note)
     return noted
 
 
@@ -101,7 +101,7 @@ def test_a_fork_of_many_descriptors_shares_them_until_one_changes() -> None:
 def test_matches_that_are_too_long_together_are_where_the_search_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(searching, "MOST_SHOWN_BYTES", 250)
+    monkeypatch.setattr(search, "MOST_SHOWN_BYTES", 250)
     made = holding("".join(f"{n} {'x' * 97}\n" for n in range(8)))
     lines: list[str | None] = []
     start: str | None = "1"

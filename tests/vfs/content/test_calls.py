@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.llmfd import Process, UnknownCallError
 from tests.helpers.contents import (
     ask,
     asking,
@@ -17,7 +18,6 @@ from tests.helpers.contents import (
     text_of,
     waiting,
 )
-from vfs.content import Process, UnknownCallError
 
 LINES = "".join(f"line {n}\n" for n in range(1, 211))
 

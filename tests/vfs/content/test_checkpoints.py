@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.contents import asking, failed, text_of
-from vfs.content import (
+from supervisor.llmfd import (
     TOOLS,
     Allowance,
     Checkpoints,
@@ -23,8 +22,9 @@ from vfs.content import (
     checkpoint_state,
     checkpoints,
 )
-from vfs.content.snapshots import WorkspaceSnapshot
-from vfs.content.spool import write_all
+from supervisor.llmfd.snapshots import WorkspaceSnapshot
+from supervisor.llmfd.spool import write_all
+from tests.helpers.contents import asking, failed, text_of
 
 BINARY = bytes(range(256)) * 20
 

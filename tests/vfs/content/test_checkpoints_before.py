@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.llmfd import TOOLS, Checkpoints, Process, Shared, Store
 from tests.helpers.contents import asking, failed, text_of
-from vfs.content import TOOLS, Checkpoints, Process, Shared, Store
 
 TEXT = b"line \xc3\xa9\n" * 3
 KEY = "8b6b1daa61d17d89e5ec8bb9c49f3da3542fdcd691d2bef77a432bc76670d333"

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from supervisor.fds.service import FdService
+from hostlib.threads import in_thread
+from supervisor.llmfd import Store
+from supervisor.llmfd.service import FdService
 from tests.helpers.sessions import Hall, Line, hall
-from vfs.aio import AsyncClient
 from vfs.client import Client, FsProxyError
-from vfs.content import Store
-from vfs.hostio import in_thread
+from vfs.client.aio import AsyncClient
 
 __all__ = ["hall"]
 

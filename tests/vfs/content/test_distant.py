@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.fds.preloads import Preloads
-from supervisor.fds.service import FdService
+from hostlib.linux import resolve
+from supervisor.llmfd import Process, Store
+from supervisor.llmfd.preloads import Preloads
+from supervisor.llmfd.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
-from vfs import hostio, paths
+from vfs import mounts
 from vfs.backends import host
 from vfs.backends.host_file import HostHandle, StagedHandle
-from vfs.content import Process, Store
-from vfs.hostio import Mount
+from vfs.mounts import Mount
 
 __all__ = ["hall"]
 
@@ -33,11 +34,11 @@ def caught(
 ) -> Iterator[list[str]]:
     """Let the files of the test be distant ones; return what waited in this thread."""
     del no_leaks
-    monkeypatch.setitem(hostio.MOUNTS, tmp_path.stat().st_dev, Mount("nfs4"))
+    monkeypatch.setitem(mounts.MOUNTS, tmp_path.stat().st_dev, Mount("nfs4"))
     here = threading.current_thread()
     caught: list[str] = []
     answered: set[bytes] = set()
-    open_beneath = paths.open_beneath
+    open_beneath = resolve.open_beneath
 
     def opened(dir_fd: int, name: bytes, flags: int) -> int:
         if threading.current_thread() is not here:

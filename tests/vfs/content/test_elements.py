@@ -6,9 +6,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from supervisor.llmfd import TOOLS, Checkpoints, ClientFiles, Process, Shared, Store
 from tests.helpers.contents import failed
 from tests.helpers.sessions import Hall, hall
-from vfs.content import TOOLS, Checkpoints, ClientFiles, Process, Shared, Store
 
 __all__ = ["hall"]
 

@@ -11,9 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.helpers.contents import failed, text_of
-from tests.helpers.sessions import Hall, hall
-from vfs.content import (
+from supervisor.llmfd import (
     TOOLS,
     Checkpoints,
     ClientFiles,
@@ -21,7 +19,9 @@ from vfs.content import (
     Shared,
     Store,
 )
-from vfs.content.table import FdNumber
+from supervisor.llmfd.table import FdNumber
+from tests.helpers.contents import failed, text_of
+from tests.helpers.sessions import Hall, hall
 
 __all__ = ["hall"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.fds.service import FdService
+from supervisor.llmfd import ClientFiles, Process, Store, client_files
+from supervisor.llmfd.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
 from vfs.backends import host_file
 from vfs.clients import OpenFile
-from vfs.content import ClientFiles, Process, Store, files
 from vfs.ledger import SIZE_BYTES
 from vfs.policy import Ledger
 
@@ -265,7 +265,7 @@ async def test_an_append_that_fails_behind_anothers_write_is_cut_off(
 async def test_others_have_their_turn_in_the_middle_of_an_export(
     hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(files, "TURN_BYTES", 1024 * 1024)
+    monkeypatch.setattr(client_files, "TURN_BYTES", 1024 * 1024)
     ledger = Ledger(size_bytes=10_000_000)
     assert ledger.turn is not None
     turn = ledger.turn
@@ -306,10 +306,10 @@ async def test_others_have_their_turn_in_the_middle_of_an_export(
 async def test_a_long_file_that_is_removed_meanwhile_is_closed_in_a_thread(
     hall: Hall, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr("vfs.hostio_close.INLINE_TRUNCATE_BYTES", 100_000)
+    monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
     (hall.root / "a").write_bytes(b"x" * 300_000)
     closing: list[Callable[[], None]] = []
-    monkeypatch.setattr("vfs.hostio_close.afterwards", closing.append)
+    monkeypatch.setattr("hostlib.file_closing.afterwards", closing.append)
     ends = ClientFiles(hall.fs, hall.connect().client)
 
     def take(_: bytes) -> None:

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hostlib import threads as hostlib_threads
+from hostlib.unnamed_files import UnnamedFiles
+from supervisor.llmfd import TOOLS, Allowance, ClientFiles, Process, Shared, Store
+from supervisor.llmfd import spool as spool_module
+from supervisor.llmfd.allowance import Allowance as Charged
+from supervisor.llmfd.calls import files
+from supervisor.llmfd.release import MOST_AT_ONCE
 from tests.helpers.contents import asking, holding, process
 from tests.helpers.leaks import give_back
 from tests.helpers.sessions import Hall, hall
-from vfs import hostio, workers
-from vfs.content import TOOLS, Allowance, ClientFiles, Process, Shared, Store, on_files
-from vfs.content import spool as spool_module
-from vfs.content.allowance import Allowance as Charged
-from vfs.content.giving_back import MOST_AT_ONCE
-from vfs.content.unnamedfiles import UnnamedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,12 +128,12 @@ def test_the_program_is_not_replaced_while_anything_is_given_back() -> None:
         begun.set()
         held.wait(60)
 
-    workers.afterwards(wait)
+    hostlib_threads.afterwards(wait)
     begun.wait(60)
-    assert hostio.calls_at_work() == 1
+    assert hostlib_threads.calls_at_work() == 1
     held.set()
     give_back()
-    assert hostio.calls_at_work() == 0
+    assert hostlib_threads.calls_at_work() == 0
 
 
 def test_what_waits_for_a_thread_is_begun_before_the_program_is_replaced(
@@ -143,16 +144,16 @@ def test_what_waits_for_a_thread_is_begun_before_the_program_is_replaced(
 
     done: list[int] = []
     monkeypatch.setattr(threading.Thread, "start", none)
-    workers.eventually(done.append, 1)
+    hostlib_threads.eventually(done.append, 1)
     assert not done
-    assert hostio.calls_at_work() == 0
+    assert hostlib_threads.calls_at_work() == 0
     assert done == [1]
 
 
 async def test_what_an_insert_has_read_is_closed_beside_the_caller(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_files, "OLD_IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(files, "OLD_IN_MEMORY_BYTES", 1000)
     closed: list[threading.Thread] = []
     kind = tempfile.SpooledTemporaryFile
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from vfs.content import TOOLS, Allowance, Process, Shared, Store
-from vfs.content.handover import Entering, Leaving
+from supervisor.llmfd import TOOLS, Allowance, Process, Shared, Store
+from supervisor.llmfd.handover import Entering, Leaving
 
 LINE = b"0123456789abcde\n"
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfs.content.errors import NotTextError
-from vfs.content.index import BLOCK_BYTES, Reader, scan
+from supervisor.llmfd.errors import NotTextError
+from supervisor.llmfd.index import BLOCK_BYTES, Reader, scan
 
 FORBIDDEN = {chr(code) for code in range(32)} - set("\t\n\r") | {"\ufffe", "\uffff"}
 

@@ -8,8 +8,8 @@ from typing import Self
 import pytest
 import trio
 
+from supervisor.llmfd import Process, selection, source_code, units
 from tests.helpers.contents import ask, asking, failed, holding, text_of
-from vfs.content import Process, code, selecting, units
 
 ERRORS = "def f(: ]]] x = = ) class { }\n  if if else ((( \n"
 """A parser gets nowhere with it: 2 s for a MiB."""
@@ -77,7 +77,7 @@ def test_wrappers_are_whole_at_any_depth() -> None:
 
 @pytest.mark.parametrize("unit", ["function", "class"])
 async def test_a_cancelled_call_ends_before_its_source_does(unit: str) -> None:
-    made = holding((ERRORS * 90_000)[: code.MOST_BYTES], source="file:a.py")
+    made = holding((ERRORS * 90_000)[: source_code.MOST_BYTES], source="file:a.py")
     begin = time.process_time()
     with trio.move_on_after(0.2) as scope:
         await asking(made, "read_fd", fd="fd:1", unit=unit)
@@ -104,7 +104,7 @@ def test_a_call_can_end_at_any_step(
         if left[0] <= 0:
             raise StoppedError
 
-    for module in (code, units):
+    for module in (source_code, units):
         monkeypatch.setattr(module, "stop_if_cancelled", stop)
     text = "# heading\n\ndef f(a):\n    return [a, a]\n\n" * 20_000
     made = holding(text, source="file:a.py")
@@ -120,9 +120,9 @@ def test_a_call_can_end_at_any_step(
 async def test_one_long_source_is_parsed_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(code, "ALONE_BYTES", 1000)
+    monkeypatch.setattr(source_code, "ALONE_BYTES", 1000)
     at_work = [0, 0]
-    parse = code._parse
+    parse = source_code._parse
 
     def note(*args: object) -> object:
         at_work[0] += 1
@@ -132,7 +132,7 @@ async def test_one_long_source_is_parsed_at_a_time(
         at_work[0] -= 1
         return tree
 
-    monkeypatch.setattr(code, "_parse", note)
+    monkeypatch.setattr(source_code, "_parse", note)
     async with trio.open_nursery() as nursery:
         for _ in range(4):
             made = holding("def f(): pass\n" * 500, source="file:a.py")
@@ -148,7 +148,7 @@ async def _count_functions(made: Process) -> None:
 def test_source_that_is_too_long_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(code, "MOST_BYTES", 20)
+    monkeypatch.setattr(source_code, "MOST_BYTES", 20)
     made = holding("def first(): pass\n" * 2, source="file:a.py")
     assert failed(ask(made, "read_fd", fd="fd:1", unit="function")) == (
         *("invalid_parameter", "fd:1"),
@@ -163,7 +163,7 @@ def test_of_many_units_of_one_name_the_first_are_told() -> None:
     made = holding("# a\n" + "## b\n" * 250 + "# b\n")
     answer = ask(made, "read_fd", fd="fd:1", unit="section", name="b")
     assert failed(answer)[2] == "251 units of the kind section are called b"
-    lines = [f"{n}-{n}" for n in range(2, 2 + selecting.MOST_NAMED)]
+    lines = [f"{n}-{n}" for n in range(2, 2 + selection.MOST_NAMED)]
     assert answer.findtext("details") == "Lines: " + ", ".join(lines)
     first = ask(made, "read_fd", fd="fd:1", unit="section", index=1)
     assert first.get("lines") == "1-251"

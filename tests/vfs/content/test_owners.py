@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.fds.service import FdService
+from supervisor.llmfd import Process, Store, checkpoints
+from supervisor.llmfd.owners import is_owner, owner_of
+from supervisor.llmfd.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.vfs.content.test_checkpoints import closed, opened
-from vfs.content import Process, Store, checkpoints
-from vfs.content.owners import is_owner, owner_of
 from vfs.filesystem import Filesystem
 
 

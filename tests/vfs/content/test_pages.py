@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.llmfd import index as index_module
+from supervisor.llmfd.index import BLOCK_BYTES, scan
+from supervisor.llmfd.pages import paginate
 from tests.helpers.contents import ask, failed, holding, text_of
-from vfs.content import index as index_module
-from vfs.content.index import BLOCK_BYTES, scan
-from vfs.content.pages import paginate
 
 LINES = st.lists(
     st.text(st.sampled_from("ab é€😀\r\t<&"), max_size=30), max_size=30

@@ -9,8 +9,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.llmfd import Process, search
 from tests.helpers.contents import ask, failed, holding, text_of
-from vfs.content import Process, searching
 
 TEXT = st.lists(st.text(st.sampled_from("aAb é."), max_size=8), max_size=20).map(
     "\n".join
@@ -148,7 +148,7 @@ def test_lines_that_are_only_counted_are_counted_alike(
     lines: list[str], query: str, sensitive: bool
 ) -> None:
     text = "\n".join(lines * 9)
-    with mock.patch.multiple(searching, PROBED_LINES=2, DENSE_BYTES=40, CUT_BYTES=50):
+    with mock.patch.multiple(search, PROBED_LINES=2, DENSE_BYTES=40, CUT_BYTES=50):
         answer = ask(
             holding(text),
             "search_fd",
@@ -167,7 +167,7 @@ def test_lines_longer_than_a_cut_are_counted(query: str) -> None:
     long = "x" * 3000
     text = "\n".join([f"{long}needle{long}", long, "x needle", long] * 200)
     with mock.patch.multiple(
-        searching, PROBED_LINES=2, DENSE_BYTES=1 << 20, CUT_BYTES=1000, LOOK_BYTES=700
+        search, PROBED_LINES=2, DENSE_BYTES=1 << 20, CUT_BYTES=1000, LOOK_BYTES=700
     ):
         answer = ask(
             holding(text),
@@ -225,7 +225,7 @@ def test_expressions_are_looked_for_in_windows(
 
 
 def _in_windows(made: Process, query: str, size: int) -> dict[str, str]:
-    with mock.patch.multiple(searching, WINDOW_BYTES=size):
+    with mock.patch.multiple(search, WINDOW_BYTES=size):
         return ask(made, "search_fd", "fd:1", query=query, regex=True, context=0).attrib
 
 
@@ -234,7 +234,7 @@ def test_matches_whose_contexts_are_too_long_together_are_paged() -> None:
     made = holding("".join(f"{n:3} {'x' * 95}\n" for n in range(1, lines + 1)))
     ranges: list[str] = []
     start = 1
-    with mock.patch.multiple(searching, MOST_SHOWN_BYTES=1550):
+    with mock.patch.multiple(search, MOST_SHOWN_BYTES=1550):
         while start:
             answer = ask(
                 *(made, "search_fd", "fd:1"),
@@ -257,7 +257,7 @@ def test_matches_whose_contexts_are_too_long_together_are_paged() -> None:
 
 def test_a_context_that_is_too_long_is_told_from_such_a_line() -> None:
     made = holding("short\n" * 50 + "needle\n" + "x" * 300 + "needle\n")
-    with mock.patch.multiple(searching, MOST_SHOWN_BYTES=250):
+    with mock.patch.multiple(search, MOST_SHOWN_BYTES=250):
         long = ask(made, "search_fd", "fd:1", query="^needle", regex=True, context=50)
         line = ask(made, "search_fd", "fd:1", query="xneedle", context=50)
     message = "Line 51 is too long for one answer with its context: show less of it"

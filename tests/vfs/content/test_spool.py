@@ -6,15 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.llmfd import TOOLS, FdError, Process, Shared, Store
+from supervisor.llmfd import slots as slots_module
+from supervisor.llmfd import spool as spool_module
+from supervisor.llmfd.handover import Entering
+from supervisor.llmfd.handover_state import BlobState, StoreState
+from supervisor.llmfd.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot, SlotFile
+from supervisor.llmfd.spool import (
+    LIMIT_PER_FILE,
+    LIMIT_PER_MAP,
+    FileMap,
+    Incoming,
+    Spool,
+)
 from tests.helpers.contents import ask, failed, text_of
 from tests.helpers.leaks import give_back
-from vfs.content import TOOLS, FdError, Process, Shared, Store
-from vfs.content import slots as slots_module
-from vfs.content import spool as spool_module
-from vfs.content.handover import Entering
-from vfs.content.handover_state import BlobState, StoreState
-from vfs.content.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot, SlotFile
-from vfs.content.spool import LIMIT_PER_FILE, LIMIT_PER_MAP, FileMap, Incoming, Spool
 
 LIMIT = 256
 FEW = len(SLOT_SIZES) + LIMIT // LIMIT_PER_MAP

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.llmfd import TOOLS, FdError, Process, Shared, Store
+from supervisor.llmfd import store as store_module
+from supervisor.llmfd.index import TextIndex
 from tests.helpers.contents import ask, failed, process, text_of
-from vfs.content import TOOLS, FdError, Process, Shared, Store
-from vfs.content import store as store_module
-from vfs.content.index import TextIndex
 
 
 def test_the_same_content_is_kept_once() -> None:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio import CapacityLimiter
 
+from hostlib.threads import in_thread
+from supervisor.llmfd import TOOLS, Content, FdError, Process, Shared, Store
+from supervisor.llmfd import spool as spool_module
+from supervisor.llmfd.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot
+from supervisor.llmfd.spool import LONG_BYTES, Spool
 from tests.helpers.contents import ask, asking, text_of
 from tests.helpers.leaks import open_here
-from vfs.content import TOOLS, Content, FdError, Process, Shared, Store
-from vfs.content import spool as spool_module
-from vfs.content.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot
-from vfs.content.spool import LONG_BYTES, Spool
-from vfs.hostio import in_thread
 
 
 def made_of(number: int, size: int) -> bytes:
@@ -219,7 +219,7 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.append(call)
         return await in_thread(call, **more)
 
-    monkeypatch.setattr("vfs.content.process.in_thread", noted)
+    monkeypatch.setattr("supervisor.llmfd.process.in_thread", noted)
     return found
 
 

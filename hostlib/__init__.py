@@ -1,0 +1,1 @@
+"""What every part stands on: threads, listeners, journal, log, and the kernel's calls."""

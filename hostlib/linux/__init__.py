@@ -1,0 +1,1 @@
+"""The kernel, called and read: system calls, /proc, groups of processes, mounts."""

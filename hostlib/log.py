@@ -1,0 +1,272 @@
+"""Log lines: loguru's, where a program starts it, or the same lines without it.
+
+Importing loguru costs as much as starting three children, and opens files: a daemon starts
+it before it has any, ``run`` not at all.  A line itself imports nothing, for a process that keeps a
+file from being opened would keep the host from everything else.  Levels are loguru's names.
+
+Nobody is waited for either: what a pipe or a terminal does not take at once is counted, and
+that is told when it takes lines again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+import warnings
+from contextlib import suppress
+from io import TextIOBase
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hostlib.clock import timestamp
+from hostlib.messages import json_line, priority_of
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable
+
+    from loguru import Logger, Message
+
+LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
+"""Level names and their numbers."""
+
+LINE_BYTES = select.PIPE_BUF
+"""Longest line: what a pipe that is ready takes at once."""
+
+_ROOM_BYTES = LINE_BYTES - len(b"<4>\n")
+_FIELD_CHARS = 64  # of each field of a line that is too long
+
+_TEXT = "{time:HH:mm:ss.SSS} {level: <7} {message}"  # loguru ends the line itself
+
+
+class Log:
+    """Writes log lines to stderr.
+
+    Args:
+        level: lowest level that is written.
+        as_json: one JSON object a line; else text.  None: text on a terminal only.
+
+    Attributes:
+        is_json: one JSON object a line.
+    """
+
+    def __init__(self, level: str = "WARNING", *, as_json: bool | None = None) -> None:
+        self._threshold = LEVELS[level]
+        self._level = level
+        if as_json is None:
+            as_json = sys.stderr is None or not sys.stderr.isatty()
+        self.is_json = as_json
+        self._logger: Logger | None = None
+
+    def writes(self, level: str) -> bool:
+        """Whether lines of a level are written at all."""
+        return LEVELS[level] >= self._threshold
+
+    def write(self, level: str, message: str, **fields: object) -> None:
+        """Write one line; control characters in ``message`` become ``?`` (attack 23)."""
+        if LEVELS[level] < self._threshold:
+            return
+        line = "".join(c if c.isprintable() else "?" for c in message)
+        if self._logger is None:
+            self._write_bare(level, line, fields)
+        else:
+            self._logger.bind(**fields).log(level, "{}", line)
+
+    def _write_bare(self, level: str, line: str, fields: dict[str, object]) -> None:
+        """Write a line as loguru would."""
+        now = time.time()
+        with suppress(OSError):  # there is no stderr
+            if self.is_json:
+                _put_json(now, level, line, fields)
+            else:
+                clock = time.strftime("%H:%M:%S", time.localtime(now))
+                text = f"{clock}.{int(now % 1 * 1000):03} {level: <7} {line}\n"
+                _put_text(level, text)
+
+    def start(self) -> Logger:
+        """Set loguru up, before there are children.
+
+        Raises:
+            ImportError, MemoryError, OSError: it cannot be loaded; lines go out without it.
+        """
+        from loguru import logger  # noqa: PLC0415 - see the module's docstring
+
+        logger.remove()
+        if self.is_json:
+            logger.add(_write_json, level=self._level, format="{message}", catch=True)
+        elif sys.stderr is not None:
+            logger.add(_write_text, level=self._level, format=_TEXT, catch=True)
+        self._logger = logger
+        return logger
+
+    def take_stderr(self) -> None:
+        """Make a line of this log of whatever this process says on stderr.
+
+        Libraries and the interpreter say there what they have no caller for: warnings,
+        tracebacks, exceptions in ``__del__``.  Of exceptions only the kind and the place
+        are written: their text may hold what a peer has sent.
+        """
+        sys.stderr = _Lines(self)
+        warnings.showwarning = self._show_warning
+        sys.unraisablehook = self._show_unraisable
+        import threading  # noqa: PLC0415 - loaded with what takes stderr for good
+
+        threading.excepthook = self._show_thread
+
+    def write_stray(self, line: str) -> None:
+        """Write what was meant for stderr; not by loguru, which says its faults there."""
+        if self.writes("WARNING"):
+            text = "".join(c if c.isprintable() else "?" for c in line)
+            self._write_bare("WARNING", text, {})
+
+    def _show_warning(
+        self, message: Warning | str, category: type[Warning], *_: object, **__: object
+    ) -> None:
+        self.write_stray(f"{category.__name__}: {message}")
+
+    def _show_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        self._show_fault(unraisable.exc_value)
+
+    def _show_thread(self, arguments: threading.ExceptHookArgs) -> None:
+        self._show_fault(arguments.exc_value)
+
+    def _show_fault(self, why: BaseException | None) -> None:
+        if why is not None:
+            self.write_stray(f"Fault that nothing waits for: {place_of(why)}")
+
+
+def place_of(why: BaseException) -> str:
+    """Return the kind of a fault, and where it happened."""
+    while isinstance(why, BaseExceptionGroup):
+        why = why.exceptions[0]
+    place = why.__traceback__
+    if place is None:
+        return type(why).__name__
+    while place.tb_next is not None:
+        place = place.tb_next
+    # Not by ``traceback``, which opens the source.
+    code = place.tb_frame.f_code
+    where = f"{code.co_filename}:{place.tb_lineno}"
+    return f"{type(why).__name__} in {code.co_name}, {where}"
+
+
+class _Lines(TextIOBase):
+    """Stands for ``sys.stderr``: each line is one of the log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+        self._begun = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self._log.write_stray(line)
+        return len(text)
+
+
+def _write_json(message: Message) -> None:
+    record = message.record
+    _put_json(
+        record["time"].timestamp(),
+        record["level"].name,
+        record["message"],
+        record["extra"],
+    )
+
+
+def _put_json(
+    time_s: float, level: str, message: str, fields: dict[str, object]
+) -> None:
+    """Write one line of JSON: what happened, when, how bad, about what."""
+    line: dict[str, object] = {
+        "time": timestamp(time_s),
+        "level": level,
+        "message": message,
+    }
+    data = _encode(line | fields)
+    if len(data) > _ROOM_BYTES:  # as much of it as is a line of JSON still
+        line["message"] = message[: LINE_BYTES // 8]
+        data = _encode(line | dict(_shortened(fields)))
+    if len(data) > _ROOM_BYTES:
+        data = _encode(line)
+    _stderr.write(priority_of(level) + data + b"\n", as_json=True)
+
+
+def _encode(line: dict[str, object]) -> bytes:
+    """Return JSON without a character that a terminal obeys (attack 23)."""
+    data = msgspec.json.encode(line)
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return "".join(map(_escaped, data.decode())).encode()
+
+
+def _escaped(char: str) -> str:
+    """Return a character of JSON; one that is not printable as escapes of UTF-16."""
+    if char.isprintable():
+        return char
+    units = char.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+def _shortened(fields: dict[str, object]) -> Iterable[tuple[str, object]]:
+    """Yield the fields that are short, and the beginnings of those that are text."""
+    for name, value in fields.items():
+        if isinstance(value, str):
+            yield name, value[:_FIELD_CHARS]
+        elif value is None or isinstance(value, int | float):
+            yield name, value
+
+
+def _write_text(message: Message) -> None:
+    _put_text(message.record["level"].name, str(message))
+
+
+def _put_text(level: str, text: str) -> None:
+    put_line(priority_of(level) + text.encode("utf-8", "backslashreplace"))
+
+
+class _Stderr:
+    """Descriptor 2, which is others' too: it cannot be made non-blocking for this alone.
+
+    Attributes:
+        lost: lines that it did not take since it took one.
+    """
+
+    def __init__(self) -> None:
+        self.lost = 0
+
+    def write(self, line: bytes, *, as_json: bool = False) -> None:
+        """Write a line of ``LINE_BYTES`` at most, or count it."""
+        if self.lost and self._is_ready():
+            text = f"{self.lost} lines of log are missing here: nobody read them"
+            os.write(2, json_line("WARNING", text) if as_json else f"{text}\n".encode())
+            self.lost = 0
+        if self._is_ready():
+            os.write(2, line)
+        else:
+            self.lost += 1
+
+    @staticmethod
+    def _is_ready() -> bool:
+        # Then a pipe takes PIPE_BUF bytes at least, without a wait (pipe(7)).
+        return bool(select.select((), (2,), (), 0)[1])
+
+
+_stderr = _Stderr()
+
+
+def put_line(line: bytes) -> None:
+    """Write a line to stderr, or as much of it as ``LINE_BYTES``; wait for nobody.
+
+    Raises:
+        OSError: there is no stderr.
+    """
+    _stderr.write(line if len(line) <= LINE_BYTES else line[: LINE_BYTES - 1] + b"\n")

@@ -1,0 +1,230 @@
+"""A byte stream in files: appended to, rotated, read again by offset.
+
+The disk's side of children's logs and of the daemon's journal.
+
+Rules of this file.
+
+1. A file bears the offset of its first byte in its name: ``00000000000000004096.log``
+   begins with the byte 4,096 of all that was ever appended.  A reader names a place by
+   its offset, and rotation moves nothing under it.
+2. Nothing that happens to the disk raises from ``append``: what cannot be written is
+   dropped, counted, and said by the caller.  The offset counts what is in files.
+3. A directory or file that vanished is made anew with the next append.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import NamedTuple
+
+SUFFIX = ".log"
+
+_DIGITS = 20
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_FILE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
+
+
+class Piece(NamedTuple):
+    """What a reader got.
+
+    Attributes:
+        offset: of the first byte of ``data``.
+        data: empty at the end of the stream.
+        missed: bytes between what was asked for and ``offset`` that rotation removed.
+    """
+
+    offset: int
+    data: bytes
+    missed: int
+
+
+class Segments:
+    """One stream; one writer.
+
+    Args:
+        directory: made when the first byte comes.
+        max_bytes: a file that has as many is followed by a new one.
+        keep: full files beside the newest one.
+
+    Attributes:
+        end: offset after the last byte that is in a file.
+        dropped_bytes: what could not be written.
+        failure: why the last append could not be written; None if it was.
+        has_vanished: files that it had are gone, and it has begun a new one; who tells
+            of that sets it back.
+    """
+
+    def __init__(self, directory: str, max_bytes: int, keep: int) -> None:
+        self.directory = directory
+        self._max_bytes = max_bytes
+        self._keep = keep
+        self._fd = -1
+        self._size = 0
+        self.dropped_bytes = 0
+        self.failure: OSError | None = None
+        self.has_vanished = False
+        self.end = _end_of(directory)
+
+    def last_byte(self) -> bytes:
+        """Return the last byte of the stream; empty if there is none to be read."""
+        try:
+            return read_at(self.directory, -1, 1).data
+        except OSError:
+            return b""
+
+    def append(self, data: bytes) -> bool:
+        """Append; return whether all of it is in a file now."""
+        view = memoryview(data)
+        try:
+            while view:
+                room = self._open()
+                done = os.write(self._fd, view[:room])
+                self._size += done
+                self.end += done
+                view = view[done:]
+        except OSError as why:
+            self.dropped_bytes += len(view)
+            self.failure = why
+            self.close()
+            return False
+        self.failure = None
+        return True
+
+    def _open(self) -> int:
+        """Make sure that there is a file to append to; return the room in it."""
+        gone = False
+        if self._fd >= 0:
+            # A removed file would swallow what is written for ever.
+            gone = os.fstat(self._fd).st_nlink == 0
+            if not gone and self._size < self._max_bytes:
+                return self._max_bytes - self._size
+            self.close()
+        os.makedirs(self.directory, _DIRECTORY_MODE, exist_ok=True)
+        newest = _segments(self.directory)[-1:]
+        start, size = newest[0] if newest else (self.end, 0)
+        if not newest or start + size != self.end or size >= self._max_bytes:
+            start, size = self.end, 0
+        path = self._path(start)
+        self._fd = os.open(path, _FLAGS, _FILE_MODE)
+        self._size = os.fstat(self._fd).st_size
+        self.has_vanished |= gone or (not newest and self.end > 0)
+        self._forget_old()
+        return max(1, self._max_bytes - self._size)
+
+    def _forget_old(self) -> None:
+        for start, _ in _segments(self.directory)[: -(self._keep + 1)]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(start))
+
+    def _path(self, start: int) -> str:
+        return f"{self.directory}/{start:0{_DIGITS}}{SUFFIX}"
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what this holds of the process's descriptors."""
+        return (self._fd,) if self._fd >= 0 else ()
+
+    def close(self) -> None:
+        """Close the file; the next append opens it again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def read_at(directory: str, offset: int, size: int) -> Piece:
+    """Read from a stream that somebody else may be appending to.
+
+    Args:
+        directory: the stream's.
+        offset: of the first byte; negative counts from the end.
+        size: most bytes.
+
+    Raises:
+        OSError: it is there and cannot be read.
+    """
+    found = _segments(directory)
+    end = sum(found[-1]) if found else 0
+    if offset < 0:
+        offset = max(found[0][0] if found else 0, end + offset)
+    for start, length in found:
+        if start + length <= offset:
+            continue
+        begin = max(start, offset)
+        try:
+            fd = os.open(
+                f"{directory}/{start:0{_DIGITS}}{SUFFIX}",
+                os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW,
+            )
+        except FileNotFoundError:
+            continue  # rotation was quicker: the next one, and the gap is told
+        try:
+            data = os.pread(fd, size, begin - start)
+        finally:
+            os.close(fd)
+        if data:
+            return Piece(begin, data, begin - offset)
+    return Piece(offset, b"", 0)
+
+
+def extent(directory: str) -> tuple[int, int]:
+    """Return the offsets of a stream's first byte that is kept, and after its last."""
+    found = _segments(directory)
+    return (found[0][0], sum(found[-1])) if found else (0, 0)
+
+
+def last_lines(
+    directory: str, count: int, max_bytes: int, until: int | None = None
+) -> int:
+    """Return the offset at which the last lines of a stream begin.
+
+    Args:
+        directory: the stream's.
+        count: how many lines.
+        max_bytes: how far back is looked; if the lines are longer, there it is.
+        until: where the stream is taken to end; None for its end now.
+    """
+    first, end = extent(directory)
+    if until is not None:
+        end = max(first, min(end, until))
+    if count <= 0:
+        return end
+    begin = max(first, end - max_bytes)
+    data = b""
+    at = begin
+    while at < end:
+        piece = read_at(directory, at, end - at)
+        if not piece.data:
+            break
+        data += piece.data
+        at = piece.offset + len(piece.data)
+    place = len(data)
+    for _ in range(count):
+        place = data.rfind(b"\n", 0, max(0, place - 1)) + 1
+        if place == 0:
+            break
+    return at - len(data) + place
+
+
+def _segments(directory: str) -> list[tuple[int, int]]:
+    """Return (offset, bytes) of each file, in order; none if there is no directory."""
+    found = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                name = entry.name.removesuffix(SUFFIX)
+                if len(name) == _DIGITS and name.isdigit() and name != entry.name:
+                    with contextlib.suppress(FileNotFoundError):
+                        size = entry.stat(follow_symlinks=False).st_size
+                        found.append((int(name), size))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(found)
+
+
+def _end_of(directory: str) -> int:
+    try:
+        found = _segments(directory)
+    except OSError:
+        return 0
+    return sum(found[-1]) if found else 0

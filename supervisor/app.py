@@ -1,0 +1,149 @@
+"""Which services a host has: those that its configuration has a section for.
+
+A package is imported only here, and only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hostlib.extras import check_packages
+from supervisor.config import fds as config_fds
+from supervisor.observe.registry import attach_metrics
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    import trio
+
+    from supervisor.config.document import Config
+    from supervisor.config.metrics import MetricsSection
+    from supervisor.host import Host
+    from supervisor.llm.service import LlmService
+    from supervisor.toolexec.service import ToolExec
+
+
+NOTHING: Mapping[str, object] = MappingProxyType({})
+"""Left by no program before."""
+
+
+@asynccontextmanager
+async def offered(
+    host: Host,
+    config: Config | None,
+    toolexec_sockets: Sequence[socket.socket] = (),
+    left: Mapping[str, object] = NOTHING,
+    *,
+    but: str | None = None,
+) -> AsyncIterator[None]:
+    """Offer the children of a host what a configuration asks for.
+
+    Children that are left when the block ends are stopped before their services are.
+
+    Args:
+        host: open.
+        config: checked; None for none.
+        toolexec_sockets: opened by the service manager, for tools; owned.
+        left: what the program before has left of its services, by their names.
+        but: a policy of which somebody else warns, in part (``loader.warnings``).
+
+    Raises:
+        OSError: a service cannot be had.
+    """
+    async with AsyncExitStack() as stack:
+        if config is not None:
+            _tell_warnings(host, config, but)
+            llm: LlmService | None = None
+            if config.llm is not None:
+                check_packages("offer the model of [llm]", "llm")
+                from supervisor.llm.opening import open_llm  # noqa: PLC0415 - heavy
+
+                state_dir = config.host.state_dir
+                llm = await stack.enter_async_context(
+                    open_llm(host, config.llm, state_dir, left.get("llm"))
+                )
+            toolexec = await _open_toolexec(
+                host, config, stack, toolexec_sockets, left.get("toolexec")
+            )
+            if config_fds.is_enabled(config.tools, config.file_descriptor):
+                check_packages("offer the LLM fds of [tools]", "fds")
+                from supervisor.llmfd.opening import open_fds  # noqa: PLC0415 - optional
+
+                fds = stack.enter_context(open_fds(host, config, left.get("fds")))
+                if llm is not None:
+                    from supervisor.llmfd.gateway import connect  # noqa: PLC0415
+
+                    connect(fds, llm)
+                if toolexec is not None:
+                    from supervisor.toolexec.handles import Handles  # noqa: PLC0415
+
+                    toolexec.context.large_output = Handles(fds, host.log.write)
+        try:
+            yield
+        finally:
+            if host.children:
+                await host.stop()
+
+
+async def open_metrics(
+    host: Host,
+    section: MetricsSection | None,
+    nursery: trio.Nursery,
+    *,
+    watches_lag: bool = True,
+) -> None:
+    """Begin to count; and tell the figures, if a configuration says where.
+
+    Args:
+        host: its children have not begun.
+        section: ``[metrics]``, checked; None if there is none.
+        nursery: the listener lives in it.
+        watches_lag: nobody else gives ``lag`` its figures.
+
+    Raises:
+        OSError: nobody can listen there.
+    """
+    metrics = attach_metrics(host)
+    if section is not None:
+        from supervisor.observe.listener import serve_metrics  # noqa: PLC0415 - h11
+
+        await nursery.start(serve_metrics, host, section)
+        if watches_lag:
+            nursery.start_soon(metrics.watch_lag)
+
+
+async def _open_toolexec(
+    host: Host,
+    config: Config,
+    stack: AsyncExitStack,
+    activated: Sequence[socket.socket],
+    left: object,
+) -> ToolExec | None:
+    if config.toolexec is None:
+        if config.sidecar:
+            text = "sidecar: nobody can reach it without a section [toolexec]"
+            host.log.write("WARNING", text)
+        return None
+    from supervisor.toolexec.configuration import toolexec_settings  # noqa: PLC0415
+    from supervisor.toolexec.service import open_toolexec  # noqa: PLC0415
+    from supervisor.toolexec.sidecars import open_sidecars  # noqa: PLC0415
+
+    settings = toolexec_settings(config.toolexec, os.environ, config.host.state_dir)
+    before = left.get("sidecars") if isinstance(left, dict) else None
+    routes = await stack.enter_async_context(
+        open_sidecars(host, config.sidecar, before)
+    )
+    return await stack.enter_async_context(
+        open_toolexec(host, settings, routes, activated, left)
+    )
+
+
+def _tell_warnings(host: Host, config: Config, but: str | None) -> None:
+    from supervisor.config.loader import warnings  # noqa: PLC0415 - it read this
+
+    for key, text in warnings(config, but=but):
+        host.log.write("WARNING", f"{key}: {text}")

@@ -1,0 +1,1 @@
+"""The daemon: `sandhost serve`, its checks, its sweep, the service manager."""

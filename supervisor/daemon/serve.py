@@ -1,0 +1,412 @@
+"""``sandhost serve``: the daemon, on one screen.
+
+    serve nursery
+    |- on_signals            TERM, INT: stop; HUP: reload; USR2: next program
+    |- feed_watchdog         proves that the loop turns
+    |- Lag, Conditions       how late the loop is, who is stopped or stuck
+    |- serve_control         answers, orders, streams
+    |- kept children         one task a name: turn, process, restarts (``kept``)
+    and the host's own nursery beneath (``host``)
+
+Rules of this file.
+
+1. READY is said when the configured children have begun and the sockets listen.
+2. A stop asks in order, tells after the grace period who does not end and what with,
+   kills, and gives up waiting after ``SETTLE_S`` more; it exits 0 only if nobody had to
+   be killed and everything was settled (spec S6).
+3. A living host in the same directories: one line, exit 1. A fault of the configuration: a
+   line each, exit 78, for to start again does not help.
+4. Once all have begun, what is there is frozen: a full collection over the objects of
+   1,000 children held the loop for 110 ms, again and again. References still free what
+   is frozen; only its cycles stay, and they are those of one start.
+5. What children are offered is there before anybody can ask for a child.
+6. The next program of the same process (``handover``) begins here too: what is there
+   already is taken over instead of made, and then the configuration is made so.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from hostlib.activation import take_activated
+from hostlib.journal_segments import KEEP, MAX_BYTES, SegmentJournal
+from hostlib.log import Log
+from hostlib.messages import speak_json
+from hostlib.sd_notify import Notifier, watchdog_interval_s
+from hostlib.segments import Segments
+from supervisor.app import NOTHING, offered, open_metrics
+from supervisor.config.child import longest_chain
+from supervisor.config.daemon_checks import faults_here
+from supervisor.config.directories import (
+    STAY,
+    VARIABLE,
+    Locks,
+    locked,
+    make_directories,
+    places_from,
+    places_of,
+    remove_borrowed,
+    staying,
+    text_of,
+)
+from supervisor.config.document import Config
+from supervisor.control.blockers import MAX_NAMED, blocker, sentence
+from supervisor.control.orders import DaemonOrders
+from supervisor.control.server import Given, OrderError, Orders, serve_control
+from supervisor.control.streams import DaemonStreams, Overdue
+from supervisor.daemon.sweep import sweep
+from supervisor.fsproxy.ports import Portable
+from supervisor.handover.daemon import DaemonSurroundings, left_of, take_over
+from supervisor.handover.enter import enter
+from supervisor.handover.next_program import SIGNALS, hear_signals
+from supervisor.handover.orders import Change
+from supervisor.host import open_host, settings_of
+from supervisor.kept_children.roster import Children
+from supervisor.llm.keys import restore_environment
+from supervisor.observe.loop import Conditions, Lag, feed_watchdog
+from supervisor.run import complain, guarded, heeded_signals
+from supervisor.sandbox import groups
+from vfs.errors import HandoverError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from supervisor.children.child import Child
+    from supervisor.config.directories import Places
+    from supervisor.handover.daemon import DaemonState
+    from supervisor.handover.state import HostState
+    from supervisor.host import Host
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
+
+FAILED = 1
+
+BAD_CONFIG = 78
+"""EX_CONFIG of sysexits(3): the unit has it in ``RestartPreventExitStatus=``."""
+
+SETTLE_S = 10.0
+"""After the grace period: killing and cleaning up takes milliseconds, and only a process
+that the kernel does not let go of takes longer."""
+
+CONDITIONS_S = 10.0
+"""Between two looks at all children's states: 15 ms of work for a thousand of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the command line asked for; see ``sandhost serve --help``."""
+
+    config: Config = field(default_factory=Config)
+    config_path: str | None = None
+    control: str | None = None
+    log_level: str = "INFO"
+    log_json: bool | None = None
+
+
+def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
+    """Be the daemon until it is told to stop; return its exit status."""
+    log = Log(options.log_level, as_json=options.log_json)
+    speak_json(as_json=log.is_json)
+    log.take_stderr()
+    with suppress(ImportError, MemoryError, OSError):
+        log.start()
+    status = guarded("serve", _serve, launchpad, options, log)
+    return status if status in {0, BAD_CONFIG} else FAILED
+
+
+async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -> int:
+    left = left_of(launchpad)
+    told = os.environ.pop(VARIABLE, None)
+    living = None if left is None else places_from(told)
+    places = places_of(options.config.host, options.control)
+    if living is not None and living != places:
+        log.write("WARNING", f"{options.config_path}: host: {STAY}")
+        config, places = staying(options.config, living), living
+        options = replace(options, config=config)
+    with ExitStack() as stack:
+        notifier = Notifier(os.environ.pop("NOTIFY_SOCKET", None))
+        stack.callback(notifier.close)
+        activated = take_activated()
+        for sock in (sock for among in activated.values() for sock in among):
+            stack.callback(sock.close)
+        heeded = heeded_signals(SIGNALS)
+        signals = stack.enter_context(trio.open_signal_receiver(*heeded))
+        hear_signals()
+        make_directories(places)
+        held = None if left is None else Locks(left.lock_fd, left.state_lock_fd)
+        locks, before = stack.enter_context(locked(places, launchpad.pid, held))
+        stack.callback(remove_borrowed, places)
+        if left is None:
+            for line in sweep(places, options.config, before, time.time()):
+                log.write("WARNING", f"Left behind: {line}")
+        segments = Segments(places.journal, MAX_BYTES, KEEP)
+        journal = SegmentJournal(segments, lambda text: log.write("WARNING", text))
+        stack.callback(journal.close)
+        given = Opened(notifier, activated, locks, launchpad.handed_over, left)
+        daemon = Daemon(options, places, given)
+        groups.settle(launchpad.pid)
+        async with open_host(
+            launchpad, settings_of(options.config), journal=journal, log=log
+        ) as host:
+            if left is None:
+                faults = await faults_here(
+                    host.launcher, host.machine, host.log, places, options.config
+                )
+                for fault in faults:
+                    complain("serve", f"cannot use {options.config_path}: {fault}")
+                if faults:
+                    return BAD_CONFIG
+            host.holders.add(notifier.descriptors)
+            host.holders.add(lambda: [(fd, "lock") for fd in locks])
+            await daemon.run(host, journal, signals)
+        return daemon.status
+
+
+class Opened(NamedTuple):
+    """What a daemon finds open when it begins.
+
+    Attributes:
+        notifier: the service manager's ear.
+        activated: sockets that the manager opened.
+        locks: of its directories.
+        host_state: the host that the program before was; None if there was none.
+        left: the daemon that it was.
+    """
+
+    notifier: Notifier
+    activated: dict[str, list[socket.socket]]
+    locks: Locks
+    host_state: HostState | None
+    left: DaemonState | None
+
+
+class Daemon:
+    """One daemon's life within its host.
+
+    Args:
+        options: what was asked for.
+        places: where its files are.
+        opened: what was opened for it, or by the program before.
+    """
+
+    def __init__(self, options: ServeOptions, places: Places, opened: Opened) -> None:
+        self._options = options
+        self._places = places
+        self._opened = opened
+        self._notifier = opened.notifier
+        self._activated = opened.activated
+        self._stop_asked = trio.Event()
+        self._grace_s = settings_of(options.config).grace_s
+        self._overdue = Overdue()
+        self._went_well = True
+
+    @property
+    def status(self) -> int:
+        """The exit status (rule 2)."""
+        return 0 if self._went_well else FAILED
+
+    async def run(
+        self, host: Host, journal: SegmentJournal, signals: AsyncIterator[int]
+    ) -> None:
+        """Serve until told to stop, and stop."""
+        places, notifier = self._places, self._notifier
+        host.on_overdue = partial(self._tell_overdue, host)
+        async with trio.open_nursery() as nursery:
+            config, path = self._options.config, self._options.config_path
+            children = Children(host, config, places, nursery)
+            lag = Lag(host)
+            conditions = Conditions(host)
+            orders = Orders(stats=[lag.row, conditions.row])
+            tell = self._tell_reload(children)
+            actions = DaemonOrders(host, children, places, path, tell)
+            actions.add_to(orders)
+            stop, overdue = self.request_stop, self._overdue
+            streams = DaemonStreams(host, children, journal, places.logs, stop, overdue)
+            streams.add_to(orders)
+            change = Change(host, self._surroundings(children, orders), notifier)
+            change.add_to(orders)
+            nursery.start_soon(self._on_signals, change, children, actions, signals)
+            nursery.start_soon(lag.run)
+            await open_metrics(host, config.metrics, nursery, watches_lag=False)
+            nursery.start_soon(conditions.run, CONDITIONS_S)
+            interval_s = watchdog_interval_s()
+            if interval_s is not None:
+                nursery.start_soon(feed_watchdog, notifier, interval_s)
+            control = partial(
+                serve_control, host, places.control, orders, self._take_control()
+            )
+            for_tools = []
+            if config.toolexec is not None:
+                for_tools = self._activated.pop("toolexec", [])
+            state = self._opened.host_state
+            left_services = NOTHING if state is None else state.services
+            restore_environment(left_services.get("llm"))
+            async with offered(host, config, for_tools, left_services):
+                await self._begin(host, children, nursery, control)
+                if await children.have_begun(
+                    notifier.starting, unless=self._stop_asked
+                ):
+                    _freeze()
+                    notifier.ready(_status(children))
+                    host.log.write("INFO", f"Serving at {places.control}")
+                    await self._stop_asked.wait()
+                await self._stop(host, children)
+            nursery.cancel_scope.cancel()
+
+    async def _begin(
+        self,
+        host: Host,
+        children: Children,
+        nursery: trio.Nursery,
+        control: Callable[..., Awaitable[object]],
+    ) -> None:
+        """Serve the control socket, and begin the children or go on with them."""
+        if self._opened.left is not None:
+            await self._take_over(host, children, self._opened.left)
+        await nursery.start(control)
+        self._close_untaken(host)
+        if self._opened.left is None:
+            children.start_configured()
+        else:
+            nursery.start_soon(_make_so, host, children)
+
+    def _take_control(self) -> Given | None:
+        """Return the control socket if it is there already; the caller owns it."""
+        left = self._opened.left
+        if left is not None:
+            sock = socket.socket(fileno=left.listener_fd)
+            sock.setblocking(False)
+            return Given(sock, left.listener_identity)
+        among = self._activated.get("control")
+        return Given(among.pop(0)) if among else None
+
+    def _surroundings(self, children: Children, orders: Orders) -> DaemonSurroundings:
+        address = self._notifier.address
+        told = {} if address is None else {"NOTIFY_SOCKET": address}
+        return DaemonSurroundings(
+            children=children,
+            orders=orders,
+            locks=self._opened.locks,
+            stopping=self._stop_asked.is_set,
+            variables=told | {VARIABLE: text_of(self._places)},
+        )
+
+    async def _take_over(
+        self, host: Host, children: Children, left: DaemonState
+    ) -> None:
+        """Go on with what the program before has left."""
+        state = self._opened.host_state
+        if state is None:
+            raise HandoverError("a daemon without a host was handed over")
+        for name, service_left in state.services.items():
+            service = getattr(host.services, name, None)
+            if isinstance(service, Portable):
+                await service.take_over(service_left)
+            else:
+                host.log.write("WARNING", f"No section for {name} any more: it is gone")
+                for fd in state.service_fds[name]:
+                    os.close(fd)
+        take_over(children, left.kept, await enter(host, state))
+
+    def _close_untaken(self, host: Host) -> None:
+        for name, among in self._activated.items():
+            for sock in among:
+                host.log.write("WARNING", f"Nobody takes the activated socket {name}")
+                sock.close()
+        self._activated = {}
+
+    def request_stop(self, grace_s: float | None = None) -> None:
+        """Ask it to end; ``grace_s`` seconds until children are killed, None as set."""
+        if grace_s is not None:
+            self._grace_s = grace_s
+        self._stop_asked.set()
+
+    async def _on_signals(
+        self,
+        change: Change,
+        children: Children,
+        actions: DaemonOrders,
+        signals: AsyncIterator[int],
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    nursery.start_soon(_reload, change.host, actions)
+                elif number == signal.SIGUSR2:
+                    nursery.start_soon(change.try_now)
+                elif self._stop_asked.is_set():
+                    self._went_well = False
+                    children.insist()
+                else:
+                    self.request_stop()
+
+    async def _stop(self, host: Host, children: Children) -> None:
+        self._notifier.stopping(f"stopping {len(host.children)} children")
+        host.journal.write("host.stopping", children=len(host.children))
+        in_a_row = longest_chain({k.name: k.section.after for k in children})
+        patience_s = self._grace_s * in_a_row + SETTLE_S
+        with trio.move_on_after(patience_s) as patience:
+            await children.stop_all(self._grace_s)
+        if patience.cancelled_caught:
+            self._went_well = False
+            for child in tuple(host.children.values()):
+                text = f"Gave up waiting: {sentence(blocker(child))}"
+                host.log.write("ERROR", text, **child.log_fields())
+            # What the kernel holds is left to the launchpad, which outlives the host.
+            if host.nursery is not None:
+                host.nursery.cancel_scope.cancel()
+
+    def _tell_overdue(self, host: Host, child: Child) -> None:
+        """Name who had to be killed because it did not end (rule 2)."""
+        row = blocker(child)
+        host.journal.write("child.overdue", child_id=child.id, **row)
+        host.log.write("WARNING", f"{sentence(row)}; killed", **child.log_fields())
+        if self._stop_asked.is_set():
+            self._went_well = False
+            self._overdue.add(row)
+        if self._overdue.count <= MAX_NAMED:  # the manager shows the last one alone
+            self._notifier.send(STATUS=sentence(row))
+
+    def _tell_reload(self, children: Children) -> Callable[[bool], None]:
+        def tell(begins: bool) -> None:
+            if begins:
+                self._notifier.reloading()
+            else:
+                self._notifier.ready(_status(children))
+
+        return tell
+
+
+async def _reload(host: Host, actions: DaemonOrders) -> None:
+    try:
+        await actions.reload()
+    except OrderError:
+        return  # the log has it
+    except Exception as why:  # noqa: BLE001 - a fault of ours; the children go on
+        host.log.write("ERROR", f"Not reloaded: internal error: {why!r}")
+
+
+def _freeze() -> None:
+    """Let collections pass over what the configured children are made of (rule 4)."""
+    gc.collect()
+    gc.freeze()
+
+
+async def _make_so(host: Host, children: Children) -> None:
+    """Make what was taken over what is configured now."""
+    changes = await children.reload(children.config)
+    if changes.started or changes.stopped or changes.restarted:
+        host.journal.write("host.reloaded", **changes.row())
+
+
+def _status(children: Children) -> str:
+    return f"{len(children)} children"

@@ -1,0 +1,1 @@
+"""The doctor: what a living host holds unexplained, and what dead hosts left."""

@@ -1,0 +1,94 @@
+"""What clients were denied, in the journal and the log (spec A1): bounded for each child.
+
+Rules of this file.
+
+1. A child names what it likes, as often as it likes: of a name ``NAME_CHARS`` are written,
+   with the length of the whole; of many denials ``BURST`` at once, then ``PER_S`` a second.
+2. What is left out is counted, and the count is told: ``security.left_out``, with the next
+   denial that is written, and at the latest when the child is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hostlib.event_rate import EventRate
+from hostlib.journal import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hostlib.journal import Journal
+    from vfs.filesystem import Client
+
+NAME_CHARS = 256
+"""As much of a name as tells which it is; a line of the wire has room for 64 KiB."""
+
+BURST = 100
+"""More than a program makes by mistake before it gives up."""
+
+PER_S = 1.0
+"""Afterwards: a day of it is 20 MB of journal, and nobody else's events leave for it."""
+
+
+class Denials:
+    """Tells of what clients were denied.
+
+    Args:
+        journal: where events go.
+        child_of: the id of the child behind a client.
+        log: takes a level, a line and its fields.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        child_of: Callable[[Client], str],
+        log: Callable[..., None],
+    ) -> None:
+        self._journal = journal
+        self._child_of = child_of
+        self._log = log
+        self._rates: dict[str, EventRate] = {}
+
+    def tell(self, client: Client, what: str, name: bytes) -> None:
+        """Report that a client reached for what it may not (spec A1)."""
+        child_id = self._child_of(client)
+        rate = self._rates.setdefault(child_id, EventRate(BURST, PER_S))
+        if not rate.take():
+            self._journal.count("security.denied", command=what)
+            return
+        self._tell_left_out(child_id)
+        # A character has 4 bytes at most: none of those that are kept is cut.
+        shown = text_of(name[: 4 * NAME_CHARS])[:NAME_CHARS]
+        fields: dict[str, object] = {
+            "child_id": child_id,
+            "client_id": client.id,
+            "command": what,
+            "filename": shown,
+        }
+        if len(name) > NAME_CHARS:
+            fields["filename_bytes"] = len(name)
+        self._log("WARNING", f"Denied {what} for client {client.id}", **fields)
+        self._journal.write("security.denied", **fields)
+
+    def forget(self, child_id: str) -> None:
+        """Tell what was left out of a child that is gone."""
+        self._tell_left_out(child_id)
+        self._rates.pop(child_id, None)
+
+    def tell_all(self) -> None:
+        """Tell what was left out so far: what comes next counts anew."""
+        for child_id in self._rates:
+            self._tell_left_out(child_id)
+
+    def _tell_left_out(self, child_id: str) -> None:
+        rate = self._rates.get(child_id)
+        if rate is None or not rate.left_out:
+            return
+        text = f"{rate.left_out} more denials of {child_id} were left out"
+        self._log("WARNING", text, child_id=child_id, denials=rate.left_out)
+        self._journal.write(
+            "security.left_out", child_id=child_id, denials=rate.left_out
+        )
+        rate.left_out = 0

@@ -1,0 +1,136 @@
+"""A child's door as a socket, for its programs that were started without FD 3.
+
+A listener in the child's own directory.
+
+Rules of this file.
+
+1. Connecting is ATTACH (spec N4): the same rights, accounts and bounds.
+2. The directory is the child's alone, and the name in it is random: a nested child, which
+   has Landlock and no mount namespace, reaches the directory, and cannot list it.  No list
+   of sockets has the name: it is another one when the socket is bound (proc(5), net/unix).
+3. One connection is let in at a time; other tasks have a turn between two.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import socket
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from hostlib.listener import accepted_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.spec import ChildSpec
+
+VARIABLE = "FSPROXY_SOCKET"
+"""Where a child finds the path."""
+
+BACKLOG = 64
+"""Connections that may wait: as many as a child may have clients."""
+
+_RANDOM_BYTES = 6
+"""12 characters, for there is room for 13 in a path that a client can use (ADR 72).  To try
+2**48 names takes years at one a microsecond."""
+
+_BOUND_NAME = ".door"
+_MODE = 0o600
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+
+
+class DoorSocket:
+    """What one child's programs connect to.
+
+    Args:
+        spec: of the child; it has a ``run_dir``.
+        name: in that directory.
+        listener: non-blocking; owned.
+    """
+
+    def __init__(self, spec: ChildSpec, name: str, listener: _socket.socket) -> None:
+        self._spec = spec
+        self._listener = listener
+        self.name = name
+
+    @property
+    def path(self) -> str:
+        """Where it is, for the child."""
+        return f"{self._spec.run_dir}/{self.name}"
+
+    @property
+    def fd(self) -> int:
+        """The listener's descriptor; -1 once it is closed."""
+        return self._listener.fileno()
+
+    async def serve(
+        self,
+        let_in: Callable[[socket.socket], None],
+        tell: Callable[[OSError], None],
+    ) -> None:
+        """Let connections in until it is closed.
+
+        Args:
+            let_in: given each, non-blocking; owns it.
+            tell: told of each try for which the host lacked something, and of the end
+                by another fault.
+        """
+        try:
+            while True:
+                let_in(await accepted_socket(self._listener, tell))
+                await trio.lowlevel.checkpoint()  # rule 3
+        except trio.ClosedResourceError:
+            return
+        except OSError as why:
+            tell(why)
+
+    def close(self) -> None:
+        """Let nothing more in, and remove the name."""
+        if self.fd < 0:
+            return
+        with suppress(RuntimeError):  # outside of Trio nobody waits for it
+            trio.lowlevel.notify_closing(self._listener)
+        self._listener.close()
+        # The child may have removed it: the directory is its own.
+        with suppress(OSError), self._spec.run_dir_held() as held:
+            os.unlink(self.name, dir_fd=held)
+
+
+def has_door_socket(spec: ChildSpec) -> bool:
+    """Tell whether a child is to have a socket: it has a place for it and may use it."""
+    return spec.run_dir is not None and spec.sandbox.unix_sockets
+
+
+def open_door_socket(spec: ChildSpec) -> DoorSocket:
+    """Listen in a child's own directory.
+
+    Raises:
+        OSError: there is no descriptor for it, or no such directory any more.
+    """
+    name = os.urandom(_RANDOM_BYTES).hex()
+    kind = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
+    listener = _socket.socket(_socket.AF_UNIX, kind)
+    try:
+        os.fchmod(listener.fileno(), _MODE)  # its file gets it: unix(7)
+        with spec.run_dir_held() as held:
+            # By the directory's descriptor: its path may be too long for sun_path.
+            listener.bind(f"/proc/self/fd/{held}/{_BOUND_NAME}")
+            os.rename(_BOUND_NAME, name, src_dir_fd=held, dst_dir_fd=held)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return DoorSocket(spec, name, listener)
+
+
+def peer_pid(sock: socket.socket) -> int | None:
+    """Return the process that connected; None where this host has no number for it."""
+    size = _CREDENTIALS.size
+    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid: int = _CREDENTIALS.unpack(said)[0]
+    return pid or None

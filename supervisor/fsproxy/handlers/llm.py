@@ -1,0 +1,100 @@
+"""Requests about the model: LLM_CHAT, LLM_QUOTA, LLM_CONFIG (spec L1-L15).
+
+Rules of this file.
+
+1. A host without ``[llm]`` answers as one (spec L12); the service is looked up at each
+   request.
+2. LLM_CHAT is a job that lasts only while its client is there (spec L10).
+3. Checks run in the contract's order: encoding, preset, inputs, outputs, quota (L2).
+4. The memory for it is reserved with its line, before any of its payload is kept.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hostlib.threads import in_thread
+from protocol import error
+from protocol import messages as m
+from protocol.chat import ChatBody
+from supervisor.fsproxy.replies import denied, no_memory, reason
+
+if TYPE_CHECKING:
+    from supervisor.fsproxy.session import Session
+
+LEAVE_S = 0.002
+"""How long a call outlives its client: what the provider has sent by then is read, so
+that it is charged (spec L10), and a dead child is cleaned up within 10 ms (spec S4)."""
+
+CHAT_FORMS = 6
+"""In so many forms the text of a request is there at the end: as it came (twice while it is
+split), decoded, in a message, and as JSON (twice, once to be measured). What takes more than
+that is reserved when it is known."""
+
+INLINE_BYTES = 64 * 1024
+"""Longest document, piece or text that is taken apart in the Trio thread."""
+
+
+def do_chat(session: Session, request: m.Chat) -> bytes | None:
+    """LLM_CHAT."""
+    chat = ChatBody(request.parts)
+    is_top_level = request.flag and session.client.policy.top_level
+    if request.flag and not is_top_level:
+        denied(session, "LLM_CHAT", b"true")
+    if session.services.llm is None:
+        return session.inbound.drain(error(b"LLM not available"), chat)
+    try:
+        session.reserved_memory().begin(CHAT_FORMS * sum(request.parts))
+    except OSError as why:
+        return session.inbound.drain(no_memory(why), chat)
+    piece = session.conn.take_body()
+    return session.inbound.collect(
+        piece, partial(_chat_now, session, is_top_level, chat), chat
+    )
+
+
+def _chat_now(
+    session: Session, is_top_level: bool, chat: ChatBody, data: bytes | memoryview
+) -> bytes | None:
+    # A job that had a view of the payload would keep its memory.
+    parts = chat.split(data) if len(data) <= INLINE_BYTES else None
+    session.start(partial(_chat, session, is_top_level, chat, parts))
+    return None
+
+
+async def _chat(
+    session: Session,
+    is_top_level: bool,
+    chat: ChatBody,
+    parts: tuple[bytes, ...] | None,
+) -> bytes | None:
+    try:
+        if parts is None:
+            parts = await in_thread(session.inbound.with_payload, chat.split)
+        session.inbound.release_payload()
+        service = session.services.llm
+        if service is None:
+            return error(b"LLM not available")  # the host is ending
+        return await service.chat(session, parts, claim=is_top_level)
+    except BlockingIOError as why:  # no thread can be started
+        return error(b"OpenAI API call failed: " + reason(why))
+
+
+def do_quota(session: Session, request: m.Quota) -> bytes | None:
+    """LLM_QUOTA (spec L9)."""
+    del request
+    service = session.services.llm
+    if service is None:
+        return error(b"LLM quota not available")
+    return b"OK %b\n" % service.quota_text(session.client).encode()
+
+
+def do_config(session: Session, request: m.Config) -> bytes | None:
+    """LLM_CONFIG (spec L13)."""
+    del request
+    service = session.services.llm
+    if service is None:
+        return error(b"LLM config not available")
+    document = service.config_json()
+    return b"OK %d\n%b" % (len(document), document)

@@ -1,0 +1,202 @@
+"""Requests about names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1).
+
+What may take long is done in a worker thread: to read a long directory, and to free the
+blocks of a long file, which REMOVE and RENAME may do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from base64 import b64encode
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hostlib.threads import in_thread
+from protocol import echo, error, limits
+from supervisor.fsproxy.replies import OK, denied, reason, unavailable
+from vfs.errors import AccessDeniedError, TargetDeniedError, UnavailableError
+from vfs.policy import must_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from protocol import messages as m
+    from supervisor.fsproxy.session import Handler, Session
+
+
+LISTED_BYTES = 500
+"""What an entry of a directory takes while it is listed: its name, twice, as an object and as
+JSON (attack 42)."""
+
+
+def named(
+    word: str, verb: str, call: Callable[[Session, m.NameRequest], bytes]
+) -> Handler:
+    """Make the handler of a command about one name, with the contract's errors."""
+
+    def handler(session: Session, request: m.NameRequest) -> bytes | None:
+        try:
+            return call(session, request)
+        except (AccessDeniedError, UnavailableError, OSError) as why:
+            return _failure(session, (word, verb, request.name, request.flag), why)
+
+    return handler
+
+
+def named_waiting(
+    word: str, verb: str, call: Callable[[Session, m.NameRequest], Awaitable[bytes]]
+) -> Handler:
+    """Make the handler of a command about one name that may take long: a job."""
+
+    async def work(session: Session, request: m.NameRequest) -> bytes:
+        try:
+            return await call(session, request)
+        except (AccessDeniedError, UnavailableError, OSError) as why:
+            return _failure(session, (word, verb, request.name, request.flag), why)
+
+    def handler(session: Session, request: m.NameRequest) -> bytes | None:
+        session.start(partial(work, session, request))
+        return None
+
+    return handler
+
+
+def _failure(
+    session: Session, asked: tuple[str, str, bytes, bool], why: Exception
+) -> bytes:
+    """Return the error.
+
+    Args:
+        session: whose request it was.
+        asked: (the command, its verb, the name, the claim).
+        why: what was raised.
+    """
+    word, verb, name, claim = asked
+    if isinstance(why, AccessDeniedError):
+        return denied(session, word, name)
+    if isinstance(why, OSError):
+        text = (verb.encode(), echo(name), reason(why))
+        return error(b"failed to %b '%b': %b" % text)
+    return unavailable(session, word, name, claim)
+
+
+def body(document: object) -> bytes:
+    """Return a reply whose body is a JSON document."""
+    data = msgspec.json.encode(document)
+    return b"OK %d\n%b" % (len(data), data)
+
+
+def named_by_place(now: Handler, waiting: Handler) -> Handler:
+    """Make the handler of a command that is a job only where it has to wait.
+
+    For a place that is distant, or for its turn (``hostlib.turns``).
+    """
+
+    def handler(session: Session, request: m.NameRequest) -> bytes | None:
+        client = session.client
+        waits = client.policy.is_distant or must_wait(client.ledger)
+        return (waiting if waits else now)(session, request)
+
+    return handler
+
+
+def _stat(session: Session, request: m.NameRequest) -> bytes:
+    status = session.fs.stat(session.client, request.name, claim=request.flag)
+    return _status(status.size, status.mtime_ns, status.kind)
+
+
+async def _stat_waiting(session: Session, request: m.NameRequest) -> bytes:
+    fs = session.fs
+    status = await fs.stat_waiting(session.client, request.name, claim=request.flag)
+    return _status(status.size, status.mtime_ns, status.kind)
+
+
+def _status(size: int, mtime_ns: int, kind: str) -> bytes:
+    return body({"size": size, "mtime_ns": mtime_ns, "kind": kind})
+
+
+async def _list(session: Session, request: m.NameRequest) -> bytes:
+    most = limits.MAX_LIST_ENTRIES
+    entries = await session.fs.list_waiting(
+        session.client, request.name, claim=request.flag, limit=most
+    )
+    session.reserved_memory().add(LISTED_BYTES * len(entries))
+    # It is freed where it is used: that takes 10 ms for as many as there may be.
+    held = [entries]
+    del entries
+    return await in_thread(_listing, held, share=session.client.ledger.threads)
+
+
+def _listing(held: list[list[tuple[bytes, str]]]) -> bytes:
+    entries = held.pop()
+    return body([{**name_field(name), "kind": kind} for name, kind in entries])
+
+
+def name_field(name: bytes) -> dict[str, str]:
+    """Return a name for JSON: as text where it is UTF-8, else base64 (spec X1)."""
+    try:
+        return {"name": name.decode()}
+    except UnicodeDecodeError:
+        return {"name_b64": b64encode(name).decode()}
+
+
+def _make(session: Session, request: m.NameRequest) -> bytes:
+    session.fs.make_directory(session.client, request.name, claim=request.flag)
+    return OK
+
+
+async def _make_waiting(session: Session, request: m.NameRequest) -> bytes:
+    await session.fs.make_directory_waiting(
+        session.client, request.name, claim=request.flag
+    )
+    return OK
+
+
+async def _remove(session: Session, request: m.NameRequest) -> bytes:
+    await session.fs.remove_waiting(session.client, request.name, claim=request.flag)
+    return OK
+
+
+def do_rename(session: Session, request: m.Rename) -> bytes | None:
+    """RENAME (spec X1)."""
+    if request.body > limits.MAX_NAMES_BYTES:
+        reason = os.strerror(errno.ENAMETOOLONG).encode()
+        return session.inbound.drain(error(b"failed to rename: " + reason))
+    return session.inbound.collect(
+        session.conn.take_body(), partial(_rename_now, session, request)
+    )
+
+
+def _rename_now(
+    session: Session, request: m.Rename, names: bytes | memoryview
+) -> bytes | None:
+    old = bytes(names[: request.old_length])
+    new = bytes(names[request.old_length :])
+    if not old or not new:
+        return error(b"RENAME requires two names")
+    session.start(partial(_rename_waiting, session, old, new, request.flag))
+    return None
+
+
+async def _rename_waiting(
+    session: Session, old: bytes, new: bytes, claim: bool
+) -> bytes:
+    try:
+        await session.fs.rename_waiting(session.client, old, new, claim=claim)
+    except (AccessDeniedError, UnavailableError, OSError) as why:
+        name = new if isinstance(why, TargetDeniedError) else old
+        return _failure(session, ("RENAME", "rename", name, claim), why)
+    return OK
+
+
+do_stat = named_by_place(
+    named("STAT", "stat", _stat), named_waiting("STAT", "stat", _stat_waiting)
+)
+do_list = named_waiting("LIST", "list", _list)
+do_make = named_by_place(
+    named("MKDIR", "make", _make), named_waiting("MKDIR", "make", _make_waiting)
+)
+do_remove = named_waiting("REMOVE", "remove", _remove)

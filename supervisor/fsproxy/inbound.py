@@ -1,0 +1,242 @@
+"""The body of a message: received piece by piece, held to a budget, handed on whole.
+
+Rules of this file.
+
+1. A body is taken off the line whatever becomes of its request (spec W4).
+2. A request sees its body once it is complete, never before (spec W2).
+3. Memory for it comes from the host's one budget; where there is none left, and no
+   disk, the body is drained and the request gets an error (spec W3).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, TypeVar
+
+from protocol.chat import SEPARATORS, ChatBody
+from supervisor.fsproxy.replies import no_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from protocol import HostConnection
+    from vfs.clients import OpenFile
+    from vfs.payload import Payload, PayloadBudget, Reservation
+    from vfs.policy import Ledger
+
+T = TypeVar("T")
+
+
+class Inbound:
+    """The body that is on its way from a client, and what its request reserves.
+
+    Args:
+        conn: tells how much of a body is left.
+        read_fd: bodies come here; non-blocking, borrowed.
+        budget: memory for payloads.
+        ledger: the client's, which is charged for reservations.
+
+    Attributes:
+        payload: what is kept of the body; None: it is drained, or there is none.
+        chat: follows the body of an LLM_CHAT, which may be longer than declared.
+        drain_reply: the answer to a request whose body is drained.
+        reserved: (file, bytes) that a WRITE which has begun may add to it.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_conn",
+        "_finish",
+        "_ledger",
+        "_memory",
+        "_read_fd",
+        "chat",
+        "drain_reply",
+        "payload",
+        "reserved",
+    )
+
+    def __init__(
+        self,
+        conn: HostConnection,
+        read_fd: int,
+        budget: PayloadBudget,
+        ledger: Ledger,
+    ) -> None:
+        self._conn = conn
+        self._read_fd = read_fd
+        self._budget = budget
+        self._ledger = ledger
+        self._finish: Callable[[bytes | memoryview], bytes | None] | None = None
+        self._memory: Reservation | None = None
+        self.payload: Payload | None = None
+        self.chat: ChatBody | None = None
+        self.drain_reply: bytes | None = None
+        self.reserved: tuple[OpenFile, int] | None = None
+
+    def collect(
+        self,
+        piece: bytes,
+        finish: Callable[[bytes | memoryview], bytes | None],
+        chat: ChatBody | None = None,
+    ) -> bytes | None:
+        """Receive the rest of the current body, then call ``finish`` with all of it.
+
+        Args:
+            piece: what ``take_body`` gave of it so far.
+            finish: answers the request, or starts a job and returns None.
+            chat: follows the body of an LLM_CHAT, which may be longer than declared.
+        """
+        spare = 0
+        if chat is not None:
+            chat.feed(piece)
+            spare = SEPARATORS
+            if not self._conn.body_left and chat.wants_more:
+                chat.is_extended = True
+                self._conn.extend_body(SEPARATORS)
+                piece += self._conn.take_body()
+        left = self._conn.body_left
+        if not left:
+            return finish(piece)
+        self.chat = chat
+        self._finish = finish
+        try:
+            self.payload = self._budget.begin(len(piece) + left + spare)
+            if piece:
+                self.payload.add(piece)
+        except OSError as why:
+            self._refuse_payload(why)
+        return None
+
+    def drain(self, reply: bytes, chat: ChatBody | None = None) -> bytes | None:
+        """Take the whole body of the current message off the line, then reply (W4).
+
+        Args:
+            reply: what is sent then.
+            chat: follows the body of an LLM_CHAT, which may be longer than declared.
+        """
+        self.chat = chat
+        piece = self._conn.take_body()
+        if chat is not None:
+            chat.feed(piece)
+        self.drain_reply = reply
+        return None if self._conn.body_left else self.finish()
+
+    def receive(self) -> int:
+        """Receive some of a body; return how many bytes, 0 at the end of the line.
+
+        Raises:
+            OSError: the connection failed; ``BlockingIOError``: nothing is there yet.
+        """
+        conn, payload = self._conn, self.payload
+        if payload is None:
+            space = self._budget.scratch[: conn.body_left]
+        else:
+            space = payload.space()
+            if self.chat is not None:  # it has room for separators
+                space = space[: conn.body_left]
+        count = os.readv(self._read_fd, [space])
+        if not count:
+            return 0
+        conn.body_received(count)
+        if self.chat is not None:
+            self.chat.feed(space[:count])
+        if payload is not None:
+            try:
+                payload.advance(count)
+            except OSError as why:
+                self._refuse_payload(why)
+        return count
+
+    def finish(self) -> bytes | None:
+        """Answer the request whose body is complete; None: more is to come, or a job.
+
+        An LLM_CHAT may turn out to be longer than declared: then some of it is left.
+        """
+        chat = self.chat
+        if chat is not None:
+            if chat.wants_more:
+                self._extend(chat)
+                if self._conn.body_left:
+                    return None
+            self.chat = None
+        finish, self._finish = self._finish, None
+        if self.payload is None:
+            reply, self.drain_reply = self.drain_reply, None
+            return reply
+        if finish is None:
+            raise RuntimeError("a body without an end")
+        return finish(self.payload.view())
+
+    def missing(self) -> bytes:
+        """Return what the body lacks that has ended too early, in the contract's words."""
+        if self.chat is None:
+            return b"data: unexpected EOF"
+        return self.chat.incomplete() + b" data"
+
+    def reserved_memory(self) -> Reservation:
+        """Return what the current request reserves until its answer is taken."""
+        if self._memory is None:
+            self._memory = self._budget.reservation(self._ledger)
+        return self._memory
+
+    def with_payload(self, call: Callable[[memoryview], T]) -> T:
+        """Do something with the whole payload, in a worker thread of the job's."""
+        if self.payload is None:
+            raise RuntimeError("there is no payload")
+        return call(self.payload.view())
+
+    def release_growth(self) -> None:
+        """Give back what the header of a WRITE has reserved, or what came of it."""
+        if self.reserved is not None:
+            (file, growth), self.reserved = self.reserved, None
+            file.give_back(growth)
+
+    def release_payload(self) -> None:
+        """Give back the memory of the payload, and what its WRITE has reserved."""
+        self.release_growth()
+        payload, self.payload = self.payload, None
+        if payload is not None:
+            payload.close()
+
+    def release(self) -> None:
+        """Give back all that the request has taken."""
+        self.release_payload()
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+
+    def adopt(self, spool_fd: int, got: int) -> None:
+        """Go on with a payload of which the program before has spooled ``got`` bytes.
+
+        Its descriptor is owned; it is closed where this program refuses the request.
+        """
+        begun = self.payload
+        if begun is None:
+            os.close(spool_fd)
+            return
+        begun.close()
+        self.payload = self._budget.adopt(spool_fd, begun.size, begun.size - got)
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what this holds of the host's descriptors, with a word for each."""
+        if self.payload is not None:
+            for fd in self.payload.descriptors():
+                yield fd, "payload"
+
+    def _extend(self, chat: ChatBody) -> None:
+        """Go on with the separators that an LLM_CHAT has not counted (spec L1)."""
+        chat.is_extended = True
+        self._conn.extend_body(SEPARATORS)
+        piece = self._conn.take_body()
+        if self.payload is not None and piece:
+            try:
+                self.payload.add(piece)
+            except OSError as why:
+                self._refuse_payload(why)
+
+    def _refuse_payload(self, why: OSError) -> None:
+        """Drain a payload for which there is no room, neither in memory nor on disk."""
+        self.release()
+        self._finish = None
+        self.drain_reply = no_memory(why)

@@ -1,0 +1,49 @@
+"""What the handlers of requests share: their errors, in the contract's words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from protocol import echo, error, invalid
+
+if TYPE_CHECKING:
+    from protocol.messages import FileRequest
+    from supervisor.fsproxy.ports import Caller
+
+OK = b"OK\n"
+REPLACED = error(b"interrupted: the host was replaced by its next program; ask again")
+UNAVAILABLE = error(b"VFS not available")
+NOT_READABLE = b"file not open for reading: "
+NOT_WRITABLE = b"file not open for writing: "
+
+
+def reason(why: OSError) -> bytes:
+    """Return the system's text of an error, never a path (spec F6)."""
+    return echo(os.strerror(why.errno or errno.EIO).encode())
+
+
+def no_memory(why: OSError) -> bytes:
+    """Return the error for a payload that there is no memory or no disk for (W3)."""
+    return error(b"failed to read data: " + reason(why))
+
+
+def unknown(request: FileRequest) -> bytes:
+    """Return the error for a fileno that the client does not have."""
+    return invalid("fileno", request.token)
+
+
+def denied(caller: Caller, what: str, name: bytes) -> bytes:
+    """Report that a client reached for what it may not, and return the error (A1)."""
+    on_denied = caller.fs.on_denied
+    if on_denied is not None:
+        on_denied(caller.client, what, name)
+    return error(b"VFS access denied: '" + echo(name) + b"'")
+
+
+def unavailable(caller: Caller, what: str, name: bytes, claim: bool | None) -> bytes:
+    """Return the error for a root that is gone (spec O4); a claim is on record as ever."""
+    if claim and not caller.client.policy.top_level:
+        denied(caller, what, name)
+    return UNAVAILABLE

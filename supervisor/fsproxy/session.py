@@ -1,0 +1,621 @@
+"""One client's conversation: bytes from its descriptors, replies back, in order.
+
+A session is a state machine that the pump drives from the hot side (``serve``) and its
+own task from the slow side (``run``); exactly one of the two owns it at any time.
+
+Rules of this file.
+
+1. Strictly one reply a request, in request order (spec T3): the next line is looked at
+   only when the reply before it has been taken, whole, by the kernel.
+2. ``serve`` never waits.  What would wait (a disk, a client that does not read) becomes
+   a job; the pump forgets the session until the job is done.
+3. A message that began must end within the deadline, and a reply must be taken within
+   it (spec F8); between messages a client may idle for ever.
+4. Whatever goes wrong with the transport closes the session, once, and the first reason
+   counts (spec S2); so does a fault of this program in a request: it costs that client,
+   not the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from protocol import HostConnection, error
+from protocol import messages as m
+from protocol.chat import ChatBody
+from supervisor.fsproxy.counts import INDEX
+from supervisor.fsproxy.inbound import Inbound
+from supervisor.fsproxy.outbound import Outbound
+from supervisor.fsproxy.pump import POLLS
+from supervisor.fsproxy.reasons import EOF, FAULT, PROCESS_EXIT, SLOW
+from supervisor.fsproxy.replies import REPLACED
+from supervisor.fsproxy.transport import bytes_waiting, revoke
+from vfs.policy import OPEN_FILES, close_places
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterator, Mapping
+
+    from supervisor.fsproxy.outbound import Job
+    from supervisor.fsproxy.ports import Services
+    from supervisor.fsproxy.pump import Pump
+    from vfs.clients import Client, OpenFile
+    from vfs.filesystem import Filesystem
+    from vfs.payload import PayloadBudget, Reservation
+    from vfs.policy import Place
+
+T = TypeVar("T")
+
+RECEIVE_BYTES = 8192
+"""First look at what came: holds any request line of use and a 4 KiB payload."""
+
+TURN_REQUESTS = 64
+"""Requests of one client before the others get their turn: about half a millisecond."""
+
+PIPELINED = 8
+"""Requests of those that a client sent in advance which are answered in one turn."""
+
+TURN_S = 0.0002
+"""How long one client is answered before the others get their turn, where its requests are
+such as take long: a large READ, a path of hundreds of names."""
+
+TURN_PIECES = 8
+"""Pieces of one client's payload or line that are taken before the others get their
+turn: half a MiB of a payload, about 0.15 ms."""
+
+POSTHUMOUS = frozenset(
+    {m.Open, m.Read, m.Write, m.Close, m.Sync, m.Seek, m.Narrow},
+)
+"""What is still done for a process that has ended (spec S2).
+
+SEEK and NARROW show nothing by themselves; they say where the others go, and whether.
+"""
+
+Handler = Callable[["Session", Any], bytes | None]
+"""Answers one request of the class that it stands under; None: the reply comes later."""
+
+_read = os.read
+_write = os.write
+_yield_core = os.sched_yield
+_now_s = time.monotonic
+
+
+class Session:
+    """One client's conversation.
+
+    Args:
+        pump: drives the hot side.
+        fs: the VFS.
+        client: whose requests these are.
+        read_fd: requests come here; non-blocking, owned by the session.
+        write_fd: replies go here; may equal ``read_fd``.
+        budget: memory for payloads.
+        handlers: request class -> what answers it.
+        services: what the host offers beside files.
+        dialect: 1 or 2.
+        max_write_bytes: largest payload of a WRITE (spec W3).
+        deadline_s: for what has begun (spec F8).
+        on_closed: called once, when the session is over.
+
+    Attributes:
+        files: the client's open files, looked up by every request.
+        conn: the bytes that have come.
+        inbound: the body of a message that is on its way.
+        outbound: replies and files that are on their way.
+        top: the ledger of its topmost child, which stands for that (spec S7).
+        requests: that were answered.
+        bytes_in: received from it.
+        errors: replies that were errors.
+        last_error: the last of them.
+        last_request: the last request that was looked at; None: there was none.
+        begun: the last request whose body had not come whole with its line.
+        parent: the session above it; None for a child's own.
+        nested: those beneath it.
+        on_attach: makes one more conversation for its client; None: there is no ATTACH.
+        narrowed_places: places that its client has by NARROW.
+        closed_files: filenos that were open at its end.
+        why_closed: the first reason (``reasons``); None while it is open.
+        failure: what was raised then, if anything.
+    """
+
+    __slots__ = (
+        "_handlers",
+        "_holding",
+        "_interrupted",
+        "_job",
+        "_kind",
+        "_on_closed",
+        "_over",
+        "_stop",
+        "_suspended",
+        "_wake",
+        "begun",
+        "bytes_in",
+        "client",
+        "closed_files",
+        "conn",
+        "counts",
+        "deadline_s",
+        "dialect",
+        "errors",
+        "failure",
+        "files",
+        "fs",
+        "inbound",
+        "last_error",
+        "last_request",
+        "max_write_bytes",
+        "narrowed_places",
+        "nested",
+        "on_attach",
+        "outbound",
+        "parent",
+        "pump",
+        "read_fd",
+        "requests",
+        "services",
+        "top",
+        "why_closed",
+        "write_fd",
+    )
+
+    def __init__(  # noqa: PLR0913 - the parts of one conversation
+        self,
+        pump: Pump,
+        fs: Filesystem,
+        client: Client,
+        read_fd: int,
+        write_fd: int,
+        budget: PayloadBudget,
+        *,
+        handlers: Mapping[type[m.Request], Handler],
+        services: Services,
+        dialect: int,
+        max_write_bytes: int,
+        deadline_s: float,
+        on_closed: Callable[[Session], None],
+    ) -> None:
+        self.pump = pump
+        self.fs = fs
+        self.services = services
+        self.client = client
+        self.files = client.files
+        self.read_fd = read_fd
+        self.write_fd = write_fd
+        self.max_write_bytes = max_write_bytes
+        self.deadline_s = deadline_s
+        self.dialect = dialect
+        self._handlers = handlers
+        self._on_closed = on_closed
+        self.on_attach: Callable[[Session], Awaitable[bytes | None]] | None = None
+        self.parent: Session | None = None
+        self.nested: list[Session] = []
+        self.narrowed_places: tuple[Place, ...] = ()
+
+        self.conn = HostConnection(dialect)
+        ledger = self.top = client.ledger
+        while self.top.parent is not None:
+            self.top = self.top.parent
+        self.inbound = Inbound(self.conn, read_fd, budget, ledger)
+        self.outbound = Outbound(pump, write_fd, deadline_s, ledger, self.top)
+
+        self.counts = pump.counts
+        self.requests = 0
+        self.bytes_in = 0
+        self.errors = 0
+        self.last_error = b""
+        self.last_request: m.Request | None = None
+        self.begun: m.Request | None = None
+        self._kind = 0
+
+        self._job: Job | None = None
+        self._holding: tuple[trio.CancelScope, float] | None = None
+        self._interrupted = False
+        self._wake = trio.Event()
+        self._suspended = False
+        self._stop = False
+        self._over = trio.Event()
+        self.why_closed: str | None = None
+        self.failure: Exception | None = None
+        self.closed_files: list[int] = []
+
+    # The hot side
+
+    def serve(  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path, in one piece
+        self, *, alone: bool
+    ) -> bool:
+        """Answer what has come, without waiting.
+
+        Args:
+            alone: no other client is active, so the core may be yielded to this one
+                after a reply: its next request then comes without a wake-up.
+
+        Returns:
+            Whether requests are left over that this turn did not get to.
+        """
+        conn = self.conn
+        read_fd = self.read_fd
+        write_fd = self.write_fd
+        misses = 0
+        turns = TURN_REQUESTS
+        pieces = TURN_PIECES
+        message = conn.next_message() if conn.pending else None
+        until_s = _now_s() + TURN_S
+        try:
+            while True:
+                if message is not None:
+                    kind = self._kind = INDEX[type(message)]
+                    self.counts.requests[kind] += 1
+                    self.last_request = message
+                    reply = self._handlers[type(message)](self, message)
+                else:
+                    try:
+                        if conn.body_left:
+                            reply = self._receive_body()
+                        else:
+                            data = _read(read_fd, RECEIVE_BYTES)
+                            self.bytes_in += len(data)
+                            if not data:
+                                self.close_soon(EOF)
+                                return False
+                            message = conn.receive_data(data)
+                            if message is None:  # a part of a line
+                                pieces -= 1
+                                if pieces < 0:
+                                    return False
+                            continue
+                    except BlockingIOError:
+                        misses += 1
+                        if misses > POLLS or not alone:
+                            return False
+                        _yield_core()
+                        continue
+                if reply is None:
+                    if message is not None:
+                        self.begun = message
+                    pieces -= 1
+                    if self._suspended or pieces < 0:
+                        return False
+                    message = None  # its body is on the way
+                    continue
+                if reply[:1] == b"E":
+                    self.note_error(reply, self._kind)
+                try:
+                    sent = _write(write_fd, reply)
+                except BlockingIOError:
+                    sent = 0
+                self.outbound.bytes_out += sent
+                if sent != len(reply):
+                    self.start(partial(self.outbound.send, memoryview(reply)[sent:]))
+                    return False
+                turns -= 1
+                if conn.pending:
+                    if turns <= TURN_REQUESTS - PIPELINED or _now_s() > until_s:
+                        return True
+                    message = conn.next_message()
+                elif not alone or turns < 0 or _now_s() > until_s:
+                    return False  # epoll tells when there is more
+                else:
+                    message = None
+                    misses = 0
+                    _yield_core()
+        except OSError as why:
+            # Everything but EINTR, which the interpreter retries, is fatal (spec S2).
+            self.close_soon(EOF, why)
+            return False
+        except Exception as why:  # noqa: BLE001 - a fault here costs one client
+            self.close_soon(FAULT, why)
+            return False
+        finally:
+            self.requests += TURN_REQUESTS - turns
+
+    def _receive_body(self) -> bytes | None:
+        """Receive some of a body; return the reply once it is complete."""
+        count = self.inbound.receive()
+        if not count:
+            text = b"failed to read " + self.inbound.missing()
+            self.outbound.send_last(error(text))
+            self.close_soon(EOF)
+            return None
+        self.bytes_in += count
+        if self.conn.body_left:
+            return None
+        try:
+            return self.inbound.finish()
+        finally:
+            if self._job is None and not self.conn.body_left:
+                self.inbound.release()
+
+    def note_error(self, reply: bytes | memoryview, kind: int) -> None:
+        """Count a reply that is an error, and keep it as the last one."""
+        self.counts.errors[kind] += 1
+        self.errors += 1
+        self.last_error = bytes(reply)
+
+    # What handlers hand on
+
+    def start(self, job: Job) -> None:
+        """Hand the current request to the session's own task."""
+        self._job = job
+        self._suspended = True
+        self.pump.suspend(self)
+        self._wake.set()
+
+    def send_file(self, file: OpenFile, size: int) -> bytes | None:
+        """Answer a READ of ``size`` bytes that the file has, without copying them."""
+        job = self.outbound.begin_file(file, size)
+        if job is None:
+            return b""
+        self.start(job)
+        return None
+
+    def reserved_memory(self) -> Reservation:
+        """Return what the current request reserves until its answer is taken."""
+        return self.inbound.reserved_memory()
+
+    @contextlib.contextmanager
+    def while_connected(self, leave_s: float = 0.0) -> Iterator[trio.CancelScope]:
+        """Run work of a job only for as long as its client is there (spec L10).
+
+        The end of the process, of the session, or of both directions of the connection
+        cancels it; a client that has only stopped sending is waited for.  For a client
+        that is gone already nothing begins.
+
+        Args:
+            leave_s: the scope is left so many seconds after the client.
+        """
+        with trio.CancelScope() as scope:
+            self._holding = (scope, leave_s)
+            if self._stop:
+                scope.cancel()
+            else:
+                self.pump.watch_hangup(self)
+            try:
+                yield scope
+            finally:
+                self._holding = None
+                self.pump.ignore_hangup(self)
+
+    def narrow(self, document: bytes) -> None:
+        """Give up rights for good (spec A5).
+
+        Raises:
+            RightsError: the document does not narrow what the client has.
+        """
+        client, llm = self.client, self.services.llm
+        models = None if llm is None else llm.models_of(client)
+        policy = client.policy.narrowed(document, client.ledger, models, self.fs.spare)
+        if llm is not None and policy.quota is not None:
+            llm.limit(client, policy.quota)
+        new = tuple(
+            place for place in policy.places if place not in client.policy.places
+        )
+        self.narrowed_places += new
+        self.fs.hold(client, len(new))
+        client.policy = policy
+
+    # The slow side
+
+    async def run(self) -> None:
+        """Do the session's slow work until it is over, then clean up (spec S3)."""
+        try:
+            while not self._stop:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                if self._job is not None:
+                    await self._run_job(self._job)
+        finally:
+            # Bounded: what is still done are calls into the kernel (I1).
+            with trio.CancelScope(shield=True):
+                if self.why_closed in (EOF, PROCESS_EXIT):
+                    await self._settle()
+                for nested in tuple(self.nested):
+                    await nested.finish(self.why_closed or EOF)
+                self.closed_files = await self.fs.end_distant(
+                    self.client, self.why_closed or EOF
+                )
+            self._clean_up()
+
+    async def _run_job(self, job: Job) -> None:
+        kind = self._kind
+        begun_s = time.monotonic()
+        try:
+            reply = await job()
+            if reply is None and self._interrupted and not self._stop:
+                reply = REPLACED
+            if reply is not None:
+                if reply[:1] == b"E":
+                    self.note_error(reply, kind)
+                await self.outbound.send(reply)
+        except trio.TooSlowError:
+            self.close_soon(SLOW)
+        except OSError as why:
+            self.close_soon(EOF, why)
+        except Exception as why:  # noqa: BLE001 - a fault here costs one client
+            self.close_soon(FAULT, why)
+        self._job = None
+        self._interrupted = False
+        self.requests += 1
+        self.counts.took(self.counts.jobs, kind, time.monotonic() - begun_s)
+        self.inbound.release()
+        if not self._stop:
+            self._suspended = False
+            self.pump.resume(self)
+
+    def interrupt(self) -> None:
+        """End work that waits for a service, as if its client were gone (``handover``).
+
+        Its client is there, and gets an error.
+        """
+        if self._holding is not None:
+            self._interrupted = True
+            self._holding[0].cancel()
+
+    # What is to be seen of it
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes that were sent to the client."""
+        return self.outbound.bytes_out
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes by which a WRITE that has begun may make a file grow."""
+        return 0 if self.inbound.reserved is None else self.inbound.reserved[1]
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a job has its current request."""
+        return self._job is not None
+
+    @property
+    def is_mid_message(self) -> bool:
+        """Whether a message has begun and is not complete (spec F8)."""
+        return self.conn.is_mid_message and not self._suspended
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is being cleaned up: it is to end, and has not yet."""
+        return self._stop and not self._over.is_set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything of it was given back."""
+        return self._over.is_set()
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what this holds of the host's descriptors, with a word for each."""
+        if self._over.is_set():
+            return
+        yield self.read_fd, "connection"
+        yield self.write_fd, "connection"
+        yield from self.inbound.descriptors()
+        for place in self.narrowed_places:
+            for fd in place.backend.descriptors():
+                yield fd, "root or grant"
+
+    # The end
+
+    def close_soon(self, why: str, failure: Exception | None = None) -> None:
+        """Stop serving; the session's task cleans up.  The first reason counts."""
+        if self.why_closed is None:
+            self.why_closed = why
+            self.failure = failure
+        if failure is not None:
+            # Frames that are kept with it would hold parts of the payload's memory.
+            traceback.clear_frames(failure.__traceback__)
+        self._stop = True
+        self._suspended = True
+        self.pump.suspend(self)
+        self.outbound.stop()
+        if self._holding is not None:
+            scope, leave_s = self._holding
+            scope.deadline = min(scope.deadline, trio.current_time() + leave_s)
+        self._wake.set()
+
+    def be_over(self, why: str) -> None:
+        """Be a session that was over before this program began (``handover``)."""
+        self.why_closed = why
+        self._stop = self._suspended = True
+        self.outbound.stop()
+        self._over.set()
+
+    async def finish(self, why: str) -> None:
+        """End the session of a process that has ended, and wait for its clean-up.
+
+        A job in flight is waited for, never abandoned (I1).
+        """
+        self.close_soon(why)
+        await self._over.wait()
+
+    async def wait_over(self) -> None:
+        """Wait until everything of it was given back."""
+        await self._over.wait()
+
+    async def _settle(self) -> None:
+        """Do what a client that is gone had sent, as far as it is complete (spec S2).
+
+        Who still holds the other end may go on sending: what comes from now on is not
+        looked at.  Replies go nowhere (``outbound``, rule 2).
+        """
+        left = bytes_waiting(self.read_fd)
+        while True:
+            if self._job is not None:
+                await self._run_job(self._job)
+            try:
+                left = self._do_sent(left)
+            except OSError:
+                return  # a reset connection holds nothing more
+            except Exception as why:  # noqa: BLE001 - a fault here costs one client
+                self.failure = why
+                return
+            if self._job is None:
+                return
+
+    def _do_sent(self, left: int) -> int:
+        """Do what was sent until a job begins; return the bytes that still wait.
+
+        Args:
+            left: of what waits in the kernel, how many bytes count.
+        """
+        conn = self.conn
+        message = conn.next_message() if conn.pending else None
+        while True:
+            if message is not None:
+                self._do_posthumously(message)
+            elif left <= 0:
+                return 0
+            elif conn.body_left:
+                before = self.bytes_in  # a body may turn out to be longer meanwhile
+                self._receive_body()
+                left -= self.bytes_in - before
+                if self.bytes_in == before:
+                    return 0
+            else:
+                data = _read(self.read_fd, min(RECEIVE_BYTES, left))
+                left -= len(data)
+                self.bytes_in += len(data)
+                message = conn.receive_data(data)
+                if not data:
+                    return 0
+                continue
+            if self._job is not None:
+                return left
+            message = conn.next_message() if conn.pending else None
+
+    def _do_posthumously(self, message: m.Request) -> None:
+        if type(message) not in POSTHUMOUS:
+            self.inbound.drain(b"", ChatBody.of(message))
+            return
+        self._kind = INDEX[type(message)]
+        self.counts.requests[self._kind] += 1
+        with contextlib.suppress(OSError):  # nobody takes the bytes of a READ
+            self._handlers[type(message)](self, message)
+
+    def _clean_up(self) -> None:
+        """Give everything back, in reverse order of acquisition; runs once."""
+        self._stop = True
+        self.outbound.stop()
+        with contextlib.ExitStack() as stack:  # each step, whatever became of another
+            stack.callback(self._over.set)
+            stack.callback(self._on_closed, self)
+            if self.parent is not None:
+                stack.callback(self.parent.nested.remove, self)
+            for fd in {self.read_fd, self.write_fd}:
+                stack.callback(os.close, fd)
+                stack.callback(revoke, fd)
+            stack.callback(close_places, self.narrowed_places)
+            stack.callback(self._disconnect)
+            stack.callback(self.inbound.release)
+            stack.callback(self.pump.forget, self)
+
+    def _disconnect(self) -> None:
+        self.client.ledger.charge(OPEN_FILES, -len(self.narrowed_places))
+        self.closed_files += self.fs.disconnect(self.client, self.why_closed or EOF)

@@ -1,0 +1,1 @@
+"""Children that a daemon keeps: by name, restarted, with their logs."""

@@ -1,0 +1,458 @@
+"""One kept child: a name, what is to run under it, and the life of its processes.
+
+One task from its turn to its last end, with restarts between.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from hostlib.threads import in_thread
+from supervisor.children.lifecycle import START_PATIENCE_S, State
+from supervisor.children.specs import ChildOptions, make_spec, policy_options
+from supervisor.config.child import restart_policy, stop_signal
+from supervisor.kept_children.logs import Capture, ChildLog
+from supervisor.sandbox.scratch import Scratch
+from supervisor.spawn.restarts import TABLE, Deed, Happening, Phase, Restarts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from supervisor.children.child import Child
+    from supervisor.config.child import ChildSection
+    from supervisor.config.policy import PolicySection
+    from supervisor.config.sandbox import SandboxSection
+    from supervisor.host import Host
+    from supervisor.workspace.use import WorkspaceUse
+
+NOT_STARTED = 125
+"""Stands for the exit status of a child that could not be started."""
+
+FINAL = frozenset({Phase.ENDED, Phase.STOPPED, Phase.GIVEN_UP})
+
+
+def options_of(
+    section: ChildSection,
+    policy: PolicySection | None,
+    sandboxes: Mapping[str, SandboxSection],
+    workspaces: tuple[WorkspaceUse, ...] = (),
+) -> ChildOptions:
+    """Return what a section, its policy and that one's workspaces ask for."""
+    return replace(
+        policy_options(policy, sandboxes, workspaces),
+        dialect=section.dialect,
+        transport=section.transport,
+        env=dict(section.env),
+        cwd=section.cwd,
+        stop_signal=stop_signal(section.stop_signal),
+        policy=section.policy,
+    )
+
+
+class Shared(NamedTuple):
+    """What the children of one daemon share.
+
+    Attributes:
+        scratch_dir: where their private directories are made.
+        room: for those that are being started: a thousand at once would hold the loop.
+    """
+
+    scratch_dir: str | None
+    room: trio.Semaphore
+
+
+class Kept:
+    """One kept child.
+
+    Args:
+        host: starts its processes.
+        name: its own.
+        section: what it is to be.
+        options: what it is to be.
+        log: where what it says goes.
+        shared: what all kept children share.
+
+    Attributes:
+        phase: where it is.
+        reason: why it is there; None while there is nothing to say.
+        child: its process now; None between two.
+        status: of its last process; None before the first has ended.
+        has_lived: its last process was started, however soon it has ended.
+        begun: set when its process was started, or will not be; also between two.
+        ended: set but for the time from a process's end to what follows from that.
+        settled: set while nothing of it runs or is about to.
+        configured: it stands in the configuration.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        section: ChildSection,
+        options: ChildOptions,
+        log: ChildLog,
+        shared: Shared,
+    ) -> None:
+        self.name = name
+        self.section = section
+        self.options = options
+        self.log = log
+        self.phase = Phase.STOPPED
+        self.reason: str | None = None
+        self.child: Child | None = None
+        self.status: int | None = None
+        self.has_lived = False
+        self.begun = trio.Event()
+        self.ended = trio.Event()
+        self.ended.set()
+        self.settled = trio.Event()
+        self.settled.set()
+        self.configured = True
+        self.restarts = Restarts(
+            restart_policy(section), trio.current_time, random.random
+        )
+        self._host = host
+        self._scratch_dir = shared.scratch_dir
+        self._room = shared.room
+        self._waiting = trio.CancelScope()
+        self._starting = trio.CancelScope()
+        self._start_until = math.inf
+        self._due_at = -math.inf
+        self._last_end: Mapping[str, object] = {}
+        self._held: set[Capture | Scratch] = set()
+
+    # Orders
+
+    def begin(self) -> bool:
+        """Make ready for ``run``; False if it is under way already."""
+        if not self.settled.is_set():
+            if self.phase is Phase.BACKING_OFF:
+                self._waiting.cancel()
+                self._expect_start()
+            return False
+        self.settled = trio.Event()
+        self._expect_start()
+        self.phase = Phase.WAITING
+        self.reason = None
+        self._start_until = math.inf
+        self.restarts.begin_anew()
+        return True
+
+    def _expect_start(self) -> None:
+        """Have ``begun`` waited for until the next process was started, or will not be."""
+        self.has_lived = False
+        if self.begun.is_set():  # else some wait for it already
+            self.begun = trio.Event()
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Ask it to end for good; ``settled`` tells when it has."""
+        deed = self._happened(Happening.STOP)
+        if self.settled.is_set():
+            return
+        self.reason = "stopped on request"
+        if deed is Deed.STOP and self.child is not None:
+            self.child.stop(grace_s)
+        elif deed is Deed.STOP:  # it is being started
+            patience_s = START_PATIENCE_S if grace_s is None else grace_s
+            until_s = trio.current_time() + min(START_PATIENCE_S, patience_s)
+            # Who asks again and again does not put it off.
+            self._start_until = min(self._start_until, until_s)
+            self._starting.deadline = self._start_until
+        elif deed is Deed.LEAVE:
+            self._waiting.cancel()
+
+    async def run(self, after: Iterable[Kept]) -> None:
+        """Own it from its turn to its last end."""
+        try:
+            with trio.CancelScope() as self._waiting:
+                for other in after:
+                    await other.begun.wait()
+            if self.phase is not Phase.WAITING:
+                return
+            self._happened(Happening.START)
+            await self._rounds()
+        finally:
+            self.begun.set()
+            self.ended.set()
+            self.settled.set()
+
+    async def _rounds(self) -> None:
+        """Run process after process, until there is to be none."""
+        while True:
+            self.restarts.started()
+            if not await self._comes_back(await self._run_once()):
+                return
+
+    async def _comes_back(self, status: int) -> bool:
+        """Record a process's end; wait until the next is due, if there is one."""
+        self.status = status
+        meaning = self.restarts.ended(status)
+        deed = self._happened(meaning)
+        self.ended.set()
+        if deed is not Deed.WAIT:
+            self._tell_end(meaning)
+            return False
+        return await self._back_off()
+
+    async def _back_off(self) -> bool:
+        wait_s = self.restarts.wait_s()
+        self._host.log.write(
+            "INFO",
+            f"Child {self.name} is started again in {wait_s:.3g} s",
+            **self._end_fields(),
+            status=self.status,
+            reason=self.reason,
+            restarts=self.restarts.total,
+        )
+        self._host.journal.write(
+            "child.restarting",
+            name=self.name,
+            status=self.status,
+            reason=self.reason,
+            wait_s=round(wait_s, 3),
+        )
+        return await self._wait(wait_s)
+
+    async def _wait(self, wait_s: float) -> bool:
+        """Wait for a restart; tell whether it is still wanted then."""
+        self._due_at = trio.current_time() + wait_s
+        with trio.CancelScope() as self._waiting:
+            await trio.sleep_until(self._due_at)
+        is_wanted = self._happened(Happening.WAITED) is Deed.SPAWN
+        if is_wanted:
+            self._expect_start()
+        return is_wanted
+
+    def _tell_end(self, meaning: Happening) -> None:
+        if meaning is not Happening.ENDED_TOO_OFTEN or self.phase is not Phase.GIVEN_UP:
+            return
+        policy = self.restarts.policy
+        self.reason = (
+            f"given up: more than {policy.max_restarts} restarts within"
+            f" {policy.within_s:g} s; at last it {self.reason}"
+        )
+        self._host.log.write(
+            "ERROR",
+            f"Child {self.name} {self.reason}",
+            **self._end_fields(),
+            status=self.status,
+            reason=self.reason,
+        )
+        self._host.journal.write(
+            "child.given_up", name=self.name, status=self.status, reason=self.reason
+        )
+
+    def _end_fields(self) -> dict[str, object]:
+        """Return whose end a line of the log is about, and how it ended."""
+        return {"child": self.name, **self._last_end}
+
+    def _happened(self, happening: Happening) -> Deed:
+        self.phase, deed = TABLE[self.phase, happening]
+        return deed
+
+    # One process
+
+    async def _run_once(self) -> int:
+        """Start a process, and return its exit status when nothing of it is left."""
+        self._last_end = {}
+        with self._until_stopped() as waiting:
+            await self._room.acquire()
+        if waiting.cancelled_caught:
+            return NOT_STARTED
+        try:
+            options, where = self.options, self._scratch_dir
+            has_user = "uid" in options.sandbox.layers
+            scratch = Scratch(options.root, where=where, has_user=has_user)
+        except OSError as why:
+            self._room.release()
+            return self._not_started(f"cannot make its directories: {why.strerror}")
+        async with self._holding(scratch):
+            return await self._run_in(scratch)
+
+    @asynccontextmanager
+    async def _holding(self, scratch: Scratch) -> AsyncIterator[None]:
+        self._held.add(scratch)
+        try:
+            yield
+        finally:
+            failure = await scratch.remove()
+            self._held.discard(scratch)
+            if failure is not None:
+                self._host.log.write("WARNING", failure, child=self.name)
+
+    async def _run_in(self, scratch: Scratch) -> int:
+        try:
+            null, (out, out_end), (err, err_end) = _open_stdio()
+        except OSError as why:
+            self._room.release()
+            return self._not_started(f"no descriptors for it: {why.strerror}")
+        self.log.begin()
+        async with self._capturing(out, err):
+            try:
+                child = await self._spawn(scratch, (null, out_end, err_end))
+            except OSError as why:
+                return self._not_started(why.strerror or str(why))
+            return NOT_STARTED if child is None else await self._live(child)
+
+    @asynccontextmanager
+    async def _capturing(self, out: int, err: int) -> AsyncIterator[None]:
+        """Keep what comes through its pipes, up to the last byte of it."""
+        capture = Capture(self.log, out, err)
+        self._held.add(capture)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(capture.run)
+                try:
+                    yield
+                finally:
+                    capture.finish()
+        finally:
+            self._held.discard(capture)
+
+    def _until_stopped(self) -> trio.CancelScope:
+        """Return a scope for what a start waits for; who stops it sets its deadline."""
+        self._starting = trio.CancelScope(deadline=self._start_until)
+        return self._starting
+
+    async def _spawn(
+        self, scratch: Scratch, stdio: tuple[int, int, int]
+    ) -> Child | None:
+        """Start its process; None if it was stopped before it was its program.
+
+        Closes the descriptors that it was given.
+        """
+        most_files = self._host.settings.open_files_per_client
+        words = tuple(self.section.command)
+        try:
+            options = await self._prepared()
+            spec = make_spec(options, words, scratch, stdio, most_files)
+            account = self.name if self.configured else None
+            spec = replace(spec, name=self.name, account=account)
+            with self._until_stopped():
+                return await self._host.spawn(spec)
+            return None
+        finally:
+            for fd in stdio:
+                os.close(fd)  # then the pipes' ends tell when all are gone
+            self._room.release()
+
+    async def _prepared(self) -> ChildOptions:
+        """Return its options with its workspaces found, or made where they are new.
+
+        Raises:
+            OSError: one cannot be used; ``strerror`` says why.
+        """
+        options = self.options
+        if not options.workspaces:
+            return options
+        uses = await in_thread(_prepared_uses, options.workspaces)
+        return replace(options, workspaces=uses, cwd=options.cwd or uses[0].base)
+
+    async def _live(self, child: Child) -> int:
+        self.child = child
+        self.has_lived = True
+        self.begun.set()
+        if self.phase is Phase.ENDING and child.state is State.RUNNING:
+            child.stop()  # that was asked for while it was being started
+        try:
+            status = await child.wait_gone()
+        finally:
+            self.child = None
+            self.ended = trio.Event()
+            self._last_end = child.end_fields()
+        if child.failure is not None:
+            return self._not_started(child.failure.text)
+        if self.phase is not Phase.ENDING:
+            self.reason = child.ending
+        return status
+
+    def _not_started(self, text: str) -> int:
+        self.reason = f"did not start{self.section.under_policy()}: {text}"
+        self.has_lived = False
+        self.begun.set()
+        self._host.log.write(
+            "WARNING",
+            f"Child {self.name} {self.reason}",
+            **self._end_fields(),
+            status=NOT_STARTED,
+            reason=self.reason,
+        )
+        return NOT_STARTED
+
+    # Looking at it
+
+    def descriptors(self) -> Iterable[tuple[int, str]]:
+        """Yield what it holds of the host's descriptors beside its process's."""
+        for fd in self.log.descriptors():
+            yield fd, "child log"
+        for held in self._held:
+            if isinstance(held, Scratch):
+                yield from held.descriptors()
+            else:
+                yield from ((fd, "child output") for fd in held.descriptors())
+
+    def more(self) -> dict[str, object]:
+        """Return what ``ps`` tells of it beside its process."""
+        return {
+            "restart": self.section.restart,
+            "restarts": self.restarts.total,
+            "reason": self.reason,
+            "log_dropped_bytes": self.log.segments.dropped_bytes,
+        }
+
+    def row(self) -> dict[str, object]:
+        """Return it as a row of ``ps`` while it has no process."""
+        return {
+            "id": self.name,
+            "name": self.name,
+            "pid": None,
+            "create_time": None,
+            "state": self.phase.value,
+            "command": self.section.command,
+            "client_id": None,
+            "started_at": None,
+            "isolation": None,  # nothing is reported that was not tried
+            **self.more(),
+            "status": self.status,
+            "usage": None,
+        }
+
+
+_IMPORTED_BY_STARTS = (
+    "supervisor.spawn.inner_mounts",
+    "supervisor.children.shared_workspaces",
+    "supervisor.workspace.bounds",
+    "supervisor.workspace.view",
+)
+
+
+def _prepared_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
+    """Return uses of workspaces as they are found, or made (for a worker thread)."""
+    # With what the start itself will import: in the Trio thread all other children would
+    # wait for that (attack 41).
+    from supervisor.workspace.run import prepare_uses  # noqa: PLC0415 - with one
+
+    for name in _IMPORTED_BY_STARTS:
+        import_module(name)
+    return prepare_uses(uses)
+
+
+def _open_stdio() -> tuple[int, tuple[int, int], tuple[int, int]]:
+    """Return the null device, and both ends of the pipes for stdout and stderr."""
+    with ExitStack() as stack:
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, null)
+        out = os.pipe2(os.O_CLOEXEC)
+        for fd in out:
+            stack.callback(os.close, fd)
+        err = os.pipe2(os.O_CLOEXEC)
+        stack.pop_all()
+    return null, out, err

@@ -1,0 +1,392 @@
+"""All children that a daemon keeps: started in order, stopped in reverse, reloaded.
+
+Rules of this file.
+
+1. A child's turn comes when those that it is ``after`` have begun, well or not: the
+   order is a courtesy, nobody waits for ever for what is broken.
+2. Stopping is the reverse: a child is asked when all that came after it are gone.
+3. A reload touches what changed and nothing else; a configuration with a fault changes
+   nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import trio
+
+from hostlib.segments import Segments
+from hostlib.threads import in_thread
+from hostlib.user_values import parse_size
+from supervisor.config.workspace import uses_of
+from supervisor.kept_children.kept_child import Kept, Shared, options_of
+from supervisor.kept_children.log_marks import Marks
+from supervisor.kept_children.logs import WRITERS, ChildLog
+from supervisor.sandbox.scratch import remove_tree
+from supervisor.spawn.launcher import SPAWNS_UNDER_WAY
+from supervisor.workspace.settings import USUAL
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    from supervisor.children.specs import ChildOptions
+    from supervisor.config.child import ChildSection
+    from supervisor.config.directories import Places
+    from supervisor.config.document import Config
+    from supervisor.fsproxy.ports import ChildView
+    from supervisor.host import Host
+    from supervisor.workspace.use import WorkspaceUse
+
+T = TypeVar("T")
+
+ADHOC_PREFIX = "spawn-"
+"""How the names of children begin that were spawned without one."""
+
+
+ADHOC_LOGS = 100
+"""Logs of such children that are kept after their end, the newest."""
+
+
+PROGRESS_S = 1.0
+"""Between two looks at how many have begun: a thousand take some seconds."""
+
+
+class Changes(NamedTuple):
+    """What a reload did, by name."""
+
+    started: list[str]
+    stopped: list[str]
+    restarted: list[str]
+    unchanged: list[str]
+    needs_restart: list[str]
+
+    def row(self) -> dict[str, object]:
+        """Return it as a JSON object."""
+        return self._asdict()
+
+
+class Children:
+    """The children that one host keeps.
+
+    Args:
+        host: starts them.
+        config: what is configured.
+        places: where their logs, private directories and workspaces are.
+        nursery: their tasks run in it.
+
+    Attributes:
+        config: what is configured now.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        config: Config,
+        places: Places,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.config = config
+        self._state_dir = places.state_dir
+        self._host = host
+        self._log_dir = places.logs
+        self._shared = Shared(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
+        self._nursery = nursery
+        self._kept: dict[str, Kept] = {}
+        self._adhoc_logs = deque(_adhoc_logs(places.logs))
+        self._names = count(1 + max(map(_number, self._adhoc_logs), default=0))
+        self._stopping = False
+        self._reloading = trio.Lock()
+        host.roster = self
+        self.log_dropped_bytes = 0
+        host.holders.add(self.descriptors)
+
+    def __iter__(self) -> Iterator[Kept]:
+        """Yield them all."""
+        yield from tuple(self._kept.values())
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, name: str) -> Kept | None:
+        """Return the one of this name, or whose process has this id."""
+        kept = self._kept.get(name)
+        if kept is not None:
+            return kept
+        child = self._host.children.get(name)
+        if child is None or child.spec.name is None:
+            return None
+        return self._kept.get(child.spec.name)
+
+    # Starting
+
+    def start_configured(self) -> None:
+        """Begin all that is configured, in its order."""
+        for name, section in self.config.child.items():
+            self._add(name, section)
+        for kept in self:
+            self.start(kept)
+
+    def start(self, kept: Kept) -> None:
+        """Begin one; nothing if it runs already, or the host is stopping."""
+        if self._stopping:
+            kept.begun.set()
+        elif kept.begin():
+            after = [
+                self._kept[name] for name in kept.section.after if name in self._kept
+            ]
+            self._nursery.start_soon(self._run, kept, after)
+
+    async def have_begun(
+        self, tell: Callable[[int, int], None], *, unless: trio.Event
+    ) -> bool:
+        """Wait until each was started, or will not be; an exec can hang.
+
+        Args:
+            tell: called with how many of how many have begun, whenever that has changed,
+                at most once in ``PROGRESS_S``.
+            unless: ends the wait.
+
+        Returns:
+            Whether it went to its end.
+        """
+
+        async def leave() -> None:
+            await unless.wait()
+            nursery.cancel_scope.cancel()
+
+        async def tell_progress() -> None:
+            told = -1
+            while True:
+                begun = sum(kept.begun.is_set() for kept in self)
+                if begun != told:
+                    tell(begun, len(self))
+                    told = begun
+                await trio.sleep(PROGRESS_S)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            nursery.start_soon(tell_progress)
+            for kept in self:
+                await kept.begun.wait()
+            nursery.cancel_scope.cancel()
+        return not unless.is_set()
+
+    async def _run(self, kept: Kept, after: list[Kept]) -> None:
+        await kept.run(after)
+        if not kept.configured and self._kept.get(kept.name) is kept:
+            del self._kept[kept.name]
+            kept.log.close()
+            self._adhoc_logs.append(kept.name)
+            while len(self._adhoc_logs) > ADHOC_LOGS:
+                name = self._adhoc_logs.popleft()
+                try:
+                    path = Path(self._log_dir) / name
+                    await in_thread(remove_tree, path, share=WRITERS)
+                except BlockingIOError:  # no thread: it goes with the next one
+                    self._adhoc_logs.appendleft(name)
+                    return
+
+    def spawn(self, name: str | None, section: ChildSection) -> Kept:
+        """Begin a child that no configuration names; its row goes when it has ended.
+
+        Raises:
+            ValueError: its name is taken, or the host is stopping.
+        """
+        if self._stopping:
+            raise ValueError("the host is stopping")
+        name = name or f"{ADHOC_PREFIX}{next(self._names)}"
+        if name in self._kept:
+            raise ValueError(f"there is a child {name!r} already")
+        kept = self._add(name, section)
+        kept.configured = False
+        self.start(kept)
+        return kept
+
+    def _options(self, section: ChildSection) -> ChildOptions:
+        name, config = section.policy, self.config
+        policy = None if name is None else config.policy.get(name)
+        uses: tuple[WorkspaceUse, ...] = ()
+        if policy is not None and policy.workspace:
+            uses = uses_of(policy.workspace, config.workspace, self._state_dir)
+        return options_of(section, policy, config.sandbox, uses)
+
+    def open_log(self, name: str, section: ChildSection) -> ChildLog:
+        """Return where what a child says is kept."""
+        directory = f"{self._log_dir}/{name}"
+        max_bytes, keep = parse_size(section.log.max_size), section.log.keep
+        segments = Segments(directory, max_bytes, keep)
+        marks = Marks(directory, max_bytes, keep, segments.end)
+        return ChildLog(name, segments, marks, self._host.log, self._dropped)
+
+    def _add(self, name: str, section: ChildSection) -> Kept:
+        log = self.open_log(name, section)
+        options = self._options(section)
+        kept = Kept(self._host, name, section, options, log, self._shared)
+        self._kept[name] = kept
+        return kept
+
+    # Stopping
+
+    async def stop_all(self, grace_s: float | None = None) -> None:
+        """Stop all, each when those that came after it are gone (rule 2)."""
+        self._stopping = True
+        followers: dict[str, list[Kept]] = {}
+        for kept in self:
+            for name in kept.section.after:
+                followers.setdefault(name, []).append(kept)
+        async with trio.open_nursery() as nursery:
+            for kept in self:
+                followed_by = followers.get(kept.name, ())
+                nursery.start_soon(self._stop_one, kept, followed_by, grace_s)
+
+    async def _stop_one(
+        self, kept: Kept, followers: Iterable[Kept], grace_s: float | None
+    ) -> None:
+        for follower in followers:
+            await follower.settled.wait()
+        if not kept.settled.is_set():
+            kept.stop(grace_s)
+            await kept.settled.wait()
+
+    def insist(self) -> None:
+        """Stop all that is left at once, in no order."""
+        for kept in self:
+            if not kept.settled.is_set():
+                kept.stop(0.0)
+
+    # Reloading
+
+    async def finish(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Do something to its end, also if the caller is cancelled meanwhile."""
+        done = trio.Event()
+        results: list[T] = []
+        failures: list[Exception] = []
+
+        async def run() -> None:
+            try:
+                results.append(await do())
+            except Exception as why:  # noqa: BLE001 - the caller's to handle
+                failures.append(why)
+            done.set()
+
+        self._nursery.start_soon(run)
+        await done.wait()
+        if failures:
+            raise failures[0]
+        return results[0]
+
+    async def reload(self, config: Config) -> Changes:
+        """Make what runs what is configured: changed children only.
+
+        Args:
+            config: checked; the one that counts from now on.
+        """
+        async with self._reloading:
+            old, self.config = self.config, config
+            host = self._host
+            host.settings = replace(host.settings, written=config.places_written())
+            changes = self._compare(old, config)
+            doomed = [self._kept[n] for n in (*changes.stopped, *changes.restarted)]
+            async with trio.open_nursery() as nursery:
+                for kept in doomed:
+                    nursery.start_soon(self._stop_one, kept, (), None)
+            for kept in doomed:
+                del self._kept[kept.name]
+                kept.log.close()
+            for name in (*changes.started, *changes.restarted):
+                section = config.child[name]
+                self._add(name, section)
+            begun = [self._kept[n] for n in (*changes.started, *changes.restarted)]
+            for kept in begun:
+                self.start(kept)
+        # An exec can hang: what is configured next may do away with that.
+        for kept in begun:
+            await kept.begun.wait()
+        return changes
+
+    def _compare(self, old: Config, new: Config) -> Changes:
+        running = {kept.name: kept for kept in self if kept.configured}
+        started, restarted, unchanged = [], [], []
+        for name, section in new.child.items():
+            kept = self._kept.get(name)
+            if kept is None:
+                started.append(name)
+            elif name in running and self._is_the_same(kept, section):
+                kept.options = self._options(section)
+                unchanged.append(name)
+            else:
+                restarted.append(name)
+        return Changes(
+            started=started,
+            stopped=[name for name in running if name not in new.child],
+            restarted=restarted,
+            unchanged=unchanged,
+            needs_restart=[
+                key
+                for key in new.__struct_fields__
+                if key not in {"child", "policy", "sandbox", "workspace"}
+                and getattr(old, key) != getattr(new, key)
+            ],
+        )
+
+    def _is_the_same(self, kept: Kept, section: ChildSection) -> bool:
+        """Tell whether a child needs no restart to be what is configured.
+
+        What is set for its workspaces counts from its next start on.
+        """
+        options = self._options(section)
+        now, then = (
+            replace(some, workspaces=tuple(_plain(use) for use in some.workspaces))
+            for some in (options, kept.options)
+        )
+        return kept.section == section and now == then
+
+    # Looking at them (``host.Roster``)
+
+    @property
+    def configured(self) -> int:
+        """How many stand in the configuration."""
+        return len(self.config.child)
+
+    def more_of(self, child: ChildView) -> dict[str, object]:
+        """Return what is to be added to a child's row of ``ps``."""
+        kept = self._kept.get(child.spec.name or "")
+        return {} if kept is None else kept.more()
+
+    def _dropped(self, size_bytes: int) -> None:
+        self.log_dropped_bytes += size_bytes
+
+    def absent(self) -> Iterator[dict[str, object]]:
+        """Yield rows of children that have no process now."""
+        for kept in self:
+            # Its process's row is gone a moment before it knows.
+            if kept.child is None or kept.child.id not in self._host.children:
+                yield kept.row()
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what they hold of the host's descriptors."""
+        for kept in self:
+            yield from kept.descriptors()
+
+
+def _plain(use: WorkspaceUse) -> WorkspaceUse:
+    """Return a workspace without what is set for it."""
+    return replace(use, settings=USUAL)
+
+
+def _adhoc_logs(log_dir: str) -> list[str]:
+    """Return the names of former children that had none, the oldest first."""
+    try:
+        names = [path.name for path in Path(log_dir).glob(f"{ADHOC_PREFIX}*")]
+    except OSError:
+        return []
+    return sorted((name for name in names if _number(name)), key=_number)
+
+
+def _number(name: str) -> int:
+    digits = name.removeprefix(ADHOC_PREFIX)
+    return int(digits) if digits.isascii() and digits.isdigit() else 0

@@ -1,0 +1,265 @@
+"""``fd_to_file``: content into a file of the child's, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hostlib.threads import afterwards, in_thread
+from protocol import fdxml
+from supervisor.llmfd.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
+from supervisor.llmfd.selection import Selector, select
+from vfs.backends import UnflushedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import trio
+
+    from supervisor.llmfd.blob import Blob
+    from supervisor.llmfd.client_files import Files
+    from supervisor.llmfd.process import Process
+    from supervisor.llmfd.table import LlmFd
+
+MODES = ("write", "append", "insert")
+STEP_BYTES = 1024 * 1024
+"""One write of an export."""
+
+OLD_IN_MEMORY_BYTES = 8 * 1024 * 1024
+"""Of a file that is inserted into; the rest waits in a temporary file."""
+
+
+@dataclass(slots=True)
+class Written:
+    """What an export has written of the content.
+
+    Attributes:
+        size: bytes.
+        lines: lines.
+    """
+
+    size: int
+    lines: int
+
+
+async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
+    process: Process,
+    *,
+    fd: str | None = None,
+    file_path: str,
+    mode: str = "write",
+    page: int | None = None,
+    start_line: int | None = None,
+    end_line: int | None = None,
+    insert_at_line: int | None = None,
+    create: bool = True,
+    exist_ok: bool = True,
+    name: str | None = None,
+) -> bytes:
+    """Write a content, a page or lines of it to a file."""
+    found = process.table.find(fd, name)
+    part = _part(found, Selector(page=page, start_line=start_line, end_line=end_line))
+    if (insert_at_line is not None) != (mode == "insert"):
+        text = "insert_at_line goes with mode insert, and only with it"
+        raise FdError(INVALID_PARAMETER, text, fd=found.id)
+    files = process.files
+    if files is None:
+        text = "Cannot write to file: no file system is there"
+        raise FdError(FILE_OPERATION, text, fd=found.id)
+    try:
+        await _check(files, file_path, create=create, exist_ok=exist_ok)
+        if mode == "insert":
+            line = insert_at_line or 0
+            written = await _insert(files, file_path, part, line, process.threads)
+        else:
+            if create:
+                _check_is_no_directory(file_path)
+                await files.make_parents(file_path)
+            put = files.replace if mode == "write" else files.append
+            await put(file_path, part.pieces())
+            written = Written(part.size, await part.count_lines(process.threads))
+    except OSError as why:
+        raise _refused(why, mode, file_path, found.id) from None
+    except FdError as why:
+        why.fd = found.id
+        raise
+    message = f"Content from {found.id} successfully written to {file_path}"
+    attributes = (
+        ("fd", found.id),
+        ("file_path", file_path),
+        ("success", True),
+        ("mode", mode),
+    )
+    return fdxml.written(attributes, message, written.size, written.lines)
+
+
+def _refused(why: OSError, mode: str, path: str, fd: str) -> FdError:
+    reason = os.strerror(why.errno) if why.errno else str(why)
+    details = f"Operation: {mode}, Path: {path}"
+    if isinstance(why, UnflushedError):
+        details += (
+            ". The new content stands there, whole, but the directory could not be put"
+            " on the disk: after a crash of the machine the old one may be there again"
+        )
+    return FdError(FILE_OPERATION, f"Cannot write to file: {reason}", details, fd)
+
+
+async def _check(files: Files, path: str, *, create: bool, exist_ok: bool) -> None:
+    if "\0" in path or not path:
+        raise FileNotFoundError(2, os.strerror(2))
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise FileNotFoundError(2, os.strerror(2)) from None
+    if create and exist_ok:
+        return
+    there = await files.exists(path)
+    if there and not exist_ok:
+        raise FileExistsError(17, os.strerror(17))
+    if not there and not create:
+        raise FileNotFoundError(2, os.strerror(2))
+
+
+def _check_is_no_directory(path: str) -> None:
+    """Refuse what can only name a directory, before any is made for it."""
+    if os.path.basename(path) in ("", ".", ".."):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+class _Part:
+    """What is to be written."""
+
+    def __init__(self, blob: Blob, start: int, end: int) -> None:
+        self._blob = blob
+        self._start = start
+        self._end = end
+        self.size = end - start
+        self.ends_line = blob.data[end - 1 : end] == b"\n" if self.size else True
+
+    async def count_lines(self, threads: trio.CapacityLimiter | None) -> int:
+        """Return how many lines it has, the last one also if it has no LF."""
+        blob = self._blob
+        if not blob.is_text:  # nobody has counted yet
+            count = await in_thread(
+                _count_newlines, blob, self._start, self._end, share=threads
+            )
+        else:
+            before = blob.index.newlines_before(blob.data, self._start)
+            count = blob.index.newlines_before(blob.data, self._end) - before
+        return count + (0 if self.ends_line else 1)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield it, piece by piece."""
+        return self._blob.pieces(self._start, self._end, STEP_BYTES)
+
+
+def _count_newlines(blob: Blob, start: int, end: int) -> int:
+    return sum(piece.count(b"\n") for piece in blob.pieces(start, end, STEP_BYTES))
+
+
+def _part(fd: LlmFd, wanted: Selector) -> _Part:
+    if not wanted.kinds():
+        blob = fd.content.original
+        return _Part(blob, 0, blob.size)
+    if fd.is_binary:
+        text = "Binary content is written whole, without page or lines"
+        raise FdError(INVALID_PARAMETER, text, fd=fd.id)
+    span = select(fd, wanted).span
+    return _Part(fd.content.text, span.start, span.end)
+
+
+class _Finder:
+    """Finds in pieces of a file where a line begins."""
+
+    def __init__(self, line: int) -> None:
+        self._left = line - 1
+        self.size = 0
+        self._last = b""
+        self._lines = 0
+        self.offset = 0 if line == 1 else -1
+
+    def take(self, piece: bytes) -> None:
+        """Look at the next piece."""
+        count = piece.count(b"\n")
+        if self.offset < 0 and count >= self._left:
+            at = -1
+            for _ in range(self._left):
+                at = piece.find(b"\n", at + 1)
+            self.offset = self.size + at + 1
+        else:
+            self._left -= count
+        self._lines += count
+        self.size += len(piece)
+        self._last = piece[-1:]
+
+    def found(self, line: int) -> tuple[int, bool]:
+        """Return where the line begins, and whether an LF is missing before it.
+
+        Raises:
+            FdError: ``invalid_parameter``: there is no such line.
+        """
+        unended = self._last not in {b"", b"\n"}
+        total = self._lines + (1 if unended else 0)
+        if not 1 <= line <= total + 1:
+            text = f"Invalid insert_at_line. Valid range: 1-{total + 1}"
+            raise FdError(INVALID_PARAMETER, text)
+        if line == total + 1:
+            return self.size, unended
+        return self.offset, False
+
+
+async def _insert(
+    files: Files,
+    path: str,
+    part: _Part,
+    line: int,
+    threads: trio.CapacityLimiter | None,
+) -> Written:
+    """Put a content before a line; an LF that is missing between them is added."""
+    finder = _Finder(max(line, 1))
+    old = tempfile.SpooledTemporaryFile(OLD_IN_MEMORY_BYTES)  # noqa: SIM115 - see below
+
+    def take(piece: bytes) -> None:
+        finder.take(piece)
+        old.write(piece)
+
+    try:
+        await files.read(path, take)
+        offset, adds_before = finder.found(line)
+        size = finder.size
+        adds_after = offset < size and not part.ends_line
+
+        def pieces() -> Iterator[bytes]:
+            old.seek(0)
+            yield from _read(old, offset)
+            if adds_before:
+                yield b"\n"
+            yield from part.pieces()
+            if adds_after:
+                yield b"\n"
+            yield from _read(old, size - offset)
+
+        await files.replace(path, pieces())
+    finally:
+        if finder.size > OLD_IN_MEMORY_BYTES:
+            afterwards(_close, old)  # to free a GiB takes 50 to 100 ms
+        else:
+            old.close()
+    lines = await part.count_lines(threads)
+    return Written(part.size + (1 if adds_after else 0), lines)
+
+
+def _close(file: tempfile.SpooledTemporaryFile[bytes]) -> None:
+    with contextlib.suppress(OSError):  # what a full disk did not take, again
+        file.close()
+
+
+def _read(file: tempfile.SpooledTemporaryFile[bytes], size: int) -> Iterator[bytes]:
+    while size:
+        piece = file.read(min(STEP_BYTES, size))
+        yield piece
+        size -= len(piece)

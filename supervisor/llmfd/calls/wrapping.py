@@ -1,0 +1,170 @@
+"""The calls that put content in: what is too long is stored and shown by its first page.
+
+Longer than the limit means more characters, not as many.  Errors and the answers of the
+LLM fd tools themselves go on as they are: the one must be read at once, the others are
+cut already.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from typing import TYPE_CHECKING
+
+from protocol import fdxml
+from supervisor.llmfd.calls.naming import given_text
+from supervisor.llmfd.errors import INVALID_PARAMETER, FdError, check_length
+from supervisor.llmfd.selection import is_truncated, lines_of
+
+if TYPE_CHECKING:
+    from supervisor.llmfd.arguments import Json
+    from supervisor.llmfd.blob import Content
+    from supervisor.llmfd.process import Process
+    from supervisor.llmfd.table import LlmFd
+
+TOOL_SOURCE = "tool_output"
+INPUT_SOURCE = "user_input"
+MOST_SOURCE_CHARS = 500
+INPUT_MESSAGE = "Large user input has been stored in a file descriptor."
+
+
+def wrap_output(  # noqa: PLR0913 - the parameters of the call
+    process: Process,
+    *,
+    text: str | dict[str, str] | None = None,
+    base64: str | None = None,
+    blocks: list[dict[str, Json]] | None = None,
+    token: str | None = None,
+    source: str = TOOL_SOURCE,
+    is_error: bool = False,
+) -> bytes:
+    """Return a tool's output, or what stands for it if it is long."""
+    given = [value for value in (text, base64, blocks, token) if value is not None]
+    if len(given) != 1:
+        words = "Give one of: text, base64, blocks, token"
+        raise FdError(INVALID_PARAMETER, words)
+    if len(source) > MOST_SOURCE_CHARS:
+        words = f"source has more than {MOST_SOURCE_CHARS} characters"
+        raise FdError(INVALID_PARAMETER, words)
+    unchanged = is_error or source.removeprefix("tool:") in process.shared.tools
+    limit = -1 if unchanged else process.shared.settings.max_output
+    if blocks is not None:
+        return _wrap_blocks(process, blocks, source, limit)
+    if base64 is not None:
+        content = process.shared.store.put(_decoded(base64))
+    elif token is not None:
+        content = process.begun.take(token)
+    else:
+        content = given_text(process, text or "")
+    return wrap(process, content, source, limit, exceeded(limit))
+
+
+def wrap_input(
+    process: Process,
+    *,
+    text: str | dict[str, str] | None = None,
+    token: str | None = None,
+) -> bytes:
+    """Return a user's input, or what stands for it if it is long."""
+    if (text is None) == (token is None):
+        raise FdError(INVALID_PARAMETER, "Give one of: text, token")
+    content = (
+        given_text(process, text or "") if token is None else process.begun.take(token)
+    )
+    settings = process.shared.settings
+    limit = settings.max_input if settings.page_input else -1
+    return wrap(process, content, INPUT_SOURCE, limit, INPUT_MESSAGE)
+
+
+def exceeded(limit: int) -> str:
+    """Return what is said of an output that is longer than a limit."""
+    return f"Output exceeds {limit} characters. Use read_fd to read more pages."
+
+
+def wrap(
+    process: Process, content: Content, source: str, limit: int, message: str
+) -> bytes:
+    """Return a content, held by the caller, as it is, or what stands for it.
+
+    Args:
+        process: whose it becomes.
+        content: what came.
+        source: from where.
+        limit: characters; negative for none.
+        message: what is said if it is longer.
+    """
+    text = content.text
+    if limit < 0 or text.index.chars <= limit:
+        try:
+            check_length(text.size, "hand it on as output, to be stored")
+            return text.data[:]
+        finally:
+            process.shared.store.drop(content)
+    store = process.shared.store
+    store.hold(content)  # its client may go while it is shown
+    try:
+        return result_xml(process, process.add(content, source), message)
+    finally:
+        store.drop(content)
+
+
+def result_xml(process: Process, fd: LlmFd, message: str) -> bytes:
+    """Return the ``fd_result`` of a descriptor: what it is, and its first page."""
+    text = fd.content.text
+    pages = text.pages(fd.page_size)
+    span = pages.span(1)
+    attributes: list[tuple[str, str | int | bool]] = [
+        ("fd", fd.id),
+        ("pages", len(pages)),
+        ("truncated", is_truncated(fd, span)),
+        ("lines", lines_of(fd, span)),
+        ("total_lines", text.index.lines),
+    ]
+    if fd.is_binary:
+        attributes.append(("encoding", "base64"))
+    preview = text.data[span.start : span.end]
+    raw = process.shared.settings.raw
+    return fdxml.result(attributes, message, preview, raw=raw)
+
+
+def _wrap_blocks(
+    process: Process, blocks: list[dict[str, Json]], source: str, limit: int
+) -> bytes:
+    """Return a list of blocks, each text in it wrapped by itself (as MCP has them).
+
+    Raises:
+        FdError: one of them cannot be stored or written; then none was stored.
+    """
+    before = set(process.table.fds)
+    try:
+        done = [_wrap_block(process, block, source, limit) for block in blocks]
+        return json.dumps(done, ensure_ascii=False).encode()
+    except (FdError, UnicodeEncodeError, RecursionError) as why:
+        process.table.keep_only(before)
+        if isinstance(why, FdError):
+            raise
+        # To write them takes a little more of the stack than to read them did.
+        text = "The blocks are nested too deep"
+        if isinstance(why, UnicodeEncodeError):
+            text = "The blocks have a lone surrogate, which is no character"
+        raise FdError(INVALID_PARAMETER, text) from None
+
+
+def _wrap_block(
+    process: Process, block: dict[str, Json], source: str, limit: int
+) -> dict[str, Json]:
+    text = block.get("text")
+    if block.get("type", "text") != "text" or not isinstance(text, str):
+        return block
+    if limit < 0 or len(text) <= limit:
+        return block
+    content = process.put_text(text)
+    wrapped = wrap(process, content, source, limit, exceeded(limit))
+    return {**block, "text": wrapped.decode()}
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except (binascii.Error, ValueError):
+        raise FdError(INVALID_PARAMETER, "base64 is not valid base64") from None

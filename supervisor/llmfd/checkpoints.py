@@ -1,0 +1,472 @@
+"""Checkpoints: the conversation and the descriptors of a process, kept as one.
+
+    DIRECTORY/checkpoints.sqlite   what each checkpoint holds (SQLite, WAL)
+    DIRECTORY/blobs/HEX            contents, by their BLAKE3
+
+Rules of this file.
+
+1. A checkpoint is there whole or not at all, whenever the host is killed: contents are
+   written beside, put on the disk and named by one rename each; then one transaction
+   says that the checkpoint is there.
+2. What is read is checked against its hash.  What is damaged is ``corrupt``, never a
+   text that nobody wrote (``supervisor.llmfd.checkpoint_rows``, ``checkpoint_state``).
+3. A checkpoint belongs to an owner, who sees no other's (``supervisor.llmfd.owners``).
+4. It goes in the other order: one transaction says that it is gone, then the contents
+   are removed that no checkpoint of any owner holds.  A host that is killed in between
+   leaves contents that the next one removes.
+5. Everything here waits for a disk: call it in a worker thread.  One lock; a host has
+   one writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hostlib.unnamed_files import descriptors_of
+from supervisor.llmfd.checkpoint_blobs import BlobFiles
+from supervisor.llmfd.checkpoint_rows import (
+    COLUMNS,
+    SCHEMA,
+    Summary,
+    as_text,
+    damaged,
+    delete_rows,
+    find,
+    not_held,
+    read_row,
+    row_of,
+    shown_id,
+    together,
+    told,
+)
+from supervisor.llmfd.checkpoint_state import (
+    is_count,
+    is_key,
+    read_state,
+    snapshots_in,
+    state_of,
+    table_of,
+)
+from supervisor.llmfd.errors import FILE_OPERATION, FdError
+from supervisor.llmfd.owners import NAMELESS, NUMBERED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from supervisor.llmfd.blob import Blob, Content
+    from supervisor.llmfd.checkpoint_state import Conversation
+    from supervisor.llmfd.snapshots import WorkspaceSnapshot
+    from supervisor.llmfd.store import Store
+
+MOST_CHECKPOINTS = 1000
+"""Checkpoints of one owner."""
+
+DATABASE = "checkpoints.sqlite"
+
+DEFAULT_MOST_BYTES = 16 * 1024**3
+"""Contents of one owner's checkpoints; what several hold counts once."""
+
+
+def new_checkpoint_id() -> str:
+    """Return an id that no checkpoint has, and that nobody guesses."""
+    return f"ckpt:{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long checkpoints stay that nobody deletes.
+
+    Attributes:
+        count: of each owner the newest so many stay; 0 keeps all, and refuses the one
+            that is too many (``MOST_CHECKPOINTS``).
+        age_s: what is older goes, of any owner; 0 for never.
+    """
+
+    count: int = 0
+    age_s: float = 0.0
+
+
+class Checkpoints:
+    """The checkpoints in one directory.
+
+    Args:
+        directory: made if it is missing; nobody else may look into it (0700).
+        most_bytes: contents of one owner.
+        retention: how long they stay; None: until they are deleted.
+
+    Attributes:
+        living: owners whose children are there; of all others without a name together
+            so much stays as of one owner.
+
+    Raises:
+        OSError: the directory cannot be used, or another host uses it.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        most_bytes: int = DEFAULT_MOST_BYTES,
+        retention: Retention | None = None,
+    ) -> None:
+        self._most_bytes = most_bytes
+        self._retention = retention or Retention()
+        self.living: set[str] = set()
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+        self._path = os.path.join(directory, DATABASE)
+        # Before what is in it: a mode given to makedirs counts for the last name only.
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._fd = os.open(directory, flags)
+        self._blobs = BlobFiles(-1)
+        try:
+            self._be_alone(directory)
+            self._be_private(directory)
+            os.makedirs(os.path.join(directory, "blobs"), mode=0o700, exist_ok=True)
+            self._blobs = BlobFiles(os.open("blobs", flags, dir_fd=self._fd))
+        except BaseException:
+            self.close()
+            raise
+
+    def _be_alone(self, directory: str) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = (
+                "another host keeps its checkpoints there; stop that one, or give this"
+                " one another [host] state_dir"
+            )
+            raise OSError(errno.EAGAIN, text, directory) from None
+
+    def _be_private(self, directory: str) -> None:
+        """Close a directory to others that was made open: it holds conversations."""
+        if not os.fstat(self._fd).st_mode & 0o077:
+            return
+        try:
+            os.fchmod(self._fd, 0o700)
+        except PermissionError:
+            text = (
+                "others may look into it, and only its owner can change that: chmod 700"
+                " it, or name another [host] state_dir"
+            )
+            raise OSError(errno.EPERM, text, directory) from None
+
+    def _make_private_file(self) -> None:
+        """Make the database's file, its owner's alone; SQLite would follow a link."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(DATABASE, flags, 0o600, dir_fd=self._fd)
+        try:
+            os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what it holds of the host's descriptors, SQLite's own among them."""
+        own = set()
+        if self._database is not None:
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(self._path + suffix)
+                    own.add((status.st_dev, status.st_ino))
+        for fd in (self._fd, self._blobs.fd, *(fd for _, fd in descriptors_of(own))):
+            if fd >= 0:
+                yield fd, "checkpoints"
+
+    def close(self) -> None:
+        """Close the database; safe to call twice."""
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+        self._blobs.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    # The calls
+
+    def save(
+        self,
+        process: Conversation,
+        owner: str,
+        label: str,
+        checkpoint: str = "",
+        snapshots: tuple[WorkspaceSnapshot, ...] = (),
+    ) -> Summary:
+        """Keep a process as it is now.
+
+        Args:
+            process: which.
+            owner: whose it is.
+            label: what to remember it by.
+            checkpoint: its id, of ``new_checkpoint_id``; "" for a new one.
+            snapshots: of the child's workspaces, made with it.
+
+        Raises:
+            FdError: ``file_operation``, ``corrupt``.
+        """
+        with self._lock, told():
+            database = self._open()
+            fds = list(process.table.fds.values())
+            originals = [fd.content.original for fd in fds]
+            blobs = {blob.key.hex(): blob for blob in originals}
+            doomed = self._outlived(database, owner)
+            self._check_room(database, owner, blobs, doomed)
+            with self._or_none(database, blobs):
+                self._blobs.write(blobs)
+                state = state_of(process, snapshots)
+            made = Summary(
+                checkpoint or new_checkpoint_id(),
+                time.time(),
+                label,
+                len(fds),
+                sum(blob.size for blob in blobs.values()),
+                len(process.messages),
+                snapshots,
+            )
+            with together(database):
+                database.execute(
+                    f"INSERT INTO checkpoint ({COLUMNS}, owner)"  # noqa: S608 - ours
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*row_of(owner, made, state), owner),
+                )
+                database.executemany(
+                    "INSERT INTO held VALUES (?, ?, ?, ?)",
+                    [(made.id, owner, key, blob.size) for key, blob in blobs.items()],
+                )
+                keys = delete_rows(database, doomed)
+            self._blobs.remove(not_held(database, keys))
+            return made
+
+    @contextlib.contextmanager
+    def _or_none(
+        self, database: sqlite3.Connection, blobs: dict[str, Blob]
+    ) -> Iterator[None]:
+        """Remove the contents of a checkpoint that does not come to be.
+
+        A disk that was full would have less room with each try.  Not where a commit fails: what it says may be there when the host starts again.
+        """
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._blobs.remove(not_held(database, set(blobs)))
+            raise
+
+    def _outlived(self, database: sqlite3.Connection, owner: str) -> list[int]:
+        """Return the rows that are to go when this owner makes another one."""
+        doomed = self._aged(database)
+        doomed += [row for row in self._unclaimed(database) if row not in doomed]
+        count = self._retention.count
+        if count:
+            rows = database.execute(
+                "SELECT rowid FROM checkpoint WHERE owner = ?"
+                " ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?",
+                (owner, count - 1),
+            )
+            doomed += [row[0] for row in rows.fetchall() if row[0] not in doomed]
+        return doomed
+
+    def _aged(self, database: sqlite3.Connection) -> list[int]:
+        if not self._retention.age_s:
+            return []
+        rows = database.execute(
+            "SELECT rowid FROM checkpoint WHERE created < ?",
+            (time.time() - self._retention.age_s,),
+        )
+        return [row[0] for row in rows.fetchall()]
+
+    def _unclaimed(self, database: sqlite3.Connection) -> list[int]:
+        """Return the rows of children that are gone and had no name, beyond a bound."""
+        rows = database.execute(
+            "SELECT rowid, owner, bytes FROM checkpoint WHERE owner GLOB ?"
+            " ORDER BY created DESC, rowid DESC",
+            (NAMELESS,),
+        )
+        doomed, count, size = [], 0, 0
+        for row, owner, size_bytes in rows.fetchall():
+            if owner in self.living:
+                continue
+            count += 1
+            size += size_bytes if is_count(size_bytes) else 0
+            if count > MOST_CHECKPOINTS or size > self._most_bytes:
+                doomed.append(row)
+        return doomed
+
+    def drop_numbered(self) -> int:
+        """Delete what older programs kept by the order of starts; return how many.
+
+        Nobody can say whose they are: that order begins anew with each host.
+
+        Raises:
+            FdError: ``file_operation``, ``corrupt``.
+        """
+        with self._lock, told():
+            if not os.path.exists(self._path):
+                return 0
+            database = self._open()
+            query = "SELECT rowid FROM checkpoint WHERE owner GLOB ?"
+            doomed = [row for (row,) in database.execute(query, (NUMBERED,)).fetchall()]
+            self._delete(database, doomed)
+            return len(doomed)
+
+    def delete(self, owner: str, checkpoint: str) -> tuple[WorkspaceSnapshot, ...]:
+        """Delete a checkpoint, and the contents that no other one holds.
+
+        Returns:
+            The snapshots that it named.
+
+        Raises:
+            FdError: ``not_found``, ``file_operation``, ``corrupt``.
+        """
+        with self._lock, told():
+            database = self._open()
+            row = find(database, "rowid, state", owner, checkpoint)
+            self._delete(database, [row[0]])
+            return snapshots_in(row[1]) if isinstance(row[1], bytes) else ()
+
+    def _delete(self, database: sqlite3.Connection, doomed: list[int]) -> None:
+        with database:
+            keys = delete_rows(database, doomed)
+        self._blobs.remove(not_held(database, keys))
+
+    def _check_room(
+        self,
+        database: sqlite3.Connection,
+        owner: str,
+        blobs: dict[str, Blob],
+        doomed: list[int],
+    ) -> None:
+        rows = database.execute(
+            "SELECT checkpoint.rowid, held.checkpoint, key, size FROM held"
+            " LEFT JOIN checkpoint ON checkpoint.id = held.checkpoint"
+            " WHERE held.owner = ?",
+            (owner,),
+        )
+        sizes: dict[str, int] = {}
+        for row, checkpoint, key, size in rows.fetchall():
+            if row in doomed:
+                continue
+            if not is_key(key) or not is_count(size):
+                raise damaged([shown_id(checkpoint)])
+            sizes[key] = size
+        sizes.update({key: blob.size for key, blob in blobs.items()})
+        found = database.execute(
+            "SELECT rowid FROM checkpoint WHERE owner = ?", (owner,)
+        )
+        count = sum(row not in doomed for (row,) in found.fetchall())
+        if count >= MOST_CHECKPOINTS or sum(sizes.values()) > self._most_bytes:
+            text = "Cannot keep a checkpoint: Disk quota exceeded"
+            raise FdError(FILE_OPERATION, text, "delete_checkpoint makes room")
+
+    def all_of(self, owner: str) -> list[Summary]:
+        """Return an owner's checkpoints, oldest first.
+
+        Raises:
+            FdError: ``file_operation``, ``corrupt``.
+        """
+        with self._lock, told():
+            database = self._open()
+            rows = database.execute(
+                "SELECT rowid, id FROM checkpoint WHERE owner = ?"
+                " ORDER BY created, rowid",
+                (owner,),
+            )
+            found, broken = [], []
+            # One by one: a state may be long, and to sort them would hold them all.
+            look = f"SELECT {COLUMNS} FROM checkpoint WHERE rowid = ?"  # noqa: S608
+            for row, name in rows.fetchall():
+                whole = database.execute(look, (row,)).fetchone()
+                read = None if whole is None else read_row(owner, whole)
+                if read is None:
+                    broken.append(shown_id(name))
+                else:
+                    found.append(read[0])
+            if broken:
+                raise damaged(broken, found)
+            return found
+
+    def look_at(self, owner: str, checkpoint: str) -> Summary:
+        """Return what is told of one checkpoint.
+
+        Raises:
+            FdError: ``not_found``, ``corrupt``, ``file_operation``.
+        """
+        with self._lock, told():
+            return self._find(owner, checkpoint)[0]
+
+    def _find(self, owner: str, checkpoint: str) -> tuple[Summary, bytes]:
+        row = find(self._open(), f"owner, {COLUMNS}", owner, checkpoint)
+        found = read_row(row[0], row[1:])
+        # A damaged index leads to the row of another one, which is sound.
+        if found is None or found[0].id != checkpoint:
+            raise damaged([checkpoint])
+        return found
+
+    def restore(self, process: Conversation, owner: str, checkpoint: str) -> Summary:
+        """Make a process what it was; on any failure it stays what it is.
+
+        Raises:
+            FdError: ``not_found``, ``corrupt``, ``file_operation``.
+        """
+        with self._lock, told():
+            was, state = self._find(owner, checkpoint)
+            kept = read_state(state)
+            if kept is None:
+                raise damaged([checkpoint])
+            store = process.table.store
+            read = partial(self._content, store, checkpoint=checkpoint)
+            table = table_of(store, kept, read)
+        try:
+            process.table.take_over(table)
+        finally:
+            table.close()
+        process.messages = kept.messages
+        process.program = kept.program
+        return was
+
+    def _content(self, store: Store, key: str, checkpoint: str) -> Content:
+        """Read a content back, the text of a binary one made anew."""
+        writer = store.writer()
+        try:
+            self._blobs.read(key, writer)
+            if writer.digest().hex() != key:
+                raise damaged([checkpoint])
+            return writer.finish()
+        except FileNotFoundError:
+            raise damaged([checkpoint]) from None
+        finally:
+            writer.close()
+
+    # The database
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is not None:
+            return self._database
+        if self._fd < 0:
+            raise FdError(FILE_OPERATION, "Cannot use checkpoints: they are closed")
+        self._make_private_file()
+        database = sqlite3.connect(self._path, check_same_thread=False)
+        database.text_factory = as_text
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+            database.executescript(SCHEMA)
+            doomed = {*self._aged(database), *self._unclaimed(database)}
+            self._delete(database, list(doomed))
+            rows = database.execute("SELECT DISTINCT key FROM held")
+            self._blobs.remove_all_but({key for (key,) in rows.fetchall()})
+        except BaseException:
+            database.close()
+            raise
+        self._database = database
+        return database

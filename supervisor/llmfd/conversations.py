@@ -1,0 +1,308 @@
+"""Conversations kept in the host, and the tools that make more of them: fork and spawn.
+
+Rules of this file.
+
+1. A conversation is a process: messages and descriptors as one.  It is begun for one
+   LLM_CHAT, or kept under a name (``PRESET@NAME``) until its client is gone.
+2. Children run side by side, each under the quota of the client they were made for; what
+   goes wrong with one is told as its result and keeps no other from its own.
+3. A spawn that names what is not there fails before anything starts.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol import fdxml
+from supervisor.llm.conversations import Kept, Turn
+from supervisor.llmfd import FdError, Param, Tool
+from supervisor.llmfd.arguments import FDS, STRING, STRINGS
+from supervisor.llmfd.calls.wrapping import exceeded, wrap
+from supervisor.llmfd.errors import INVALID_PARAMETER, NOT_FOUND
+from supervisor.llmfd.preloads import Preloads
+from supervisor.llmfd.table import number_of
+from supervisor.llmfd.threads import in_thread
+from supervisor.llmfd.toolloop import (
+    ModelError,
+    ToolLoop,
+    size_of,
+    unanswered,
+    unsay,
+    within,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from supervisor.llmfd import Json, Process
+    from supervisor.llmfd.service import FdService
+    from supervisor.llmfd.toolloop import Message, Model, Reply
+    from vfs.filesystem import Client
+
+MOST_PROMPTS = 10
+"""Children of one fork."""
+
+MOST_DEPTH = 4
+"""Forks and spawns within each other: 10 children each make 10,000 at most."""
+
+SUMMARY_S = 60.0
+"""Longest wait of ``summarize_fd``."""
+
+
+class Conversations:
+    """The conversations of a host's clients.
+
+    Args:
+        service: the LLM fds.
+        model: who is asked.
+
+    Attributes:
+        loop: asks it, and does what it calls for.
+        kept: conversations under names.
+    """
+
+    def __init__(self, service: FdService, model: Model) -> None:
+        self.loop = ToolLoop(model)
+        self._service = service
+        self.kept: Kept[Process] = Kept()
+        for tool in self._tools():
+            service.tools[tool.name] = tool
+        service.summarizer = self.loop
+        service.kept = self.kept
+        service.gone_hooks.append(self.client_gone)
+
+    async def chat(
+        self, client: Client, program: str, prompt: str, name: str = ""
+    ) -> Reply:
+        """Answer a client with tools; see ``answer``."""
+        system = self.loop.model.system(program) or ""
+        return await self.answer(
+            Turn(client, True, program, system, True, name, prompt, ())
+        )
+
+    async def answer(self, turn: Turn) -> Reply:
+        """Answer a client.
+
+        Raises:
+            ModelError: there is no answer; the conversation is as it was, but for what
+                tools have done.
+            KeptError: there is no room for the conversation.
+        """
+        client, name = turn.client, turn.name
+        if name:
+            self.kept.check_room(client, name, turn.size_chars)
+        process = self.conversation(client, name)
+        process.claim = turn.claim
+        self._service.give_files(process, client)
+        is_kept = self.kept.find(client, name) is process
+        try:
+            with _as_before(process):
+                await self.loop.begin(process, turn.program, has_tools=turn.has_tools)
+                reply = await self.loop.ask(
+                    process, turn.prompt, turn.files, has_tools=turn.has_tools
+                )
+            if name:
+                self.kept.keep(client, name, process, size_of(process.messages))
+                is_kept = True
+            return reply
+        finally:
+            if not is_kept:
+                process.close()
+
+    def conversation(self, client: Client, name: str = "") -> Process:
+        """Return a conversation of a client: the kept one, or a new one.
+
+        A new one has the descriptors that the client has now.
+        """
+        process = self.kept.find(client, name) if name else None
+        if process is None:
+            process = self._service.process_of(client).fork()
+            process.depth = 0
+            process.messages = []
+        return process
+
+    def client_gone(self, client: Client) -> None:
+        """Forget a client's conversations."""
+        for process in self.kept.drop(client):
+            process.close()
+
+    # The tools
+
+    def _tools(self) -> tuple[Tool, ...]:
+        return (
+            Tool(
+                "fork",
+                "Continue in up to 10 copies of this conversation at once, one for each"
+                " prompt; each has all file descriptors. Their answers come back.",
+                (Param("prompts", STRINGS, "What each copy is to do", required=True),),
+                self.fork,
+                is_async=True,
+            ),
+            Tool(
+                "spawn",
+                "Ask another program; it sees only what is preloaded for it.",
+                (
+                    Param("program", STRING, "Name of the program", required=True),
+                    Param("query", STRING, "What it is to do", required=True),
+                    Param(
+                        "additional_preload_fds",
+                        FDS,
+                        "File descriptors it sees: ids, or {fd, start_line, end_line}",
+                    ),
+                    Param("additional_preload_files", STRINGS, "Files it sees"),
+                    Param("additional_preload_temp_files", STRINGS, "Likewise"),
+                ),
+                self.spawn,
+                is_async=True,
+            ),
+            Tool(
+                "summarize_fd",
+                "Have a summary of a file descriptor made.",
+                (
+                    Param("fd", STRING, "Descriptor, as in fd:1"),
+                    Param("name", STRING, "Name of the descriptor, in place of fd"),
+                ),
+                self.summarize,
+                is_async=True,
+            ),
+        )
+
+    async def fork(self, process: Process, *, prompts: list[str]) -> bytes:
+        """Answer each prompt in a copy of the process."""
+        if not 1 <= len(prompts) <= MOST_PROMPTS:
+            text = f"Give 1 to {MOST_PROMPTS} prompts"
+            raise FdError(INVALID_PARAMETER, text)
+        _check_depth(process)
+        children: list[Process] = []
+        answers: list[tuple[bool, str]] = [(False, "not run")] * len(prompts)
+        try:
+            for _ in prompts:
+                children.append(process.fork())
+                await trio.lowlevel.checkpoint()  # each may have many descriptors
+            async with trio.open_nursery() as nursery:
+                for number, child in enumerate(children):
+                    await self.loop.begin(child, child.program)
+                    await self._open_branch(child, number + 1)
+                    nursery.start_soon(
+                        self._run, child, prompts[number], answers, number
+                    )
+        finally:
+            for child in children:
+                child.close()
+        rows = [
+            await self._child_xml(process, number, is_good, text)
+            for number, (is_good, text) in enumerate(answers, 1)
+        ]
+        return fdxml.listing("fork_result", (("children", len(rows)),), rows)
+
+    async def _open_branch(self, child: Process, number: int) -> None:
+        """Answer the calls that are open where the copy was made."""
+        for call_id in unanswered(child.messages):
+            text = f"You are copy {number}. Do what the user says next."
+            message: Message = {
+                "role": "tool",
+                "tool_call_id": call_id,
+                "content": text,
+            }
+            await self.loop.say(child, message)
+
+    async def _run(
+        self,
+        child: Process,
+        prompt: str,
+        answers: list[tuple[bool, str]],
+        number: int,
+    ) -> None:
+        try:
+            answers[number] = (True, (await self.loop.ask(child, prompt)).text)
+        except ModelError as why:
+            answers[number] = (False, str(why))
+
+    async def _child_xml(
+        self, process: Process, number: int, is_good: bool, text: str
+    ) -> bytes:
+        settings = process.shared.settings
+        limit = settings.max_output
+        answer = text.encode("utf-8", "replace")
+        if len(text) > limit:
+            message = exceeded(limit)
+            try:
+                content = await in_thread(
+                    process.shared.store.put, answer, share=process.threads
+                )
+                answer = wrap(process, content, f"child:{number}", limit, message)
+            except FdError as why:  # rule 2: the others have been asked, and paid for
+                is_good = False
+                answer = fdxml.failure(why.kind, why.fd, why.message, why.details)
+        attributes = (("index", number), ("success", is_good))
+        return fdxml.verbatim("child", attributes, answer, raw=settings.raw)
+
+    async def spawn(
+        self,
+        process: Process,
+        *,
+        program: str,
+        query: str,
+        additional_preload_fds: list[Json] | None = None,
+        additional_preload_files: list[str] | None = None,
+        additional_preload_temp_files: list[str] | None = None,
+    ) -> bytes:
+        """Answer a query with another program and only what is named."""
+        if self.loop.model.system(program) is None:
+            raise FdError(NOT_FOUND, f"Program {program} not found")
+        _check_depth(process)
+        child = process.spawn()
+        try:
+            preloads = Preloads(process, child)
+            await preloads.add_fds(additional_preload_fds or ())
+            await preloads.add_temp_files(additional_preload_temp_files or ())
+            await preloads.add_files(additional_preload_files or ())
+            await self.loop.begin(child, program, "\n".join(preloads.shown))
+            answers = [(False, "not run")]
+            await self._run(child, query, answers, 0)
+        finally:
+            child.close()
+        row = await self._child_xml(process, 1, *answers[0])
+        return fdxml.listing("spawn_result", (("program", program),), (row,))
+
+    async def summarize(
+        self, process: Process, *, fd: str | None = None, name: str | None = None
+    ) -> bytes:
+        """Tell a summary, or that there is none."""
+        found = process.table.find(fd, name)
+        if found.is_binary:
+            text = "Binary content cannot be summarized"
+            raise FdError(INVALID_PARAMETER, text, fd=found.id)
+        summary = await within(SUMMARY_S, self.loop, process, found)
+        attributes = (("fd", found.id), ("available", bool(summary)))
+        if not summary:
+            return fdxml.empty("fd_summary", attributes)
+        data = summary.encode("utf-8", "replace")
+        return fdxml.verbatim("fd_summary", attributes, data)
+
+
+@contextmanager
+def _as_before(process: Process) -> Iterator[None]:
+    """Take back what a turn that fails has made of the preset of a conversation."""
+    messages, system, program = process.messages, process.messages[:1], process.program
+    number = process.table.next_number
+    try:
+        yield
+    except BaseException:
+        if program and process.messages is messages:
+            messages[:1] = system
+            process.program = program
+            unsay(process, number)
+        raise
+    if system and process.messages is messages and messages[0] is not system[0]:
+        gone = number_of(str(system[0].get("fd", "")))
+        process.table.drop([gone] if gone in process.table.fds else [])
+
+
+def _check_depth(process: Process) -> None:
+    if process.depth >= MOST_DEPTH:
+        text = f"No more than {MOST_DEPTH} forks and spawns within each other"
+        raise FdError(INVALID_PARAMETER, text)

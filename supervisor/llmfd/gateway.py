@@ -1,0 +1,173 @@
+"""The host's gateway as the tool loop's model: one paid call each, nothing more.
+
+It is written against what it needs of the gateway; ``connect`` puts the two together.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Protocol, cast
+
+from hostlib.threads import in_thread
+from supervisor.llmfd.toolloop import ModelError, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from supervisor.llm import gateway
+    from supervisor.llm.conversations import Turn
+    from supervisor.llm.models import Models
+    from supervisor.llm.service import LlmService
+    from supervisor.llmfd import Json
+    from supervisor.llmfd.conversations import Conversations
+    from supervisor.llmfd.service import FdService
+    from vfs.filesystem import Client
+
+
+class Completion(Protocol):
+    """An answer of the gateway, checked and redacted."""
+
+    @property
+    def object(self) -> Mapping[str, Json]:
+        """A ``chat.completion`` as plain values."""
+
+
+class Asker(Protocol):
+    """What is needed of the gateway's service."""
+
+    @property
+    def presets(self) -> Mapping[str, str]:
+        """System prompts by name."""
+
+    async def ask(
+        self, client: Client, body: Mapping[str, object], *, claim: bool
+    ) -> Completion:
+        """Make one call for a client by the rules for it, and pay."""
+
+
+class GatewayModel:
+    """See ``toolloop.Model``.
+
+    Args:
+        asker: makes the calls.
+        failures: what it raises when a call failed or the quota is spent; their texts
+            are one line each.
+    """
+
+    def __init__(self, asker: Asker, failures: tuple[type[Exception], ...]) -> None:
+        self._asker = asker
+        self._failures = failures
+
+    def system(self, program: str) -> str | None:
+        """Return the system prompt of a preset, None if there is no such preset."""
+        return self._asker.presets.get(program)
+
+    async def complete(
+        self,
+        client: Client,
+        program: str,
+        messages: Sequence[dict[str, Json]],
+        tools: Sequence[Json],
+        claim: bool,
+    ) -> Reply:
+        """Ask once; see ``toolloop.Model``."""
+        del program  # its prompt stands in the messages
+        body: dict[str, object] = {"messages": list(messages)}
+        if tools:
+            body["tools"] = list(tools)
+        try:
+            completion = await self._asker.ask(client, body, claim=claim)
+        except OSError as why:  # nothing was asked: no thread can be started
+            raise ModelError(os.strerror(why.errno or errno.EIO)) from None
+        except self._failures as why:
+            raise ModelError(
+                str(why) or "quota exceeded: cannot make LLM call"
+            ) from why
+        choices = completion.object.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        message = first.get("message") if isinstance(first, dict) else None
+        if not isinstance(message, dict):
+            raise ModelError("invalid response: no choice with a message")
+        return Reply(_plain(message), completion)
+
+
+def _plain(message: dict[str, Json]) -> dict[str, Json]:
+    """Return of a message what may be sent back to a provider."""
+    kept: dict[str, Json] = {
+        "role": "assistant",
+        "content": message.get("content"),
+    }
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        kept["tool_calls"] = calls
+    return kept
+
+
+def connect(fds: FdService, llm: LlmService) -> Conversations:
+    """Give a host's LLM fds its model: fork, spawn, summaries, conversations."""
+    from supervisor.llm.gateway import FailedCallError  # noqa: PLC0415 - with a model
+    from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - as above
+    from supervisor.llmfd.conversations import Conversations  # noqa: PLC0415 - with a model
+
+    model = GatewayModel(_LlmAsker(llm.models), (FailedCallError, QuotaError))
+    conversations = Conversations(fds, model)
+    llm.dialogues = _Dialogues(conversations, FailedCallError)
+    return conversations
+
+
+class _Dialogues:
+    """Conversations as LLM_CHAT has them; see ``supervisor.llm.conversations.Dialogues``."""
+
+    def __init__(
+        self, conversations: Conversations, failure: Callable[[str], Exception]
+    ) -> None:
+        self._conversations = conversations
+        self._failure = failure
+        self.client_gone = conversations.client_gone
+
+    async def answer(self, turn: Turn) -> gateway.Completion:
+        """See ``Dialogues``."""
+        try:
+            reply = await self._conversations.answer(turn)
+        except ModelError as why:
+            # What the gateway said, as it said it; else the loop's own word.
+            raise why.__cause__ or self._failure(str(why)) from None
+        return cast("gateway.Completion", reply.whole)
+
+
+class _LlmAsker:
+    """The gateway's service as an ``Asker``."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    @property
+    def presets(self) -> Mapping[str, str]:
+        """See ``Asker``."""
+        return self._models.presets
+
+    async def ask(
+        self, client: Client, body: Mapping[str, object], *, claim: bool
+    ) -> Completion:
+        """See ``Asker``."""
+        from supervisor.llm.prompt_size import (  # noqa: PLC0415 - with a model
+            size_of_body,
+        )
+
+        models = self._models
+        section = models.section
+        # Encoded once more than it is sent: a prompt is paid with all that is in it.
+        size = await in_thread(size_of_body, body, share=client.ledger.threads)
+        if section.temperature is not None:
+            body = {**body, "temperature": section.temperature}
+        call = models.prepared(
+            client,
+            models.model_name(client, claim=claim and client.policy.top_level),
+            body,
+            size=size,
+            max_tokens=section.max_tokens,
+        )
+        # What is sent, and what it was measured by.
+        with models.budget.reservation(client.ledger, 2 * size.size_bytes):
+            return await models.gateway.complete(call)

@@ -1,0 +1,132 @@
+"""What a spawned process is given, and how its system prompt shows that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import trio
+
+from protocol import fdxml
+from supervisor.llm.conversations import MOST_KEPT_CHARS
+from supervisor.llmfd import FdError
+from supervisor.llmfd.errors import FILE_OPERATION, INVALID_PARAMETER
+from supervisor.llmfd.process import is_long_list
+from supervisor.llmfd.selection import lines_of
+from supervisor.llmfd.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.llmfd import Content, Json, LlmFd, Process
+    from supervisor.llmfd.pages import Span
+
+PRELOAD_CHARS = 200_000
+"""What of a preloaded content goes into a system prompt; the rest stays readable."""
+
+
+class Preloads:
+    """What a spawned process is given.
+
+    Args:
+        process: whose it is.
+        child: whose it becomes.
+
+    Attributes:
+        shown: the parts of the prompt.
+    """
+
+    def __init__(self, process: Process, child: Process) -> None:
+        self.shown: list[str] = []
+        self._process = process
+        self._child = child
+        self._left_chars = MOST_KEPT_CHARS
+
+    async def add_fds(self, parts: Sequence[Json]) -> None:
+        """Give descriptors, under their numbers, and lines of them, under new ones.
+
+        Raises:
+            FdError: there is no such descriptor or line, or it is too much to show.
+        """
+        process, table = self._process, self._child.table
+        if is_long_list(parts):
+            named = await in_thread(process.named, parts, share=process.threads)
+        else:
+            named = process.named(parts)
+        # All numbers that are taken are known before one is given anew.
+        for fd, span in named:
+            if span is None:
+                table.next_number = max(table.next_number, fd.number + 1)
+        for fd, span in named:
+            if span is not None:
+                await self._add_lines(fd, span)
+            elif fd.number not in table.fds:  # named twice, it is there once
+                held = process.shared.store.hold(fd.content)
+                table.enter(replace(fd, content=held, sections=dict(fd.sections)))
+                await self._show(fd)
+
+    async def _add_lines(self, fd: LlmFd, span: Span) -> None:
+        add = self._child.add_lines
+        new = await in_thread(add, fd, span, share=self._process.threads)
+        await self._show(new, ("from", fd.id), ("lines", lines_of(fd, span)))
+
+    async def add_temp_files(self, ids: Sequence[str]) -> None:
+        """Give temporary files.
+
+        Raises:
+            FdError: there is no such file, or it is too much to show.
+        """
+        for temp_id in ids:
+            _, held = self._process.shared.temps.hold(temp_id)
+            new = await self._child.add_waiting(held, temp_id)
+            await self._show(new, ("temp_file", temp_id))
+
+    async def add_files(self, paths: Sequence[str]) -> None:
+        """Give files that the process may read.
+
+        Raises:
+            FdError: one cannot be read, or it is too much to show.
+        """
+        for path in paths:
+            held = await _file(self._process, path)
+            new = await self._child.add_waiting(held, f"file:{path}")
+            await self._show(new, ("file", path))
+
+    async def _show(self, fd: LlmFd, *more: tuple[str, str]) -> None:
+        """Show a descriptor, as far as `PRELOAD_CHARS` go.
+
+        Raises:
+            FdError: with what is shown already, it is more than a conversation holds.
+        """
+        blob = fd.content.text
+        chars = min(blob.index.chars, PRELOAD_CHARS)
+        self._left_chars -= chars
+        if self._left_chars < 0:
+            text = f"The preloads show more than {MOST_KEPT_CHARS} characters"
+            raise FdError(INVALID_PARAMETER, text, fd=fd.id)
+        data = blob.data
+        end = blob.index.char_offset(data, chars)
+        attributes: list[tuple[str, str | int | bool]] = [("fd", fd.id), *more]
+        if fd.is_binary:
+            attributes.append(("encoding", "base64"))
+        if end < blob.size:
+            attributes.append(("truncated", True))
+        self.shown.append(fdxml.verbatim("preload", attributes, data[:end]).decode())
+        await trio.lowlevel.checkpoint()  # there may be many
+
+
+async def _file(process: Process, path: str) -> Content:
+    """Return the content of a file that the process may read; the caller holds it."""
+    if process.files is None:
+        raise FdError(FILE_OPERATION, "Cannot read file: no file system is there")
+    writer = process.shared.store.writer()
+    try:
+        await process.files.read(path, writer.add)
+        return await in_thread(writer.finish, share=process.threads)
+    except (OSError, ValueError) as why:
+        reason = getattr(why, "strerror", None) or str(why)
+        details = f"Operation: read, Path: {path}"
+        text = f"Cannot read file: {reason}"
+        raise FdError(FILE_OPERATION, text, details) from None
+    finally:
+        writer.close()

@@ -1,0 +1,517 @@
+"""One process as its model sees it: a table of descriptors and the calls on it.
+
+What every call needs, and ``call`` itself.
+
+Rules of this file.
+
+1. One call of a process at a time; those of different processes run side by side.
+2. A tool's error is an answer (``fd_error``); only an unknown tool is an exception.
+3. What a call does with a long content happens in a worker thread: no step in the Trio
+   thread, which answers every client of the host, may take longer than 10 ms.  A short
+   call need not pay the 0.1 ms of a thread.
+4. A call that may take seconds, and leaves nothing to others, ends with its caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from protocol import fdxml
+from supervisor.fsproxy.ports import ContentError
+from supervisor.llmfd.arguments import Json, Tool, bind
+from supervisor.llmfd.errors import INVALID_PARAMETER, MOST_SAID_CHARS, FdError
+from supervisor.llmfd.incoming import Begun
+from supervisor.llmfd.own_checkpoints import OwnCheckpoints
+from supervisor.llmfd.selection import lines_of, part_span
+from supervisor.llmfd.table import FdTable
+from supervisor.llmfd.tempfiles import TempFiles
+from supervisor.llmfd.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from supervisor.llmfd.allowance import Allowance
+    from supervisor.llmfd.blob import Blob, Content
+    from supervisor.llmfd.checkpoints import Checkpoints
+    from supervisor.llmfd.client_files import Files
+    from supervisor.llmfd.pages import Span
+    from supervisor.llmfd.snapshots import Workspaces
+    from supervisor.llmfd.store import Store
+    from supervisor.llmfd.table import LlmFd
+
+INLINE_BYTES = 256 * 1024
+"""Longest content that is worked on in the Trio thread: a fifth of a millisecond."""
+
+INLINE_ROWS = 20
+"""Longest list that is made in the Trio thread: 0.3 ms, or 8 ms where the languages of
+contents have to be guessed first."""
+
+INLINE_CHARS_BYTES = 4 * INLINE_BYTES
+"""What as many characters take at most."""
+
+ONLY_READ = frozenset({"read_fd", "search_fd"})
+"""Calls that show something, of a content of any length."""
+
+NEED_MODEL = frozenset({"fork", "spawn", "summarize_fd"})
+"""Calls that are there only where a host has a model."""
+
+SUMMARIZED = frozenset({"wrap_output", "wrap_input"})
+"""Calls whose answer may come with a summary, which a model makes."""
+
+SUMMARY_S = 10.0
+"""Longest wait for a summary: a model answers within seconds, or the result goes
+without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How contents are shown (``[file_descriptor]``).
+
+    Attributes:
+        page_size: characters of a page.
+        max_output: longest tool result that is handed on as it is, characters.
+        max_input: longest user input, as above.
+        page_input: whether user input is stored at all.
+        conversation_fds: every message gets a descriptor.
+        auto_summarize: ``fd_result`` comes with a summary, if one can be had.
+        raw: bodies of XML are not escaped.
+    """
+
+    page_size: int = 4000
+    max_output: int = 8000
+    max_input: int = 8000
+    page_input: bool = True
+    conversation_fds: bool = False
+    auto_summarize: bool = False
+    raw: bool = False
+
+
+class UnknownCallError(ContentError):
+    """No such tool, or one that is not enabled; the text says which."""
+
+
+class Summarizer(Protocol):
+    """Makes short of long."""
+
+    async def summary(self, process: Process, fd: LlmFd) -> str | None:
+        """Return a summary, None if none can be had.
+
+        Args:
+            process: whose descriptor it is; its caller pays.
+            fd: what is to be made short.
+        """
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the processes of one child share.
+
+    Attributes:
+        store: the host's contents.
+        tools: the calls there are, by name.
+        enabled: those that may be called; None for all.
+        settings: how contents are shown.
+        allowance: what they may keep.
+        temps: their temporary files.
+        checkpoints: where states are kept; None: nowhere.
+        owner: whose checkpoints they are.
+        summarizer: None: no model is there.
+        workspaces: where the child works, for checkpoints; None: nowhere.
+    """
+
+    store: Store
+    tools: Mapping[str, Tool]
+    enabled: frozenset[str] | None = None
+    settings: Settings = field(default_factory=Settings)
+    allowance: Allowance | None = None
+    temps: TempFiles = field(default_factory=TempFiles)
+    checkpoints: Checkpoints | None = None
+    owner: str = ""
+    summarizer: Summarizer | None = None
+    workspaces: Workspaces | None = None
+
+    def __post_init__(self) -> None:
+        self.temps.belong_to(self.store, self.allowance)
+
+
+class Process:
+    """One process.
+
+    Args:
+        shared: what it shares with others.
+        table: its descriptors; None: none yet.
+
+    Attributes:
+        shared: as above.
+        table: as above.
+        messages: its conversation, as the chat API words it.
+        program: the preset it runs; empty for none.
+        threads: bounds its worker threads; None: nothing does.
+        files: the file system under its client's rights; None: there is none.
+        caller: whose quota and rights its calls are made under; the owner's to read.
+        claim: whether those rights count in full, or in the restricted view (spec A1).
+        depth: how many forks and spawns it is from a client's own process.
+        checkpoints: those of its owner that it may go back to.
+        begun: what is being put in.
+    """
+
+    def __init__(self, shared: Shared, table: FdTable | None = None) -> None:
+        self.shared = shared
+        self.table = table or FdTable(shared.store, shared.allowance)
+        self.messages: list[dict[str, Json]] = []
+        self.program = ""
+        self.threads: trio.CapacityLimiter | None = None
+        self.files: Files | None = None
+        self.caller: object = None
+        self.claim = True
+        self.depth = 0
+        self.checkpoints = OwnCheckpoints()
+        self.begun = Begun(shared.store, shared.allowance)
+        self._turn = trio.Lock()
+
+    # Calls
+
+    async def call(self, name: str, /, *args: object, **kwargs: object) -> bytes:
+        """Do a call and return its answer, XML (or what was wrapped, if it is short).
+
+        Raises:
+            UnknownCallError: no such tool is enabled.
+        """
+        tool = self.tool(name)
+        async with self._turn:
+            try:
+                values = bind(tool, args, kwargs)
+                work = partial(tool.run, self, **values)
+                before = self.table.next_number
+                if is_long(self, tool, values):
+                    answer = await in_thread(work, share=self.threads)
+                else:
+                    answer = work()
+                if not isinstance(answer, bytes):
+                    answer = await answer
+                return await self._with_summary(name, answer, before)
+            except FdError as why:
+                return _failure(why, kwargs, args)
+
+    async def _with_summary(self, name: str, answer: bytes, before: int) -> bytes:
+        """Add a summary to the ``fd_result`` of what was just stored, if it can be had.
+
+        Args:
+            name: of the call.
+            answer: which has it, if the call stored anything at all: what only looks
+                like one was handed on.
+            before: the number that the descriptor then got.
+        """
+        shared = self.shared
+        fd = self.table.fds.get(before)
+        if (
+            not shared.settings.auto_summarize
+            or shared.summarizer is None
+            or name not in SUMMARIZED
+            or fd is None
+            or fd.is_binary
+            or not answer.startswith(b"<fd_result ")
+        ):
+            return answer
+        summary: str | None = None
+        with trio.move_on_after(SUMMARY_S):
+            summary = await shared.summarizer.summary(self, fd)
+        return answer if not summary else fdxml.summarized(answer, summary)
+
+    def is_for_caller_alone(self, name: str) -> bool:
+        """Tell whether a call may take long and is of no use once its caller has gone.
+
+        A model that is asked for nobody would be paid, and would keep what has ended.
+        """
+        shared = self.shared
+        asks = shared.settings.auto_summarize and shared.summarizer is not None
+        return name in ONLY_READ | NEED_MODEL or (asks and name in SUMMARIZED)
+
+    def has_begun(self, token: str) -> bool:
+        """Tell whether content is being put in under a token."""
+        return token in self.begun
+
+    async def put(self, token: str | None, piece: memoryview | bytes) -> str:
+        """Take in a piece; return the token that it is under, a new one for None.
+
+        Raises:
+            FdError: there is no room, or no thread to write it.
+        """
+        return await in_thread(self._put, token, piece, share=self.threads)
+
+    def _put(self, token: str | None, piece: memoryview | bytes) -> str:
+        return self.begun.put(token, bytes(piece))
+
+    def call_now(self, name: str, /, *args: object, **kwargs: object) -> bytes:
+        """Do a call that awaits nothing, in this thread; else like ``call``."""
+        tool = self.tool(name)
+        if tool.is_async:
+            raise UnknownCallError(f"{name} has to be awaited")
+        try:
+            answer = tool.run(self, **bind(tool, args, kwargs))
+        except FdError as why:
+            return _failure(why, kwargs, args)
+        if not isinstance(answer, bytes):
+            raise TypeError(f"{name} did not answer")
+        return answer
+
+    def tool(self, name: str) -> Tool:
+        """Return a tool that may be called.
+
+        Raises:
+            UnknownCallError: there is none of this name, or it is not enabled.
+        """
+        shared = self.shared
+        tool = shared.tools.get(name)
+        enabled = shared.enabled
+        if tool is None:
+            if name in NEED_MODEL:
+                raise UnknownCallError(f"{name} needs a model, and this host has none")
+            raise UnknownCallError(f"unknown name: {name[:MOST_SAID_CHARS]}")
+        if enabled is not None and name not in enabled | ALWAYS:
+            raise UnknownCallError(f"not enabled: {name}")
+        return tool
+
+    # Contents
+
+    def add(self, content: Content, source: str, *, name: str = "") -> LlmFd:
+        """Give a content, held by the caller, a descriptor of this process."""
+        page_size = self.shared.settings.page_size
+        return self.table.add(content, source, page_size, name=name)
+
+    def add_text(self, text: str, source: str, *, name: str = "") -> LlmFd:
+        """Keep a text and give it a descriptor.
+
+        Raises:
+            FdError: ``invalid_parameter``: it holds a lone surrogate.
+        """
+        return self.add(self.put_text(text), source, name=name)
+
+    async def add_waiting(self, content: Content, source: str) -> LlmFd:
+        """Do as ``add``, in a worker thread where it takes long."""
+        if content.text.size > INLINE_BYTES:
+            pages, size = content.text.pages, self.shared.settings.page_size
+            try:
+                await in_thread(pages, size, share=self.threads)
+            except BaseException:
+                self.shared.store.drop(content)
+                raise
+        return self.add(content, source)
+
+    async def keep_text(self, text: str, source: str, *, name: str = "") -> LlmFd:
+        """Do as ``add_text``, in a worker thread where it takes long."""
+        work = partial(self.add_text, text, source, name=name)
+        if is_long_text(self, text):
+            return await in_thread(work, share=self.threads)
+        return work()
+
+    def add_part(self, text: Blob, span: Span, source: str) -> LlmFd:
+        """Give a part of a text a descriptor of its own."""
+        return self.add(self._part(text, span), source)
+
+    def _part(self, text: Blob, span: Span) -> Content:
+        """Keep a part of a text; the caller holds it."""
+        writer = self.shared.store.writer()
+        try:
+            for piece in text.pieces(*span):
+                writer.add(piece)
+            return writer.finish()
+        finally:
+            writer.close()
+
+    def named(self, parts: Sequence[Json]) -> list[tuple[LlmFd, Span | None]]:
+        """Return the descriptors that are named, each with its lines; None for all.
+
+        Args:
+            parts: ids, or ``{"fd": ..., "start_line": ..., "end_line": ...}``.
+
+        Raises:
+            FdError: there is no such descriptor, or no such line.
+        """
+        found = [
+            (self.table.find(str(part["fd"])), part)
+            for part in (one if isinstance(one, dict) else {"fd": one} for one in parts)
+        ]
+        return [(fd, part_span(fd, part)) for fd, part in found]
+
+    def add_lines(self, fd: LlmFd, span: Span) -> LlmFd:
+        """Give lines of a descriptor, of this process or another, one of their own."""
+        return self.add_part(fd.content.text, span, _lines_source(fd, span))
+
+    def keep_only(self, named: Sequence[tuple[LlmFd, Span | None]]) -> None:
+        """Give up all descriptors but these; lines of one get a new one.
+
+        Raises:
+            FdError: what is there afterwards is too much; nothing changed.
+        """
+        page_size = self.shared.settings.page_size
+        kept: set[int] = {fd.number for fd, span in named if span is None}
+        parts = (
+            (self._part(fd.content.text, span), _lines_source(fd, span))
+            for fd, span in named
+            if span is not None
+        )
+        self.table.exchange(kept, parts, page_size)
+        self.checkpoints.keep_own()
+
+    def put_text(self, text: str) -> Content:
+        """Keep a text; the caller holds it."""
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            message = "The text has a lone surrogate, which is no character"
+            raise FdError(INVALID_PARAMETER, message) from None
+        return self.shared.store.put(data)
+
+    # Its life
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a call is being done."""
+        return self._turn.locked()
+
+    def fork(self) -> Process:
+        """Return a process that starts with everything this one has."""
+        child = self._child(self.table.fork())
+        child.messages = list(self.messages)  # one that was said never changes
+        child.program = self.program
+        child.checkpoints = self.checkpoints.fork()
+        return child
+
+    def spawn(self) -> Process:
+        """Return a process with nothing of this one's."""
+        child = self._child(None)
+        child.checkpoints.keep_own()
+        return child
+
+    def _child(self, table: FdTable | None) -> Process:
+        child = Process(self.shared, table)
+        child.threads = self.threads
+        child.files = self.files
+        child.caller = self.caller
+        child.claim = self.claim
+        child.depth = self.depth + 1
+        return child
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.begun.close()
+        self.table.close()
+
+    def offered(self) -> tuple[Tool, ...]:
+        """Return the tools that a model of this process is offered."""
+        enabled = self.shared.enabled
+        return tuple(
+            tool
+            for name, tool in self.shared.tools.items()
+            if name not in FOR_PROGRAMS
+            and (enabled is None or name in enabled | ALWAYS)
+        )
+
+
+FOR_PROGRAMS = frozenset({"wrap_output", "wrap_input", "keep_fds", "tool_schemas"})
+"""Calls for the program around a model; the model itself is not offered them."""
+
+ALWAYS = FOR_PROGRAMS | {"fd_info", "list_fds"}
+"""Calls that need no listing: they give nothing that the caller does not have."""
+
+
+# Which calls take long
+
+
+def is_long(process: Process, tool: Tool, values: Mapping[str, object]) -> bool:
+    """Tell whether a call is one for a worker thread.
+
+    Args:
+        process: whose call it is.
+        tool: what is called.
+        values: the parameters, checked.
+    """
+    if tool.lists:
+        return _lists_many(process, values)
+    if not tool.is_slow:
+        return False
+    if tool.name == "read_temp_file":
+        return process.shared.temps.size(values["temp_file_id"]) > INLINE_BYTES
+    if values.keys() & {"fd", "name"}:
+        return _reads_long(process, values)
+    return _puts_long(process, values)
+
+
+def is_long_text(process: Process, text: str) -> bool:
+    """Tell whether to keep a text takes long."""
+    return len(text) > INLINE_BYTES or _is_tight(process)
+
+
+def is_long_list(parts: Sequence[object]) -> bool:
+    """Tell whether to find what is named takes long; lines of it are copied, too."""
+    many = len(parts) > INLINE_ROWS
+    return many or any(isinstance(one, dict) for one in parts)
+
+
+def _is_tight(process: Process) -> bool:
+    """Whether to store as much as is short may have to wait for the disk."""
+    return process.shared.store.is_tight(INLINE_CHARS_BYTES)
+
+
+def _lists_many(process: Process, values: Mapping[str, object]) -> bool:
+    if max(len(process.table.fds), process.table.sections) > INLINE_ROWS:
+        return True
+    parts = values.get("fds")
+    return isinstance(parts, list) and is_long_list(parts)
+
+
+def _puts_long(process: Process, values: Mapping[str, object]) -> bool:
+    token = values.get("token")
+    if isinstance(token, str) and process.begun.size(token) > INLINE_BYTES:
+        return True
+    return _is_tight(process) or any(
+        not isinstance(value, str) or len(value) > INLINE_BYTES
+        for value in values.values()
+    )
+
+
+def _reads_long(process: Process, values: Mapping[str, object]) -> bool:
+    if "unit" in values or values.get("regex"):
+        # To count units takes long in a short text too, and so does an expression of
+        # many states.
+        return True
+    fd, name = values.get("fd"), values.get("name")
+    try:
+        found = process.table.find(
+            fd if isinstance(fd, str) else None,
+            name if isinstance(name, str) else None,
+        )
+    except FdError:
+        return False
+    if found.content.text.size > INLINE_BYTES:
+        return not _is_a_page(found, values)
+    return bool(values.get("extract_to_new_fd")) and _is_tight(process)
+
+
+def _is_a_page(fd: LlmFd, values: Mapping[str, object]) -> bool:
+    """Whether only a page of what is in memory is read: as quick at any length."""
+    return (
+        values.keys() <= {"fd", "name", "page"}
+        and fd.page_size <= INLINE_BYTES
+        and fd.content.text.in_memory is not None
+    )
+
+
+def _lines_source(fd: LlmFd, span: Span) -> str:
+    return f"{fd.id} lines {lines_of(fd, span)}"
+
+
+def _failure(
+    why: FdError, kwargs: Mapping[str, object], args: tuple[object, ...]
+) -> bytes:
+    fd = why.fd
+    if not fd:
+        asked = kwargs.get("fd", args[0] if args else None)
+        if isinstance(asked, str) and asked.startswith(("fd:", "fd-")):
+            fd = asked[:MOST_SAID_CHARS].replace("fd-", "fd:", 1)
+    return fdxml.failure(why.kind, fd, why.message, why.details)

@@ -1,0 +1,46 @@
+"""Contents that one of their holders gives up; many of them in a thread.
+
+A table may have thousands, and a client a hundred conversations with as many: what only
+counts takes long then, too.  What it takes to free bytes is the store's to know.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hostlib.threads import afterwards
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.llmfd.allowance import Allowance
+    from supervisor.llmfd.blob import Content
+    from supervisor.llmfd.store import Store
+
+MOST_AT_ONCE = 500
+"""Contents that are given up in one step: a millisecond if it frees all of them."""
+
+
+def give_back(
+    store: Store, allowance: Allowance | None, contents: Sequence[Content]
+) -> None:
+    """Give up contents that a holder has forgotten, at once if they are few."""
+    if len(contents) > MOST_AT_ONCE:
+        afterwards(_give_back_many, store, allowance, contents)
+    else:
+        _give_back(store, allowance, contents)
+
+
+def _give_back_many(
+    store: Store, allowance: Allowance | None, contents: Sequence[Content]
+) -> None:
+    for start in range(0, len(contents), MOST_AT_ONCE):  # others wait for their locks
+        _give_back(store, allowance, contents[start : start + MOST_AT_ONCE])
+
+
+def _give_back(
+    store: Store, allowance: Allowance | None, contents: Sequence[Content]
+) -> None:
+    if allowance is not None:
+        allowance.drop(contents)
+    store.drop_all(contents)

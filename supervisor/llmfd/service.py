@@ -1,0 +1,433 @@
+"""The LLM fds of one host: a process for each client, and their common store.
+
+Rules of this file.
+
+1. A child's own connection starts with an empty table.  A connection that it attaches
+   starts as a fork of the one it was attached by: the client that is handed it has what its
+   parent had, and may give up more (``keep_fds``).
+2. What the clients of one child keep is bounded by one allowance; temporary files are
+   theirs together and nobody else's.
+3. When a client is gone, its process is closed: what only it held is freed.
+4. Handed over, a client's table is there before the client is served.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import hostlib.documents  # noqa: F401 - imported late by what hosts without these load
+from hostlib.journal import Journal
+from protocol import fdxml
+from supervisor.llmfd import (
+    TOOLS,
+    Allowance,
+    Checkpoints,
+    ClientFiles,
+    FdError,
+    Process,
+    Settings,
+    Shared,
+    Store,
+)
+from supervisor.llmfd.handover import (
+    Entering,
+    Leaving,
+    ProcessState,
+    SharedState,
+    StoreState,
+)
+from supervisor.llmfd.owners import is_owner, owner_of
+from supervisor.llmfd.threads import in_thread
+from vfs.errors import HandoverError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from contextlib import AsyncExitStack, ExitStack
+
+    from hostlib.log import Log
+    from supervisor.fsproxy.ports import ChildView
+    from supervisor.llm.conversations import Kept
+    from supervisor.llmfd import Summarizer, Tool
+    from vfs.filesystem import Client, Filesystem
+
+DEFAULT_MAX_STORE = 4 * 1024**3
+"""What the clients of one child may keep, bytes."""
+
+
+class KeptState(msgspec.Struct):
+    """A conversation that is kept for a client under a name."""
+
+    client: str
+    name: str
+    process: ProcessState
+    size_chars: int
+
+
+class FdsState(msgspec.Struct):
+    """All of them.
+
+    Attributes:
+        temporary: the directory of the checkpoints that ends with the host, if any.
+        contents: what is kept, once.
+        shared: what the processes of a child share.
+        processes: by client.
+        kept: conversations.
+    """
+
+    temporary: str | None
+    contents: StoreState
+    shared: list[SharedState]
+    processes: dict[str, ProcessState]
+    kept: list[KeptState]
+
+
+def read_state(left: object) -> FdsState | None:
+    """Return what was handed over; None if nothing was.
+
+    Raises:
+        HandoverError: it is another program's.
+    """
+    if left is None:
+        return None
+    try:
+        if not isinstance(left, bytes):
+            raise HandoverError("cannot take the LLM fds over: they are no document")
+        return msgspec.convert(json.loads(left), FdsState)
+    except (ValueError, msgspec.ValidationError) as why:
+        raise HandoverError(f"cannot take the LLM fds over: {why}") from None
+
+
+class FdService:
+    """What a host offers as LLM fds.
+
+    Args:
+        fs: the host's file system.
+        store: where contents are kept.
+        enabled: tools that children may call; None for all.
+        settings: how contents are shown.
+        max_store: what one child may keep, bytes.
+        checkpoints: where states are kept; None: nowhere.
+
+    Attributes:
+        tools: the calls there are; a part of the host that brings its own (the tool
+            loop) adds them.
+        processes: by client id.
+        summarizer: makes short of long; None: no model is there.
+        kept: conversations with the model, under names; None: no model is there.
+        temporary: the directory of checkpoints that end with the host; None: they stay.
+        journal: is told of snapshots that belong to checkpoints.
+        gone_hooks: called with each client that is gone, before it is forgotten.
+    """
+
+    def __init__(
+        self,
+        fs: Filesystem,
+        store: Store,
+        enabled: frozenset[str] | None = None,
+        *,
+        settings: Settings | None = None,
+        max_store: int = DEFAULT_MAX_STORE,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        self.tools: dict[str, Tool] = dict(TOOLS)
+        self.processes: dict[str, Process] = {}
+        self.store = store
+        self.summarizer: Summarizer | None = None
+        self.gone_hooks: list[Callable[[Client], None]] = []
+        self.kept: Kept[Process] | None = None
+        self.temporary: str | None = None
+        self.journal = Journal(-1, lambda _: None)
+        self._left: FdsState | None = None
+        self._entering: Entering | None = None
+        self.enabled = enabled
+        self.settings = settings or Settings()
+        self._fs = fs
+        self._max_store = max_store
+        self._checkpoints = checkpoints
+
+    # The seam
+
+    async def child_starting(
+        self, child: ChildView, stack: AsyncExitStack
+    ) -> Mapping[str, str]:
+        """Make a child's process; see ``ports.Service``."""
+        del stack  # `client_gone` undoes it
+        if child.session is not None:
+            owner = owner_of(child.spec.account)
+            self.show_workspaces(child, self.process_of(child.session.client, owner))
+        return {}
+
+    def show_workspaces(self, child: ChildView, process: Process) -> None:
+        """Let checkpoints of a child name snapshots of its workspaces."""
+        if child.session is not None and child.spec.workspaces:
+            from supervisor.llmfd.workspaces import ChildWorkspaces  # noqa: PLC0415 - with one
+
+            process.shared.workspaces = ChildWorkspaces(
+                child.id, child.session.client, child.spec.workspaces, self.journal
+            )
+
+    def client_attached(self, client: Client) -> None:
+        """Give a client that was just attached what its parent has now."""
+        if client.parent is not None:
+            self.enter(client, self.process_of(client.parent).fork())
+
+    def client_gone(self, client: Client) -> None:
+        """Free what only this client held."""
+        for hook in self.gone_hooks:
+            hook(client)
+        process = self.processes.pop(client.id, None)
+        if process is None:
+            return
+        process.close()
+        if client.parent is None:
+            process.shared.temps.close()
+            if self._checkpoints is not None:
+                self._checkpoints.living.discard(process.shared.owner)
+
+    def process_of(self, client: Client, owner: str = "") -> Process:
+        """Return the process of a client.
+
+        Args:
+            client: whose.
+            owner: whose checkpoints it sees, where it is new; empty for nobody's.
+        """
+        process = self.processes.get(client.id)
+        if process is None:
+            shared = self.make_shared(owner)
+            process = self.enter(client, Process(shared))
+        return process
+
+    def make_shared(self, owner: str) -> Shared:
+        """Return what the processes of a child are to share.
+
+        Args:
+            owner: whose checkpoints they see; what is no owner is replaced by one.
+        """
+        if not is_owner(owner):  # an older program's, that is another child's next time
+            owner = owner_of(None)
+        if self._checkpoints is not None:
+            self._checkpoints.living.add(owner)
+        return Shared(
+            self.store,
+            self.tools,
+            self.enabled,
+            self.settings,
+            Allowance(self._max_store),
+            checkpoints=self._checkpoints,
+            owner=owner,
+            summarizer=self.summarizer,
+        )
+
+    def enter(self, client: Client, process: Process) -> Process:
+        """Let a process be that of a client."""
+        self.adopt(client, process)
+        self.processes[client.id] = process
+        return process
+
+    def adopt(self, client: Client, process: Process) -> None:
+        """Let a process work for a client, under its rights."""
+        process.threads = client.ledger.threads
+        process.caller = client
+        self.give_files(process, client)
+
+    # Handed over (see ``ports.Portable``)
+
+    def rest(self) -> None:
+        """Nothing: who calls is a conversation, and those rest."""
+
+    def go_on(self) -> None:
+        """As ``rest``."""
+
+    def interrupt(self) -> None:
+        """Nothing: a call under way is a job of its conversation."""
+
+    def busy(self) -> str | None:
+        """Say what has to end first."""
+        kept = (process for _, _, process, _ in self._all_kept())
+        if any(process.is_at_work for process in (*self.processes.values(), *kept)):
+            return "an LLM fd is being used"
+        return None
+
+    def _all_kept(self) -> Iterator[tuple[str, str, Process, int]]:
+        if self.kept is not None:
+            yield from self.kept.all()
+
+    def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
+        """Return contents, tables and conversations.
+
+        Checkpoints are on the disk; the next program opens them again. Where they live as
+        long as the host, their directory is handed over by its name.
+        """
+        leaving = Leaving(self.store)
+        stack.callback(os.close, leaving.memory_fd)  # of no use if nothing comes of it
+        try:
+            contents = leaving.contents()
+            processes = {
+                name: leaving.process(process)
+                for name, process in self.processes.items()
+            }
+            kept = [
+                KeptState(client_id, name, leaving.process(process), size)
+                for client_id, name, process, size in self._all_kept()
+            ]
+        except OSError as why:
+            text = (
+                f"cannot hand contents over: {why.strerror}; restart the host instead"
+            )
+            raise HandoverError(text) from None
+        state = FdsState(self.temporary, contents, leaving.shared, processes, kept)
+        # JSON of the standard library: it has a form for a lone surrogate.
+        return json.dumps(msgspec.to_builtins(state)).encode(), leaving.fds
+
+    async def take_over(self, state: object) -> None:
+        """Hold the contents for the tables that are to come."""
+        left = self._left = read_state(state)
+        if left is not None:
+            shared = left.shared
+            self._entering = Entering(
+                self.store, left.contents, shared, self.make_shared
+            )
+
+    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
+        """Go on with the tables of a child; ``client_gone`` undoes it."""
+        del stack
+        left, entering = self._left, self._entering
+        if left is None or entering is None:
+            return
+        for session in child.sessions():
+            client = session.client
+            process = left.processes.get(client.id)
+            if process is not None:
+                entered = self.enter(client, entering.process(process))
+                self.show_workspaces(child, entered)
+                if child.spec.account is not None:  # also if an older program left it
+                    entered.shared.owner = owner_of(child.spec.account)
+            for one in left.kept:
+                if one.client == client.id:
+                    self._keep(client, one, entering.process(one.process))
+
+    def _keep(self, client: Client, left: KeptState, process: Process) -> None:
+        if self.kept is None:  # no model is configured any more
+            process.close()
+            return
+        self.adopt(client, process)
+        self.kept.keep(client, left.name, process, left.size_chars)
+
+    async def all_entered(self) -> None:
+        """Let go of contents that nobody holds."""
+        entering, self._left, self._entering = self._entering, None, None
+        if entering is not None:
+            entering.close()
+
+    def give_files(self, process: Process, client: Client) -> None:
+        """Let a process reach its client's files, in the view that it has."""
+        process.files = ClientFiles(self._fs, client, claim=process.claim)
+
+    @property
+    def most_shown(self) -> int:
+        """Characters that are shown at once; what is longer becomes a descriptor."""
+        return self.settings.max_output
+
+    def is_call(self, name: str) -> bool:
+        """Tell whether a tool of this name is one of the calls here."""
+        return name in self.tools
+
+    async def wrap_pieces(
+        self, client: Client, read: Callable[[], Awaitable[bytes]], source: str
+    ) -> bytes | None:
+        """Keep a tool's output that comes in pieces, and return what stands for it.
+
+        Args:
+            client: for whom the tool ran.
+            read: returns its next piece, nothing at the end.
+            source: ``tool:NAME``.
+
+        Returns:
+            The answer of ``wrap_output``, an ``fd_error`` if there is no room; None if
+            the client is gone.
+
+        Cancellation: what was taken in is freed.
+        """
+        process = self.processes.get(client.id)
+        if process is None:
+            return None
+        try:
+            token = await self._take_in(process, client, read)
+            if token is None:
+                return None
+            try:
+                answer = await process.call("wrap_output", token=token, source=source)
+            finally:
+                process.begun.drop(token)  # cancelled before it was its turn
+        except FdError as why:
+            return fdxml.failure(why.kind, why.fd, why.message, why.details)
+        if self.processes.get(client.id) is process:
+            return answer
+        process.close()  # the client went during the call
+        return None
+
+    async def _take_in(
+        self, process: Process, client: Client, read: Callable[[], Awaitable[bytes]]
+    ) -> str | None:
+        """Return the token of a content that was read to its end; None: it went."""
+        # Not yet the process's: that may close at any time, this file only here.
+        writer = self.store.writer()
+        allowance = process.shared.allowance or Allowance(self._max_store)
+        taken = 0
+        try:
+            while piece := await read():
+                allowance.take(len(piece))
+                taken += len(piece)
+                threads = client.ledger.threads
+                await in_thread(writer.add, piece, share=threads)
+        except BaseException:
+            writer.close()
+            allowance.give_back(taken)
+            raise
+        if self.processes.get(client.id) is process:
+            return process.begun.enter(writer)
+        writer.close()
+        allowance.give_back(taken)
+        return None
+
+    def drop_numbered(self, log: Log, left: FdsState | None) -> None:
+        """Delete checkpoints of an older program, whose owners nobody knows; say so.
+
+        Args:
+            log: of the host.
+            left: what the program before has left, if any: its children are there.
+        """
+        checkpoints = self._checkpoints
+        if checkpoints is None:
+            return
+        if left is not None:
+            checkpoints.living.update(one.owner for one in left.shared)
+        try:
+            count = checkpoints.drop_numbered()
+        except FdError:  # what is damaged is told to its next user
+            return
+        if count:
+            text = (
+                f"Dropped {count} checkpoints that were kept by the order in which"
+                " children start (child-1, ...): they would go to other children"
+            )
+            log.write("WARNING", text, checkpoints=count)
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what this holds of the host's descriptors, with a word for each."""
+        yield from self.store.descriptors()
+        if self._checkpoints is not None:
+            yield from self._checkpoints.descriptors()
+
+    def close(self) -> None:
+        """Free everything."""
+        for process in tuple(self.processes.values()):
+            process.close()
+            process.shared.temps.close()
+        self.processes.clear()
+        if self._checkpoints is not None:
+            self._checkpoints.close()

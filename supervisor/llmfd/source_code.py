@@ -1,0 +1,432 @@
+"""Functions and classes of source code, found by tree-sitter's grammars (an extra).
+
+A unit is whole lines: from the line in which it begins, decorators included, to the line
+in which it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+import re2
+
+from supervisor.llmfd.cancellation import stop_if_cancelled
+from supervisor.llmfd.errors import INVALID_PARAMETER, FdError
+from supervisor.llmfd.pages import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tree_sitter import Node, Point, Tree
+
+    from supervisor.llmfd.index import Buffer
+    from supervisor.llmfd.table import LlmFd
+
+MOST_BYTES = 4 * 1024 * 1024
+"""Longest source that is parsed: 3 s, or 9 if it is full of errors.
+
+To give a tree back is one call into C, which holds the interpreter for 25 ms for each MiB
+of common source, and up to 150 for one endless list."""
+
+ALONE_BYTES = 256 * 1024
+"""Longest source that is parsed beside others: a tree takes 60 times as much memory as
+its source, or 190 if that is one long list."""
+
+PIECE_BYTES = 4096
+"""What the parser gets at once: a token may be as long as the source."""
+
+NODES_AT_ONCE = 256
+"""Nodes between two looks at whether anybody still waits: 0.1 ms."""
+
+WAIT_S = 0.05
+"""Between two such looks while another source is parsed."""
+
+MOST_NAME_BYTES = 4096
+"""Longest name; what is longer is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """What is to be known of one language.
+
+    Attributes:
+        module: its grammar.
+        entry: the function in it that gives the grammar.
+        suffixes: of file names.
+        function: kinds of nodes that are functions.
+        classes: kinds of nodes that are classes or what stands for them.
+        hint: what only its source is likely to have.
+    """
+
+    module: str
+    entry: str
+    suffixes: tuple[str, ...]
+    function: frozenset[str]
+    classes: frozenset[str]
+    hint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A function or class around others: its name, and what is around it in turn."""
+
+    name: str
+    outer: Scope | None
+
+
+class Code(NamedTuple):
+    """A function or class.
+
+    Attributes:
+        name: as its definition has it.
+        span: not to the ends of its lines yet: ``whole_lines`` tells that.
+        scope: what it is defined in; None: in the file itself.
+    """
+
+    name: str
+    span: Span
+    scope: Scope | None
+
+
+_JS_FUNCTIONS = frozenset(
+    {"function_declaration", "generator_function_declaration", "method_definition"}
+)
+_JS_CLASSES = frozenset({"class_declaration", "abstract_class_declaration"})
+
+LANGUAGES = {
+    "python": Language(
+        "tree_sitter_python",
+        "language",
+        (".py", ".pyi"),
+        frozenset({"function_definition"}),
+        frozenset({"class_definition"}),
+        rb"(?m)^[ \t]*(?:(?:async )?def \w+\(.*:|class \w+.*:|from \S+ import |elif .*:)",
+    ),
+    "typescript": Language(
+        "tree_sitter_typescript",
+        "language_typescript",
+        (".ts", ".mts", ".cts"),
+        _JS_FUNCTIONS,
+        _JS_CLASSES | {"interface_declaration"},
+        rb"(?m)(?:^\s*(?:export )?(?:interface|type|enum) \w+|: (?:string|number|boolean)\b)",
+    ),
+    "javascript": Language(
+        "tree_sitter_javascript",
+        "language",
+        (".js", ".jsx", ".mjs", ".cjs"),
+        _JS_FUNCTIONS,
+        _JS_CLASSES,
+        rb"(?m)(?:^\s*(?:export |async )*function\b|^\s*(?:const|let|var) \w+ =|=>|===)",
+    ),
+    "go": Language(
+        "tree_sitter_go",
+        "language",
+        (".go",),
+        frozenset({"function_declaration", "method_declaration"}),
+        frozenset({"type_spec"}),
+        rb"(?m)^(?:package \w+$|func [\w(]|import \(|type \w+ (?:struct|interface))",
+    ),
+    "rust": Language(
+        "tree_sitter_rust",
+        "language",
+        (".rs",),
+        frozenset({"function_item"}),
+        frozenset(
+            {"struct_item", "enum_item", "trait_item", "impl_item", "union_item"}
+        ),
+        rb"(?m)^\s*(?:(?:pub )?fn \w+|impl\b|use \w+::|let mut |(?:pub )?struct \w+|#\[)",
+    ),
+    "c": Language(
+        "tree_sitter_c",
+        "language",
+        (".c", ".h"),
+        frozenset({"function_definition"}),
+        frozenset({"struct_specifier", "union_specifier", "enum_specifier"}),
+        rb"(?m)^\s*(?:#include [<\"]|#define |typedef |(?:static |const )*(?:int|void|char)"
+        rb" \*?\w+\()",
+    ),
+    "java": Language(
+        "tree_sitter_java",
+        "language",
+        (".java",),
+        frozenset({"method_declaration", "constructor_declaration"}),
+        frozenset(
+            {
+                *("class_declaration", "interface_declaration"),
+                *("enum_declaration", "record_declaration"),
+            }
+        ),
+        rb"(?m)^\s*(?:import java|package [\w.]+;|(?:public|private|protected) )",
+    ),
+}
+
+_MORE_SUFFIXES = {".tsx": "typescript"}
+_BY_SUFFIX = {
+    **{suffix: name for name, one in LANGUAGES.items() for suffix in one.suffixes},
+    **_MORE_SUFFIXES,
+}
+_HINTS = {name: re2.compile(one.hint) for name, one in LANGUAGES.items()}
+_DATA_HINTS = (
+    ("json", re2.compile(rb"\A\s*[\[{](?:\s*[\"\[{\d\]}]|\s*\z)")),
+    ("html", re2.compile(rb"(?i)\A\s*<(?:!doctype html|html)")),
+    ("xml", re2.compile(rb"\A\s*<\?xml")),
+    ("markdown", re2.compile(rb"(?m)\A(?:.*\n){0,20}#{1,6} \S")),
+)
+
+SAMPLE_BYTES = 32 * 1024
+"""What of a content is looked at to guess its language."""
+
+
+def guess(fd: LlmFd) -> str:
+    """Return the language of a text in a word: ``python``, ``json``, ... or ``text``."""
+    if not fd.language:
+        fd.language = _by_name(fd.source) or _by_content(fd)
+    return fd.language
+
+
+def _by_content(fd: LlmFd) -> str:
+    sample = fd.content.text.data[:SAMPLE_BYTES]
+    if sample.startswith(b"#!") and b"python" in sample.partition(b"\n")[0]:
+        return "python"
+    for name, hint in _DATA_HINTS[:3]:
+        if hint.search(sample):
+            return name
+    scores = [(_score(hint, sample), name) for name, hint in _HINTS.items()]
+    best, name = max(scores, key=lambda pair: pair[0])
+    if best >= 2 or (best and best * 6 >= sample.count(b"\n") + 1):
+        return name
+    return "markdown" if _DATA_HINTS[3][1].search(sample) else "text"
+
+
+def _score(hint: re2._Regexp, sample: bytes) -> int:
+    return sum(1 for _ in hint.finditer(sample))
+
+
+def _by_name(name: str) -> str:
+    dot = name.rfind(".")
+    return _BY_SUFFIX.get(name[dot:].lower(), "") if dot >= 0 else ""
+
+
+def find_code(fd: LlmFd, unit: str, name: str | None = None) -> Iterator[Code]:
+    """Yield the functions or classes of a source.
+
+    Args:
+        fd: the source.
+        unit: which of the two.
+        name: of its language; None: it is guessed.
+
+    Raises:
+        FdError: ``invalid_parameter``: there is no grammar for it, or it is too long.
+    """
+    if name is None:
+        name = guess(fd)
+    language = LANGUAGES.get(name)
+    if language is None:
+        known = ", ".join(LANGUAGES)
+        text = f"Content of type {name} has no units of the kind {unit}; known: {known}"
+        raise FdError(INVALID_PARAMETER, text, fd=fd.id)
+    blob = fd.content.text
+    if blob.size > MOST_BYTES:
+        text = (
+            f"Content of {blob.size} bytes is too long to be parsed for a {unit}: at"
+            f" most {MOST_BYTES} bytes; search it, or read it by lines"
+        )
+        raise FdError(INVALID_PARAMETER, text, fd=fd.id)
+    data = blob.data
+    kinds = language.function if unit == "function" else language.classes
+    scopes = _Scopes(language.function | language.classes, data)
+    with _turn(blob.size):
+        tree = _parse(fd, name, language, data)
+        for count, (node, wrapper, scope) in enumerate(_walk(tree, scopes.within)):
+            if not count % NODES_AT_ONCE:
+                stop_if_cancelled()
+            if _is_wanted(node, kinds, unit):
+                found = scopes.of_receiver(node) or scope
+                yield Code(_name_of(node, data), wrapper or _span(node), found)
+
+
+_one_long_source = threading.Lock()
+
+
+@contextmanager
+def _turn(size: int) -> Iterator[None]:
+    """Let one long source be parsed at a time: so the memory of all is bounded."""
+    if size <= ALONE_BYTES:
+        yield
+        return
+    while not _one_long_source.acquire(timeout=WAIT_S):
+        stop_if_cancelled()
+    try:
+        yield
+    finally:
+        _one_long_source.release()
+
+
+class _Source:
+    """What the parser reads; it lets others have the interpreter in between.
+
+    A parse is one call into C, which holds the interpreter but for what it calls back.
+
+    Attributes:
+        failure: why it ended too early; raised by who called the parser, for it must
+            not pass through it.
+    """
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = data
+        self.failure: BaseException | None = None
+
+    def read(self, offset: int, _: Point) -> bytes:
+        """Return some of what stands at an offset; nothing at the end."""
+        if self.is_over():
+            return b""
+        return self._data[offset : offset + PIECE_BYTES]
+
+    def is_over(self, *_: object) -> bool:
+        """Tell whether to give up; asked every 100 steps of the parser."""
+        if self.failure is None:
+            try:
+                stop_if_cancelled()
+            except BaseException as why:  # noqa: BLE001 - raised behind the parser
+                self.failure = why
+        return self.failure is not None
+
+
+def _parse(fd: LlmFd, name: str, language: Language, data: Buffer) -> Tree:
+    try:
+        tree_sitter = import_module("tree_sitter")
+        grammar = import_module(language.module)
+    except ImportError:
+        text = f"Units of {name} need its grammar; install sandhost[units]"
+        raise FdError(INVALID_PARAMETER, text, fd=fd.id) from None
+    parser = tree_sitter.Parser(
+        tree_sitter.Language(getattr(grammar, language.entry)())
+    )
+    source = _Source(data)
+    tree: Tree | None = None
+    try:
+        tree = parser.parse(source.read, progress_callback=source.is_over)
+    except ValueError:  # what it says when it was told to give up
+        if source.failure is None:
+            raise
+    del parser  # here, not where the failure ends up: it may hold as much as a tree
+    failure, source.failure = source.failure, None
+    if failure is not None:
+        raise failure
+    if tree is None:
+        raise RuntimeError("a parser that has a language made no tree")
+    return tree
+
+
+class _Scopes:
+    """The scopes of a source.
+
+    Args:
+        kinds: of nodes that are scopes.
+        data: the source.
+    """
+
+    def __init__(self, kinds: frozenset[str], data: Buffer) -> None:
+        self._kinds = kinds
+        self._data = data
+
+    def within(self, node: Node, outer: Scope | None) -> Scope | None:
+        """Return the scope of what is in a node."""
+        if node.type not in self._kinds:
+            return outer
+        return Scope(self._bare(_name_of(node, self._data)), outer)
+
+    def of_receiver(self, node: Node) -> Scope | None:
+        """Return the type that a method of Go is of; None for other functions."""
+        if node.type != "method_declaration":
+            return None
+        receiver = node.child_by_field_name("receiver")
+        if receiver is None:  # Java has such nodes too
+            return None
+        written = self._data[receiver.start_byte : receiver.end_byte]
+        words = written[:MOST_NAME_BYTES].decode("utf-8", "replace").strip("() \t,")
+        return Scope(self._bare(words.rpartition(" ")[2].lstrip("*")), None)
+
+    @staticmethod
+    def _bare(name: str) -> str:
+        """Return the name of a type without its parameters."""
+        return name.partition("<")[0].partition("[")[0].strip()
+
+
+def _walk(
+    tree: Tree, within: Callable[[Node, Scope | None], Scope | None]
+) -> Iterator[tuple[Node, Span | None, Scope | None]]:
+    """Yield every node, where the outermost is of the wrappers around it, and its scope.
+
+    Without recursion: source may be nested a million deep.  Linear in the text: no node
+    is asked for its parent, which is looked for from the root, nor for the list of its
+    children.
+    """
+    cursor = tree.walk()
+    wrappers: list[Span | None] = [None]  # around what is in each ancestor
+    scopes: list[Scope | None] = [None]  # as above
+    while (node := cursor.node) is not None:
+        yield node, wrappers[-1], scopes[-1]
+        if cursor.goto_first_child():
+            is_wrapper = node.type in _WRAPPERS
+            wrappers.append(wrappers[-1] or _span(node) if is_wrapper else None)
+            scopes.append(within(node, scopes[-1]))
+            continue
+        while not cursor.goto_next_sibling():
+            if not cursor.goto_parent():
+                return
+            wrappers.pop()
+            scopes.pop()
+
+
+def _span(node: Node) -> Span:
+    return Span(node.start_byte, node.end_byte)
+
+
+_WRAPPERS = frozenset({"decorated_definition", "export_statement", "type_declaration"})
+
+
+def _is_wanted(node: Node, kinds: frozenset[str], unit: str) -> bool:
+    kind = node.type
+    if unit == "function" and kind == "variable_declarator":
+        value = node.child_by_field_name("value")
+        return value is not None and value.type in _FUNCTION_VALUES
+    if kind not in kinds:
+        return False
+    # `struct a *p` names a structure and defines none.
+    return (
+        not kind.endswith("_specifier") or node.child_by_field_name("body") is not None
+    )
+
+
+_FUNCTION_VALUES = frozenset(
+    {"arrow_function", "function_expression", "generator_function"}
+)
+
+
+def _name_of(node: Node, data: Buffer) -> str:
+    for field in ("name", "declarator", "type"):
+        found = node.child_by_field_name(field)
+        while found is not None:
+            inner = found.child_by_field_name("declarator")
+            if inner is None:
+                break
+            found = inner
+        if found is not None:
+            start = found.start_byte
+            name = data[start : min(found.end_byte, start + MOST_NAME_BYTES)]
+            return name.decode("utf-8", "replace")
+    return ""
+
+
+def whole_lines(fd: LlmFd, span: Span) -> Span:
+    """Return the lines in which a part of a text lies."""
+    text = fd.content.text
+    index, data = text.index, text.data
+    before = index.newlines_before(data, span.start)
+    within = index.newlines_before(data, max(span.end - 1, span.start))
+    return Span(index.line_start(data, before + 1), index.line_start(data, within + 2))

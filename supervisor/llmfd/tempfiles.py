@@ -1,0 +1,177 @@
+"""Temporary files that the processes of one child share: writable, with versions.
+
+A version counts the writes.  A writer may say which version it has read; if
+another has written since, the write is refused (``conflict``) and nothing is lost.
+They are gone when the child is.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from supervisor.llmfd.errors import CONFLICT, FILE_OPERATION, NOT_FOUND, FdError
+from supervisor.llmfd.release import give_back
+
+if TYPE_CHECKING:
+    from supervisor.llmfd.allowance import Allowance
+    from supervisor.llmfd.blob import Content
+    from supervisor.llmfd.store import Store
+
+MOST_FILES = 10_000
+"""Temporary files of one child."""
+
+
+@dataclass(slots=True)
+class TempFile:
+    """One of them.
+
+    Attributes:
+        id: ``temp:N``.
+        version: 1, and one more with each write.
+        content: what it holds.
+    """
+
+    id: str
+    version: int
+    content: Content
+
+
+class TempFiles:
+    """The temporary files of one child."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, TempFile] = {}
+        self._made = 0
+        self._store: Store | None = None
+        self._allowance: Allowance | None = None
+        self._lock = threading.Lock()
+
+    def belong_to(self, store: Store, allowance: Allowance | None) -> None:
+        """Say where contents are kept and what they are charged to."""
+        self._store = store
+        self._allowance = allowance
+
+    def create(self, content: Content) -> TempFile:
+        """Make a file of a content that the caller holds.
+
+        Raises:
+            FdError: ``file_operation``: there are too many, or too much.
+        """
+        with self._lock:
+            try:
+                self._check_count()
+                self._admit(content)
+            except FdError:
+                self._drop(content)
+                raise
+            self._made += 1
+            file = TempFile(f"temp:{self._made}", 1, content)
+            self._files[file.id] = file
+            return file
+
+    def read(self, file_id: str) -> TempFile:
+        """Return a file.
+
+        Raises:
+            FdError: ``not_found``.
+        """
+        found = self._files.get(file_id)
+        if found is None:
+            raise FdError(NOT_FOUND, f"Temporary file {file_id} not found")
+        return found
+
+    def size(self, file_id: object) -> int:
+        """Return how many bytes a file would be shown as; 0 if there is none."""
+        found = self._files.get(file_id) if isinstance(file_id, str) else None
+        return 0 if found is None else found.content.text.size
+
+    def hold(self, file_id: str) -> tuple[TempFile, Content]:
+        """Return a file, and its content held: nobody else's write takes that away.
+
+        Raises:
+            FdError: ``not_found``.
+        """
+        with self._lock:
+            file = self.read(file_id)
+            if self._store is None:
+                raise RuntimeError(
+                    "temporary files that belong to no store hold nothing"
+                )
+            found = replace(file)  # the version that goes with the content
+            return found, self._store.hold(file.content)
+
+    def write(self, file_id: str, content: Content, version: int | None) -> TempFile:
+        """Replace the content of a file by one that the caller holds.
+
+        Args:
+            file_id: which.
+            content: the new one.
+            version: what the writer has read; None writes whatever it is.
+
+        Raises:
+            FdError: ``not_found``, ``conflict``, ``file_operation``.
+        """
+        with self._lock:
+            try:
+                file = self._file_at(file_id, version)
+                self._admit(content)
+            except FdError:
+                self._drop(content)
+                raise
+            self._give_up(file.content)
+            file.content = content
+            file.version += 1
+            return file
+
+    def _check_count(self) -> None:
+        if len(self._files) >= MOST_FILES:
+            text = f"Cannot create: {MOST_FILES} temporary files are there"
+            raise FdError(FILE_OPERATION, text)
+
+    def _file_at(self, file_id: str, version: int | None) -> TempFile:
+        file = self.read(file_id)
+        if version is not None and version != file.version:
+            text = f"Temporary file {file_id} has changed"
+            details = f"Expected version: {version}, current: {file.version}"
+            raise FdError(CONFLICT, text, details)
+        return file
+
+    def delete(self, file_id: str) -> None:
+        """Remove a file.
+
+        Raises:
+            FdError: ``not_found``.
+        """
+        with self._lock:
+            file = self.read(file_id)
+            del self._files[file_id]
+            self._give_up(file.content)
+
+    def close(self) -> None:
+        """Remove all, many in a thread."""
+        with self._lock:
+            contents = [file.content for file in self._files.values()]
+            self._files = {}
+        if self._store is not None:
+            give_back(self._store, self._allowance, contents)
+
+    def enter(self, file: TempFile) -> None:
+        """Enter a file that was one before; the table holds its content now."""
+        self._files[file.id] = file
+        if self._allowance is not None:
+            self._allowance.hold_again((file.content,))
+
+    def _admit(self, content: Content) -> None:
+        if self._allowance is not None:
+            self._allowance.hold(content)
+
+    def _give_up(self, content: Content) -> None:
+        if self._allowance is not None:
+            self._allowance.drop((content,))
+        self._drop(content)
+
+    def _drop(self, content: Content) -> None:
+        if self._store is not None:
+            self._store.drop(content)

@@ -1,0 +1,176 @@
+"""The workspaces of a child, for its checkpoints: snapshots that belong to them (spec WS16).
+
+Rules:
+ 1. A checkpoint's snapshots are the child's, not the operator's: as many of them are kept
+    again as of the operator's, so neither kind drives the other out.
+ 2. Only a client with the whole rights of its child has snapshots made or files restored:
+    one that has given up rights (a nested child) must not change what others work on.
+ 3. Workspaces that children share have none: to copy one stops all of them.
+ 4. The layer of a child that runs is mounted, and nothing can take its place beneath it: a
+    workspace goes back when the child has ended.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+
+from supervisor.llmfd.errors import FILE_OPERATION, FdError
+from supervisor.llmfd.snapshots import WorkspaceSnapshot
+from supervisor.llmfd.threads import in_thread
+from supervisor.workspace.settings import disk_room
+from supervisor.workspace.store import PATIENCE_S, WorkspaceError
+from supervisor.workspace.workspace import Workspace
+from vfs.growth import MovedError, content_beneath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hostlib.journal import Journal
+    from supervisor.workspace.use import WorkspaceUse
+    from vfs.filesystem import Client
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_UPPER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ChildWorkspaces:
+    """The workspaces of one child that have layers (``snapshots.Workspaces``).
+
+    Args:
+        child_id: the child's.
+        client: of its first connection, which has its whole rights.
+        uses: all its workspaces.
+        journal: each snapshot is told there.
+    """
+
+    def __init__(
+        self,
+        child_id: str,
+        client: Client,
+        uses: Iterable[WorkspaceUse],
+        journal: Journal,
+    ) -> None:
+        self._child_id = child_id
+        self._client = client
+        self._journal = journal
+        self._uses = {
+            use.name: use for use in uses if use.mode == "review" and not use.is_shared
+        }
+
+    def is_whole(self, caller: object) -> bool:
+        """Tell whether a client has the whole rights of the child."""
+        return getattr(caller, "policy", None) is self._client.policy
+
+    async def take(self, caller: object, label: str) -> tuple[WorkspaceSnapshot, ...]:
+        """Make a snapshot of each; none if the caller does not have the whole rights."""
+        found: list[WorkspaceSnapshot] = []
+        if not self.is_whole(caller):
+            return ()
+        try:
+            for use in self._uses.values():
+                done = await self._do("keep", use, _take, use, label)
+                found.append(WorkspaceSnapshot(use.name, label))
+                self._tell(use, label, *done)
+        except BaseException:
+            await self.drop(found)
+            raise
+        return tuple(found)
+
+    def _tell(self, use: WorkspaceUse, label: str, copied: int, stopped: int) -> None:
+        self._journal.write(
+            "workspace.snapshot",
+            child_id=self._child_id,
+            workspace=use.name,
+            label=label,
+            copied_bytes=copied,
+            stopped_ns=stopped,
+        )
+
+    async def drop(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
+        """Remove those that are there."""
+        for one in snapshots:
+            use = self._uses.get(one.workspace)
+            if use is not None:
+                await self._do("drop", use, _drop, use, one.label)
+
+    async def find(
+        self, snapshots: Sequence[WorkspaceSnapshot]
+    ) -> tuple[WorkspaceSnapshot, ...]:
+        """Return those that are there."""
+        found = []
+        for one in snapshots:
+            use = self._uses.get(one.workspace)
+            if use is not None and await self._do("find", use, _has, use, one.label):
+                found.append(one)
+        return tuple(found)
+
+    async def restore_later(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
+        """Have the workspaces go back to these when the child has ended."""
+        for one in snapshots:
+            use = self._uses[one.workspace]
+            await self._do("restore", use, _restore_later, use, one.label)
+
+    async def _do(
+        self, verb: str, use: WorkspaceUse, call: Callable[[*Ts], T], *args: *Ts
+    ) -> T:
+        """Do something with a workspace in a thread; what goes wrong is a tool's error."""
+        why = ""
+        try:
+            return await in_thread(call, *args, share=self._client.ledger.threads)
+        except WorkspaceError as error:
+            why = str(error)
+        except OSError as error:
+            why = error.strerror or str(error)
+        text = f"Cannot {verb} the files of workspace {use.name}"
+        raise FdError(FILE_OPERATION, text, why)
+
+
+def _take(use: WorkspaceUse, label: str) -> tuple[int, int]:
+    """Make a snapshot; return the bytes that were copied, and how long the child stopped."""
+    with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+        _check_room(workspace)
+        done = workspace.snapshot(label, of_checkpoint=True)
+    return done.copied_bytes, done.stopped_ns
+
+
+def _check_room(workspace: Workspace) -> None:
+    """Refuse a copy of the layer that would leave the disk less than its reserve.
+
+    Raises:
+        WorkspaceError: that is so.
+    """
+    upper = os.open("upper", _UPPER, dir_fd=workspace.directory.fd)
+    try:
+        free, kept = disk_room(upper)
+        taken = _size_of(upper)
+    finally:
+        os.close(upper)
+    if free - taken < kept:
+        text = f"cannot copy the layer of {workspace.name!r}: its disk is nearly full"
+        raise WorkspaceError(f"{text}; remove something, or leave files out")
+
+
+def _size_of(upper: int) -> int:
+    """Return how much a layer holds; 0 if it was changed meanwhile."""
+    try:
+        return content_beneath(upper).size_bytes
+    except MovedError:  # the copy itself says for what there is no room
+        return 0
+
+
+def _drop(use: WorkspaceUse, label: str) -> None:
+    with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+        workspace.drop_snapshot(label)
+
+
+def _has(use: WorkspaceUse, label: str) -> bool:
+    with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+        return workspace.state.snapshot(label) is not None
+
+
+def _restore_later(use: WorkspaceUse, label: str) -> None:
+    with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+        workspace.restore_later(label)

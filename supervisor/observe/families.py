@@ -1,0 +1,417 @@
+"""Every figure that is told, in one list: its name, its meaning, its values now.
+
+A snapshot of a host as plain values, made in the loop.
+
+Names follow the usage of Prometheus: ``_total`` only rises, ``_seconds`` and ``_bytes``
+are in those units.  ``docs/observability.md`` lists them, and a test compares.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from supervisor.children.lifecycle import State
+from supervisor.fsproxy.counts import NAMES, Histogram
+from supervisor.fsproxy.ports import Accounting
+from supervisor.observe.registry import build_here, descriptors_open
+from supervisor.sandbox.plan import LAYERS
+from supervisor.spawn.restarts import DOWN
+from supervisor.usage.workspace_sizes import STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from supervisor.observe.registry import Metrics
+
+Labels = tuple[str, ...]
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+
+class Family(NamedTuple):
+    """One metric with all its values.
+
+    Attributes:
+        name: without ``_total``.
+        kind: counter, gauge or histogram.
+        about: one line.
+        labels: the names of its labels.
+        values: (values of the labels, figure).
+        histograms: (values of the labels, a copy of the histogram).
+    """
+
+    name: str
+    kind: str
+    about: str
+    labels: Labels = ()
+    values: tuple[tuple[Labels, float], ...] = ()
+    histograms: tuple[tuple[Labels, Histogram], ...] = ()
+
+
+def families(metrics: Metrics) -> list[Family]:
+    """Return every figure of a host as it is now."""
+    return [
+        *_children(metrics),
+        *_requests(metrics),
+        *_memory(metrics),
+        *_models(metrics),
+        *_executions(metrics),
+        *_workspaces(metrics),
+        *_process(metrics),
+    ]
+
+
+def _children(metrics: Metrics) -> Iterator[Family]:
+    host, roster = metrics.host, metrics.host.roster
+    states = Counter(child.state.value for child in host.children.values())
+    down = {phase.value for phase in DOWN}
+    for row in host.absent():
+        # Beside those that are down: one whose turn to be started comes at once.
+        state = str(row["state"])
+        states[state if state in down else State.STARTING.value] += 1
+    known = (*State, *DOWN)
+    yield Family(
+        "sandhost_children",
+        GAUGE,
+        "Children by the state of their life, those without a process too",
+        ("state",),
+        tuple(
+            ((state.value.replace(" ", "_"),), states[state.value]) for state in known
+        ),
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_children_configured",
+        "Children that the configuration of a daemon names",
+        0 if roster is None else roster.configured,
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_children_limit",
+        "Children that there may be at once",
+        host.settings.max_children,
+    )
+    missing = Counter(
+        layer for child in host.children.values() for layer in child.walls.lost
+    )
+    yield _by(
+        GAUGE,
+        "sandhost_children_missing_layer",
+        "Children that run without a sandbox layer of their profile, by layer",
+        "layer",
+        {layer: missing[layer] for layer in LAYERS if layer != "uid"},
+    )
+    yield _one(
+        COUNTER,
+        "sandhost_children_spawned",
+        "Children that were started",
+        metrics.spawned,
+    )
+    yield _by(
+        COUNTER,
+        "sandhost_child_exits",
+        "Children that ended, by reason",
+        "reason",
+        metrics.exits,
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_clients",
+        "Connections, nested ones included",
+        len(host.fs.tables.clients),
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_open_files",
+        "Files that clients have open",
+        len(host.fs.tables.files),
+    )
+    yield _by(
+        COUNTER,
+        "sandhost_auto_closed_files",
+        "Files closed for clients that were gone",
+        "reason",
+        metrics.auto_closed,
+    )
+    yield _by(
+        COUNTER,
+        "sandhost_security_denials",
+        "Requests for what a client may not reach",
+        "command",
+        metrics.denied,
+    )
+
+
+def _requests(metrics: Metrics) -> Iterator[Family]:
+    host = metrics.host
+    counts = host.pump.counts
+    yield _by(
+        COUNTER,
+        "sandhost_requests",
+        "Requests by command",
+        "command",
+        {name: counts.requests[index] for index, name in NAMES.items()},
+    )
+    yield _by(
+        COUNTER,
+        "sandhost_request_errors",
+        "Replies that were errors, by command",
+        "command",
+        {name: counts.errors[index] for index, name in NAMES.items()},
+    )
+    yield _times(
+        "sandhost_request_duration_seconds",
+        "Requests answered at once: receiving to sending, one turn in 64",
+        counts.inline,
+    )
+    yield _times(
+        "sandhost_job_duration_seconds",
+        "Requests that waited for a disk, a model or their client: each of them",
+        counts.jobs,
+    )
+    sessions = [s for child in host.children.values() for s in child.sessions()]
+    live = [s for s in sessions if not s.is_over]
+    yield _one(
+        COUNTER,
+        "sandhost_received_bytes",
+        "Bytes that came from clients",
+        counts.gone_in + sum(session.bytes_in for session in live),
+    )
+    yield _one(
+        COUNTER,
+        "sandhost_sent_bytes",
+        "Bytes that went to clients",
+        counts.gone_out + sum(session.bytes_out for session in live),
+    )
+
+
+def _memory(metrics: Metrics) -> Iterator[Family]:
+    host = metrics.host
+    yield _one(
+        GAUGE,
+        "sandhost_payload_bytes",
+        "Memory that payloads may fill now",
+        host.budget.used_bytes,
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_payload_limit_bytes",
+        "Most memory for payloads",
+        host.settings.payload_budget_bytes,
+    )
+    yield _one(
+        COUNTER,
+        "sandhost_payloads_spooled",
+        "Payloads that went to a file because memory was short",
+        host.budget.spooled,
+    )
+    yield _one(
+        COUNTER,
+        "sandhost_journal_lost_events",
+        "Events that could not be written to the journal",
+        host.journal.lost,
+    )
+    yield _one(
+        COUNTER,
+        "sandhost_log_dropped_bytes",
+        "What children said and no log could keep",
+        0 if host.roster is None else host.roster.log_dropped_bytes,
+    )
+    yield Family(
+        "sandhost_child_limits",
+        COUNTER,
+        "Limits that children came near to or reached",
+        ("limit", "level"),
+        tuple(metrics.limits.items()),
+    )
+    yield _by(
+        COUNTER,
+        "sandhost_limit_refusals",
+        "What limits of children refused, by limit",
+        "limit",
+        host.refusals(),
+    )
+
+
+def _models(metrics: Metrics) -> Iterator[Family]:
+    yield Family(
+        "sandhost_llm_calls",
+        COUNTER,
+        "Calls of models",
+        ("model", "outcome"),
+        tuple(metrics.llm_calls.items()),
+    )
+    yield Family(
+        "sandhost_llm_tokens",
+        COUNTER,
+        "Tokens that providers charged; those of caches are part of the prompt, those of"
+        " reasoning of the completion",
+        ("model", "kind"),
+        tuple(metrics.llm_tokens.items()),
+    )
+    yield Family(
+        "sandhost_llm_dropped",
+        COUNTER,
+        "Members left out of requests that were translated: they change nothing",
+        ("api", "field"),
+        tuple(metrics.llm_dropped.items()),
+    )
+    accounts = [
+        account
+        for service in metrics.host.services
+        if isinstance(service, Accounting)
+        for account in service.accounts()
+    ]
+    yield Family(
+        "sandhost_quota",
+        GAUGE,
+        "Tokens of the host's accounts, weighted as the quota is",
+        ("account", "of"),
+        tuple(
+            ((account.name, word), value)
+            for account in accounts
+            for word in ("spent", "reserved", "limit")
+            if (value := getattr(account, word)) is not None
+        ),
+    )
+    yield _by(
+        COUNTER,
+        "sandhost_quota_denials",
+        "Calls that a quota did not allow",
+        "model",
+        metrics.quota_denied,
+    )
+
+
+def _executions(metrics: Metrics) -> Iterator[Family]:
+    yield _one(
+        COUNTER,
+        "sandhost_executions_started",
+        "Tool executions that began",
+        metrics.executions,
+    )
+    yield _by(
+        COUNTER,
+        "sandhost_executions_ended",
+        "Tool executions that ended",
+        "outcome",
+        metrics.executions_ended,
+    )
+    yield _by(
+        COUNTER,
+        "sandhost_sidecar_restarts",
+        "Starts of sidecars after an end or a failure",
+        "sidecar",
+        metrics.sidecar_restarts,
+    )
+
+
+def _workspaces(metrics: Metrics) -> Iterator[Family]:
+    sizes = metrics.host.sizes
+    total = sizes.total()
+    yield _by(
+        GAUGE,
+        "sandhost_workspaces",
+        "Workspaces by state, where children that run have theirs",
+        "state",
+        {state: sizes.states[state] for state in STATES},
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_workspace_changed_files",
+        "Files that are changed in the workspaces of children that run",
+        total.changed,
+    )
+    yield _one(
+        GAUGE,
+        "sandhost_workspace_bytes",
+        "Bytes that their layers hold",
+        total.size_bytes,
+    )
+    yield _one(
+        COUNTER,
+        "sandhost_workspace_commits",
+        "Commits that were ordered and applied",
+        metrics.commits,
+    )
+    yield _one(
+        COUNTER,
+        "sandhost_workspace_conflicts",
+        "Paths that such commits could not take, for the base had changed",
+        metrics.conflicts,
+    )
+
+
+def _process(metrics: Metrics) -> Iterator[Family]:
+    yield Family(
+        "sandhost_loop_lag_seconds",
+        HISTOGRAM,
+        "How late the event loop was, looked at once a second",
+        (),
+        (),
+        (((), _copy(metrics.lag)),),
+    )
+    yield Family(
+        "sandhost_build_info",
+        GAUGE,
+        "The versions of this program and of Python; always 1",
+        ("version", "python"),
+        ((build_here(), 1),),
+    )
+    yield _one(
+        GAUGE,
+        "process_start_time_seconds",
+        "When the host's process was started, seconds since the epoch",
+        metrics.started_s,
+    )
+    yield _one(
+        COUNTER,
+        "process_cpu_seconds",
+        "User and kernel time of the host",
+        time.process_time(),
+    )
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    yield _one(
+        GAUGE,
+        "process_resident_memory_bytes",
+        "Resident memory of the host",
+        pages * resource.getpagesize(),
+    )
+    descriptors = descriptors_open()
+    if descriptors is not None:
+        yield _one(GAUGE, "process_open_fds", "Descriptors of the host", descriptors)
+    yield _one(
+        GAUGE,
+        "process_max_fds",
+        "Descriptors that the host may have",
+        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+
+
+def _one(kind: str, name: str, about: str, value: float) -> Family:
+    return Family(name, kind, about, (), (((), value),))
+
+
+def _by(
+    kind: str, name: str, about: str, label: str, values: Mapping[str, float]
+) -> Family:
+    pairs = tuple(((key,), value) for key, value in values.items())
+    return Family(name, kind, about, (label,), pairs)
+
+
+def _times(name: str, about: str, among: Mapping[int, Histogram]) -> Family:
+    copies: Iterable[tuple[Labels, Histogram]] = (
+        ((NAMES[index],), _copy(histogram)) for index, histogram in among.items()
+    )
+    return Family(name, HISTOGRAM, about, ("command",), (), tuple(copies))
+
+
+def _copy(histogram: Histogram) -> Histogram:
+    copy = Histogram()
+    copy.counts = histogram.counts.copy()
+    copy.sum_s = histogram.sum_s
+    return copy

@@ -1,0 +1,161 @@
+"""Tasks that watch: the loop's lag, the watchdog, children's states and limits.
+
+Rules of this file.
+
+1. The watchdog is fed by a task of the same loop that serves clients: a loop that does
+   not turn does not feed it, and the service manager kills the host.
+2. A state is news only when it lasts: stuck in the kernel for two samples, or stopped.
+3. One sample of each child tells both its state and how near it is to its limits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.usage.limits import counts_processes
+from supervisor.usage.samples import Watcher
+
+if TYPE_CHECKING:
+    from hostlib.sd_notify import Notifier
+    from supervisor.host import Host
+    from supervisor.usage.samples import ProcessIdentity, Samples
+
+LAG_INTERVAL_S = 0.5
+"""Between two looks at the lag; wakes an idle host twice a second."""
+
+LAG_WARNING_S = 0.25
+"""A client that waits so long notices."""
+
+CONDITIONS = {
+    "stopped": "stopped",
+    "tracing-stop": "stopped",
+    "disk-sleep": "stuck",
+    "zombie": "zombie",
+}
+"""psutil's word -> what the host calls it; other states are no news."""
+
+
+class Lag:
+    """How late the loop is.
+
+    Attributes:
+        last_s: at the last look, seconds.
+        worst_s: since the start.
+        warnings: how often it was over ``LAG_WARNING_S``.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.last_s = 0.0
+        self.worst_s = 0.0
+        self.warnings = 0
+        self._host = host
+
+    def row(self) -> dict[str, object]:
+        """Return it as part of ``stats``."""
+        return {
+            "loop_lag_s": round(self.last_s, 6),
+            "loop_lag_worst_s": round(self.worst_s, 6),
+            "loop_lag_warnings": self.warnings,
+        }
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            # The monotonic clock: a jump of the wall clock is no lag.
+            due = time.monotonic() + LAG_INTERVAL_S
+            await trio.sleep(LAG_INTERVAL_S)
+            self.last_s = max(0.0, time.monotonic() - due)
+            self.worst_s = max(self.worst_s, self.last_s)
+            if self._host.metrics is not None:
+                self._host.metrics.note_lag(self.last_s)
+            if self.last_s > LAG_WARNING_S:
+                self.warnings += 1
+                lag_s = round(self.last_s, 3)
+                self._host.journal.write("host.lagged", lag_s=lag_s)
+                text = f"The loop was {lag_s} s late"
+                self._host.log.write("WARNING", text, lag_s=lag_s)
+
+
+async def feed_watchdog(notifier: Notifier, interval_s: float) -> None:
+    """Feed the service manager's watchdog until cancelled (rule 1)."""
+    while True:
+        notifier.alive()
+        await trio.sleep(interval_s)
+
+
+class Conditions:
+    """Children that are stopped, stuck, zombies nobody reaps, or near their limits.
+
+    Args:
+        host: whose children.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._watcher = Watcher()
+        self._seen: dict[ProcessIdentity, str] = {}
+        self._told: dict[ProcessIdentity, str] = {}
+        self._is_blind = False
+
+    def row(self) -> dict[str, object]:
+        """Return what it costs as part of ``stats``."""
+        return {"watching_longest_s": round(self._watcher.longest_slice_s, 6)}
+
+    async def run(self, interval_s: float) -> None:
+        """Sample and tell until cancelled."""
+        while True:
+            await trio.sleep(interval_s)
+            owners = {
+                (child.process.pid, child.process.create_time): child
+                for child in self._host.children.values()
+                if child.process is not None
+            }
+            families = {
+                i for i, child in owners.items() if counts_processes(child.spec)
+            }
+            try:
+                samples = await self._watcher.glance(owners, families)
+            except OSError as why:  # no descriptor for a moment: the next look tells
+                self._blind(why)
+                continue
+            self._is_blind = False
+            for identity, condition in self.news(samples).items():
+                child = owners[identity]
+                self._host.journal.write(
+                    "child.condition",
+                    child_id=child.id,
+                    name=child.spec.name,
+                    pid=identity[0],
+                    condition=condition,
+                )
+            self._host.limits.forget_all_but({child.id for child in owners.values()})
+            for identity, child in owners.items():
+                if child.look_at_groups():  # reads a file or two
+                    await trio.lowlevel.checkpoint()
+                child.tell_limits(samples.get(identity))
+
+    def _blind(self, why: OSError) -> None:
+        """Say it once when children cannot be looked at."""
+        if not self._is_blind:
+            text = f"cannot look at the children: {why.strerror}; trying again"
+            self._host.log.write("WARNING", text)
+        self._is_blind = True
+
+    def news(self, samples: Samples) -> dict[ProcessIdentity, str]:
+        """Return whose condition has lasted for two samples, or has passed (``well``)."""
+        now = {
+            identity: CONDITIONS[sample.state]
+            for identity, sample in samples.items()
+            if sample.state in CONDITIONS
+        }
+        lasting = {i: c for i, c in now.items() if self._seen.get(i) == c}
+        news = {i: c for i, c in lasting.items() if self._told.get(i) != c}
+        passed = [i for i in self._told if i not in now]
+        news.update({i: "well" for i in passed if i in samples})
+        told = {i: c for i, c in self._told.items() if i in now}
+        self._told = {**told, **lasting}
+        self._seen = now
+        return news

@@ -1,0 +1,319 @@
+"""What the status page shows, as plain values: looked at in the loop, drawn elsewhere.
+
+Rules of this file.
+
+1. A page shows ``MAX_CHILDREN`` children at most, those that are down first, then the
+   busiest, and ``MAX_ROWS`` rows of other tables; only children that are shown are
+   sampled, so a page costs a host of 1,000 children what it costs one of 100.
+2. Of a command only the program's name is shown: arguments may hold secrets, and every
+   user of the machine can read a loopback port.
+3. Pages that are open at once share one look every ``FRESH_S``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.fsproxy.ports import Accounting
+from supervisor.observe.registry import build_here
+from supervisor.spawn.restarts import DOWN
+from supervisor.usage.samples import Watcher
+from vfs.filesystem import file_row
+from vfs.policy import OPEN_FILES, SIZE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from supervisor.children.child import Child
+    from supervisor.observe.registry import Metrics, RecentEvent
+    from supervisor.usage.samples import Sample
+
+MAX_CHILDREN = 100
+MAX_DOWN = 50
+"""Of those, children that are down; they come first."""
+
+MAX_ROWS = 50
+"""Of clients, and of files; more would be a page that nobody reads."""
+
+MAX_EVENTS = 30
+
+FRESH_S = 0.8
+"""So long a look serves all who ask; a little less than pages ask anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bound and what is used of it.
+
+    Attributes:
+        title: what of.
+        used: how much.
+        limit: the bound; None where there is none.
+        is_bytes: sizes, not numbers.
+        reserved: beside what is used, taken for calls under way.
+        unit: of numbers, for people.
+    """
+
+    title: str
+    used: float
+    limit: float | None
+    is_bytes: bool = False
+    reserved: float = 0
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFacts:
+    """One row of the table of children; None where there is nothing to tell.
+
+    Attributes:
+        last_error: of a child without a process, why it has none.
+    """
+
+    name: str
+    pid: int | None
+    program: str
+    state: str
+    cpu_percent: float | None
+    rss_bytes: int | None
+    descriptors: int | None
+    requests: int
+    requests_per_s: float | None
+    bytes_in: int | None
+    bytes_out: int | None
+    tokens: int | None
+    isolation: str
+    last_error: str | None
+    files: Bar | None
+    growth: Bar | None
+    workspace: str | None = None
+    changed: int | None = None
+    changed_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One look at a host.
+
+    Attributes:
+        totals: (word, figure) pairs of the whole host.
+        bars: bounds of the whole host.
+        children: rows, those that are down first, then the busiest.
+        clients: the contract's rows (spec S1).
+        files: as above.
+        more: how many rows each table would have beyond those shown.
+        events: the newest first.
+        version: of this program.
+        python: that runs it.
+        up_s: since the process was started, seconds.
+    """
+
+    pid: int
+    totals: tuple[tuple[str, str], ...]
+    bars: tuple[Bar, ...]
+    children: tuple[ChildFacts, ...]
+    clients: tuple[Mapping[str, object], ...]
+    files: tuple[Mapping[str, object], ...]
+    more: tuple[int, int, int]
+    events: tuple[RecentEvent, ...]
+    version: str = ""
+    python: str = ""
+    up_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks at a host for all pages that are open."""
+
+    metrics: Metrics
+    _watcher: Watcher = field(default_factory=Watcher)
+    _looking: trio.Lock = field(default_factory=trio.Lock)
+    _facts: Facts | None = None
+    _looked_s: float = 0.0
+    _before: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _total_before: tuple[int, float] = (0, 0.0)
+
+    async def look(self) -> Facts:
+        """Return what there is now, or was a moment ago."""
+        async with self._looking:
+            if self._facts is None or time.monotonic() - self._looked_s > FRESH_S:
+                self._facts = await self._look()
+                self._looked_s = time.monotonic()
+            return self._facts
+
+    async def _look(self) -> Facts:
+        host = self.metrics.host
+        down = sorted(host.absent(), key=_gravity)
+        down_rows = tuple(_down(row) for row in down[:MAX_DOWN])
+        children = sorted(host.children.values(), key=_requests, reverse=True)
+        shown = children[: MAX_CHILDREN - len(down_rows)]
+        samples = await self._watcher.sample(
+            (c.process.pid, c.process.create_time) for c in shown if c.process
+        )
+        by_pid = {identity[0]: sample for identity, sample in samples.items()}
+        tables = host.fs.tables
+        clients, files = tables.clients, tables.files
+        now_s = time.monotonic()
+        rows = tuple(
+            self._child(c, by_pid.get(c.process.pid if c.process else 0), now_s)
+            for c in shown
+        )
+        self._before = {row.name: (row.requests, now_s) for row in rows}
+        return Facts(
+            os.getpid(),
+            self._totals(now_s),
+            tuple(self._bars()),
+            down_rows + rows,
+            tuple(c.row() for c in list(clients.values())[:MAX_ROWS]),
+            tuple(file_row(f) for f in list(files.values())[:MAX_ROWS]),
+            (
+                len(down) - len(down_rows) + len(children) - len(shown),
+                max(0, len(clients) - MAX_ROWS),
+                max(0, len(files) - MAX_ROWS),
+            ),
+            tuple(reversed(self.metrics.recent))[:MAX_EVENTS],
+            *build_here(),
+            max(0.0, time.time() - self.metrics.started_s),
+        )
+
+    def _totals(self, now_s: float) -> tuple[tuple[str, str], ...]:
+        host = self.metrics.host
+        requests = sum(host.pump.counts.requests)
+        before, then_s = self._total_before
+        self._total_before = (requests, now_s)
+        rate = (requests - before) / (now_s - then_s) if then_s else None
+        errors = sum(host.pump.counts.errors)
+        return (
+            ("children", f"{len(host.children):,}"),
+            ("down", f"{len(host.absent()):,}"),
+            ("clients", f"{len(host.fs.tables.clients):,}"),
+            ("open files", f"{len(host.fs.tables.files):,}"),
+            ("requests", f"{requests:,}"),
+            ("requests/s", "\N{EN DASH}" if rate is None else f"{rate:,.0f}"),
+            ("loop lag", _late(self.metrics.lag_last_s)),
+            ("worst lag", _late(self.metrics.lag_worst_s)),
+            ("errors", f"{errors:,}"),
+            ("denials", f"{sum(self.metrics.denied.values()):,}"),
+        )
+
+    def _bars(self) -> list[Bar]:
+        host = self.metrics.host
+        settings = host.settings
+        bars = [
+            Bar("Children", len(host.children), settings.max_children),
+            Bar(
+                "Payload memory",
+                host.budget.used_bytes,
+                settings.payload_budget_bytes,
+                is_bytes=True,
+            ),
+        ]
+        for service in host.services:
+            if isinstance(service, Accounting):
+                bars += [
+                    Bar(a.name, a.spent, a.limit, reserved=a.reserved, unit="tokens")
+                    for a in service.accounts()
+                ]
+        return bars
+
+    def _child(self, child: Child, sample: Sample | None, now_s: float) -> ChildFacts:
+        traffic = child.traffic()
+        row = child.row()
+        name = str(row.get("name") or child.id)
+        before = self._before.get(name)
+        rate = None
+        if before is not None and now_s > before[1]:
+            rate = (traffic.requests - before[0]) / (now_s - before[1])
+        tokens = self.metrics.tokens.get(child.id)
+        return ChildFacts(
+            name,
+            child.process.pid if child.process else None,
+            _program(child.spec.command[0]),
+            child.state.value,
+            sample.cpu_percent if sample else None,
+            sample.rss_bytes if sample else None,
+            sample.descriptors if sample else None,
+            traffic.requests,
+            rate,
+            traffic.bytes_in,
+            traffic.bytes_out,
+            tokens.tokens if tokens else 0,
+            _label(row["isolation"]),
+            traffic.last_error,
+            _bar_of(child, "Files", OPEN_FILES),
+            _bar_of(child, "Growth", SIZE_BYTES, is_bytes=True),
+            *_workspaces(row["workspaces"]),
+        )
+
+
+_GRAVITY = {phase.value: place for place, phase in enumerate(DOWN)}
+
+
+def _gravity(row: Mapping[str, object]) -> int:
+    """Return the place of a child that is down among its like."""
+    return _GRAVITY.get(str(row["state"]), len(_GRAVITY))
+
+
+def _down(row: Mapping[str, object]) -> ChildFacts:
+    """Return the row of a child without a process, of its row in ``ps``."""
+    command, reason = row["command"], row["reason"]
+    program = str(command[0]) if isinstance(command, list) and command else ""
+    return ChildFacts(
+        name=str(row["name"]),
+        pid=None,
+        program=_program(program),
+        state=str(row["state"]),
+        cpu_percent=None,
+        rss_bytes=None,
+        descriptors=None,
+        requests=0,
+        requests_per_s=None,
+        bytes_in=None,
+        bytes_out=None,
+        tokens=None,
+        isolation="-",
+        last_error=None if reason is None else str(reason),
+        files=None,
+        growth=None,
+    )
+
+
+def _late(lag_s: float | None) -> str:
+    return "\N{EN DASH}" if lag_s is None else f"{1000 * lag_s:,.0f} ms"
+
+
+def _program(command: str) -> str:
+    path = os.fsencode(command)
+    return os.path.basename(path).decode(errors="replace")  # noqa: PTH119 - or no path
+
+
+def _requests(child: Child) -> int:
+    """Return how many requests came over a child's own connection: cheap for 1,000."""
+    return 0 if child.session is None else child.session.requests
+
+
+def _workspaces(rows: object) -> tuple[str | None, int | None, int | None]:
+    """Return the names of a child's workspaces, and the sums of what is changed."""
+    if not isinstance(rows, list) or not rows:
+        return None, None, None
+    names = ", ".join(str(row["name"]) for row in rows)
+    changed = sum(row["changed"] or 0 for row in rows)
+    return names, changed, sum(row["bytes"] or 0 for row in rows)
+
+
+def _label(isolation: object) -> str:
+    return str(isolation.get("label")) if isinstance(isolation, dict) else "-"
+
+
+def _bar_of(child: Child, title: str, kind: int, *, is_bytes: bool = False) -> Bar:
+    if child.session is None:
+        return Bar(title, 0, None, is_bytes)
+    ledger = child.session.client.ledger
+    # Less than nothing: of a child that removed more than it has made.
+    used = max(0, ledger.used[kind])
+    return Bar(title, used, ledger.limits[kind], is_bytes)

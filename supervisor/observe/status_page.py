@@ -1,0 +1,461 @@
+"""The status page: facts in, HTML out; one file, nothing from anywhere else.
+
+Text, its style and the few lines of script that keep it live.
+
+Rules of this file.
+
+1. Whatever comes from a child passes ``_text``: no control characters, at most
+   ``MAX_CHARS``, escaped.  There is no other way into the page.
+2. The policy allows this style and this script by their hashes, connections to where the
+   page came from, and nothing else: what slipped through rule 1 could not run.
+3. Pictures are inline SVG.  Without the script the page is there, sorts and filters by
+   its address, and does not move.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+from supervisor.observe.status_style import SCRIPT, STYLE
+from supervisor.observe.tables import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from supervisor.observe.registry import RecentEvent
+    from supervisor.observe.status_facts import Bar, ChildFacts, Facts
+
+MAX_CHARS = 160
+"""Of one text; a name may have 4,096."""
+
+NEARLY = 0.8
+"""A bar that is fuller is drawn as a warning."""
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        f"style-src {_hash(STYLE)}",
+        f"script-src {_hash(SCRIPT)}",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+"""Content-Security-Policy of the page (rule 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a reader wants the tables; the script does the same without asking anew.
+
+    Attributes:
+        sort: the key of a column, with ``-`` before it for the largest first; else as is.
+        words: rows without these are left out.
+    """
+
+    sort: str = ""
+    words: str = ""
+
+    @property
+    def key(self) -> str:
+        """The column's key."""
+        return self.sort.removeprefix("-")
+
+    def toggled(self, key: str, *, is_number: bool) -> str:
+        """Return the query of a link that sorts by a column, or the other way round."""
+        first, second = ("-", "") if is_number else ("", "-")
+        sign = second if self.sort == first + key else first
+        return urlencode({"sort": sign + key, "filter": self.words})
+
+
+def view_of(query: str) -> View:
+    """Return what the query of an address asks for; what is unknown is left out."""
+    asked = dict(parse_qsl(query))
+    sort = asked.get("sort", "")
+    return View(
+        sort if sort.removeprefix("-") in _KEYS else "",
+        asked.get("filter", "")[:MAX_CHARS],
+    )
+
+
+def page(facts: Facts, view: View = View()) -> str:
+    """Return the whole page."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>sandhost {facts.pid}</title><style>{STYLE}</style></head><body>"
+        f"<header><h1>sandhost</h1><p>{_text(facts.version)} on Python"
+        f" {_text(facts.python)}, host {facts.pid}</p>"
+        '<form role="search"><input type="search" name="filter" id="filter"'
+        ' placeholder="filter rows" aria-label="filter rows"'
+        f' value="{_text(view.words)}">'
+        f'<input type="hidden" name="sort" value="{_text(view.sort)}"></form>'
+        '<p id="link" class="off" role="status">not live</p></header>'
+        f'<div id="live">{live_part(facts, view)}</div>'
+        f"<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def live_part(facts: Facts, view: View = View()) -> str:
+    """Return what changes: everything beneath the head, without line ends."""
+    told = (("up", _duration(facts.up_s)), *facts.totals)
+    totals = "".join(
+        f"<div><dt>{_text(word)}</dt><dd>{_text(figure)}</dd></div>"
+        for word, figure in told
+    )
+    bars = "".join(map(_quota, facts.bars))
+    children, clients, files = facts.more
+    return (
+        f'<main><dl class="totals">{totals}</dl>'
+        f'<section><h2>Bounds</h2><div class="bars">{bars}</div></section>'
+        + _section(
+            "Children", _CHILD_HEADS, map(_child, facts.children), children, view
+        )
+        + _section("Clients", _CLIENT_HEADS, map(_client, facts.clients), clients, view)
+        + _section("Open files", _FILE_HEADS, map(_file, facts.files), files, view)
+        + f"</main><aside>{_events(facts.events)}</aside>"
+    )
+
+
+# Texts and figures
+
+
+def _text(value: object) -> str:
+    text = printable(str(value))
+    if len(text) > MAX_CHARS:
+        text = text[: MAX_CHARS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return escape(text)
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            digits = 0 if unit == "B" or size_bytes >= 100 else 1
+            return f"{size_bytes:,.{digits}f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "\N{EN DASH}" if value is None else f"{value:,.{digits}f}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:,.0f} {unit}"
+    return f"{seconds // 60:.0f} min"
+
+
+def _figure(bar: Bar, value: float) -> str:
+    return _size(value) if bar.is_bytes else f"{value:,.0f}"
+
+
+# Bars
+
+
+def _svg(bar: Bar) -> str:
+    if not bar.limit:
+        return ""
+    used = min(1.0, bar.used / bar.limit)
+    taken = min(1.0 - used, bar.reserved / bar.limit)
+    full = " full" if used + taken > NEARLY else ""
+    return (
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none"'
+        ' aria-hidden="true">'
+        '<rect class="room" width="100" height="8"/>'
+        f'<rect class="taken" x="{100 * used:.1f}" width="{100 * taken:.1f}"'
+        ' height="8"/>'
+        f'<rect class="used{full}" width="{100 * used:.1f}" height="8"/></svg>'
+    )
+
+
+def _quota(bar: Bar) -> str:
+    limit = "no bound" if bar.limit is None else f"of {_figure(bar, bar.limit)}"
+    reserved = f", {_figure(bar, bar.reserved)} reserved" if bar.reserved else ""
+    unit = f" {_text(bar.unit)}" if bar.unit else ""
+    return (
+        f'<div class="quota"><p><span>{_text(bar.title)}</span>'
+        f"<span><b>{_figure(bar, bar.used)}</b> {limit}{unit}{reserved}</span></p>"
+        f"{_svg(bar)}</div>"
+    )
+
+
+# Tables
+
+
+class Head(NamedTuple):
+    """A column.
+
+    Attributes:
+        title: with its unit, where cells do not have theirs.
+        key: what it is sorted by in an address.
+        is_number: it holds figures.
+        is_long: it holds sentences, which are wrapped.
+    """
+
+    title: str
+    key: str
+    is_number: bool = False
+    is_long: bool = False
+
+
+class Cell(NamedTuple):
+    """What stands in a column of one row.
+
+    Attributes:
+        html: escaped.
+        value: what it is sorted by; None where nothing is known.
+    """
+
+    html: str
+    value: float | str | None
+
+
+_CHILD_HEADS = (
+    Head("Child", "child"),
+    Head("State", "state"),
+    Head("Last error", "error", is_long=True),
+    Head("CPU %", "cpu", is_number=True),
+    Head("Memory", "memory", is_number=True),
+    Head("Requests/s", "requests", is_number=True),
+    Head("Received", "received", is_number=True),
+    Head("Sent", "sent", is_number=True),
+    Head("Files", "files", is_number=True),
+    Head("Growth", "growth", is_number=True),
+    Head("Tokens", "tokens", is_number=True),
+    Head("Workspace", "workspace"),
+    Head("Changed", "changed", is_number=True),
+    Head("Changed bytes", "changed-bytes", is_number=True),
+    Head("Isolation", "isolation"),
+)
+_CLIENT_HEADS = (
+    Head("Client", "client"),
+    Head("Parent", "parent"),
+    Head("Pid", "pid", is_number=True),
+    Head("Pipe", "pipe"),
+    Head("Open files", "open", is_number=True),
+    Head("Connected (UTC)", "connected"),
+)
+_FILE_HEADS = (
+    Head("Fileno", "fileno", is_number=True),
+    Head("Mode", "mode"),
+    Head("Client", "of"),
+    Head("Offset", "offset", is_number=True),
+    Head("Top level", "top"),
+    Head("Name", "name", is_long=True),
+)
+_KEYS = frozenset(head.key for head in (*_CHILD_HEADS, *_CLIENT_HEADS, *_FILE_HEADS))
+
+
+def _section(
+    title: str,
+    heads: Sequence[Head],
+    rows: Iterable[Sequence[Cell]],
+    more: int,
+    view: View,
+) -> str:
+    body = "".join(_row(heads, cells) for cells in _arranged(heads, rows, view))
+    if not body:
+        return f'<section><h2>{title}</h2><p class="none">none</p></section>'
+    head = "".join(_head(head, view) for head in heads)
+    rest = f'<p class="none">and {more:,} more</p>' if more else ""
+    return (
+        f'<section><h2>{title}</h2><div class="wide"><table><thead><tr>{head}</tr>'
+        f"</thead><tbody>{body}</tbody></table></div>{rest}</section>"
+    )
+
+
+def _arranged(
+    heads: Sequence[Head], rows: Iterable[Sequence[Cell]], view: View
+) -> list[Sequence[Cell]]:
+    """Return the rows that a reader wants, in the order that is wanted."""
+    words = escape(view.words).casefold()
+    shown = [row for row in rows if words in _plain(row)]
+    keys = [head.key for head in heads]
+    if view.key not in keys:
+        return shown
+    at = keys.index(view.key)
+    known = [row for row in shown if row[at].value is not None]
+    known.sort(key=lambda row: _order(row[at]), reverse=view.sort.startswith("-"))
+    return known + [row for row in shown if row[at].value is None]
+
+
+def _plain(row: Sequence[Cell]) -> str:
+    """Return what a reader sees of a row, for the filter."""
+    return _TAG.sub("", " ".join(cell.html for cell in row)).casefold()
+
+
+_TAG = re.compile(r"<[^>]*>")
+
+
+def _order(cell: Cell) -> tuple[float, str]:
+    value = cell.value
+    return (0.0, value.casefold()) if isinstance(value, str) else (value or 0.0, "")
+
+
+def _head(head: Head, view: View) -> str:
+    sorted_so = ""
+    if view.key == head.key:
+        way = "descending" if view.sort.startswith("-") else "ascending"
+        sorted_so = f' aria-sort="{way}"'
+    link = escape(view.toggled(head.key, is_number=head.is_number))
+    return (
+        f'<th scope="col" data-sort="{head.key}"{_class(head)}{sorted_so}>'
+        f'<a href="?{link}">{head.title}</a></th>'
+    )
+
+
+def _row(heads: Sequence[Head], cells: Sequence[Cell]) -> str:
+    made = "".join(
+        f'<td data-head="{head.title}"{_value(cell)}{_class(head)}>'
+        f"<div>{cell.html}</div></td>"
+        for head, cell in zip(heads, cells, strict=True)
+    )
+    return f"<tr>{made}</tr>"
+
+
+def _value(cell: Cell) -> str:
+    """Return what the script sorts by; it takes texts from the cell itself."""
+    if isinstance(cell.value, str):
+        return ""
+    return f' data-value="{"" if cell.value is None else cell.value}"'
+
+
+def _class(head: Head) -> str:
+    if head.is_number:
+        return ' class="number"'
+    return ' class="long"' if head.is_long else ""
+
+
+_NOTHING = "\N{EN DASH}"
+
+
+def _word(value: object) -> Cell:
+    """Return the cell of a text, also of a child's."""
+    if value is None:
+        return Cell(_NOTHING, None)
+    return Cell(_text(value), str(value))
+
+
+def _bytes(value: float | None) -> Cell:
+    return Cell(_NOTHING if value is None else _size(value), value)
+
+
+def _figures(value: float | None, digits: int = 0) -> Cell:
+    return Cell(_number(value, digits), value)
+
+
+def _small(bar: Bar | None) -> Cell:
+    """Return the cell of a bound of one child."""
+    if bar is None:
+        return Cell(_NOTHING, None)
+    used = _figure(bar, bar.used)
+    if bar.limit is None:
+        return Cell(used, bar.used)
+    return Cell(f"{used} / {_figure(bar, bar.limit)}{_svg(bar)}", bar.used)
+
+
+_AT_REST = frozenset({"waiting", "ended", "stopped"})
+"""States in which the reason is no error."""
+
+
+def _child(child: ChildFacts) -> tuple[Cell, ...]:
+    pid = "" if child.pid is None else f" {child.pid}"
+    error = _word(child.last_error)
+    if error.value is not None and child.state not in _AT_REST:
+        error = Cell(f'<span class="error">{error.html}</span>', error.value)
+    kind = _text(child.state.replace(" ", "-"))
+    name = f"<b>{_text(child.name)}</b> <small>{_text(child.program)}{pid}</small>"
+    return (
+        Cell(name, child.name),
+        Cell(f'<span class="state {kind}">{_text(child.state)}</span>', child.state),
+        error,
+        _figures(child.cpu_percent, 1),
+        _bytes(child.rss_bytes),
+        _figures(child.requests_per_s),
+        _bytes(child.bytes_in),
+        _bytes(child.bytes_out),
+        _small(child.files),
+        _small(child.growth),
+        _figures(child.tokens),
+        _word(child.workspace),
+        _figures(child.changed),
+        _bytes(child.changed_bytes),
+        _word(child.isolation),
+    )
+
+
+def _client(row: Mapping[str, object]) -> tuple[Cell, ...]:
+    files = row["open_files"]
+    pid = row["pid"]
+    connected = str(row["connected_at"]).partition(".")[0].replace("T", " ")
+    return (
+        Cell(f"<b>{_text(row['id'])}</b>", str(row["id"])),
+        _word(row["parent_id"]),
+        Cell(_text(pid or _NOTHING), pid if isinstance(pid, int) else None),
+        _word(row["pipe_id"]),
+        _figures(len(files) if isinstance(files, list) else None),
+        _word(connected),
+    )
+
+
+def _file(row: Mapping[str, object]) -> tuple[Cell, ...]:
+    fileno, offset = row["fileno"], row["offset"]
+    return (
+        Cell(_text(fileno), fileno if isinstance(fileno, int) else None),
+        _word(row["mode"]),
+        _word(row["client_id"]),
+        _bytes(offset if isinstance(offset, int) else None),
+        _word("yes" if row["is_top_level"] else "no"),
+        Cell(f"<code>{_text(row['filename'])}</code>", str(row["filename"])),
+    )
+
+
+# Events
+
+
+def _events(events: Sequence[RecentEvent]) -> str:
+    items = "".join(map(_item, events)) or '<li class="none">none yet</li>'
+    return f'<section><h2>Events (UTC)</h2><ol class="events">{items}</ol></section>'
+
+
+def _item(event: RecentEvent) -> str:
+    at = datetime.fromtimestamp(event.at, UTC).strftime("%H:%M:%S")
+    grave = ""
+    if event.event.endswith("denied") or event.fields.get("failure"):
+        grave = ' class="grave"'
+    told = " ".join(
+        f"{name}={_text(value)}"
+        for name, value in event.fields.items()
+        if value is not None and (name in _TOLD or (event.event, name) == _DENIED)
+    )
+    return f"<li{grave}><time>{at}</time> <b>{_text(event.event)}</b> {told}</li>"
+
+
+_TOLD = frozenset(
+    {
+        "child_id", "client_id", "pid", "signal", "code", "reason", "status", "name",
+        "fileno", "filename", "mode", "model", "outcome", "prompt_tokens",
+        "completion_tokens", "latency_ms", "tool", "exec_id", "timed_out", "condition", "lag_s",
+    }
+)  # fmt: skip
+"""Fields that are shown; a command line is not (rule 2 of ``metrics.status_facts``)."""
+
+_DENIED = ("security.denied", "command")
+"""Here the command is a word of the wire."""

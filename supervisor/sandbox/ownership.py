@@ -1,0 +1,282 @@
+"""Giving directories to a user, with what is in them.
+
+What the host does before a child of its own user starts.
+
+Rules of this file.
+
+1. Only what belonged to the owner of the directory changes hands: a name in there may be
+   another one of somebody else's file.
+2. No depth is taken for granted, and no link followed: what lay in the directory may be
+   the work of a process that has ended, and was nobody's friend.  Nor is one on the way to
+   it: who may write what it lies in (``/tmp``) could lead a host that is root anywhere.
+3. The directory itself is given last.  One that is the user's already is passed over:
+   all in it was given then, or is its own work.
+4. What it lies in stays the host's alone, but lets the user's group through: a child
+   may see that, where its working directory is around it (``/tmp``, say).
+5. The host's alone is what its keeper has, who is nobody: what is root's may be shown to
+   a child as its own (``launchpad.owners``), another host's child too. Who has it is
+   root only for a child that is root itself, and may have no capability to pass by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from hostlib.linux.syscalls import NOT_THERE, open_exactly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SOME_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+KEEPER = 0x3FFFFFFF
+"""A user that no process is: what it has is root's to use, and never shown as a child's."""
+
+_AROUND = 2
+"""Directories of the host's around one that is given: a sidecar's lies in two."""
+
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def why_not_to(user: int) -> str:
+    """Return why nothing can be given to a user, "" if it can be: a file of no name is.
+
+    A root without capabilities may not, and to one in a user namespace, a container's
+    say, few users exist (user_namespaces(7)).  And who may not overrule that user later
+    (CAP_FOWNER, CAP_DAC_OVERRIDE) could not remove what is made in there.
+    """
+    what = "given to"
+    try:
+        fd = os.memfd_create("sandhost-gift", os.MFD_CLOEXEC)
+        try:
+            os.fchown(fd, user, user)
+            what = "taken back from"
+            os.fchmod(fd, 0)
+            os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
+        finally:
+            os.close(fd)
+    except OSError as why:
+        return f"a file cannot be {what} user {user}: {why.strerror}"
+    return ""
+
+
+def keep(directory: int) -> None:
+    """Have a directory that is held kept by nobody (rule 5), if this process can.
+
+    Right after it was made, before anything is in it: who has it open then has nothing.
+    """
+    if os.geteuid() == 0 and not why_not_to(KEEPER):
+        # On a file system without owners nobody else has any either.
+        with contextlib.suppress(OSError):
+            os.fchown(directory, KEEPER, -1)
+
+
+def take_back(directories: Iterable[str]) -> None:
+    """Let a child that stays root through what directories of its own lie in (rule 5).
+
+    One that is not there, or behind a link, is passed over: who needs it is told.
+
+    Raises:
+        OSError: this process may not.
+    """
+    if os.geteuid() != 0:
+        return
+    for path in directories:
+        try:
+            here = open_exactly(os.fsencode(path))
+        except OSError as why:
+            if why.errno not in NOT_THERE:
+                raise
+            continue
+        try:
+            for _ in range(_AROUND):
+                here, below = os.open("..", _SOME_DIRECTORY, dir_fd=here), here
+                os.close(below)
+                if is_kept(here):
+                    _take_by(here)
+        finally:
+            os.close(here)
+
+
+def take_back_held(directory: int) -> None:
+    """Do the same for the one that they lie in, held open to be read.
+
+    Raises:
+        OSError: this process may not.
+    """
+    if os.geteuid() == 0 and is_kept(directory):
+        _take(directory)
+
+
+def _take_by(directory: int) -> None:
+    fd = os.open(".", _DIRECTORY, dir_fd=directory)
+    try:
+        _take(fd)
+    finally:
+        os.close(fd)
+
+
+def _take(directory: int) -> None:
+    os.fchown(directory, os.geteuid(), os.getegid())
+    os.fchmod(directory, stat.S_IRWXU)
+
+
+def is_kept(directory: int) -> bool:
+    """Tell whether a directory that is held is kept by nobody (rule 5)."""
+    return os.fstat(directory).st_uid == KEEPER
+
+
+def closed_to(user: int, directory: str, top: str, *, mapped: bool = False) -> str:
+    """Return what keeps a user from a directory that is its own; "" for nothing.
+
+    Args:
+        user: and its group, of the same number.
+        directory: has been given to it.
+        top: is looked at last; "" if it does not hold the directory.
+        mapped: what is root's on the way is shown as the user's.
+
+    Raises:
+        OSError: one of them is gone.
+    """
+    last = os.stat(top)  # noqa: PTH116 - text
+    closed = ""
+    fd = os.open(directory, _SOME_DIRECTORY)
+    try:
+        while True:
+            status = os.fstat(fd)
+            fd, below = os.open("..", _SOME_DIRECTORY, dir_fd=fd), fd
+            os.close(below)
+            above = os.fstat(fd)
+            if os.path.samestat(above, status):
+                return ""  # the root directory lies in itself
+            if not (closed or above.st_mode & _ways_through(above, user, mapped)):
+                closed = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - text
+            if os.path.samestat(above, last):
+                return closed
+    finally:
+        os.close(fd)
+
+
+def _ways_through(found: os.stat_result, user: int, mapped: bool) -> int:
+    """Return the bits of a mode of which one has to be there for a user to pass."""
+    if mapped and found.st_uid == 0:
+        return stat.S_IXUSR
+    is_group = found.st_gid == user or (mapped and found.st_gid == 0)
+    return stat.S_IXOTH | (stat.S_IXGRP if is_group else 0)
+
+
+def has_others(directories: Iterable[str], user: int) -> bool:
+    """Tell whether one of some directories is not a user's own.
+
+    Raises:
+        OSError: one is gone.
+    """
+    return any(os.lstat(path).st_uid != user for path in directories)
+
+
+def give(directories: Iterable[str], user: int) -> None:
+    """Make directories, and what is in them, a user's own; takes as long as they are big.
+
+    Args:
+        directories: their paths, without any link.
+        user: who is to have them.
+
+    Raises:
+        OSError: one is gone or no directory, or this process may not.
+    """
+    for path in directories:
+        top = _opened(path)
+        try:
+            before = os.fstat(top)
+            if before.st_uid != user:
+                _Giving(before, user).give_contents(top)
+                _let_through(top, user)
+                os.fchown(top, user, user)
+        finally:
+            os.close(top)
+
+
+def _opened(path: str) -> int:
+    try:
+        found = open_exactly(os.fsencode(path))
+    except OSError as why:
+        raise OSError(why.errno, why.strerror, path) from None
+    try:
+        return os.open(".", _DIRECTORY, dir_fd=found)
+    finally:
+        os.close(found)
+
+
+def _let_through(top: int, user: int) -> None:
+    """Let a group pass through what a directory lies in, if that is the host's alone."""
+    above = os.open("..", _DIRECTORY, dir_fd=top)
+    try:
+        found = os.fstat(above)
+        is_private = stat.S_IMODE(found.st_mode) & ~stat.S_IXGRP == stat.S_IRWXU
+        if is_private and found.st_uid in (os.geteuid(), KEEPER):
+            os.fchown(above, KEEPER, user)
+            os.fchmod(above, stat.S_IRWXU | stat.S_IXGRP)
+    finally:
+        os.close(above)
+
+
+class _Giving:
+    """One directory's contents; one of them is held at a time, however deep it goes."""
+
+    def __init__(self, before: os.stat_result, user: int) -> None:
+        self._before = before
+        self._user = user
+
+    def give_contents(self, top: int) -> None:
+        here = os.dup(top)
+        todo = [self._give_entries(here)]
+        trail: list[os.stat_result] = []
+        try:
+            while todo:
+                if todo[-1]:
+                    below = self._entered(here, todo[-1].pop())
+                    if below is not None:
+                        trail.append(os.fstat(here))
+                        os.close(here)
+                        here = below
+                        todo.append(self._give_entries(here))
+                    continue
+                todo.pop()
+                if todo:
+                    above = os.open("..", _DIRECTORY, dir_fd=here)
+                    os.close(here)
+                    here = above
+                    if not os.path.samestat(os.fstat(here), trail.pop()):
+                        raise OSError(errno.ESTALE, "moved while it was given away")
+        finally:
+            os.close(here)
+
+    def _entered(self, here: int, name: str) -> int | None:
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=here)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+            return None
+
+    def _give_entries(self, here: int) -> list[str]:
+        """Give what a directory holds; return the directories among it."""
+        directories = []
+        with os.scandir(here) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.stat(entry.name, dir_fd=here, follow_symlinks=False)
+                    if found.st_dev != self._before.st_dev:  # a mount
+                        continue
+                    if stat.S_ISDIR(found.st_mode):
+                        directories.append(entry.name)
+                    if found.st_uid == self._before.st_uid:
+                        self._give(here, entry.name)
+        return directories
+
+    def _give(self, here: int, name: str) -> None:
+        os.chown(name, self._user, self._user, dir_fd=here, follow_symlinks=False)

@@ -1,0 +1,489 @@
+"""Starting a child in its sandbox: asking for layers, and again without what is lacking.
+
+The one road from a profile to a process, for the host and for a relay.
+"""
+
+# ruff: noqa: PTH110, PTH115, PTH118, PTH120 - what is asked for is text
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from hostlib.messages import remedy
+from hostlib.threads import in_thread
+from supervisor.sandbox import ownership
+from supervisor.sandbox.containment import HOLDERS, is_held
+from supervisor.sandbox.forecast import keeps_network
+from supervisor.sandbox.links import LINKS
+from supervisor.sandbox.orders import layers_on_the_wire, neutral
+from supervisor.sandbox.plan import (
+    KEEP_NETWORK,
+    OF_PATHS,
+    Plan,
+    Walls,
+    Wanted,
+    is_of_the_machine,
+)
+from supervisor.spawn.launchpad.layers.fresh_root import HIDE, IF_POSSIBLE
+from supervisor.spawn.request import SpawnError, SpawnRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from supervisor.sandbox.plan import Machine, Profile, ShownMount
+    from supervisor.spawn.launcher import Launcher
+    from supervisor.spawn.launchpad.layers.fresh_root import Tree
+    from supervisor.spawn.process import SpawnedProcess
+
+PROCESSES, MEMORY = "limit of processes", "limit of memory of all its processes"
+OWN_DIRECTORIES, LISTENER = "own directories", "listener on its loopback"
+READ_ONLY = "read-only mount"
+"""What is no layer, and said to be missing all the same: limits; a way to TMPDIR and to the
+sockets of services; a service's port in its net namespace; a workspace that is to be read."""
+
+NO_LAYERS = (PROCESSES, MEMORY, OWN_DIRECTORIES, LISTENER, READ_ONLY)
+
+NO_MOUNTNS = "its profile has no layer 'mountns'"
+ASK_DOCTOR = "see 'sandhost doctor' for the modes that work here"
+
+HOLD = "hold of its groups"
+"""Likewise, and no more than said: a warning is for the limits that it is missed for."""
+
+_LEAVES = f"it can leave its groups, for want of {HOLDERS}"
+
+_OF_THE_LISTENER = "listener"
+"""The step in which a child makes that one."""
+
+
+async def spawn(
+    launcher: Launcher, machine: Machine, request: SpawnRequest, wanted: Wanted
+) -> tuple[SpawnedProcess, Walls]:
+    """Start a child in as much as its profile asks for and this machine gives.
+
+    Raises:
+        SpawnError: it cannot be started, or not in what is required.
+        LaunchpadLost: no child can be started any more.
+
+    Cancellation: as ``Launcher.spawn``.
+    """
+    if not wanted.profile.layers:
+        _stay_root(wanted)
+        process = await launcher.spawn(request)
+        walls = Walls(wanted.profile.name, "host", process.applied)
+        walls.missing.update(_unkept(request, wanted))
+        return process, walls
+    plan = Plan(wanted.profile, wanted.network, machine)
+    unheard: dict[str, str] = {}
+    while True:
+        attempt = await _attempt(plan, request, wanted)
+        _check_mounts(plan, attempt, wanted)
+        try:
+            with _copies(wanted.mounts) as mounts:
+                attempt = replace(
+                    attempt, mounts=mounts, locks=wanted.locks, joined=wanted.joined
+                )
+                process = await launcher.spawn(attempt)
+        except SpawnError as why:
+            _forget_sent(attempt)
+            if why.stage == _OF_THE_LISTENER:  # no wall: nothing is open without it
+                how = instead_of_listener(wanted.profile)
+                unheard[LISTENER] = f"it cannot be made: {why.reason}; {how}"
+                request = replace(request, listener=None)
+                continue
+            if not is_of_the_machine(why):
+                if why.missing.startswith("/") and attempt.layers:
+                    raise await in_thread(_with_remedy, why, wanted) from None
+                raise
+            await _do_without(launcher, plan, attempt, why, wanted.paths)
+        else:
+            walls = _walls_of(plan, wanted, process)
+            walls.missing.update(_unkept(attempt, wanted))
+            walls.missing.update(unheard)
+            walls.missing.update(_unreceived(attempt))
+            return process, walls
+
+
+def _forget_sent(attempt: SpawnRequest) -> None:
+    """Close what a child has sent that did not start."""
+    for sent in (attempt.listener, attempt.sends):
+        if sent is not None:
+            sent.forget()
+
+
+def _with_remedy(error: SpawnError, wanted: Wanted) -> SpawnError:
+    """Say what to expose, where the host has what a program does not find."""
+    path = error.missing
+    for _ in range(LINKS):  # of a workspace, what the child has made is a link as well
+        try:
+            target = os.readlink(wanted.shown(path))
+        except OSError:
+            break
+        path = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    if wanted.mount_of(path) is not None or not os.path.exists(path):
+        return error
+    prefix, kind = os.path.split(os.path.dirname(path))
+    what = prefix if kind == "bin" and prefix != "/" else path
+    text = f"{error.text}; show it by --expose {what!r}"
+    return SpawnError(error.errno, error.stage, text, error.reason)
+
+
+def _check_mounts(plan: Plan, attempt: SpawnRequest, wanted: Wanted) -> None:
+    """Refuse a start in which a child would not see what it is to work in.
+
+    Raises:
+        SpawnError: it has mounts of the host's, and no layer in which they are shown; or
+            it could write to what it is to read.
+    """
+    if "mountns" in attempt.layers:
+        return
+    why = plan.missing.get("mountns", NO_MOUNTNS)
+    if wanted.mounts:
+        is_own = wanted.mounts[0].fd < 0  # else the host is root, and mounts each mode
+        how = "use the mode 'direct' or 'read-only'" if is_own else ASK_DOCTOR
+        raise no_workspace(wanted.mounts[0].path, why, how)
+    if wanted.unwritten and "landlock" not in attempt.layers:
+        text = f"no layer keeps it read-only ({why})"
+        raise no_workspace(wanted.unwritten[0], text, "use the mode 'direct'")
+
+
+@contextmanager
+def _copies(mounts: Iterable[ShownMount]) -> Iterator[tuple[int, ...]]:
+    """Give a copy of each mount, which one child can attach in its namespace."""
+    with ExitStack() as stack:
+        copies = []
+        for mount in mounts:
+            if mount.fd < 0:
+                continue
+            copies.append(mount.copy())
+            stack.callback(os.close, copies[-1])
+        yield tuple(copies)
+
+
+def _stay_root(wanted: Wanted) -> None:
+    """Let a child that has no user of its own through what its directories lie in."""
+    if wanted.made_in < 0:
+        ownership.take_back(wanted.own)
+    else:
+        ownership.take_back_held(wanted.made_in)
+
+
+async def _do_without(
+    launcher: Launcher,
+    plan: Plan,
+    attempt: SpawnRequest,
+    why: SpawnError,
+    paths: tuple[str, ...],
+) -> None:
+    """Record what failed, for the next attempt.
+
+    Raises:
+        SpawnError: there is none: it is required, or nothing that can be left out.
+        LaunchpadLost: no child can be started any more.
+    """
+    fault = why
+    if why.stage in OF_PATHS:
+        fault = await _neutral_fault(launcher, attempt)
+    if fault.stage == "exec":
+        raise failed_for_paths(why, paths)
+    if not plan.failed(fault):
+        raise why
+
+
+async def _neutral_fault(launcher: Launcher, attempt: SpawnRequest) -> SpawnError:
+    """Put the same layers on a process that has nothing of the child's; say what failed.
+
+    The one that failed for the child may have failed for what it did to its own
+    directories, which says nothing of the machine. Nothing is run: where every layer
+    goes well, it is the program that fails.
+
+    Raises:
+        LaunchpadLost: no child can be started any more.
+    """
+    top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        request = SpawnRequest(
+            executable="/",  # a directory
+            argv=("-",),
+            env={},
+            cwd_fd=top,
+            fds=(),
+            layers=neutral(attempt.layers),
+        )
+        process = await launcher.spawn(request)
+    except SpawnError as why:
+        return why
+    finally:
+        os.close(top)
+    process.close()
+    raise AssertionError("a directory was executed")
+
+
+def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
+    """Say what a child runs in; its network is none only if something keeps it so."""
+    walls = Walls(wanted.profile.name, wanted.network, process.applied, plan.missing)
+    layers = dict(walls.applied).keys()
+    if "cgroup" in layers and not is_held(layers):
+        walls.missing[HOLD] = _LEAVES
+    if wanted.network == "none" and not KEEP_NETWORK & layers:
+        walls.network = "host"
+        walls.missing["network"] = "takes the layer netns or the layer seccomp"
+    return walls
+
+
+def shortfalls(walls: Walls, profile: Profile) -> Iterator[str]:
+    """Yield what is to be told of a child's walls beside its report, in half a sentence.
+
+    That its network is the host's is told of its policy where it was foreseen.
+    """
+    for what in NO_LAYERS:
+        if why := walls.missing.get(what):
+            yield f"goes without its {what}: {why}"
+    asked = sorted(KEEP_NETWORK & walls.missing.keys())
+    if "network" in walls.missing and asked and keeps_network(profile):
+        why = ", ".join(f"{layer}: {walls.missing[layer]}" for layer in asked)
+        how = "require a layer that keeps it from that, or set network = 'host'"
+        yield f"has the host's network ({why}); {how}"
+
+
+def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
+    """Say of limits, and of what is only to be read, that it is not kept where that is so."""
+    limits = {which for which, *_ in request.rlimits}
+    is_root = os.geteuid() == 0 and "uid" not in request.layers
+    is_kept = wanted.processes is not None and _groups_keep(request.layers)
+    is_left = "cgroup" in request.layers and not is_held(request.layers)
+    end = f", and {_LEAVES}; add such layers" if is_left else ""
+    unkept = {}
+    if resource.RLIMIT_NPROC in limits and is_root and not is_kept:
+        why = "the kernel does not count the processes of root"
+        unkept[PROCESSES] = f"{why}{end}"
+    if resource.RLIMIT_AS in limits and is_left:
+        unkept[MEMORY] = f"each process has its own alone{end}"
+    if wanted.unwritten and "mountns" not in request.layers:
+        why = (
+            "Landlock keeps content and names, not modes, times, owners and attributes"
+        )
+        unkept[READ_ONLY] = f"{why} ({wanted.unwritten[0]})"
+    return unkept
+
+
+def _groups_keep(layers: Collection[str]) -> bool:
+    """Tell whether groups bound who is in these layers, and are not to be left."""
+    return "cgroup" in layers and is_held(layers)
+
+
+def instead_of_listener(profile: Profile) -> str:
+    """Say what to do for a child that goes without a service's port on its loopback."""
+    if profile.unix_sockets:
+        return "use the service's socket by path"
+    return "the service is out of reach; require netns, or set network = 'host'"
+
+
+def _unreceived(request: SpawnRequest) -> dict[str, str]:
+    """Take in the listener that a child has made; say why, if that cannot be."""
+    if request.listener is not None:
+        try:
+            request.listener.receive()
+        except OSError as why:
+            return {LISTENER: f"this host cannot take it: {why.strerror}{remedy(why)}"}
+    return {}
+
+
+def _out_of_reach(asked: dict[str, object], wanted: Wanted) -> dict[str, str]:
+    """Say of a child's own directories that it has no way to them, if that is so.
+
+    Args:
+        asked: what goes to the launchpad.
+        wanted: whose directories.
+    """
+    if wanted.user is None or not {"uid", "mountns"} <= asked.keys():
+        return {}
+    trees = cast("tuple[object, tuple[Tree, ...]]", asked["mountns"])[1]
+    for own in wanted.own:
+        with suppress(OSError):  # it is gone, which is told by what needs it
+            closed = _closed(wanted.user, own, trees)
+            if closed:
+                text = f"{own} lies beneath {closed}, which only its owner may enter"
+                return {OWN_DIRECTORIES: text}
+    return {}
+
+
+def _closed(user: int, own: str, trees: tuple[Tree, ...]) -> str:
+    """Return what keeps a user from a directory of its own in a fresh root; "" for nothing.
+
+    All may pass there, but where it lies in a copy of the host's.
+
+    Raises:
+        OSError: something is gone.
+    """
+    name, here = os.fsencode(own), own
+    for path, kind, what in reversed(trees):  # outer ones come first
+        if not name.startswith(path + b"/"):
+            continue
+        top = os.fsdecode(path)
+        if kind != HIDE:
+            mapped = what is True or what == IF_POSSIBLE
+            closed = ownership.closed_to(user, here, top, mapped=mapped)
+            if closed:
+                return closed
+        here = top
+    return ""
+
+
+async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
+    """Return a request with what is thought to be had at the moment.
+
+    Raises:
+        SpawnError: what it cannot be without is not.
+        OSError: a directory of its own is gone.
+    """
+    layers = plan.wanted()
+    if not wanted.groups:
+        plan.leave(layers, "cgroup", wanted.no_groups)
+    if wanted.user is None:
+        plan.leave(layers, "uid", "it was given no user")
+    else:
+        user = wanted.user if "uid" in layers else os.geteuid()
+        if ownership.has_others(wanted.own, user):
+            await in_thread(ownership.give, wanted.own, user, share=wanted.share)
+    if "uid" not in layers:
+        _stay_root(wanted)
+    is_kept = _groups_keep(layers)
+    if wanted.needs_groups and not is_kept:
+        leaves = "cgroup" in layers
+        raise cpus_not_kept(plan.missing.get("cgroup", ""), leaves=leaves)
+    rlimits = request.rlimits
+    if is_kept:
+        rlimits = tuple(_beside_its_groups(rlimits, wanted))
+    if "rlimits" in layers:
+        rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
+    # It looks at what may be anywhere, and at what the child has made.
+    program = request.executable
+    home = request.env.get("HOME", "/")
+    ask = partial(_asked, layers, wanted, program, home)
+    asked, lost = await in_thread(ask, share=wanted.share)
+    plan.missing.update(lost)
+    listener = request.listener if "netns" in layers else None
+    return replace(request, layers=asked, rlimits=rlimits, listener=listener)
+
+
+def _asked(
+    layers: set[str], wanted: Wanted, executable: str, home: str
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Return what goes to the launchpad, and what a child has no way to.
+
+    Whatever goes wrong is this start's failure.
+
+    Raises:
+        SpawnError: it cannot be found out.
+    """
+    try:
+        asked = layers_on_the_wire(layers, wanted, executable, home)
+        return asked, _out_of_reach(asked, wanted)
+    except (SpawnError, OSError):
+        raise
+    except Exception as why:
+        raise unforeseen(why) from why
+
+
+def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
+    """Word that a layer that the machine has cannot be had for what is a child's own."""
+    layer, why = error.stage, error.reason
+    if layer == "uid":  # the launchpad has said which path it is
+        how = "put it on ext4, xfs, btrfs or tmpfs, or name a profile without 'uid'"
+    else:
+        first, *more = dict.fromkeys(paths)
+        beside = f" or {len(more)} others" if more else ""
+        why = f"{why}, at {first}{beside}"
+        how = "look at what is mounted there, or name another directory"
+    text = f"cannot have the layer {layer!r} for this child's own paths: {why}; {how}"
+    return SpawnError(error.errno, layer, text, why)
+
+
+def no_workspace(path: str, why: str, how: str = ASK_DOCTOR) -> SpawnError:
+    """Word that a child cannot see a workspace, and what to do."""
+    text = f"cannot show workspace {path!r}: {why}; {how}"
+    if why.startswith("cannot "):
+        text = why
+    return SpawnError(errno.EOPNOTSUPP, "workspace", text, why)
+
+
+def unforeseen(why: Exception) -> SpawnError:
+    """Word what nobody has thought of: a fault of this program, in one start."""
+    reason = f"{type(why).__name__}: {why}"
+    text = f"cannot start a child: an internal error ({reason}); report it, please"
+    return SpawnError(errno.EIO, "request", text, reason)
+
+
+def not_prepared(why: OSError) -> SpawnError:
+    """Word what could not be had for a child: its root, a grant, a descriptor."""
+    name = why.filename
+    what = "" if name is None else f"cannot use {os.fsdecode(name)!r}: "
+    text = f"cannot start a child: {what}{why.strerror}{remedy(why)}"
+    return SpawnError(why.errno or 0, "request", text)
+
+
+def no_place(name: str) -> SpawnError:
+    """Word that a recipe counts on a variable that no service has set."""
+    text = f"cannot fill in the recipe: no {name} is offered; set [llm] endpoint = true"
+    return SpawnError(0, "request", text)
+
+
+def too_late(executable: str, limit_s: float) -> SpawnError:
+    """Word that a program did not begin within the time that the child may take."""
+    text = f"it did not begin within its time limit, {limit_s:g} s"
+    text = f"cannot execute {executable!r}: {text}; look at the disk that it is on"
+    return SpawnError(errno.ETIMEDOUT, "exec", text, os.strerror(errno.ETIMEDOUT))
+
+
+def _beside_its_groups(
+    rlimits: Iterable[tuple[int, int, int]], wanted: Wanted
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the limits of each process that are left beside those of its groups."""
+    for limit in rlimits:
+        # Programs reserve addresses that they never use (V8, Go, the JVM).
+        which, soft, _ = limit
+        kept = wanted.kept_memory
+        is_kept = kept is not None and not 0 <= soft < kept
+        if not (is_kept and which == resource.RLIMIT_AS):
+            yield _beside_its_group(limit, wanted.processes)
+
+
+def _beside_its_group(
+    limit: tuple[int, int, int], kept: int | None
+) -> tuple[int, int, int]:
+    """Return a limit of processes twice as high where a group keeps that number.
+
+    So it is the group that refuses a fork, and counts it (``sandbox.fork_watch``): RLIMIT_NPROC
+    counts forks under way too, and each of its processes may be in one. A lower limit
+    than the group's is nobody else's to keep, and is left as it is.
+    """
+    which, soft, hard = limit
+    if which != resource.RLIMIT_NPROC or kept is None or soft != kept:
+        return limit
+    # The launchpad has the same, and who has no right to may not raise it.
+    _, most = resource.getrlimit(which)
+    twice = (
+        2 * kept if most == resource.RLIM_INFINITY else max(kept, min(2 * kept, most))
+    )
+    return which, twice, max(twice, hard)
+
+
+def cpus_not_kept(why: str, *, leaves: bool = False) -> SpawnError:
+    """Word that nothing here keeps a limit that only a group of processes can keep.
+
+    Args:
+        why: there is no group, or none that keeps it; "" for what that takes.
+        leaves: there is one, which the child can leave.
+    """
+    why = why or "no group of processes with the controller 'cpu' can be made for it"
+    how = "delegate that controller (systemd: Delegate=cpu)"
+    if leaves:
+        why, how = _LEAVES, "add such layers"
+    how = f"leave the limit out, or {how}"
+    text = f"cannot start a child: nothing keeps the limit 'cpus': {why}; {how}"
+    return SpawnError(errno.EOPNOTSUPP, "cgroup", text)

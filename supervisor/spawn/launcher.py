@@ -1,0 +1,379 @@
+"""Children of this host, as Trio sees them: spawned, waited for, signalled, ended.
+
+The host's side of the launchpad. One reader task owns the control socket's incoming
+side; everybody may spawn.
+
+Rules:
+ 1. A child is named by its pidfd. Its exit is the pidfd (authority, spec S2); the
+    launchpad's report adds the status.
+ 2. Each descriptor has one holder: sources of a `SpawnRequest` stay the caller's, the
+    pidfd is the `SpawnedProcess`'s, the control socket and the launchpad's pidfd are
+    the `Launcher`'s.
+ 3. When `spawn` returned or raised, the child alone has copies of the sources (spec T2).
+    A spawn that is cancelled leaves no child.
+ 4. If the launchpad is lost, so are the children: everything beneath the host is ended,
+    everybody who waits is told, and the owner gets `LaunchpadLost`.
+Read next: ``supervisor/spawn/launchpad/main.py``, ``supervisor/spawn/launchpad/wire.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal as signals
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import trio
+
+from hostlib.descendants import collect, end_descendants
+from hostlib.readiness import wait_readable, wait_writable
+from supervisor.spawn.launchpad import wire
+from supervisor.spawn.process import (
+    Born,
+    ExitStatus,
+    LaunchpadLost,
+    Record,
+    SpawnedProcess,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from hostlib.linux import processes
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
+    from supervisor.spawn.process import ProcessState
+    from supervisor.spawn.request import SpawnRequest
+
+# The launchpad ends 50 processes in 20 ms and exits. What takes longer (a dead network
+# file system, a fork bomb) is left to it, and it is left alive for that.
+STOP_TIMEOUT_S = 2.0
+
+# Microseconds, unless it is stopped or has very much to end.
+STOCK_TIMEOUT_S = 0.5
+
+# The launchpad forks one at a time; more requests under way only hold descriptors.
+SPAWNS_UNDER_WAY = 16
+
+# The launchpad has forked by then, a crowd's turn included: what takes longer is an exec
+# that hangs, which is to hang alone.
+SPAWN_TURN_S = 1.0
+
+
+class Left(Protocol):
+    """What the launchpad had said of a process of the program before.
+
+    Attributes:
+        ident: its number.
+        abandoned: nobody waits for it any more.
+        status: the values of ``ExitStatus``; None while it runs.
+    """
+
+    ident: int
+    abandoned: bool
+    status: tuple[int | None, int | None, float, float, int] | None
+
+
+class Launcher:
+    """The host's hand on its launchpad.
+
+    Start `run` in the nursery that is to fail when the launchpad is lost; cancelling it
+    ends every child.
+    """
+
+    def __init__(
+        self, launchpad: LaunchpadProcess, own_children: Collection[int] = ()
+    ) -> None:
+        """Take the launchpad over.
+
+        Args:
+            launchpad: From `start_launchpad`; its descriptors are the launcher's now.
+            own_children: Pids of children that the host started by other means and
+                that are not to be ended when the launchpad is lost. Read then.
+        """
+        self._launchpad = launchpad
+        self._own_children = own_children
+        self._control = launchpad.control
+        self._records: dict[int, Record] = {}
+        self.handed_over: dict[int, Record] = {}  # of children that are not here yet
+        self._last_ident = 0
+        self._sending = trio.Lock()  # one writer waits for room, the others for it
+        self._room = trio.Semaphore(SPAWNS_UNDER_WAY)
+        self._lost: str | None = None
+
+    async def run(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> NoReturn:
+        """Own the control socket: take in what the launchpad says.
+
+        Raises:
+            LaunchpadLost: It ended by itself. Every process beneath the host has been
+                killed and reaped (within `STOP_TIMEOUT_S`).
+
+        Cancellation: ends the launchpad and every process beneath it, and waits for
+        that for at most `STOP_TIMEOUT_S`.
+        """
+        reason = "the host is stopping"
+        try:
+            task_status.started()
+            await self._receive()
+            reason = "the launchpad ended unexpectedly: its children are gone"
+        finally:
+            self._give_up(reason)
+            with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
+                await self._end_launchpad()
+        raise LaunchpadLost(reason)
+
+    async def spawn(self, request: SpawnRequest) -> SpawnedProcess:
+        """Start a child; returns when it has become its program.
+
+        Raises:
+            SpawnError: It did not; nothing is left of it.
+            LaunchpadLost: No child can be started any more.
+
+        Cancellation: a child that was started all the same is killed.
+        """
+        try:  # what is free takes no turn of the loop: there is one below
+            self._room.acquire_nowait()
+        except trio.WouldBlock:
+            await self._room.acquire()
+        try:
+            ident, record = await self._ask(request)
+            try:
+                with trio.move_on_after(SPAWN_TURN_S):
+                    await record.started.wait()
+            except BaseException:
+                await self._abandon(ident, record)
+                raise
+        finally:
+            self._room.release()
+        try:
+            born = await self._birth(request, record)
+        except BaseException:
+            await self._abandon(ident, record)
+            raise
+        return SpawnedProcess(self, ident, record, born)
+
+    async def _ask(self, request: SpawnRequest) -> tuple[int, Record]:
+        """Have the launchpad start a child; return its number and what is said of it."""
+        self._last_ident += 1
+        ident = self._last_ident
+        message = (wire.SPAWN, ident, *request.body())
+        record = self._records[ident] = Record()
+        try:
+            if self._sending.locked() or not self._has_put(message, request.sources):
+                await self.send(message, request.sources)
+        except BaseException:
+            self._records.pop(ident, None)  # it was not sent
+            raise
+        return ident, record
+
+    async def spare(self, groups: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Tell of groups that nobody is in: a child may wait in them for its order.
+
+        Raises:
+            LaunchpadLost: no child can be started any more.
+        """
+        await self.send((wire.SPARE, 0, groups))
+
+    async def stock(self) -> tuple[processes.ProcessIdentity, ...]:
+        """Return who waits for an order at the moment: (pid, create_time) of each.
+
+        Nobody is named if the launchpad does not answer in time: it is in trouble, and
+        what it keeps is as suspicious as everything beneath it.
+
+        Raises:
+            LaunchpadLost: nobody waits any more.
+        """
+        self._last_ident += 1
+        ident = self._last_ident
+        record = self._records[ident] = Record()
+        try:
+            with trio.move_on_after(STOCK_TIMEOUT_S):
+                await self.send((wire.LIST, ident))
+                await record.exited.wait()
+        finally:
+            self._records.pop(ident, None)
+        self.check()
+        return record.stock
+
+    async def owners(self, user: int, owner: int) -> int:
+        """Return a user namespace that shows an owner's files as a user's; the caller's.
+
+        Raises:
+            OSError: none can be made here.
+            LaunchpadLost: nobody is there to make it.
+        """
+        self._last_ident += 1
+        ident = self._last_ident
+        record = self._records[ident] = Record()
+        try:
+            await self.send((wire.OWNERS, ident, user, owner))
+            await record.exited.wait()
+        finally:
+            self._records.pop(ident, None)
+        self.check()
+        if record.owners < 0:
+            number = errno.EMFILE if record.failure is None else record.failure[0]
+            raise OSError(number, os.strerror(number))
+        return record.owners
+
+    def check(self) -> None:
+        """Raise LaunchpadLost if there is no launchpad any more."""
+        if self._lost is not None:
+            raise LaunchpadLost(self._lost)
+
+    @property
+    def launchpad_pid(self) -> int:
+        """The launchpad's pid; a child of this process until the launcher ends."""
+        return self._launchpad.pid
+
+    def restore(self, last_ident: int, left: Iterable[Left]) -> None:
+        """Know the processes of the program before; called before it listens.
+
+        Args:
+            last_ident: the number of the newest process.
+            left: what the launchpad had said of those that are not forgotten.
+        """
+        self._last_ident = last_ident
+        for said in left:
+            record = self._records[said.ident] = Record()
+            record.abandoned = said.abandoned
+            if not said.abandoned:
+                record.started.set()
+            if said.status is not None:
+                record.status = ExitStatus(*said.status)
+                record.exited.set()
+        # A child may be swept before it is put in: its record is kept for it.
+        self.handed_over = dict(self._records)
+
+    def restore_process(self, state: ProcessState) -> SpawnedProcess:
+        """Return a process of the program before; it is the caller's."""
+        record = self.handed_over.pop(state.ident, None)
+        if record is None:
+            record = Record()
+            if state.status is not None:
+                record.status = ExitStatus(*state.status)
+            for event in (record.started, record.exited, record.swept):
+                event.set()
+        born = (state.pid, state.create_time, (), state.init, state.pidfd)
+        record.born = born
+        return SpawnedProcess(self, state.ident, record, born)
+
+    def descriptors(self) -> tuple[int, int]:
+        """Return its control socket and the launchpad's pidfd."""
+        return self._control.fileno(), self._launchpad.pidfd
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is being sent, and nobody waits for a child to start."""
+        return not (
+            self._sending.locked()
+            or self._room.value < SPAWNS_UNDER_WAY
+            or any(record.is_under_way for record in self._records.values())
+        )
+
+    def inits(self) -> dict[int, int]:
+        """Return the init of each process that has a pid namespace, by its pid."""
+        born = (record.born for record in self._records.values())
+        return {one[0]: one[3] for one in born if one is not None and one[3] >= 0}
+
+    def statistics(self) -> dict[str, int]:
+        """How many children are known, from their spawn until they are swept."""
+        return {"children": len(self._records)}
+
+    async def send(
+        self, message: tuple[object, ...], fds: tuple[int, ...] = ()
+    ) -> None:
+        """Send one message, whole, when there is room for it.
+
+        Raises:
+            LaunchpadLost: Nobody is there to take it.
+        """
+        async with self._sending:
+            while not self._has_put(message, fds):
+                with contextlib.suppress(trio.ClosedResourceError):  # lost: check
+                    await wait_writable(self._control)
+
+    def _has_put(self, message: tuple[object, ...], fds: tuple[int, ...]) -> bool:
+        """Send as ``send`` where there is room; the caller is the one who sends."""
+        self.check()
+        try:
+            wire.send_message(self._control, message, fds)
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            # `run` is about to read the same, and tells everybody.
+            raise LaunchpadLost("the launchpad is gone") from None
+        return True
+
+    # ---------------------------------------------------------- what it says
+
+    async def _receive(self) -> None:
+        """Take messages in until the launchpad is gone."""
+        while True:
+            try:
+                received = wire.receive_message(self._control)
+            except BlockingIOError:
+                await wait_readable(self._control)
+                continue
+            if received is None:
+                return
+            self._take(*received)
+
+    def _take(self, message: tuple[Any, ...], fds: list[int]) -> None:
+        kind, ident, *rest = message
+        if kind == wire.SWEPT:
+            for ended in ident:
+                if record := self._records.pop(ended, None):
+                    record.swept.set()
+        elif record := self._records.get(ident):
+            if kind == wire.FAILED:
+                del self._records[ident]
+            record.take(kind, rest, fds)
+        # Else who asked was cancelled.
+
+    async def _birth(self, request: SpawnRequest, record: Record) -> Born:
+        """Wait for what the launchpad says to a request."""
+        if not record.started.is_set():
+            await record.started.wait()
+        if record.failure is not None:
+            raise request.error(*record.failure)
+        if record.born is None:
+            raise LaunchpadLost(self._lost)
+        return record.born
+
+    async def _abandon(self, ident: int, record: Record) -> None:
+        """End a child that `spawn` does not give to anybody, born yet or not."""
+        record.let_go()
+        if ident not in self._records:  # it failed before it was anything
+            return
+        message = (wire.SIGNAL, ident, int(signals.SIGKILL))
+        with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
+            with contextlib.suppress(LaunchpadLost):  # then it is dead already
+                await self.send(message)
+
+    # ---------------------------------------------------------- the end
+
+    def _give_up(self, reason: str) -> None:
+        """Tell everybody who waits, and let go of the control socket."""
+        self._lost = reason
+        records, self._records = self._records, {}
+        for record in records.values():
+            record.started.set()
+            record.tell_exit()
+            record.swept.set()
+        trio.lowlevel.notify_closing(self._control)
+        self._control.close()
+
+    async def _end_launchpad(self) -> None:
+        """Wait for its end, which the closed socket asks for; reap it."""
+        pidfd = self._launchpad.pidfd
+        try:
+            signals.pidfd_send_signal(pidfd, signals.SIGCONT)  # should it be stopped
+            await wait_readable(pidfd)
+            went_well = collect(pidfd)
+        finally:
+            os.close(pidfd)
+        if not went_well:
+            await end_descendants(self._own_children)

@@ -1,0 +1,1 @@
+"""The layers that a forked child puts on before its exec, one module each."""

@@ -1,0 +1,173 @@
+"""The layers "userns", "netns", "ipcns", "utsns", "mountns" and "pidns": entering them.
+
+One apply for each kind, in a process that has just been forked, and of the net
+namespace the one listener in it that is the host's.
+
+Rules:
+ 1. Root makes namespaces as it is; anybody else makes a user namespace first, in which
+    it keeps its number and nothing else.
+ 2. A pid namespace begins with the next process. Root's launchpad forks into it
+    (``launchpad.fork``). Within a user namespace only this process can, so two more are
+    forked: the init of the namespace, and the child itself. Both are made the
+    launchpad's own children (CLONE_PARENT): it waits for the child, signals it by its
+    pidfd, and sees its status as if no namespace were there. The process that made
+    them ends.
+ 3. The init does nothing but be there: ignored, SIGCHLD reaps by itself. It holds no
+    descriptor, and no program of the namespace can end it; when the launchpad does,
+    the kernel ends everything in it.
+ 4. A socket stays in the net namespace in which it was made, in any hands. So this
+    process makes the listener, before it is anybody's program, and the host serves it:
+    what the host itself listens on is on another loopback.
+"""
+
+from __future__ import annotations
+
+import _socket
+import fcntl
+import os
+import struct
+
+from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl, system_call
+from supervisor.spawn.launchpad import fork, wire
+
+# <asm/unistd.h>
+_IS_X86_64 = os.uname().machine == "x86_64"
+_SYS_UNSHARE = 272 if _IS_X86_64 else 97
+_SYS_SETNS = 308 if _IS_X86_64 else 268
+# <linux/sched.h>
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEW = {
+    "netns": 0x40000000,
+    "ipcns": 0x08000000,
+    "utsns": 0x04000000,
+    "mountns": 0x00020000,
+    "pidns": 0x20000000,
+}
+# <linux/sockios.h>, <linux/if.h>
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 128
+"""Connections that wait to be accepted: twice what the host serves of one child."""
+
+
+def enter_user(uid: int, gid: int) -> str:
+    """Enter a user namespace in which this user is who it was.
+
+    Raises:
+        OSError: this machine lets nobody, or not this user, make one.
+    """
+    system_call(_SYS_UNSHARE, _CLONE_NEWUSER)
+    # The launchpad may not be looked at, so its fork's files in /proc are root's: for
+    # the three writes it may be. A process that could look is of the same user and not yet
+    # in a sandbox, for Landlock refuses it to those who are.
+    prctl(PR_SET_DUMPABLE, 1)
+    try:
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            fd = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, text.encode())
+            finally:
+                os.close(fd)
+    finally:
+        prctl(PR_SET_DUMPABLE, 0)
+    return f"user {uid} and nobody else"
+
+
+def join_user(fd: int) -> str:
+    """Enter the user namespace of a child that this user has started.
+
+    Raises:
+        OSError: it is another one's.
+    """
+    system_call(_SYS_SETNS, fd, _CLONE_NEWUSER)
+    return "its child's"
+
+
+def join_net(fd: int) -> str:
+    """Enter the net namespace of the child whose tool this is.
+
+    Raises:
+        OSError: this process has no rights there.
+    """
+    system_call(_SYS_SETNS, fd, _CLONE_NEW["netns"])
+    return "its child's"
+
+
+def enter(kind: str) -> str:
+    """Enter a fresh namespace of a kind; of pids, for what is forked next.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    system_call(_SYS_UNSHARE, _CLONE_NEW[kind])
+    if kind == "netns":
+        _raise_loopback()
+        return "own loopback, nothing else"
+    return "own"
+
+
+def _raise_loopback() -> None:
+    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+    try:
+        request = struct.pack("16sh14x", b"lo", _IFF_UP)
+        fcntl.ioctl(sock.fileno(), _SIOCSIFFLAGS, request)
+    finally:
+        sock.close()
+
+
+def listen(ports: tuple[int, ...], way: int) -> str:
+    """Listen on loopback of the net namespace that was entered, for the host.
+
+    Args:
+        ports: nobody has one in a fresh namespace.
+        way: the descriptor of a socket that the host receives from; it is closed.
+
+    Raises:
+        OSError: one cannot be made, or they cannot be handed over.
+    """
+    line = _socket.socket(fileno=way)
+    kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC
+    listeners = []
+    try:
+        for port in ports:
+            listeners.append(_socket.socket(_socket.AF_INET, kind))
+            listeners[-1].bind((LOOPBACK, port))
+            listeners[-1].listen(BACKLOG)
+        wire.send_message(line, ports, [one.fileno() for one in listeners])
+    finally:
+        for sock in (line, *listeners):
+            sock.close()
+    return f"{LOOPBACK}:{' and '.join(map(str, ports))}, the host's"
+
+
+def fork_into(group: int) -> tuple[int, int, bool]:
+    """Fork the init and the child of the pid namespace that was entered.
+
+    Args:
+        group: of the child, as for ``launchpad.fork.fork_into``.
+
+    Returns:
+        The pid of the child, 0 in it; of the init; whether the child is in the group.
+
+    Raises:
+        OSError: no process to be had.
+    """
+    # The child waits until this process has told of it, and ended: what dies before
+    # anybody knows it would be taken for a leftover.
+    told, tell = os.pipe2(os.O_CLOEXEC)
+    init = fork.fork(fork.CLONE_PARENT)
+    if init == 0:
+        fork.be_init()
+    child, is_in_group = fork.fork_into(group, fork.CLONE_PARENT)
+    if child != 0:
+        return child, init, is_in_group
+    os.close(tell)
+    os.read(told, 1)
+    os.close(told)
+    return 0, init, is_in_group

@@ -1,0 +1,325 @@
+"""The launchpad: the small process that starts, reaps and ends every child of a host.
+
+One single-threaded process per host. It forks children on request, tells their end,
+kills whatever a dead child leaves behind, and when its host is gone kills everything
+and exits.
+
+Rules:
+ 1. Only this process waits for children, so the pid of an unreaped one is its own.
+ 2. Every child is a subreaper: what it daemonises stays beneath it while it lives and
+    becomes a direct child of the launchpad when it dies. Hence every direct child that
+    its ``Family`` does not know is a leftover, and is killed until none is left.
+ 3. The exit of a child is reported before its leftovers are looked for.
+ 4. A child with a pid namespace is two direct children: it and the namespace's init,
+    which is killed when the child has ended, and with it all that is left in there.
+ 5. Nothing ends the launchpad but the end of its host (EOF), and then only after the
+    whole tree. If it is killed, the kernel kills its children (PR_SET_PDEATHSIG) and
+    the host, a subreaper too, ends the rest.
+ 6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
+    hangs alone. Without events the launchpad sleeps.
+ 7. What is asked for again and again waits forked (``launchpad.stock``), and is forked
+    while nobody waits for the launchpad.
+ 8. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
+    no ``json``: it starts in the time of a bare interpreter plus 4 ms.
+
+Started by ``supervisor/spawn/launchpad/start.py`` as ``python -I -S -c BOOT`` with its control
+socket (AF_UNIX, SOCK_SEQPACKET) as descriptor 0. Read next: ``launchpad.wire`` for the
+messages, ``launchpad.life`` for what an event means, ``launchpad.child`` for what
+happens between fork and exec, ``launchpad.ends`` for what happens after.
+"""
+
+from __future__ import annotations
+
+# `socket` imports `enum` and `selectors`: 7 ms of a start that takes 9.
+import _socket
+import errno
+import gc
+import os
+import select
+
+from hostlib.linux import syscalls
+from supervisor.spawn.launchpad import life, setup, wire
+from supervisor.spawn.launchpad.child import become
+from supervisor.spawn.launchpad.family import Child, Family, no_fork
+from supervisor.spawn.launchpad.fork import PidNamespaces, fork_into
+from supervisor.spawn.launchpad.layers import owners
+from supervisor.spawn.launchpad.order import APPLIED, BECAME, FORKING, GAVE_UP, Order
+from supervisor.spawn.launchpad.outbox import Outbox
+from supervisor.spawn.launchpad.prefork import Stock, hand_over
+from supervisor.spawn.launchpad.reaper import Ends
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import resource
+    from typing import Any
+
+    from supervisor.spawn.launchpad.prefork import Kind
+
+_NAME = b"sandhost-pad"
+
+# Who was started runs this long, on this processor, before anybody is forked that is
+# not waited for: that takes as long as a small program does.
+_HEAD_START_S = 0.0005
+
+
+class _Launchpad:
+    """The tables of one launchpad and its loop."""
+
+    def __init__(self, control: _socket.socket) -> None:
+        self._control = control
+        self._pid = os.getpid()
+        self._epoll = select.epoll()
+        self._family = Family(self._epoll)
+        self._stock = Stock()
+        self._outbox = Outbox(control, self._epoll)
+        self._ends = Ends(self._family, self._hear_all, self._bury, self._outbox.put)
+        self._has_begun = False  # somebody, a moment ago
+        self._namespaces = PidNamespaces()
+        self._deaths = setup.Deaths()
+        self._epoll.register(control.fileno(), select.EPOLLIN)
+        self._epoll.register(self._deaths.fd, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Serve the host until it is gone, then end every process beneath this one."""
+        try:
+            while self._outbox.host_is_there:
+                wanted = None if self._family.is_starting else self._stock.wanted()
+                is_busy = wanted is not None or self._ends.has_more_to_do
+                if is_busy and self._has_begun:
+                    self._has_begun = False
+                    select.select([self._epoll], (), (), _HEAD_START_S)
+                events = self._epoll.poll(0 if is_busy else None)
+                for fd, what in events:
+                    self._serve(fd, what)
+                if self._ends.has_more_to_do:
+                    self._ends.tidy()
+                elif wanted is not None and not events:
+                    self._put_in_stock(wanted)
+        finally:
+            self._outbox.host_is_there = False
+            self._ends.left_groups += self._stock.groups()
+            self._ends.left_groups += self._family.clear()
+            self._outbox.flush()  # gives the queued descriptors back
+            self._ends.end_everything(self._deaths.wait)
+
+    def _serve(self, fd: int, events: int) -> None:
+        if fd == self._deaths.fd:
+            self._deaths.take()
+            self._ends.has_more_to_do = True
+        elif fd != self._control.fileno():
+            if child := self._family.by_report.get(fd):
+                self._hear(child)
+        elif events & (select.EPOLLHUP | select.EPOLLERR):
+            self._outbox.host_is_there = False  # whatever it still asked for
+        else:
+            if events & select.EPOLLOUT:
+                self._outbox.flush()
+            if events & select.EPOLLIN:
+                self._serve_request()
+
+    # ------------------------------------------------------------ requests
+
+    def _serve_request(self) -> None:
+        try:
+            received = wire.receive_message(self._control)
+        except BlockingIOError:
+            return
+        except wire.CutOffError as error:
+            self._outbox.fail(error.ident, errno.EMFILE, "fork")
+            return
+        if received is None:
+            self._outbox.host_is_there = False
+            return
+        (kind, ident, *body), fds = received
+        try:
+            self._do(kind, ident, tuple(body), fds)
+        except (TypeError, ValueError):
+            self._outbox.fail(ident, errno.EINVAL, "request")
+        except OSError as error:  # no process, no pipe, no memory to be had
+            self._outbox.fail(ident, *no_fork(error))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _do(self, kind: int, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
+        if kind == wire.SPAWN:
+            self._spawn(ident, body, fds)
+        elif kind == wire.SIGNAL:
+            self._ends.signal(self._family.by_ident.get(ident), *body)
+        elif kind == wire.SPARE:
+            self._stock.spare(*body)
+        elif kind == wire.LIST:
+            stock = tuple(self._family.stock())
+            self._outbox.put((wire.LISTED, ident, stock))
+        elif kind == wire.OWNERS:
+            namespace = os.dup(owners.owners_of(*body))
+            self._outbox.put((wire.OWNED, ident), namespace)
+        else:
+            self._outbox.fail(ident, errno.EINVAL, "request")
+
+    def _spawn(self, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
+        order = Order({})
+        order.fill(body, fds)
+        stage = "fork"
+        try:
+            if "uid" in order.layers and "mountns" in order.layers:
+                stage = "uid"
+                order.owners = owners.owners_of(order.layers["uid"])
+            child = self._take_from_stock(order, body, fds)
+            if child is None:
+                stage = "pidns"
+                self._make_namespace(order)
+        except OSError as error:
+            self._outbox.fail(ident, error.errno or errno.EIO, stage)
+            return
+        child = child or self._fork(order, life.STARTING)
+        child.locks = order.locks
+        for lock in order.locks:
+            fds.remove(lock)  # who received them closes the others
+        self._family.order(child, ident)
+        for unwanted in self._stock.surplus():
+            unwanted.hang_up()
+
+    def _take_from_stock(
+        self, order: Order, body: tuple[Any, ...], fds: list[int]
+    ) -> Child | None:
+        """Give an order to who waits for one of its kind; None if nobody does."""
+        child = self._stock.take(order.layers)
+        if child is None or not hand_over(child, body, fds, order.owners):
+            return None
+        self._happened(child, life.ORDERED)
+        return child
+
+    def _make_namespace(self, order: Order) -> None:
+        """Let what is forked next be in a pid namespace, if the order says so."""
+        self._namespaces.come_back()  # should it have failed the last time
+        if "pidns" in order.layers and "userns" not in order.layers:
+            self._namespaces.make()
+
+    def _put_in_stock(self, kind: Kind) -> None:
+        """Fork a child that waits for an order of some kind."""
+        order = self._stock.order_for(kind)
+        try:
+            self._make_namespace(order)
+            line, order.line = _socket.socketpair(
+                _socket.AF_UNIX, _socket.SOCK_SEQPACKET
+            )
+            try:
+                kind.child = self._fork(order, life.IN_STOCK)
+            finally:
+                order.line.close()
+        except OSError:  # the next order has it forked, and is told why not
+            kind.asked = 0
+        else:
+            kind.child.line = line
+
+    def _fork(self, order: Order, state: int) -> Child:
+        """Fork what becomes a child; this process goes on in its own namespace."""
+        order.open_group()
+        try:
+            ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                self._family.listen(ours)  # before there is anybody to be killed
+                order.init = self._namespaces.fork_init()
+                # Within a user namespace it forks once more, and joins then.
+                into = -1 if "userns" in order.layers else order.group
+                pid, order.is_in_group = fork_into(into)
+                if pid == 0:
+                    become(order, self._pid, theirs)
+                child = Child(state, pid, ours)
+            except OSError:
+                self._family.close_report(ours)
+                self._ends.sweep()  # of what nobody knows: leftovers
+                raise
+            finally:
+                os.close(theirs)
+        finally:
+            if order.group >= 0:
+                os.close(order.group)
+            self._namespaces.come_back()
+        groups = order.layers.get("cgroup", ())
+        child.groups = tuple(directory for directory, _ in groups)
+        self._family.enter(child, order.init)
+        return child
+
+    # ------------------------------------------------------------ what is heard
+
+    def _hear_all(self) -> None:
+        for talking in self._family.talking():
+            self._hear(talking)
+
+    def _hear(self, child: Child) -> None:
+        """Take in what a starting child tells."""
+        for kind, *rest in child.told():
+            if kind == FORKING:
+                self._happened(child, life.FORKING)
+            elif kind == BECAME:
+                self._happened(child, life.BECAME)
+                try:
+                    self._family.rename(child, *rest)
+                except OSError:
+                    child.failure = (errno.ECANCELED, "fork", b"")
+                self._ends.has_more_to_do = True  # the sweep waited for this
+            elif kind == APPLIED:
+                (child.applied,) = rest
+            elif kind == GAVE_UP:
+                child.failure = tuple(rest)
+            else:
+                self._start_is_over(child)
+
+    def _start_is_over(self, child: Child) -> None:
+        """Tell how a start has ended, and close what it was heard by."""
+        well = child.failure is None
+        self._happened(child, life.CLOSED if well else life.FAILED)
+        self._has_begun = True
+        self._family.start_is_over(child)
+
+    def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:
+        """Record that a child was reaped, and tell its end."""
+        if child.report >= 0:
+            self._hear(child)
+        if child.report >= 0:  # it is dead: all is told that will ever be
+            self._start_is_over(child)
+        child.state, action = life.step(child.state, life.DIED)
+        if action == life.TELL_EXITED:
+            code = os.waitstatus_to_exitcode(status)
+            number = (code, None) if code >= 0 else (None, -code)
+            times = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+            self._outbox.put((wire.EXITED, child.ident, *number, *times))
+            self._ends.ended(child)
+        else:
+            child.unlock()
+        self._ends.remember(child.groups)
+        self._family.bury(child)
+
+    def _happened(self, child: Child, event: int) -> None:
+        """Take an event in, and do what the table says."""
+        child.state, action = life.step(child.state, event)
+        if action == life.DISCARD:
+            self._stock.discard(child)
+            child.let_go()
+        elif action == life.TELL_FAILED:
+            child.let_go()
+            self._outbox.fail(child.ident, *(child.failure or ()))
+        elif action == life.TELL_SPAWNED:
+            facts = (child.pid, child.create_time, child.applied, child.init)
+            self._outbox.put((wire.SPAWNED, child.ident, *facts), child.take_pidfd())
+
+
+def main() -> None:
+    """Run the launchpad on the control socket that is descriptor 0."""
+    syscalls.set_name(_NAME)
+    # Its memory holds other children's environments, its descriptors the control
+    # socket: no child of the same user may look at either (ptrace, pidfd_getfd).
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    # What a dead child leaves comes here (rule 2).
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    # The host waits for what it says, and its children for nothing that it does.
+    syscalls.ask_for_slices(syscalls.SHORT_SLICE_NS)
+    control = setup.take_control_socket()
+    setup.set_signals()
+    os.chdir("/")
+    # Objects of the start are never freed: untouched pages need no copy after a fork.
+    gc.disable()
+    gc.freeze()
+    _Launchpad(control).run()

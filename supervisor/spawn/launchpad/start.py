@@ -1,0 +1,122 @@
+"""How a host starts its launchpad, before it imports anything heavy.
+
+The host's first steps, in the order that keeps descriptors and orphans in hand.
+
+Rules:
+ 1. Called first of all, once per process: what opens descriptors before it may take
+    the numbers 0, 1 and 2 of a host that was started with them closed.
+ 2. The launchpad gets its control socket, stderr and nothing else; neither descriptors
+    nor environment of the host, for a child of the same user could read the latter.
+"""
+
+from __future__ import annotations
+
+# `signal` imports `enum`, which a host needs anyhow, but not before its launchpad starts.
+import _signal  # type: ignore[import-not-found]
+import os
+import socket
+import sys
+
+from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, close_at_exec, prctl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from supervisor.handover.state import HostState
+
+# Imported and not run by path: an import is compiled once, a script at every start.
+# The directory comes last, so nothing beside the package can pose as the library.
+_BOOT = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from supervisor.spawn.launchpad.main import main; main()"
+)
+
+
+class LaunchpadProcess:
+    """A launchpad that was started: three things that its owner closes or hands on.
+
+    Attributes:
+        pid: A child of this process until it is waited for.
+        pidfd: Readable when it has ended.
+        control: The host's end of the control socket, non-blocking; closing it ends
+            the launchpad and everything beneath it.
+        handed_over: the state of the program before that had it; None if it is new.
+    """
+
+    __slots__ = ("control", "handed_over", "pid", "pidfd")
+
+    def __init__(
+        self,
+        pid: int,
+        pidfd: int,
+        control: socket.socket,
+        handed_over: HostState | None = None,
+    ) -> None:
+        self.handed_over = handed_over
+        self.pid = pid
+        self.pidfd = pidfd
+        self.control = control
+
+
+def start_launchpad() -> LaunchpadProcess:
+    """Prepare this process to be a host, and start its launchpad.
+
+    Afterwards the descriptors 0, 1 and 2 are open, all others of this process close at
+    exec (attack 6), orphans of this process's descendants become its children, and each
+    of them can be waited for, also where SIGCHLD was ignored.
+    Does not wait until the launchpad runs: requests wait in the socket.
+
+    Raises:
+        OSError: No process, descriptor or memory to be had.
+    """
+    _open_standard_descriptors()
+    close_at_exec(3)
+    if _signal.getsignal(_signal.SIGCHLD) == _signal.SIG_IGN:
+        # Else the kernel reaps, and nobody hears how somebody has ended (waitid(2)).
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        root = os.path.abspath(__file__).rpartition("/supervisor/")[0]
+        pid = os.posix_spawn(
+            sys.executable,
+            # The last word says whose it is, when its parent changed.
+            [sys.executable, "-I", "-S", "-c", _BOOT, root, str(os.getpid())],
+            _environment(),
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            ],
+            setsid=True,
+        )
+    ours.setblocking(False)
+    return LaunchpadProcess(pid, _open_pidfd(pid, ours), ours)
+
+
+def _open_pidfd(pid: int, control: socket.socket) -> int:
+    """Return what tells of its end, and could end it: without, children would live on.
+
+    Raises:
+        OSError: a kernel, or a filter, that refuses one of both; it has ended.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+        _signal.pidfd_send_signal(pidfd, 0)
+    except OSError as why:
+        control.close()
+        raise OSError(why.errno, f"no pidfds: {why.strerror}") from None
+    return pidfd
+
+
+def _open_standard_descriptors() -> None:
+    """Open what is closed of 0, 1, 2 on /dev/null: else the next socket becomes it."""
+    for fd in range(3):
+        try:
+            os.set_inheritable(fd, True)
+        except OSError:  # EBADF; the lowest free number is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _environment() -> dict[str, str]:
+    """What an interpreter may need to find its own library, and nothing else."""
+    path = os.environ.get("LD_LIBRARY_PATH")
+    return {} if path is None else {"LD_LIBRARY_PATH": path}

@@ -1,0 +1,300 @@
+"""A child that was started, as the host holds it: by its pidfd, and what was said of it.
+
+What the launchpad has said of one child, the handle of its process, and the error of a
+host that has lost its launchpad.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal as signals
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import trio
+
+from hostlib.readiness import wait_readable
+from supervisor.spawn.launchpad import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hostlib.linux import processes
+
+# The report of an exit leaves the launchpad microseconds after the pidfd wakes us; a
+# machine that needs longer is in such trouble that no status is worth waiting for.
+EXIT_REPORT_TIMEOUT_S = 1.0
+
+
+class LaunchpadLost(Exception):  # noqa: N818 - a state of the host, fatal to it
+    """The launchpad ended although nobody asked it to: the host must end too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a process ended: exactly one of code and signal, or neither if unknown.
+
+    Attributes:
+        code: What it exited with.
+        signal: What killed it.
+        utime_s: User time of it and of the children it waited for.
+        stime_s: as above, in the kernel.
+        maxrss_kib: Largest resident set; includes that of the launchpad it was forked
+            from, so never below some 10,000.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    utime_s: float = 0.0
+    stime_s: float = 0.0
+    maxrss_kib: int = 0
+
+
+Born = tuple[int, int, tuple[tuple[str, str], ...], int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """What the launchpad has said of one child. All events are set when it is lost.
+
+    Attributes:
+        started: Set when `born` or `failure` is there.
+        exited: Set when `status` is there.
+        swept: Set when nothing it left behind is alive.
+        abandoned: Nobody waits for `born` any more.
+        born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
+        failure: (errno, stage, detail).
+        stock: what a question, which has a record as well, was answered.
+        owners: as above, a descriptor; -1 if there is none. Belongs to who asked.
+        at_exit: called when `exited` is set; at once, and so not to wait or raise.
+    """
+
+    started: trio.Event = field(default_factory=trio.Event)
+    exited: trio.Event = field(default_factory=trio.Event)
+    swept: trio.Event = field(default_factory=trio.Event)
+    abandoned: bool = False
+    born: Born | None = None
+    failure: tuple[int, str, bytes] | None = None
+    status: ExitStatus | None = None
+    stock: tuple[processes.ProcessIdentity, ...] = ()
+    owners: int = -1
+    at_exit: Callable[[], None] | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether somebody waits for its start."""
+        return not (self.started.is_set() or self.abandoned)
+
+    def take(self, kind: int, said: list[Any], fds: list[int]) -> None:
+        """Take in what the launchpad says of it.
+
+        Args:
+            kind: of ``launchpad.wire``.
+            said: the rest of that message, without the id.
+            fds: what came with it; this one's now.
+        """
+        if kind == wire.LISTED:
+            (self.stock,) = said
+            self.exited.set()
+        elif kind == wire.OWNED:
+            if fds:  # else this process may open no more
+                (self.owners,) = fds
+            self.exited.set()
+        elif kind == wire.EXITED:
+            self.status = ExitStatus(*said)
+            self.tell_exit()
+        elif kind == wire.FAILED:
+            self.failure = tuple(said)
+            self.started.set()
+            self.tell_exit()
+            self.swept.set()
+        elif kind == wire.SPAWNED:
+            self._take_born(said, fds)
+
+    def _take_born(self, born: list[Any], fds: list[int]) -> None:
+        if not fds:  # this process may open no more: nothing names the child
+            self.failure = (errno.EMFILE, "pidfd", b"")
+        elif self.abandoned:
+            os.close(fds[0])
+        else:
+            self.born = (*born, fds[0])
+        self.started.set()
+
+    def let_go(self) -> None:
+        """Close what is held of a child that no caller gets."""
+        self.abandoned = True
+        if self.born is not None:  # it was born as the caller was cancelled
+            os.close(self.born[-1])
+
+    def tell_exit(self) -> None:
+        """Tell who waits that `status` is there, or never will be."""
+        self.exited.set()
+        if self.at_exit is not None:
+            self.at_exit()
+
+
+class ProcessState(msgspec.Struct):
+    """A process, handed over.
+
+    Attributes:
+        status: how it ended, if nothing is left of it and the launchpad has forgotten
+            it; None else, for then it says so to the next program.
+    """
+
+    ident: int
+    pid: int
+    create_time: int
+    pidfd: int
+    init: int
+    status: tuple[int | None, int | None, float, float, int] | None = None
+
+
+class Control(Protocol):
+    """The host's way to its launchpad; ``launcher.Launcher`` is it."""
+
+    def check(self) -> None:
+        """Raise LaunchpadLost if there is no launchpad any more."""
+        ...
+
+    async def send(
+        self, message: tuple[object, ...], fds: tuple[int, ...] = ()
+    ) -> None:
+        """Send one message, whole.
+
+        Raises:
+            LaunchpadLost: there is no launchpad any more.
+        """
+        ...
+
+
+class SpawnedProcess:
+    """One child that became its program. Owned, and waited for, by one task (I2).
+
+    Attributes:
+        pid: Names the process only together with `create_time`.
+        create_time: Clock ticks since boot, field 22 of ``/proc/PID/stat``.
+        applied: (layer, detail) of its sandbox, as it said itself before its exec.
+        init: The pid of its pid namespace's init, which ends after it; -1 for none.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        ident: int,
+        record: Record,
+        born: Born,
+    ) -> None:
+        self.pid, self.create_time, self.applied, self.init, self._pidfd = born
+        self._control = control
+        self._ident = ident
+        self._record = record
+        self._is_awaited = False  # somebody waits, or has waited, for the pidfd
+
+    async def wait_exit(self) -> ExitStatus:
+        """Wait until the process has ended (not what it started: `wait_swept`).
+
+        Returns:
+            Its status; neither code nor signal if the launchpad did not tell in time.
+
+        Raises:
+            LaunchpadLost: It has ended; how, nobody knows any more.
+
+        Cancellation: nothing is lost, wait again.
+        """
+        self._is_awaited = True
+        await wait_readable(self._pidfd)
+        with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
+            await self._record.exited.wait()
+        return self._status()
+
+    async def wait_exit_soon(self) -> ExitStatus:
+        """Wait as `wait_exit` does, for who has a reason to take the end for near.
+
+        Then the report is all there is to be waited for: one wake-up, and not two.
+        """
+        with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
+            await self._record.exited.wait()
+        return self._status() if self.has_exited else await self.wait_exit()
+
+    def _status(self) -> ExitStatus:
+        if self._record.status is None:
+            self._control.check()
+            return ExitStatus()
+        return self._record.status
+
+    @property
+    def status(self) -> ExitStatus | None:
+        """How it has ended; None if it has not, or nobody will ever know."""
+        return self._record.status
+
+    def at_exit(self, call: Callable[[], None] | None) -> None:
+        """Have something called when its exit is told, at once if it was; see `Record`.
+
+        One call at a time; None for none any more.
+        """
+        self._record.at_exit = call
+        if call is not None and self.has_exited:
+            call()
+
+    async def wait_swept(self) -> None:
+        """Wait until nothing that this ended process left behind is alive.
+
+        Raises:
+            LaunchpadLost: The host itself ends what is left.
+        """
+        await self._record.swept.wait()
+        self._control.check()
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether nothing that it left behind is alive."""
+        return self._record.swept.is_set()
+
+    def send_signal(self, signal: int) -> None:
+        """Signal this process alone; nothing if it has ended already."""
+        if self._pidfd < 0:  # closed, so ended
+            return
+        try:
+            signals.pidfd_send_signal(self._pidfd, signal)
+        except ProcessLookupError:
+            return
+
+    async def signal_tree(self, signal: int) -> None:
+        """Signal this process and all beneath it; returns when that is asked for."""
+        message = (wire.SIGNAL, self._ident, int(signal))
+        await self._control.send(message)
+
+    async def end_tree(self) -> None:
+        """SIGKILL this process and all beneath it; returns when that is asked for.
+
+        What escapes this by forking is ended after the process's death.
+        """
+        await self.signal_tree(signals.SIGKILL)
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the launchpad has said so."""
+        return self._record.exited.is_set()
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what this holds of the host's descriptors: the pidfd, until `close`."""
+        return (self._pidfd,) if self._pidfd >= 0 else ()
+
+    def snapshot(self) -> ProcessState:
+        """Return it as ``Launcher.restore_process`` takes it; it is not closed."""
+        status = None
+        if self._record.swept.is_set():
+            status = astuple(self._record.status or ExitStatus())
+        return ProcessState(
+            self._ident, self.pid, self.create_time, self._pidfd, self.init, status
+        )
+
+    def close(self) -> None:
+        """Give the pidfd back. Does not end the process. A second call does nothing."""
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            if self._is_awaited:
+                trio.lowlevel.notify_closing(pidfd)
+            os.close(pidfd)

@@ -1,0 +1,1 @@
+"""Where sidecars run: on this machine, or in a container."""

@@ -1,0 +1,127 @@
+"""Heads as bytes: what h11 makes of a request's, and what it writes for a reply.
+
+One head at a time, of which nothing is kept but what it said.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+
+import h11
+
+from protocol.toolexec import requests
+from protocol.toolexec.body import MAX_HEAD_BYTES
+from protocol.toolexec.head import Head
+
+CONTENT_TYPE = (b"Content-Type", b"text/plain; charset=utf-8")
+CLOSE = (b"Connection", b"close")
+
+# Some clients of old sent one more behind a request's body (RFC 9112, 2.2).
+_EMPTY_LINE = re.compile(rb"\A\r?\n")
+
+# h11 joins folded lines and takes any HTTP/x.y; RFC 9112 (5.2) lets a server refuse.
+_FOLDED = re.compile(rb"\n[ \t]")
+_VERSIONS = (b"1.0", b"1.1")
+
+# What h11 is told of a request where the reply does not depend on it.
+_ANY = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
+_END = b"\r\n"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class RefusedAtOnceError(Exception):
+    """A request that is refused before all of it was read."""
+
+    def __init__(self, refusal: requests.Refusal) -> None:
+        super().__init__(refusal.status)
+        self.refusal = refusal
+
+
+def read(text: bytes) -> tuple[Head, bool]:
+    """Read the head of a request.
+
+    Args:
+        text: all of it, with its blank line.
+
+    Returns:
+        What it says, and whether its client waits to be told that it may go on.
+
+    Raises:
+        RefusedAtOnceError: it is none that is understood here.
+    """
+    http = h11.Connection(h11.SERVER, max_incomplete_event_size=2 * MAX_HEAD_BYTES)
+    try:
+        http.receive_data(_EMPTY_LINE.sub(b"", text, count=1))
+        event = http.next_event()
+    except h11.RemoteProtocolError as why:
+        # Without the line itself, which may hold a token.
+        reason, _, _ = str(why).partition(": bytearray")
+        raise RefusedAtOnceError(requests.bad_request(reason)) from None
+    if not isinstance(event, h11.Request):
+        raise RefusedAtOnceError(requests.bad_request("no request"))
+    if _FOLDED.search(text) or event.http_version not in _VERSIONS:
+        refusal = requests.bad_request("a folded header or another HTTP")
+        raise RefusedAtOnceError(refusal)
+    headers = tuple(event.headers)
+    head = Head(event.method, event.target, headers, event.http_version)
+    return head, http.they_are_waiting_for_100_continue
+
+
+def written(status: int, headers: Headers) -> bytes:
+    """Return the head of a reply."""
+    return _written(status, headers)[0]
+
+
+@cache
+def go_on() -> bytes:
+    """Return what tells a client that it may send its body: 100."""
+    http = h11.Connection(h11.SERVER)
+    http.receive_data(_ANY + b"Content-Length: 1\r\nExpect: 100-continue\r\n" + _END)
+    http.next_event()
+    return http.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
+
+
+# Of what is the same in every streamed reply h11 makes the bytes once.
+
+
+def chunked_head(exec_id: str) -> bytes:
+    """Return the head of a reply in chunks; ``trailer`` ends it."""
+    before, after = _chunked_head()
+    return before + exec_id.encode() + after
+
+
+@cache
+def _chunked_head() -> tuple[bytes, bytes]:
+    """Return what stands before and after the execution's id."""
+    mark = b"----"
+    headers = [
+        CONTENT_TYPE,
+        (b"X-Exec-Id", mark),
+        (b"Transfer-Encoding", b"chunked"),
+        (b"Trailer", b"X-Exit-Code"),
+        CLOSE,
+    ]
+    before, _, after = written(200, headers).partition(mark)
+    return before, after
+
+
+@lru_cache(maxsize=256)  # as many as there are exit codes
+def trailer(exit_code: int) -> bytes:
+    """Return the last chunk with the exit code behind it."""
+    headers = [CONTENT_TYPE, (b"Transfer-Encoding", b"chunked"), CLOSE]
+    _, http = _written(200, headers)
+    trailers = [(b"X-Exit-Code", b"%d" % exit_code)]
+    return http.send(h11.EndOfMessage(headers=trailers)) or b""
+
+
+def _written(status: int, headers: Headers) -> tuple[bytes, h11.Connection]:
+    """Return the head of a reply, and what may write its end."""
+    http = h11.Connection(h11.SERVER)
+    http.receive_data(_ANY + _END)
+    http.next_event()
+    response = h11.Response(
+        status_code=status, headers=headers, reason=requests.REASONS[status]
+    )
+    return http.send(response) or b"", http

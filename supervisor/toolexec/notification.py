@@ -1,0 +1,113 @@
+"""The one command of ``[toolexec.notify]``: a program of the host's, for its user.
+
+Rules of this file.
+
+1. It is asked for by its basename and run by its absolute path.
+2. Without ``{args}`` in the configuration a request's arguments must be exactly the
+   configured ones; with it they take its place, the first ``max_args`` of them.
+3. These are words and no options (attack 49): where one begins with ``-``, ``--`` goes
+   before them.  Behind that the command's own options would be words too: where such
+   follow ``{args}``, the request is refused.
+4. It runs for the host and not for the child: in ``/``, with the least environment.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from protocol.toolexec.requests import shown
+from supervisor.toolexec.routes import RefusedError, SpawnPlan
+from supervisor.toolexec.starts import Start, StartEndedError
+
+if TYPE_CHECKING:
+    from protocol.toolexec.requests import Notify
+    from supervisor.toolexec.context import Context
+    from supervisor.toolexec.execution import Execution
+    from supervisor.toolexec.executions import ChildExecutions
+    from supervisor.toolexec.settings import NotifyCommand
+    from supervisor.toolexec.wire import Wire
+
+ARGS = "{args}"
+"""Where a request's arguments go."""
+
+END_OF_OPTIONS = "--"
+"""What follows it is no option, whatever it looks like (POSIX, 12.2)."""
+
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
+"""What programs that show something to a user need."""
+
+
+def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...]:
+    """Return the command line that a request stands for.
+
+    Raises:
+        RefusedError: 403, with the reason.
+    """
+    if configured is None:
+        raise _forbidden("no notification command is configured")
+    program, *fixed = configured.command
+    if request.command != PurePath(program).name:
+        raise _forbidden(f"'{shown(request.command)}' is not the configured command")
+    given = [arg.decode("utf-8", "surrogateescape") for arg in request.args]
+    if ARGS not in fixed:
+        if given != fixed:
+            raise _forbidden("the arguments are not the configured ones")
+        return (program, *fixed)
+    at = fixed.index(ARGS)
+    before, after = fixed[:at], fixed[at + 1 :]
+    words = given[: configured.max_args]
+    if _has_option(words) and before[-1:] != [END_OF_OPTIONS]:
+        if _has_option(after):
+            raise _forbidden(
+                "an argument begins with '-', and options of the command follow"
+            )
+        words.insert(0, END_OF_OPTIONS)
+    return (program, *before, *words, *after)
+
+
+def _has_option(words: list[str]) -> bool:
+    """Tell whether a program may take one of these words for an option."""
+    return any(word.startswith("-") for word in words)
+
+
+async def start(
+    context: Context, wire: Wire, owner: ChildExecutions, request: Notify
+) -> Execution:
+    """Start the notification; it runs when this returns.
+
+    Args:
+        context: of the host's ToolExec.
+        wire: of the client that asked for it.
+        owner: whose client that is.
+        request: what it asked for.
+
+    Raises:
+        RefusedError: it is not permitted.
+        BusyError: there is no slot.
+        SpawnError: it cannot be started.
+        OSError: something else cannot be had for it.
+    """
+    configured = context.settings.notify
+    argv = argv_of(configured, request)
+    timeout_s = configured.timeout_s if configured is not None else 0.0
+    env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    plan = SpawnPlan(argv[0], argv, env, is_elsewhere=True)
+    execution = owner.admit(request.command, keep_all=True)
+    execution.start = Start(context.lookout, wire, timeout_s)
+    try:
+        with execution.start:
+            await execution.spawn(plan, -1)
+    except StartEndedError as why:
+        await execution.given_up(why.code, "notify")
+        return execution
+    except BaseException:
+        await execution.abandon()
+        raise
+    await owner.begin(execution, execution.start.left_s, "notify")
+    return execution
+
+
+def _forbidden(why: str) -> RefusedError:
+    return RefusedError(403, f"forbidden: {why}\n".encode())

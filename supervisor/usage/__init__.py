@@ -1,0 +1,1 @@
+"""How much children use: samples of their processes, limits, sizes of workspaces."""

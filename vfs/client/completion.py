@@ -1,0 +1,98 @@
+"""What LLM_CHAT answers, typed (spec L7).
+
+Loaded by the first call of ``llm_chat``; the one part of the child's side that needs
+``msgspec``.  Who has only the standard library calls ``llm_chat_json``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from vfs.client.turn import client_errors
+
+
+class ToolFunction(msgspec.Struct):
+    """What a model wants called; ``arguments`` is JSON."""
+
+    name: str = ""
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct):
+    """One call that a model wants made."""
+
+    id: str = ""
+    type: str = "function"
+    function: ToolFunction = msgspec.field(default_factory=ToolFunction)
+
+
+class Message(msgspec.Struct):
+    """What the model said."""
+
+    role: str = "assistant"
+    content: Any = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Choice(msgspec.Struct):
+    """One of its answers."""
+
+    index: int = 0
+    message: Message = msgspec.field(default_factory=Message)
+    finish_reason: str | None = None
+
+
+class PromptDetails(msgspec.Struct):
+    """What the provider had of the prompt."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """What a call took, in tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    """A ``chat.completion``.
+
+    Attributes:
+        quota: what the host said of the quota after the call.
+        raw: the object as it came, JSON.
+    """
+
+    choices: list[Choice]
+    id: str = ""
+    model: str = ""
+    created: int = 0
+    usage: Usage | None = None
+    quota: str = ""
+    raw: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """The text of the first answer; empty if it has none."""
+        content = self.choices[0].message.content if self.choices else None
+        return content if isinstance(content, str) else ""
+
+
+def completion(body: bytes, quota: str) -> ChatCompletion:
+    """Return what LLM_CHAT's body says.
+
+    Raises:
+        FsProxyError: it is no completion.
+    """
+    try:
+        found = msgspec.json.decode(body, type=ChatCompletion)
+    except ValueError:  # msgspec's own, and text that is not UTF-8
+        raise client_errors().unreadable("LLM_CHAT", body) from None
+    found.quota = quota
+    found.raw = body
+    return found

@@ -1,0 +1,1 @@
+"""The commands `sandhost fs`, `fd` and `llm`, for shell scripts inside a child."""

@@ -1,0 +1,268 @@
+"""What both kinds of lane do; a lane leads one nested client's requests upstream.
+
+``vfs.relay.attached`` has the lane with a connection of its own, ``vfs.relay.serial``
+the lane that takes turns with all others.  Here is what a nested client may say, how a
+reply looks when it is handed on, and the nested client's end of the connection.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+from typing import TYPE_CHECKING
+
+import trio
+from loguru import logger
+
+from protocol import COMMANDS, HostConnection, error, invalid, limits
+from protocol import messages as m
+from protocol.chat import SEPARATORS, ChatBody
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PIECE_BYTES = 65_536
+"""What is received and handed on at once."""
+
+SETTLE_S = 5.0
+"""How long the end of a lane waits for the host to answer its CLOSEs; one that is not
+stalled takes some 50 us for each."""
+
+DEADLINE_S = 30.0
+"""How long a line may take to end (spec F8): the host never sees that it has begun.  Where
+requests take turns, the same for a payload and for a reply, which are held here."""
+
+WORDS = {row.message: word for word, row in COMMANDS.items()}
+"""The command word of each message class."""
+
+
+class TornError(Exception):
+    """The nested client is gone in the middle of a payload."""
+
+
+class Lane:
+    """One nested client: what it may say, what it has open, how it ends.
+
+    Args:
+        number: tells lanes apart in the log.
+        near: the relay's end of the nested client's connection.
+        dialect: what the nested client speaks.
+        knows: whether the host knows a command word.
+
+    Attributes:
+        filenos: what the nested client has open (spec N2).
+        scope: cancels the lane.
+        finished: the lane is over and what it held is released.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        near: socket.socket,
+        dialect: int,
+        knows: Callable[[bytes], bool],
+    ) -> None:
+        self.number = number
+        self.filenos: set[int] = set()
+        self.scope = trio.CancelScope()
+        self.finished = trio.Event()
+        self._downstream = trio.socket.from_stdlib_socket(near)
+        self._requests = HostConnection(dialect)
+        self._knows = knows
+        self._is_deaf = False
+
+    async def run(self) -> None:
+        """Serve the nested client until it is gone, then release what it held."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Take the nested client for gone: its process has ended (spec S2).
+
+        What it had sent is still led upstream; what would be answered is dropped, and
+        a grandchild that holds its connection still holds nothing any more.
+        """
+        try:
+            self._downstream.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # closed already
+
+    # What may be said
+
+    def _restrict(self, message: m.Request) -> m.Request:
+        """Return what goes upstream for a message: the same with less, or a refusal.
+
+        A payload for a command that the host does not know would be read as request
+        lines there, top-level flag and all, so it is refused here.
+        """
+        if isinstance(message, m.Refusal):
+            return message
+        if isinstance(message, m.Chat) and self._is_gone():
+            # No model is asked for the dead (spec S2, L10).
+            return refused(message, error(b"LLM not available"))
+        if isinstance(message, m.Write) and message.fileno == m.NO_FILENO:
+            return _without_fileno(message)
+        if message.body and not self._knows(WORDS[type(message)]):
+            return unknown(message)
+        return _lowered(message)
+
+    def _refuse(self, refusal: m.Refusal) -> bytes:
+        """Return the reply line of a refusal (spec R2: a foreign fileno comes first).
+
+        Precondition: the replies to all earlier requests have been noted.
+        """
+        if refusal.token is not None and int(refusal.token) not in self.filenos:
+            return invalid("fileno", refusal.token)
+        return refusal.reply
+
+    def _note(self, message: m.Request, reply: m.Reply) -> None:
+        """Keep the table of what is open (spec N2)."""
+        if isinstance(message, m.Open) and reply.ok:
+            self.filenos.add(reply.number)
+        elif isinstance(message, m.Close):
+            # Gone even if closing failed (spec C1).
+            self.filenos.discard(message.fileno)
+
+    # The nested client's connection
+
+    async def _receive(self) -> bytes:
+        """Receive from the nested client; empty when it says no more.
+
+        A client that dies with replies unread gives one ECONNRESET, and then what it
+        had sent before (unix(7)).
+        """
+        for _ in range(2):
+            try:
+                return await self._downstream.recv(PIECE_BYTES)
+            except ConnectionResetError:
+                continue
+            except OSError:
+                break
+        return b""
+
+    async def _receive_until(self, deadline: float) -> bytes:
+        """Receive from it like ``_receive``; empty as well when it is too late."""
+        with trio.move_on_at(deadline):
+            return await self._receive()
+        logger.bind(event="relay.slow", lane=self.number).warning(
+            "A nested client's line did not end in time: closing its connection"
+        )
+        return b""
+
+    async def _next_message(self) -> m.Request | None:
+        """Return the next message, None at the end; half a line is dropped (F7).
+
+        The end is also that of a line that does not end in time (F8).
+        """
+        message = self._requests.next_message()
+        deadline = math.inf
+        while message is None:
+            if self._requests.is_mid_message:
+                deadline = min(deadline, trio.current_time() + DEADLINE_S)
+                data = await self._receive_until(deadline)
+            else:
+                data = await self._receive()
+            if not data:
+                return None
+            message = self._requests.receive_data(data)
+        return message
+
+    async def _next_body_piece(self) -> bytes:
+        """Return the next piece of the message's payload.
+
+        Raises:
+            TornError: the nested client is gone before the payload's end.
+        """
+        piece = self._requests.take_body()
+        while not piece:
+            data = await self._receive()
+            if not data:
+                raise TornError
+            self._requests.receive_data(data)
+            piece = self._requests.take_body()
+        return piece
+
+    def _look_at(self, piece: bytes, chat: ChatBody | None) -> None:
+        """Follow the payload of an LLM_CHAT; it may be longer than declared (spec L1)."""
+        if chat is None:
+            return
+        chat.feed(piece)
+        if not self._requests.body_left and chat.wants_more:
+            chat.is_extended = True
+            self._requests.extend_body(SEPARATORS)
+
+    async def _drain(self, message: m.Request) -> None:
+        """Drop the message's payload (spec W4)."""
+        chat = ChatBody.of(message)
+        try:
+            while self._requests.body_left:
+                self._look_at(await self._next_body_piece(), chat)
+        except TornError:
+            self._requests.body_left = 0  # the end comes next, and nothing is torn
+
+    async def _answer(self, data: bytes) -> None:
+        """Send to the nested client; nothing once it does not listen any more."""
+        view = memoryview(data)
+        while view and not self._is_deaf:
+            try:
+                view = view[await self._downstream.send(view) :]
+            except OSError:
+                self._is_deaf = True
+
+    def _is_gone(self) -> bool:
+        """Tell whether the nested client has closed both directions.
+
+        One that only says no more (half-close) waits for its replies.
+        """
+        poll = select.poll()
+        poll.register(self._downstream.fileno(), 0)
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+def refused(message: m.Request, reply: bytes) -> m.Refusal:
+    """Return the refusal of a request, whose payload is as long as ever."""
+    return m.Refusal(reply, message.body, parts=message.parts)
+
+
+def unknown(message: m.Request) -> m.Refusal:
+    """Return the refusal of a command as by a host that does not know it."""
+    return refused(message, error(b"unknown command: " + WORDS[type(message)]))
+
+
+def _lowered(message: m.Request) -> m.Request:
+    """Return the same request without a claim to the top level (spec N3, A5)."""
+    match message:
+        case m.Open():
+            return m.Open(message.name, message.mode, flag=False)
+        case m.NameRequest():
+            return type(message)(False, message.name)
+        case m.Rename():
+            return m.Rename(False, message.old_length, message.new_length)
+        case m.Chat():
+            sizes = (message.inputs, message.outputs, message.prompt, message.preset)
+            return m.Chat(False, *sizes)
+        case _:
+            return message
+
+
+def _without_fileno(message: m.Write) -> m.Refusal:
+    """Return the refusal of a WRITE whose fileno is no number (spec W6)."""
+    if message.size > limits.MAX_WRITE_BYTES:
+        text = b"%d exceeds limit %d" % (message.size, limits.MAX_WRITE_BYTES)
+        return refused(message, invalid("size", text))
+    return refused(message, invalid("fileno", message.token))
+
+
+def unsendable(message: m.Request) -> m.Refusal:
+    """Return the refusal of a name that parses and cannot be written again.
+
+    ``STAT true a CR SPACE`` is one: the blank goes, and then the CR would.
+    """
+    return refused(message, invalid("filename", getattr(message, "name", b"")))
+
+
+def reply_line(reply: m.Reply) -> bytes:
+    """Return a reply's line as the host sent it."""
+    if not reply.ok:
+        return error(reply.text)
+    return b"OK " + reply.text + b"\n" if reply.text else b"OK\n"
