@@ -6,7 +6,7 @@ Rules of this file.
    writers do not mix, and a line is there as soon as the call returns.
 2. Names in events are text: what is not UTF-8 is escaped, control characters are JSON's
    business.  Content, tokens and prompts never come here.
-3. Who counts events (``metrics``) taps them; a tap takes no time and never fails.
+3. Who counts events (``observe``) taps them; a tap takes no time and never fails.
 4. A journal that cannot be written stops nothing: it is said once, and again when it
    works (the file may be on a full disk).  A line that is there in part is a line of its
    own, and counts as lost; the file itself says so to the program that opens it next.

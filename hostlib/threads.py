@@ -122,7 +122,7 @@ def note_work(change: int) -> None:
 def calls_at_work() -> int:
     """Return how many calls run in worker threads, wait for one, or have just ended.
 
-    What nobody waits for (``workers.afterwards``) counts as one: a file that it closes
+    What nobody waits for (``afterwards``) counts as one: a file that it closes
     must not be handed to the next program meanwhile.
     """
     return _calls.at_work + are_left()

@@ -60,7 +60,7 @@ class Settings:
         max_children: children at once.
         open_files_per_client: of a child for which nothing else is said.
         written: directories in which children and tools may have made links.
-        hidden: directories that children see empty (``sandbox.apart``).
+        hidden: directories that children see empty (``sandbox.host_directories``).
     """
 
     max_write_bytes: int = 16 * 1024 * 1024

@@ -3,7 +3,7 @@
 A part of the facade (``filesystem``), which has the rules; it holds nothing itself.
 Every place that a name's text may lie in is asked, nearest first, as for OPEN.
 
-Where a place is distant (``hostio``) a worker thread does all that looks at it.
+Where a place is distant (``mounts``) a worker thread does all that looks at it.
 """
 
 from __future__ import annotations

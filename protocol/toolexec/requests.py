@@ -1,9 +1,9 @@
 """ToolExec as it is spoken: what a request asks for, and how it is refused.
 
 Paths, methods, versions, tokens, fields and ids, checked in the order that the protocol
-fixes, and the table of refusals. ``toolexec_body`` cuts requests out of a stream,
-``toolexec_head`` knows their heads, ``toolexec_form`` takes their fields apart,
-``toolexec_log`` says for a log what they asked for.
+fixes, and the table of refusals. ``body`` cuts requests out of a stream,
+``head`` knows their heads, ``form`` takes their fields apart,
+``log`` says for a log what they asked for.
 
 Rules of this file.
 

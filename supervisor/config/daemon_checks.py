@@ -15,12 +15,15 @@ from supervisor.config.profile_trials import try_profiles
 from supervisor.config.read import Fault
 
 if TYPE_CHECKING:
+    from hostlib.log import Log
     from supervisor.config.directories import Places
     from supervisor.config.document import Config
+    from supervisor.sandbox.plan import Machine
+    from supervisor.spawn.launcher import Launcher
 
 
 async def faults_here(
-    parts: Parts, places: Places, config: Config
+    launcher: Launcher, machine: Machine, log: Log, places: Places, config: Config
 ) -> tuple[Fault, ...]:
     """Return what a daemon cannot use of a configuration; warn of what was not tried.
 

@@ -5,7 +5,7 @@
     |- feed_watchdog         proves that the loop turns
     |- Lag, Conditions       how late the loop is, who is stopped or stuck
     |- serve_control         answers, orders, streams
-    |- kept children         one task a name: turn, process, restarts (``kept``)
+    |- kept children         one task a name: turn, process, restarts (``kept_child``)
     and the host's own nursery beneath (``host``)
 
 Rules of this file.

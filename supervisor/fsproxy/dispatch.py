@@ -1,6 +1,6 @@
 """Which handler answers which request: the table, and nothing else.
 
-Rules of the handlers (``session.on_files``, ``session.on_names``, ``session.on_connection``).
+Rules of the handlers (``handlers.files``, ``handlers.names``, ``handlers.connection``).
 
 1. A handler looks up, checks, does, and returns the whole reply; or hands the rest to
    the session (``collect``, ``drain``, ``start``) and returns None.

@@ -12,7 +12,7 @@ Rules of this file.
    (spec S7), and a turn of the loop sends large files to as many.
 5. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
    Of one that its task owns the set may still be asked whether its client hangs up.
-6. Whom no epoll watch is left for (``watches``) is looked at from time to time: that is a
+6. Whom no epoll watch is left for (``readiness``) is looked at from time to time: that is a
    task of its own, and costs nothing as long as there is nobody.
 7. On the way down the pump may have gone before its sessions: then there is no set, and
    nobody is in it.
@@ -198,7 +198,7 @@ class Pump:
             self._epoll.unregister(fd)
 
     def _is_watched(self, fd: int, events: int) -> bool:
-        """Have the set tell of a descriptor; False: there is no watch for it (``watches``)."""
+        """Have the set tell of a descriptor; False: there is no watch for it (``readiness``)."""
         try:
             self._epoll.register(fd, events)
         except OSError as why:
@@ -324,7 +324,7 @@ class Pump:
         del turn[session]
 
     async def look_at_unwatched(self) -> None:
-        """Serve those for whom there is no epoll watch, until there is (``watches``)."""
+        """Serve those for whom there is no epoll watch, until there is (``readiness``)."""
         while True:
             self._unwatched_added = trio.Event()
             while self._unwatched and not self._epoll.closed:

@@ -11,7 +11,7 @@ Rules of this file.
 3. A full disk or a directory that vanished never stops a child: what cannot be kept is
    dropped, counted, and said once until it works again.
 4. Nor does it end the host that its user has no thread left, or no epoll watch
-   (``watches``): without a thread a piece is written in the host's own.
+   (``readiness``): without a thread a piece is written in the host's own.
 """
 
 from __future__ import annotations

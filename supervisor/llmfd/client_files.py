@@ -8,7 +8,7 @@ Rules of this file.
    without a name, put on the disk, given the permission bits of the old one and its
    name.  Whatever fails before, the old file has every byte it had.
 3. The calls into the kernel that may wait run in worker threads; where a file system is
-   distant (``hostio``) that is every one of a file's, and its OPEN comes after a knock.
+   distant (``mounts``) that is every one of a file's, and its OPEN comes after a knock.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Ts = TypeVarTuple("Ts")
 async def in_thread(
     call: Callable[[*Ts], T], *args: *Ts, share: trio.CapacityLimiter | None = None
 ) -> T:
-    """Do as ``hostio.in_thread``.
+    """Do as ``threads.in_thread``.
 
     Raises:
         FdError: ``file_operation``: no thread can be started; nothing has begun.

@@ -455,7 +455,7 @@ _TOLD = frozenset(
         "completion_tokens", "latency_ms", "tool", "exec_id", "timed_out", "condition", "lag_s",
     }
 )  # fmt: skip
-"""Fields that are shown; a command line is not (rule 2 of ``metrics.status_facts``)."""
+"""Fields that are shown; a command line is not (rule 2 of ``observe.status_facts``)."""
 
 _DENIED = ("security.denied", "command")
 """Here the command is a word of the wire."""

@@ -16,7 +16,7 @@ Rules of this file.
    dies in it at that moment (a child that came to nothing, say) keeps it: it is tried
    again when the next child starts, shortly after, and at the end.
 5. A host of several children has the groups of the next one made beforehand, so that a
-   child can wait in them (``launchpad.stock``). They are bounded when they are taken.
+   child can wait in them (``launchpad.prefork``). They are bounded when they are taken.
 """
 
 # ruff: noqa: PTH102, PTH106, PTH116, PTH118, PTH123 - names of a kernel's tree

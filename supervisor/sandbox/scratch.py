@@ -2,7 +2,7 @@
 
 They are made when the child is spawned, 0700, and removed in the background when it has
 ended, before the host ends (spec S4).  What they lie in is kept by nobody, and lets the
-group of a child's own user through (``sandbox.giving``).
+group of a child's own user through (``sandbox.ownership``).
 
 Rules of this file.
 
@@ -15,7 +15,7 @@ Rules of this file.
    what is held: who may write where these directories are made (a grant on ``/tmp``, say)
    can put a link in the place of one.
 4. Their paths have no links: one that is found on the way to them later is somebody's
-   doing, and their users follow none (``sandbox.giving``, ``spec``).
+   doing, and their users follow none (``sandbox.ownership``, ``spec``).
 """
 
 from __future__ import annotations

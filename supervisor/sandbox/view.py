@@ -3,7 +3,7 @@
 One list, in the forms in which the launchpad takes it.
 
 Rule: a path of a rule has no links.  Its user opens it without following any
-(``launchpad.kernel.open_exactly``): what is replaced meanwhile is not there.
+(``syscalls.open_exactly``): what is replaced meanwhile is not there.
 """
 
 from __future__ import annotations

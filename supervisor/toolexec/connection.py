@@ -12,7 +12,7 @@ Rules of this file.
    (``replies``): spec E25.
 3. Whatever goes wrong here ends this connection and no other.
 4. Until its request is whole, and once that was refused unread, it idles: it may be
-   cancelled to make room for another one (``accepting``).  In between it may not.
+   cancelled to make room for another one (``listener``).  In between it may not.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rules of this file.
 
 1. For as long as an execution is answered with, its client is watched: one that goes
    ends it, unless it was to be detached (spec E25).
-2. What is still to be sent is in the task before anything waits (``moments``).
+2. What is still to be sent is in the task before anything waits (``connection_state``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Rules of this file.
 
 1. A start is over within a millisecond: it is looked at only if it takes long
-   (``lookout``).
+   (``slow_steps``).
 2. Whose client has gone is given up, unless it was to be detached (spec E25), and so is
    what takes longer than its tool may run.
 3. A signal ends who is not its program yet, as the kernel would end it: nothing in it

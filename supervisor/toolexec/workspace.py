@@ -9,7 +9,7 @@ Rules of this file.
    same directory.  Shims send ``$(pwd)``.
 3. Whatever else is asked for gets the same answer, so that nobody learns what there is
    outside.
-4. What a host keeps (``sandbox.giving``) is nobody's working directory, but what is the
+4. What a host keeps (``sandbox.ownership``) is nobody's working directory, but what is the
    child's own there: a tool that begins in there needs no way to it.
 """
 

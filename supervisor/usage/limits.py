@@ -1,6 +1,6 @@
 """How near a child is to its limits, from samples of it and its ledger.
 
-Figures in, news out; ``loop_watch`` asks with every sample.
+Figures in, news out; ``loop`` asks with every sample.
 
 Rules of this file.
 

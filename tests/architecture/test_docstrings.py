@@ -78,4 +78,4 @@ def test_the_check_sees_what_is_missing() -> None:
 
 def test_the_product_is_seen_at_all() -> None:
     names = {relative(path).partition("/")[0] for path in product_files()}
-    assert names == {"protocol", "vfs", "supervisor"}
+    assert names == {"protocol", "hostlib", "vfs", "supervisor"}

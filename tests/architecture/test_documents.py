@@ -15,7 +15,7 @@ from supervisor.config.child import ChildSection
 from supervisor.config.host import HostSection
 from supervisor.config.loader import load_config, warnings
 from supervisor.config.policy import PolicySection
-from tests.architecture.tree import ROOT, relative, tree_files
+from tests.architecture.tree import PACKAGES, ROOT, relative, tree_files
 
 PAGES = tuple(path for path in tree_files() if path.suffix == ".md")
 DECISIONS = tuple(sorted((ROOT / "docs" / "adr").glob("[0-9]*.md")))
@@ -110,7 +110,7 @@ def places_there() -> dict[str, set[str]]:
 
 
 # A file that nobody finds is written a second time.
-@pytest.mark.parametrize("beneath", ["protocol", "vfs", "supervisor", ""])
+@pytest.mark.parametrize("beneath", [*PACKAGES, ""])
 def test_the_map_names_what_is_there(beneath: str) -> None:
     told = places_told((ROOT / "docs" / "design.md").read_text(encoding="utf-8"))[
         beneath
@@ -173,9 +173,6 @@ def beginnings() -> set[str]:
             found |= set(re.findall(r'\berror\(\s*b"([^"%]+)', text))
             found |= set(re.findall(r'b"ERROR ([^"%]+)', text))
     return found
-
-
-PACKAGES = ("protocol", "vfs", "supervisor")
 
 
 def test_every_reply_of_the_code_is_in_the_table() -> None:

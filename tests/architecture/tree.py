@@ -11,7 +11,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("protocol", "vfs", "supervisor")
+PACKAGES = ("protocol", "hostlib", "vfs", "supervisor")
 
 
 @cache

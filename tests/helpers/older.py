@@ -6,7 +6,7 @@ from supervisor.sandbox import seccomp_filter
 
 OLDER = """
 import ctypes, os, sys
-from supervisor.spawn.launchpad import seccomp
+from supervisor.spawn.launchpad.layers import seccomp
 from supervisor.sandbox import seccomp_filter
 from supervisor.spawn.launchpad.layers.privileges import forbid_new_privileges
 if os.geteuid():

@@ -10,7 +10,7 @@ import sys
 PATCH = '''
 def patch(minor, maps_owners):
     import errno, os
-    from supervisor.spawn.launchpad import mounts, overlay
+    from supervisor.spawn.launchpad.layers import mounts, overlay
     clone, set_fd = 1, 5
 
     def refuse():

@@ -64,7 +64,7 @@ HOST = r"""
 from supervisor.spawn.launchpad.start import start_launchpad
 launchpad = start_launchpad()
 import os, sys, trio
-from supervisor import proctree
+from hostlib.linux import processes
 from supervisor.spawn.launcher import Launcher
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from supervisor.spawn.launchpad.start import start_launchpad

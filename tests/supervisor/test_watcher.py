@@ -237,11 +237,11 @@ def test_psutil_is_imported_by_the_first_sample_only() -> None:
     code = """
 import os, sys
 import trio
-from supervisor import proctree
+from hostlib.linux import processes
 from supervisor.usage.samples import Watcher
 eye = Watcher()
 print("psutil" in sys.modules)
-name = os.getpid(), proctree.read_parent_and_start(os.getpid())[1]
+name = os.getpid(), processes.read_parent_and_start(os.getpid())[1]
 print(len(trio.run(eye.sample, [name])), "psutil" in sys.modules)
 """
     done = subprocess.run(

@@ -16,19 +16,19 @@ from vfs.backends import HostDirectory, host
 MOUNTING = """
 import os, subprocess, sys
 sys.path.insert(0, {source!r})
-from vfs import hostio
+from vfs import mounts
 def mounted(*words):
     subprocess.run(["mount", *words, {place!r}], check=True)
     return os.stat({place!r}).st_dev
 def kind(device):
-    return hostio.mount_of(device).kind
-disk = hostio.mount_of(os.stat({source!r}).st_dev)
+    return mounts.mount_of(device).kind
+disk = mounts.mount_of(os.stat({source!r}).st_dev)
 number = mounted("-t", "tmpfs", "none")
-print(kind(number), hostio.MOUNTS[number].is_asked_about)
+print(kind(number), mounts.MOUNTS[number].is_asked_about)
 subprocess.run(["umount", {place!r}], check=True)
 print(kind(number))
 print(kind(number) if mounted("-t", "proc", "none") == number else "proc")
-print(hostio.mount_of(os.stat({source!r}).st_dev) is disk)
+print(mounts.mount_of(os.stat({source!r}).st_dev) is disk)
 """
 
 
@@ -53,25 +53,25 @@ def test_what_is_known_of_a_number_is_looked_up_again_when_mounts_change(
 HOLDING = """
 import os, subprocess, sys
 sys.path.insert(0, {source!r})
-from vfs import hostio
+from vfs import mounts
 from vfs.backends import HostDirectory, host
 from vfs.places import open_place
 def mounted(*words):
     subprocess.run(["mount", *words, {place!r}], check=True)
     return os.stat({place!r}).st_dev
 def told():
-    mount = hostio.MOUNTS[number]
+    mount = mounts.MOUNTS[number]
     return mount.kind, mount.is_asked_about
 number = mounted("-t", "tmpfs", "none")
 places = [open_place({place!r}, read=True, write=True) for _ in range(2)]
 print(*told())
 subprocess.run(["umount", "-l", {place!r}], check=True)
-hostio.mount_of(number)
+mounts.mount_of(number)
 print(*told())
 for place in places:
     place.backend.close()
     print(*told())
-print(hostio.mount_of(number).kind)
+print(mounts.mount_of(number).kind)
 print(*told())
 """
 

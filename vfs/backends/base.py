@@ -1,7 +1,7 @@
 """What every backend promises; the contract suite checks each against it.
 
 A backend is a directory tree; names are relative to it and never lead out of it.  All
-calls are synchronous and short, or made by ``hostio`` in a thread; all raise
+calls are synchronous and short, or made by ``mounts`` in a thread; all raise
 ``OSError`` with an errno, and ``AccessDeniedError`` for a name that leads out.
 """
 

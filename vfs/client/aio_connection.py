@@ -1,4 +1,4 @@
-"""One request and its reply on a child's connection, for Trio; see ``client_link``.
+"""One request and its reply on a child's connection, for Trio; see ``connection``.
 
 Rules of this file.
 

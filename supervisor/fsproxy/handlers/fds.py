@@ -96,8 +96,8 @@ async def _call(
         text = str(why)[: limits.MAX_ECHO_BYTES]  # before it is encoded: attack 43
         return error(b"invalid fd call: " + echo(text.encode(errors="replace")))
     except BlockingIOError as why:  # no thread can be started
-        reason = os.strerror(why.errno or 0).encode()
-        return error(b"invalid fd call: Cannot work on content: " + echo(reason))
+        text = f"Cannot work on content: {os.strerror(why.errno or 0)}"
+        return error(b"invalid fd call: " + echo(text.encode()))
     except OSError as why:
         if why.errno != errno.ENOMEM:
             raise

@@ -14,7 +14,7 @@ Rules:
  4. Of signals the launchpad blocks SIGCHLD alone, and ignores none; what it catches is
     the default again after exec (execve(2)).
  5. This ends in exec or in `os._exit`; it never returns into the launchpad's loop.
- 6. What waits for its order (``launchpad.stock``) holds nothing of the launchpad's.
+ 6. What waits for its order (``launchpad.prefork``) holds nothing of the launchpad's.
 """
 
 from __future__ import annotations

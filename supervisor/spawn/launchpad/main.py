@@ -17,7 +17,7 @@ Rules:
     the host, a subreaper too, ends the rest.
  6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
     hangs alone. Without events the launchpad sleeps.
- 7. What is asked for again and again waits forked (``launchpad.stock``), and is forked
+ 7. What is asked for again and again waits forked (``launchpad.prefork``), and is forked
     while nobody waits for the launchpad.
  8. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
     no ``json``: it starts in the time of a bare interpreter plus 4 ms.

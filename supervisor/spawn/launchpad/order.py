@@ -4,7 +4,7 @@ The order that a forked process carries out, and the frames of the pipe by which
 reports.
 
 Rule: an order that was forked along is complete. One that comes later, by a socket, to
-a child in stock (``launchpad.stock``) has before that only what every order of its
+a child in stock (``launchpad.prefork``) has before that only what every order of its
 shape says.
 """
 

@@ -31,7 +31,7 @@ Rules:
     ``(LISTED, id, stock)``: (pid, create_time) of each, its init's too.
     ``(OWNED, id)`` with that user namespace; or FAILED.
     SPAWNED, EXITED, SWEPT of one id come in this order.
- 5. The launchpad and a child in stock (``launchpad.stock``) speak in the same way:
+ 5. The launchpad and a child in stock (``launchpad.prefork``) speak in the same way:
     ``((executable, ... layers), has_owners)`` is an order; the last descriptor is a
     user namespace if `has_owners`.
  6. A launchpad outlives its host's program (``handover``): one that is changed so that

@@ -89,12 +89,12 @@ class ChunkedReader:
         return await self._push(push)
 
     def frame(self, size: int) -> tuple[bytes, bytes]:
-        """Begin a piece; see ``logreaders.Reader``."""
+        """Begin a piece; see ``readers.Reader``."""
         self._begin(size)
         return self._head, self._tail
 
     async def take_from(self, tap: Tap) -> bool:
-        """Send that piece from where it was put aside; see ``logreaders.Reader``."""
+        """Send that piece from where it was put aside; see ``readers.Reader``."""
 
         def push() -> None:
             owed = len(self._head) + self._left + len(self._tail)

@@ -18,7 +18,7 @@ Rules of this file.
    stay behind: while it takes what it is sent, the pump waits for the only one now and
    then, likewise (ADR 62).
 5. Where there is a file, pieces go from the pipe to it and to the live reader without
-   being copied by the host (``splicing``, ADR 49).
+   being copied by the host (``splice``, ADR 49).
 
 Cancellation of ``append`` and of readers loses nothing that was kept.
 """

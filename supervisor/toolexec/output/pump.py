@@ -1,6 +1,6 @@
 """The pump of one execution: what its tool prints, from the pipe into the log.
 
-    run: read small pieces -> the tool prints much: move large ones (``splicing``)
+    run: read small pieces -> the tool prints much: move large ones (``splice``)
 
 The reading end of the tool's pipe, and its end.
 

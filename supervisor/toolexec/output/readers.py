@@ -1,4 +1,4 @@
-"""Who follows a log (``outputlog``): the one that it hands pieces to, and who only holds it."""
+"""Who follows a log (``log``): the one that it hands pieces to, and who only holds it."""
 
 from __future__ import annotations
 

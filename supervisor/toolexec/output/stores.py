@@ -1,7 +1,7 @@
 """Where the parts of a log are kept: in memory, in a file, in a ring of either.
 
 Each store keeps everything from an offset of its own on, and says how much more it can
-take; the log (``outputlog``) decides which comes next.
+take; the log (``log``) decides which comes next.
 
 Bytes are copied into the file by the kernel and out of it by the host: a page that waits
 in a socket must not change when the ring comes round.

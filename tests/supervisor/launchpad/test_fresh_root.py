@@ -22,9 +22,9 @@ pytestmark = [
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {source!r})
-from supervisor.spawn.launchpad import kernel
-from supervisor.spawn.launchpad import mounts
-from supervisor.spawn.launchpad import namespaces
+from hostlib.linux import syscalls
+from supervisor.spawn.launchpad.layers import mounts
+from supervisor.spawn.launchpad.layers import namespaces
 root, outside = {root!r}, {outside!r}
 os.chdir(root)
 fill = mounts._fill
@@ -53,7 +53,7 @@ def build(*trees, links=()):
 @pytest.fixture(params=["openat2", "without openat2"])
 def way(request: pytest.FixtureRequest) -> str:
     """How names are opened: by the kernel, or step by step where it cannot."""
-    return "" if request.param == "openat2" else "kernel._openat2 = nothing\n"
+    return "" if request.param == "openat2" else "syscalls._openat2 = nothing\n"
 
 
 def says(tmp_path: Path, program: str) -> str:
@@ -303,7 +303,7 @@ open(root + "/away/own/tmp/made", "w").close()
 
 
 OVERLAY = """
-from supervisor.spawn.launchpad import overlay
+from supervisor.spawn.launchpad.layers import overlay
 for name in ("q/d", "own/upper", "own/work"):
     os.mkdir(name)
 def overlaid(path, own):
@@ -396,7 +396,7 @@ def test_a_rule_of_landlock_follows_no_link(
     ready = f"landlock.prepare({rules!r}, no_tcp=False)" if prepared else None
     said = says(
         places,
-        "from supervisor.spawn.launchpad import landlock, privileges\n"
+        "from supervisor.spawn.launchpad.layers import landlock, privileges\n"
         + way
         + "try:\n    landlock.version()\nexcept OSError:\n    raise SystemExit"
         + LANDLOCKED.format(rules=rules, ready=ready, where=str(places)),

@@ -9,7 +9,7 @@ Rules of this file.
 3. A word is a call of the tool of that name; ``COMMANDS`` has shorter words for the
    frequent ones, and says which arguments need no option.
 4. It uses FD 3 itself, turn by turn (spec T5): descriptors belong to the connection.
-   Interrupted, it ends between two turns (``childcmd.Door``).
+   Interrupted, it ends between two turns (``frame.Door``).
 5. What it puts in for a call is used by that call or dropped, however it ends: a host
    keeps only so many contents that no call has used (``Begun``).
 """

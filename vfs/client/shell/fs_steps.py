@@ -28,7 +28,7 @@ class Doing:
         pass
 
     def __exit__(self, kind: object, why: BaseException | None, trace: object) -> None:
-        # A reader that is gone is no failure of ours (``childcmd``, rule 3).
+        # A reader that is gone is no failure of ours (``frame``, rule 3).
         if isinstance(why, OSError) and not isinstance(why, BrokenPipeError):
             raise StepError(f"cannot {self._what}: {self._reason(why)}") from why
 

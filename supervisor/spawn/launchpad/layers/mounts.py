@@ -17,7 +17,7 @@ Rules:
  5. What is mounted beneath a tree whose owners are mapped, and cannot have its own mapped
     (a cgroup file system, say), is left out: its place is covered, and the rest is there.
  6. What is copied is attached beneath the fresh root, and some of it hidden again, as
-    the rules of ``launchpad.stage`` say.
+    the rules of ``launchpad.fresh_root`` say.
 """
 
 from __future__ import annotations
