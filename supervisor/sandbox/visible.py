@@ -296,7 +296,7 @@ def _common() -> View:
         finder.add_installation(f"{prefix}/bin/python")
     packages = os.path.abspath(__file__).rpartition("/supervisor/")[0]
     finder.add(packages, "list")  # an import looks into the directory first
-    for package in ("supervisor", "vfs", "protocol"):
+    for package in ("supervisor", "vfs", "hostlib", "protocol"):
         finder.add_installed(f"{packages}/{package}")
     return finder.view("/")
 

@@ -18,7 +18,7 @@ RUN_NEEDS = {
     *("click", "msgspec", "trio"),
     *("attr", "attrs", "idna", "outcome", "sniffio", "sortedcontainers"),  # of trio
     "typing_extensions",  # of click's or msgspec's, where it is there
-    *("protocol", "supervisor", "vfs"),
+    *("hostlib", "protocol", "supervisor", "vfs"),
 }
 """All that `run` loads beside the standard library."""
 
