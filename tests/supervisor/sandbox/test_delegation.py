@@ -129,7 +129,8 @@ def real() -> Iterator[tuple[Path, str]]:
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from supervisor.sandbox import attempts, delegation
+from hostlib.linux import delegation
+from supervisor.sandbox import attempts
 place, controller = sys.argv[1:]
 Path(place, "cgroup.procs").write_text(str(os.getpid()))
 beside = subprocess.Popen(["sleep", "100"])
