@@ -21,7 +21,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from supervisor.workspace.attributes import program_attributes
-from supervisor.workspace.commit import MergedFile, identity_of
+from supervisor.workspace.commit_journal import identity_of
+from supervisor.workspace.commit_staging import MergedFile
 from supervisor.workspace.git import find_git, run_git
 from supervisor.workspace.texts import MAX_TEXT_BYTES, is_text
 

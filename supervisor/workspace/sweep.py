@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from supervisor.sandbox.scratch import remove_tree
-from supervisor.workspace.commit import STAGING_PREFIX, CommitJournal
+from supervisor.workspace.commit_journal import STAGING_PREFIX, CommitJournal
 from supervisor.workspace.layer_store import LayerStore
 from supervisor.workspace.store import (
     IN_THE_MAKING,

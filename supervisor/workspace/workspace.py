@@ -14,19 +14,16 @@ import msgspec
 
 from supervisor.workspace import branches
 from supervisor.workspace.changes import Row, compare, compare_views
-from supervisor.workspace.commit import (
+from supervisor.workspace.commit_journal import (
     BaseChangedError,
-    Chosen,
     CommitJournal,
-    Committer,
-    MergedFile,
-    Put,
     SetAttributes,
     SetTimes,
     Take,
     identity_of,
     takes_directory,
 )
+from supervisor.workspace.committer import Chosen, Committer
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.hiding import (
     find_hidden,
@@ -92,6 +89,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from supervisor.workspace.branches import Snapshotted, WentBack
+    from supervisor.workspace.commit_staging import MergedFile
     from supervisor.workspace.export import Form
 
 _LATER = "committed-in-use"
@@ -827,7 +825,7 @@ class Workspace:
         def save(journal: CommitJournal | None) -> None:
             if journal and journal.is_in_use and journal.state == "applying":
                 # Before the first step: the child marks nothing that it removes in these.
-                new = _put_paths(journal)
+                new = journal.put_paths()
                 mark_opaque(trees.upper_fd, self.state.marks, new)
             data = None if journal is None else msgspec.msgpack.encode(journal)
             self.directory.write("commit", data)
@@ -953,7 +951,7 @@ class Workspace:
         What the child removed stays so: where it made something anew, or made and removed
         it, while the base had nothing there, it has marked nothing.
         """
-        put = _put_paths(journal)
+        put = journal.put_paths()
         missing = [path for path in put if trees.base.find(path) is None]
         unmark_opaque(trees.upper_fd, self.state.marks, missing)
         taken = {step.path for step in journal.steps if isinstance(step, Take)}
@@ -1062,14 +1060,9 @@ def _shows_any(merged: LayeredTree, path: bytes, of_base: Collection[bytes]) -> 
     return part.layer == merged.base_layer and part.path in of_base
 
 
-def _put_paths(journal: CommitJournal) -> list[bytes]:
-    """Return where a commit puts something into the base."""
-    return [step.path for step in journal.steps if isinstance(step, Put)]
-
-
 def _hiding_nothing(trees: Trees, journal: CommitJournal) -> list[bytes]:
     """Return where a child may have hidden what a commit, now undone, had in the base."""
-    missing = [path for path in _put_paths(journal) if trees.base.find(path) is None]
+    missing = [path for path in journal.put_paths() if trees.base.find(path) is None]
     nodes = ((path, trees.merged.find(path)) for path in missing)
     return [path for path, node in nodes if node is None or node.is_directory]
 

@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from supervisor.workspace import commit as commit_module
+from supervisor.workspace import commit_steps as steps_module
+from supervisor.workspace import committer as committer_module
 from supervisor.workspace import workspace as workspace_module
 from supervisor.workspace.store import WorkspaceDirectory, WorkspaceError
 from supervisor.workspace.workspace import CommitResult
@@ -266,8 +267,8 @@ def steps_told(turns: list[Interleaving]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for owner, name in (
-            (commit_module, "rename"),
-            (commit_module, "sync_file_system"),
+            (steps_module, "rename"),
+            (committer_module, "sync_file_system"),
             (workspace_module, "compare"),
             (WorkspaceDirectory, "write"),
         ):

@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from supervisor.workspace import commit
+from supervisor.workspace.commit_steps import Steps
+from supervisor.workspace.committer import Committer
 from supervisor.workspace.selection import Selection
 from supervisor.workspace.store import InUseError, WorkspaceError
 from supervisor.workspace.workspace import Workspace
@@ -51,9 +52,9 @@ def cut_at(workspace: Workspace, place: str, done: int) -> Iterator[None]:
         done: so many steps are done before.
     """
     owner, name = {
-        "before a step": (commit._Steps, "do"),
-        "before the first": (commit.Committer, "_apply"),
-        "before its end": (commit.Committer, "_remove_staging"),
+        "before a step": (Steps, "do"),
+        "before the first": (Committer, "_apply"),
+        "before its end": (Committer, "_remove_staging"),
         "settling": (workspace, "_settle"),
     }.get(place, (workspace, ""))
     if not name:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-import supervisor.workspace.commit as commit_module
 import supervisor.workspace.upper as upper_module
+from supervisor.workspace import commit_steps as steps_module
+from supervisor.workspace import committer as committer_module
 from supervisor.workspace.store import WorkspaceError
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of, write
@@ -101,8 +102,8 @@ def _count_down(number: int, cut: Callable[[], None]) -> Callable[[], bool]:
 
     # Calls that the interpreter does not tell of.
     for module, name in (
-        (commit_module, "rename"),
-        (commit_module, "sync_file_system"),
+        (steps_module, "rename"),
+        (committer_module, "sync_file_system"),
         (upper_module, "compare"),
     ):
         setattr(module, name, counted(getattr(module, name)))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import supervisor.workspace.commit as commit_module
-from supervisor.workspace.commit import UnfinishedCommitError
+from supervisor.workspace import commit_steps as steps_module
+from supervisor.workspace.committer import UnfinishedCommitError
 from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.verbs import word_error
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
@@ -47,7 +47,7 @@ def test_a_commit_that_has_no_room_drops_nothing(
     change(scene, "a", "b")
     seen, rows = scene.seen(), scene.rows()
     with monkeypatch.context() as patch, scene.open() as workspace:
-        patch.setattr(commit_module, "rename", full)
+        patch.setattr(steps_module, "rename", full)
         with pytest.raises(OSError, match="No space"):
             workspace.commit(selection(mine=["a"]))
     assert (scene.seen(), scene.rows()) == (seen, rows)
@@ -68,7 +68,7 @@ def test_a_mode_that_was_set_and_set_back_is_no_conflict(
         (top / "a").chmod(0o600)
     scene.end_run()
     with monkeypatch.context() as patch, scene.open() as workspace:
-        patch.setattr(commit_module, "rename", full)
+        patch.setattr(steps_module, "rename", full)
         with pytest.raises(OSError, match="No space"):
             workspace.commit(selection())
     assert (base / "a").stat().st_mode & 0o777 == 0o644

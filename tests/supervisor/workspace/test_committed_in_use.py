@@ -108,7 +108,7 @@ def test_a_commit_of_before_takes_nothing_from_what_hides_a_snapshots_files(
 
 # spec WS12
 @pytest.mark.parametrize(
-    "at", ["workspace.Workspace._settle", "commit.Committer._remove_staging"]
+    "at", ["workspace.Workspace._settle", "committer.Committer._remove_staging"]
 )
 def test_what_a_child_removes_behind_a_commit_that_died_stays_removed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, at: str
@@ -131,7 +131,7 @@ def test_a_commit_that_died_before_its_end_is_undone_where_the_child_goes_on(
     with child(scene) as top:
         write(top / "a")
         write(top / "x/a")
-        cut_commit(scene, monkeypatch, "commit._Steps.do", after=steps)
+        cut_commit(scene, monkeypatch, "commit_steps.Steps.do", after=steps)
         (top / "a").unlink()
         shutil.rmtree(top / "x")
         write(top / "b")
@@ -152,7 +152,7 @@ def test_an_undone_commit_hides_nothing_that_the_operator_makes_later(
     with child(scene) as top:
         write(top / "d/x/a")
         (top / "d/x").rename(top / "x")  # which the kernel does not mark as opaque
-        cut_commit(scene, monkeypatch, "commit.Committer._apply")
+        cut_commit(scene, monkeypatch, "committer.Committer._apply")
     with scene.open() as workspace:
         assert workspace.finish_commit() is False
     write(scene.base / "x/b")
@@ -167,7 +167,7 @@ def test_what_was_removed_behind_an_undone_commit_hides_nothing_made_later(
     with child(scene) as top:
         for path in ("a", "b", "d/x/a", "d/x/b"):
             write(top / path)
-        cut_commit(scene, monkeypatch, "commit.sync_file_system", after=1)
+        cut_commit(scene, monkeypatch, "committer.sync_file_system", after=1)
         for path in ("a", "d/x/a"):  # the base has it, so the kernel hides it
             (top / path).unlink()
         if is_undone_at_once:
@@ -190,7 +190,7 @@ def test_the_end_of_a_run_undoes_a_commit_that_died_and_then_looks(
             lock = workspace.directory.lock_for("child-1")
         write(top / "a")
         write(top / "b")
-        cut_commit(scene, monkeypatch, "commit._Steps.do", after=1)
+        cut_commit(scene, monkeypatch, "commit_steps.Steps.do", after=1)
         os.close(lock)
     state = os.fspath(scene.state)
     use = WorkspaceUse("w", os.fspath(scene.base), "review", state)
@@ -208,7 +208,7 @@ def test_a_commit_that_is_undone_takes_nothing_that_another_had_left(
         commit(scene)  # whose file is still in the layer
         write(top / "a", "22\n")
         write(top / "b")
-        cut_commit(scene, monkeypatch, "commit._Steps.do", after=1)
+        cut_commit(scene, monkeypatch, "commit_steps.Steps.do", after=1)
         assert (scene.base / "a").read_text() == "22\n"
     with scene.open() as workspace:
         assert workspace.finish_commit() is False
@@ -228,7 +228,7 @@ def test_what_a_child_removes_twice_around_a_commit_that_died_stays_removed(
         (top / "a").unlink()
         shutil.rmtree(top / "b")
         (top / "d/a").unlink()
-        cut_commit(scene, monkeypatch, "commit._Steps.do", after=2)
+        cut_commit(scene, monkeypatch, "commit_steps.Steps.do", after=2)
         assert not (scene.base / "a").exists()
         assert not (scene.base / "b").exists()
         (top / "b").mkdir()
@@ -283,7 +283,7 @@ def test_a_directory_that_took_a_removed_one_s_place_keeps_what_it_has(
     write(scene.base / "x/b")
     with child(scene) as top:
         shutil.rmtree(top / "x")
-        cut_commit(scene, monkeypatch, "commit.Committer._apply")
+        cut_commit(scene, monkeypatch, "committer.Committer._apply")
         move(top / "d", top / "x")
     with scene.open() as workspace:
         assert workspace.finish_commit() is False
@@ -317,7 +317,7 @@ def test_a_removal_stays_whenever_the_commit_that_died_is_undone(
     with child(scene) as top:
         (top / "a").unlink()
         write(top / "z")
-        cut_commit(scene, monkeypatch, "commit._Steps.do", after=1)
+        cut_commit(scene, monkeypatch, "commit_steps.Steps.do", after=1)
         write(top / "a")
         (top / "a").unlink()
         if is_looked_at:
@@ -338,7 +338,7 @@ def test_a_removal_stays_in_a_directory_that_was_moved_behind_a_commit_that_died
     with child(scene) as top:
         (top / "d/a").unlink()
         write(top / "z")
-        cut_commit(scene, monkeypatch, "commit._Steps.do", after=1)
+        cut_commit(scene, monkeypatch, "commit_steps.Steps.do", after=1)
         assert not (scene.base / "d/a").exists()
         write(top / "d/a")
         (top / "d/a").unlink()

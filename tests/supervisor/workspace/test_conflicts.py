@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.workspace import commit as commit_module
+from supervisor.workspace import commit_steps as steps_module
+from supervisor.workspace import committer as committer_module
 from supervisor.workspace import workspace as workspace_module
-from supervisor.workspace.commit import UnfinishedCommitError
+from supervisor.workspace.committer import Committer, UnfinishedCommitError
 from supervisor.workspace.linux import (
     read_birth_time_ns,
     rename,
@@ -367,10 +368,10 @@ def test_an_editor_that_is_quicker_than_a_step_undoes_the_commit(
     def edit_then_sync(fd: int) -> None:
         write(edited.base / "new", "operator's\n")
         (edited.base / "new").rename(edited.base / "a")  # as editors save
-        monkeypatch.setattr(commit_module, "sync_file_system", real)
+        monkeypatch.setattr(committer_module, "sync_file_system", real)
         real(fd)
 
-    monkeypatch.setattr(commit_module, "sync_file_system", edit_then_sync)
+    monkeypatch.setattr(committer_module, "sync_file_system", edit_then_sync)
     result = commit(edited)
     assert conflicts(result) == ["a"]
     assert result.applied == ()
@@ -397,7 +398,7 @@ def commit_and_edit(
         edit(calls)
         rename(*words)
 
-    monkeypatch.setattr(commit_module, "rename", edit_then_rename)
+    monkeypatch.setattr(steps_module, "rename", edit_then_rename)
     assert commit(edited).applied == ()
     monkeypatch.undo()
     return calls
@@ -481,13 +482,13 @@ def test_an_editor_that_is_quicker_than_the_staging_makes_a_conflict(
     with edited.run() as top:
         shutil.rmtree(top / "d")
     edited.end_run()
-    real = commit_module.Committer.commit
+    real = Committer.commit
 
-    def edit_then_commit(committer: commit_module.Committer, *args: Any) -> None:
+    def edit_then_commit(committer: Committer, *args: Any) -> None:
         edit(edited.base)  # after the look, before anything is staged
         real(committer, *args)
 
-    monkeypatch.setattr(commit_module.Committer, "commit", edit_then_commit)
+    monkeypatch.setattr(Committer, "commit", edit_then_commit)
     before = tree_of(edited.base).keys()
     result = commit(edited)
     assert conflicts(result) == [path]
@@ -509,7 +510,7 @@ def test_what_vanishes_while_a_commit_judges_it_is_a_conflict(
         shutil.rmtree(top / "d")
     edited.end_run()
     before = tree_of(edited.base)
-    owner = commit_module if moment == "CommitJournal" else workspace_module
+    owner = committer_module if moment == "CommitJournal" else workspace_module
     real = getattr(owner, moment)
 
     def remove_first(*words: Any, **named: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.workspace import commit as commit_module
-from supervisor.workspace.commit import STAGING_PREFIX
+from supervisor.workspace.commit_journal import STAGING_PREFIX
+from supervisor.workspace.committer import Committer
 from supervisor.workspace.linux import RENAME_EXCHANGE, rename
 from supervisor.workspace.store import WorkspaceError
 from tests.chaos.rounds import ROUNDS
@@ -200,7 +200,7 @@ def test_a_staging_directory_that_was_swapped_is_not_filled(
             assert dir_fd is not None
             rename(dir_fd, name, dir_fd, b"theirs", RENAME_EXCHANGE)
 
-    monkeypatch.setattr(commit_module.Committer, "_holder", lambda _: "base")
+    monkeypatch.setattr(Committer, "_holder", lambda _: "base")
     monkeypatch.setattr(os, "mkdir", make_then_swap)
     with scene.open() as workspace, pytest.raises(OSError, match="another directory"):
         workspace.commit(selection())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.workspace import commit as commit_module
+from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace.linux import rename
 from supervisor.workspace.verbs import undone_note
 from supervisor.workspace.workspace import CommitResult
@@ -69,7 +69,7 @@ def commit_and_undo(
         rename(directory, name, *words)
 
     with monkeypatch.context() as patched, changed.open() as workspace:
-        patched.setattr(commit_module, "rename", edit_then_rename)
+        patched.setattr(steps_module, "rename", edit_then_rename)
         return workspace.commit(selection())
 
 

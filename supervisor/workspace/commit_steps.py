@@ -1,0 +1,462 @@
+"""The steps of a commit in the base: each is done by a rename, and can be undone.
+
+Rules:
+ 1. What a step replaces or removes is looked at again when it has come out. If that is not
+    what was judged, the operator was quicker: every step is undone, in reverse order.
+ 2. What was replaced or removed goes back to the directory it was in, wherever the operator
+    has moved that. If its place is taken by then, or gone, it gets a name of its own near it.
+ 3. Nothing is reached through a link: directories are opened beneath the base exactly.
+
+Spec WS12, WS13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from hostlib.linux.syscalls import open_exactly
+from supervisor.workspace.attributes import attribute_names
+from supervisor.workspace.commit_journal import (
+    STAGING_PREFIX,
+    BaseChangedError,
+    Identity,
+    Put,
+    SetAttributes,
+    SetMode,
+    SetTimes,
+    Step,
+    Take,
+    content_of,
+    identity_of,
+)
+from supervisor.workspace.layers import GoneError, LayeredTree, join, split
+from supervisor.workspace.linux import (
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    held_entry,
+    read_file_handle,
+    rename,
+    set_mode,
+    set_times,
+)
+from supervisor.workspace.record import digest_inside
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_NAME_BYTES = 255
+"""Of a name, at most, as ``NAME_MAX`` says."""
+
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+
+
+class Steps:
+    """Does and undoes one step after the other; doing one twice is doing it once.
+
+    Args:
+        base: a descriptor of the base's top.
+        staging: of the staging directory.
+        directories: in which steps were done: number -> handle; ``do`` adds to it.
+        mark: ends the names of what cannot go back to its place.
+    """
+
+    def __init__(
+        self,
+        base: int,
+        staging: int,
+        directories: dict[int, bytes],
+        mark: bytes = b"",
+    ) -> None:
+        self._base = base
+        self._staging = staging
+        self._directories = directories
+        self._handles: dict[bytes, bytes] = {}  # of directories, by path
+        self._moved: dict[bytes, bytes | None] = {}
+        self._mark = mark
+
+    def do(self, number: int, step: Step) -> None:
+        """Do a step.
+
+        Raises:
+            BaseChangedError: the base has something else there; nothing has changed.
+        """
+        with self._directory(step.path) as (directory, name):
+            self._record_directory(number, step.path, directory)
+            match step:
+                case Put():
+                    self._put(step, directory, name)
+                    self._forget_beneath(step.path)
+                case Take():
+                    self._take(step, directory, name)
+                    self._forget_beneath(step.path)
+                case SetMode():
+                    self._set_mode(step, directory, name, step.old, step.new)
+                case SetAttributes():
+                    self._set_attributes(step, directory, name)
+                case SetTimes():
+                    self._set_times(step, directory, name)
+                case _:
+                    assert_never(step)
+
+    def undo(self, number: int, step: Step) -> None:
+        """Undo a step, if it was done."""
+        where, name = split(step.path)
+        where = self._find_directory(where, self._directories.get(number))
+        try:
+            with self._directory(join(where, name)) as place:
+                self._undo_in(step, *place)
+        except BaseChangedError:  # its directory is not there any more
+            if not isinstance(step, Put | Take) or step.expected is None:
+                return
+            if _inode(self._staging, step.staged) == step.expected.inode:
+                self._put_aside(step)
+
+    def _record_directory(self, number: int, path: bytes, directory: int) -> None:
+        """Record which directory a step is done in, so that it is undone there.
+
+        Raises:
+            BaseChangedError: another step was done in another one of that name, and no
+                step has put that there.
+        """
+        where, _ = split(path)
+        handle = read_file_handle(directory) if where else None
+        if not handle:
+            return
+        if self._handles.setdefault(where, handle) != handle:
+            raise BaseChangedError(path, "its directory is another one")
+        self._directories[number] = handle
+
+    def _forget_beneath(self, path: bytes) -> None:
+        """Forget which directories were at a path and beneath it: a step changes that."""
+        for one in [*self._handles]:
+            if one == path or one.startswith(path + b"/"):
+                del self._handles[one]
+
+    def _find_directory(self, path: bytes, handle: bytes | None) -> bytes:
+        """Return where the base has the directory that a step was done in.
+
+        Args:
+            path: where it was then.
+            handle: its own; None if the step was not done, or no handle is had.
+        """
+        if handle is None or self._is_directory_at(path, handle):
+            return path
+        place = self._moved.get(handle, b"")
+        if place is not None and not self._is_directory_at(place, handle):
+            wanted = self._directories.values()
+            self._moved = dict.fromkeys(wanted) | _find_directories(self._base, wanted)
+            place = self._moved[handle]
+        return path if place is None else place
+
+    def _is_directory_at(self, path: bytes, handle: bytes) -> bool:
+        with contextlib.suppress(BaseChangedError), self._directory(path) as at:
+            with contextlib.suppress(OSError), held_entry(*at) as fd:
+                return read_file_handle(fd) == handle
+        return False
+
+    def find_aside(self, steps: Sequence[Step]) -> dict[bytes, bytes]:
+        """Return what did not go back to its place: path -> path where it is."""
+        found = {}
+        for step in steps:
+            if not isinstance(step, Put | Take) or step.expected is None:
+                continue
+            for path in self._paths_aside(step):
+                with contextlib.suppress(BaseChangedError), self._directory(path) as at:
+                    if _inode(*at) == step.expected.inode:
+                        found[step.path] = path
+        return found
+
+    def _paths_aside(self, step: Put | Take) -> Iterator[bytes]:
+        """Yield the paths where something may go that cannot go back, the nearest first."""
+        directory, name = split(step.path)
+        end = b".undone-%s-%s" % (self._mark, step.staged)
+        name = name[: _NAME_BYTES - len(end)] + end
+        while directory:
+            yield join(directory, name)
+            directory, _ = split(directory)
+        yield name
+
+    def _put_aside(self, step: Put | Take) -> None:
+        for path in self._paths_aside(step):
+            with contextlib.suppress(BaseChangedError), self._directory(path) as at:
+                rename(self._staging, step.staged, *at, RENAME_NOREPLACE)
+                return
+
+    def _undo_in(self, step: Step, directory: int, name: bytes) -> None:
+        match step:
+            case Put():
+                self._undo_put(step, directory, name)
+            case Take():
+                if _inode(self._staging, step.staged) == step.expected.inode:
+                    self._undo_take(step, directory, name)
+            case SetMode():
+                with contextlib.suppress(BaseChangedError):
+                    self._set_mode(step, directory, name, step.new, step.old)
+            case SetAttributes():
+                with contextlib.suppress(BaseChangedError):
+                    self._set_attributes(step, directory, name, is_undone=True)
+            case SetTimes():
+                pass
+            case _:
+                assert_never(step)
+
+    def _holds_replaced(self, step: Put, *, is_saved_over: bool) -> bool:
+        """Tell whether what a step has replaced is to be kept, though its place is gone.
+
+        A file that the operator has saved over what the step put supersedes a file.
+        """
+        old = step.expected
+        if old is None or (is_saved_over and not stat.S_ISDIR(old.mode)):
+            return False
+        return _inode(self._staging, step.staged) == old.inode
+
+    def _put(self, step: Put, directory: int, name: bytes) -> None:
+        if _inode(directory, name) == step.inode:
+            return
+        try:
+            if step.expected is None:
+                rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
+                return
+            with held_entry(self._staging, step.staged):
+                self._exchange(directory, name, step.staged)
+                if self._is_out(step.staged, step.expected):
+                    return
+                self._bring_back(step, directory, name)
+        except OSError as why:
+            if why.errno not in {errno.EEXIST, *_GONE}:
+                raise
+        raise BaseChangedError(step.path, "it was changed in the base")
+
+    def _bring_back(self, step: Put, directory: int, name: bytes) -> None:
+        """Bring back what a step has replaced, or what the operator has saved since."""
+        superseded = {step.inode}
+        # Held, so that no number of these is given to a file that is saved meanwhile.
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(FileNotFoundError):
+                held.enter_context(held_entry(directory, name))
+            while True:
+                fd = held.enter_context(held_entry(self._staging, step.staged))
+                older = os.fstat(fd).st_ino
+                self._exchange(directory, name, step.staged)
+                if _inode(self._staging, step.staged) in superseded:
+                    return
+                superseded.add(older)
+
+    def _undo_take(self, step: Take, directory: int, name: bytes) -> None:
+        try:
+            rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
+        except FileExistsError:  # the operator has made another one meanwhile
+            self._put_aside(step)
+
+    def _undo_put(self, step: Put, directory: int, name: bytes) -> None:
+        there = _inode(directory, name)
+        if there != step.inode:
+            if self._holds_replaced(step, is_saved_over=there >= 0):
+                self._put_aside(step)
+            return
+        if _is_edited(step, directory, name):
+            return  # what the operator has written into it stays
+        if step.expected is not None:
+            self._bring_back(step, directory, name)
+            if _is_edited(step, self._staging, step.staged):
+                self._exchange(directory, name, step.staged)
+        elif step.is_moved:
+            rename(directory, name, self._staging, step.staged)
+        else:
+            self._put_back(step, directory, name)
+
+    def _put_back(self, step: Put, directory: int, name: bytes) -> None:
+        """Take away what was put where nothing was."""
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            rename(directory, name, self._staging, step.staged)
+            if _inode(self._staging, step.staged) != step.inode or _is_edited(
+                step, self._staging, step.staged
+            ):
+                # The operator has saved another one meanwhile, or twice: then it is older.
+                with contextlib.suppress(FileExistsError):
+                    rename(
+                        self._staging, step.staged, directory, name, RENAME_NOREPLACE
+                    )
+            return
+        # What the operator has made in it meanwhile stays.
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=directory)
+
+    def _take(self, step: Take, directory: int, name: bytes) -> None:
+        if self._is_taken(step):
+            return
+        try:
+            rename(directory, name, self._staging, step.staged, RENAME_NOREPLACE)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+            raise BaseChangedError(step.path, "it was removed in the base") from None
+        if not self._is_out(step.staged, step.expected):
+            rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
+            raise BaseChangedError(step.path, "it was changed in the base")
+
+    def _is_taken(self, step: Take) -> bool:
+        if _inode(self._staging, step.staged) == step.expected.inode:
+            return True
+        if step.goes_to is None:
+            return False
+        try:
+            with self._directory(step.goes_to) as (directory, name):
+                return _inode(directory, name) == step.expected.inode
+        except BaseChangedError:
+            return False
+
+    def _exchange(self, directory: int, name: bytes, staged: bytes) -> None:
+        rename(self._staging, staged, directory, name, RENAME_EXCHANGE)
+
+    def _is_out(self, staged: bytes, expected: Identity) -> bool:
+        """Tell whether what has come out of the base is what a step expects."""
+        tree = LayeredTree((self._staging,))
+        node = tree.find(staged)
+        if node is None:
+            return False
+        found = identity_of(node.status)
+        if expected.inside and node.is_directory:
+            try:
+                inside = digest_inside(tree, node)
+            except GoneError:  # somebody works in it
+                return False
+            found = msgspec.structs.replace(found, inside=inside)
+        return found == expected
+
+    def _set_times(self, step: SetTimes, directory: int, name: bytes) -> None:
+        try:
+            with held_entry(directory, name) as fd:
+                if os.fstat(fd).st_ino == step.inode:
+                    set_times(fd, step.times_ns)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+
+    def _set_mode(
+        self, step: SetMode, directory: int, name: bytes, old: int, new: int
+    ) -> None:
+        try:
+            with held_entry(directory, name) as fd:
+                status = os.fstat(fd)
+                is_link = stat.S_ISLNK(status.st_mode)
+                is_same = status.st_ino == step.inode and not is_link
+                mode = stat.S_IMODE(status.st_mode)
+                now = identity_of(status)
+                is_known = step.expected in {now, None}
+                is_edited = new == step.new and mode != new and not is_known
+                if not is_same or mode not in {old, new} or is_edited:
+                    raise BaseChangedError(step.path, "it was changed in the base")
+                set_mode(fd, new)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+            raise BaseChangedError(step.path, "it was removed in the base") from None
+
+    def _set_attributes(
+        self,
+        step: SetAttributes,
+        directory: int,
+        name: bytes,
+        *,
+        is_undone: bool = False,
+    ) -> None:
+        """Set attributes as a step says, or as they were, if all are one or the other."""
+        try:
+            with held_entry(directory, name) as fd:
+                place = f"/proc/self/fd/{fd}"
+                now = {one: os.getxattr(place, one) for one in attribute_names(place)}
+                is_known = all(
+                    now.get(one) in pair for one, pair in step.values.items()
+                )
+                if os.fstat(fd).st_ino != step.inode or not is_known:
+                    raise BaseChangedError(step.path, "it was changed in the base")
+                for one, (old, new) in step.values.items():
+                    value = old if is_undone else new
+                    if value is not None:
+                        os.setxattr(place, one, value)
+                    elif one in now:
+                        os.removexattr(place, one)
+        except OSError as why:
+            if why.errno not in {errno.ENODATA, *_GONE}:
+                raise
+            raise BaseChangedError(step.path, "it was changed in the base") from None
+
+    @contextlib.contextmanager
+    def _directory(self, path: bytes) -> Iterator[tuple[int, bytes]]:
+        """Hold the directory of a path, and its name there."""
+        directory, name = split(path)
+        try:
+            fd = open_exactly(directory or b".", self._base, _DIRECTORY)
+        except OSError as why:
+            if why.errno not in _GONE:
+                raise
+            raise BaseChangedError(path, "its directory is not there") from None
+        try:
+            yield fd, name
+        finally:
+            os.close(fd)
+
+
+def _find_directories(top: int, handles: Collection[bytes]) -> dict[bytes, bytes]:
+    """Return where directories are beneath a top by now: handle -> path.
+
+    Args:
+        top: a descriptor of it.
+        handles: of the directories, as ``read_file_handle`` returns them.
+    """
+    wanted, found = set(handles), dict[bytes, bytes]()
+    pending = [b""]
+    while pending and wanted:
+        path = pending.pop()
+        with contextlib.suppress(OSError):  # gone meanwhile, or not to be read
+            fd = open_exactly(path or b".", top, _DIRECTORY)
+            try:
+                handle = read_file_handle(fd)
+                if handle in wanted:
+                    wanted.discard(handle)
+                    found[handle] = path
+                pending += [join(path, name) for name in _directories_in(fd)]
+            finally:
+                os.close(fd)
+    return found
+
+
+def _directories_in(fd: int) -> Iterator[bytes]:
+    """Yield the names of the directories in one, but of those that commits stage in."""
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            name = os.fsencode(entry.name)
+            is_staging = name.startswith(STAGING_PREFIX)
+            if entry.is_dir(follow_symlinks=False) and not is_staging:
+                yield name
+
+
+def _is_edited(step: Put, directory: int, name: bytes) -> bool:
+    """Tell whether the file that a step has put was written to since."""
+    if step.content is None:
+        return False
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return status.st_ino == step.inode and content_of(status) != step.content
+
+
+def _inode(directory: int, name: bytes) -> int:
+    """Return the inode of an entry; -1 if there is none."""
+    try:
+        status = os.stat(name or b".", dir_fd=directory, follow_symlinks=False)
+    except OSError as why:
+        if why.errno not in _GONE:
+            raise
+        return -1
+    return status.st_ino
