@@ -12,11 +12,12 @@ from supervisor.workspace.selection import Selection
 from supervisor.workspace.store import PATIENCE_S, WorkspaceError
 from supervisor.workspace.terminal_patch import show_patch
 from supervisor.workspace.verbs import event_of_commit
-from supervisor.workspace.workspace import CommitResult, Workspace
+from supervisor.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from supervisor.workspace.commit import CommitResult
     from supervisor.workspace.use import WorkspaceUse
 
     Tell = Callable[[str], None]

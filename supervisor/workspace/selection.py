@@ -16,6 +16,7 @@ from pathspec import GitIgnoreSpec
 
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import join, split
+from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -127,6 +128,29 @@ class Selection:
         if self.only and not self.only.match(path, is_directory=is_directory):
             return False
         return not self.but.match(path, is_directory=is_directory)
+
+
+class NoMatchError(WorkspaceError):
+    """Patterns name nothing that was changed."""
+
+    def __init__(self, verb: str, pattern: str) -> None:
+        text = f"cannot {verb} {pattern!r}: no changed path is named so"
+        super().__init__(f"{text}; see 'sandhost workspace diff --name-only'")
+
+
+def check_matches(
+    patterns: Sequence[Patterns], rows: Sequence[Row], base: LayeredTree
+) -> None:
+    """Refuse patterns that name nothing.
+
+    Raises:
+        NoMatchError: there is one.
+    """
+    paths = list(changed_paths(rows, base)) if any(patterns) else []
+    for some in patterns:
+        unmatched = some.unmatched(paths)
+        if unmatched:
+            raise NoMatchError("choose", unmatched[0])
 
 
 def choose_rows(

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from supervisor.workspace.changes import Row
+    from supervisor.workspace.commit import CommitResult
     from supervisor.workspace.store import State
-    from supervisor.workspace.workspace import CommitResult
 
 Tell = tuple[str, dict[str, Any]]
 

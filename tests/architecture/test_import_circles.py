@@ -12,13 +12,13 @@ import grimp
 
 from tests.architecture.tree import PACKAGES, ROOT, module_name, product_files
 
-CIRCLES = 1
+CIRCLES = 0
 """Most circles: groups of modules of which each one leads to each other one."""
 
-LARGEST = 2
+LARGEST = 0
 """Most modules in one circle."""
 
-LISTED = 36
+LISTED = 35
 """Most entries in the lists of `ignore_imports`."""
 
 

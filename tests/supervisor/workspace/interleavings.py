@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace import committer as committer_module
-from supervisor.workspace import workspace as workspace_module
+from supervisor.workspace import held_workspace as held_module
+from supervisor.workspace.commit import CommitResult
 from supervisor.workspace.store import WorkspaceDirectory, WorkspaceError
-from supervisor.workspace.workspace import CommitResult
 from tests.supervisor.workspace.scene import Scene, Tree, layered, selection, tree_of
 
 PARTS = 4
@@ -269,7 +270,8 @@ def steps_told(turns: list[Interleaving]) -> Iterator[None]:
         for owner, name in (
             (steps_module, "rename"),
             (committer_module, "sync_file_system"),
-            (workspace_module, "compare"),
+            (held_module, "compare"),
+            (settlement_module, "compare"),
             (WorkspaceDirectory, "write"),
         ):
             real = getattr(owner, name)

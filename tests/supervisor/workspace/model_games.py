@@ -14,11 +14,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from supervisor.workspace import commit as commit_module
 from supervisor.workspace.commit_steps import Steps
 from supervisor.workspace.committer import Committer
 from supervisor.workspace.selection import Selection
 from supervisor.workspace.store import InUseError, WorkspaceError
-from supervisor.workspace.workspace import Workspace
 from tests.chaos.steps import Step
 from tests.supervisor.workspace.scene import Scene, Tree, layered, tree_of
 
@@ -43,23 +43,23 @@ def _die(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def cut_at(workspace: Workspace, place: str, done: int) -> Iterator[None]:
-    """Cut off the commits of a workspace.
+def cut_at(place: str, done: int) -> Iterator[None]:
+    """Cut off every commit.
 
     Args:
-        workspace: whose.
         place: one of ``PLACES``; another one cuts nothing.
         done: so many steps are done before.
     """
-    owner, name = {
+    places: dict[str, tuple[object, str]] = {
         "before a step": (Steps, "do"),
         "before the first": (Committer, "_apply"),
         "before its end": (Committer, "_remove_staging"),
-        "settling": (workspace, "_settle"),
-    }.get(place, (workspace, ""))
-    if not name:
+        "settling": (commit_module, "settle"),
+    }
+    if place not in places:
         yield
         return
+    owner, name = places[place]
     real, left = getattr(owner, name), iter(range(done))
 
     def do(*args: object) -> object:
@@ -129,7 +129,7 @@ class ModelGame:
         place = self._rng.choice((*PLACES, "nowhere", "nowhere"))
         self.log.append(f"commit at {self._done}, cut {place}")
         done = self._rng.randrange(MOST_DONE)
-        with self._scene.open() as workspace, cut_at(workspace, place, done):
+        with self._scene.open() as workspace, cut_at(place, done):
             # Refused: over snapshots, and what moves a directory.
             with contextlib.suppress(CutError, InUseError):
                 workspace.commit(Selection(), is_frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-import supervisor.workspace.branches as branches_module
+from supervisor.workspace import seal as seal_module
 from supervisor.workspace.changes import compare, compare_views
 from supervisor.workspace.layers import LayeredTree
 from tests.chaos.rounds import LONG
@@ -28,8 +28,8 @@ EXAMPLES = settings(
 @pytest.fixture(autouse=True)
 def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge layers after few snapshots."""
-    monkeypatch.setattr(branches_module, "MAX_LAYERS", 3)
-    monkeypatch.setattr(branches_module, "_LAYERS_AFTER_MERGE", 1)
+    monkeypatch.setattr(seal_module, "MAX_LAYERS", 3)
+    monkeypatch.setattr(seal_module, "_LAYERS_AFTER_MERGE", 1)
 
 
 def start(scene: Scene, seed: int) -> random.Random:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-import supervisor.workspace.branches as branches_module
+from supervisor.workspace import seal as seal_module
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.killed import is_killed_at
 from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of, write
@@ -128,8 +128,8 @@ def test_a_killed_fork_leaves_whole_workspaces(scene: Scene) -> None:
 def test_a_killed_merge_of_layers_changes_nothing_that_is_seen(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(branches_module, "MAX_LAYERS", 1)
-    monkeypatch.setattr(branches_module, "_LAYERS_AFTER_MERGE", 0)
+    monkeypatch.setattr(seal_module, "MAX_LAYERS", 1)
+    monkeypatch.setattr(seal_module, "_LAYERS_AFTER_MERGE", 0)
 
     def take() -> None:
         with scene.open() as workspace:

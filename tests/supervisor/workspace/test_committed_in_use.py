@@ -107,9 +107,7 @@ def test_a_commit_of_before_takes_nothing_from_what_hides_a_snapshots_files(
 
 
 # spec WS12
-@pytest.mark.parametrize(
-    "at", ["workspace.Workspace._settle", "committer.Committer._remove_staging"]
-)
+@pytest.mark.parametrize("at", ["commit.settle", "committer.Committer._remove_staging"])
 def test_what_a_child_removes_behind_a_commit_that_died_stays_removed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -300,7 +298,7 @@ def test_a_directory_that_took_a_committed_one_s_place_keeps_what_it_has(
     write(scene.base / "d/a")
     with child(scene) as top:
         write(top / "x/b")
-        cut_commit(scene, monkeypatch, "workspace.Workspace._settle")
+        cut_commit(scene, monkeypatch, "commit.settle")
         shutil.rmtree(top / "x")
         move(top / "d", top / "x")
     with scene.open() as workspace:

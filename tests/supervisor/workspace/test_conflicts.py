@@ -8,21 +8,25 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from supervisor.workspace import commit_plan as plan_module
+from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace import committer as committer_module
-from supervisor.workspace import workspace as workspace_module
+from supervisor.workspace import record_files as record_files_module
+from supervisor.workspace.commit import CommitResult
 from supervisor.workspace.committer import Committer, UnfinishedCommitError
 from supervisor.workspace.linux import (
     read_birth_time_ns,
     rename,
     sync_file_system,
 )
+from supervisor.workspace.selection import NoMatchError
 from supervisor.workspace.store import WorkspaceError
-from supervisor.workspace.workspace import CommitResult, NoMatchError, Workspace
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
@@ -113,7 +117,7 @@ def test_the_base_s_side_cannot_be_shown_through_a_directory_made_anew(
 def test_an_edit_between_the_steps_and_their_record_is_a_conflict(
     edited: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Workspace._record_applied
+    real = settlement_module._record_applied
 
     def edit_then_record(*arguments: Any) -> None:
         write(edited.base / "a", "operator's\n")  # in place, and after the exchange
@@ -121,7 +125,7 @@ def test_an_edit_between_the_steps_and_their_record_is_a_conflict(
 
     with edited.run() as top, edited.open() as workspace:
         lock = workspace.directory.lock_for("child")
-        monkeypatch.setattr(Workspace, "_record_applied", edit_then_record)
+        monkeypatch.setattr(settlement_module, "_record_applied", edit_then_record)
         assert workspace.commit(selection(), is_frozen=True).applied == (b"a", b"b")
         write(top / "a", "newer\n")
         os.close(lock)
@@ -501,16 +505,22 @@ def test_an_editor_that_is_quicker_than_the_staging_makes_a_conflict(
 
 
 # spec WS11: while the rows are chosen, when their record is written, when they are staged.
-@pytest.mark.parametrize("moment", ["choose_rows", "save_record", "CommitJournal"])
+@pytest.mark.parametrize(
+    ("owner", "moment"),
+    [
+        (plan_module, "choose_rows"),
+        (record_files_module, "save_record"),
+        (committer_module, "CommitJournal"),
+    ],
+)
 def test_what_vanishes_while_a_commit_judges_it_is_a_conflict(
-    edited: Scene, monkeypatch: pytest.MonkeyPatch, moment: str
+    edited: Scene, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, moment: str
 ) -> None:
     write(edited.base / "d/e/x", "old\n")
     with edited.run() as top:
         shutil.rmtree(top / "d")
     edited.end_run()
     before = tree_of(edited.base)
-    owner = committer_module if moment == "CommitJournal" else workspace_module
     real = getattr(owner, moment)
 
     def remove_first(*words: Any, **named: Any) -> Any:

@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace import committer as committer_module
 from supervisor.workspace import settings as settings_module
 from supervisor.workspace import texts as texts_module
-from supervisor.workspace import workspace as workspace_module
+from supervisor.workspace.commit import CommitResult
 from supervisor.workspace.commit_staging import Staging
 from supervisor.workspace.committer import Committer
 from supervisor.workspace.git import NoGitError
@@ -21,7 +22,6 @@ from supervisor.workspace.merge import CannotMergeError, merge_text
 from supervisor.workspace.run import mount_for_child, prepare_use
 from supervisor.workspace.store import InUseError
 from supervisor.workspace.texts import MAX_TEXT_BYTES, is_text
-from supervisor.workspace.workspace import CommitResult
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.killed import is_killed_at
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
@@ -459,7 +459,7 @@ def cut_before_settling(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt  # as a kill: nothing that follows is done
 
     write(scene.base / "a", OURS)
-    monkeypatch.setattr(workspace_module, "remove_merged", end)
+    monkeypatch.setattr(settlement_module, "remove_merged", end)
     with pytest.raises(KeyboardInterrupt):
         commit(scene)
     monkeypatch.undo()

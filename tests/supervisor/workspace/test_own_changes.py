@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import committer as committer_module
-from supervisor.workspace import workspace as workspace_module
+from supervisor.workspace.commit import CommitResult
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.upper import remove_committed
-from supervisor.workspace.workspace import CommitResult, Workspace
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 pytestmark = pytest.mark.slow
@@ -236,7 +236,7 @@ def test_an_edit_beside_a_part_of_a_removed_directory_keeps_the_rest(
         remove_committed(*arguments)  # type: ignore[arg-type]
 
     if is_before:  # the commit records what it did
-        monkeypatch.setattr(workspace_module, "remove_committed", edit_then_settle)
+        monkeypatch.setattr(settlement_module, "remove_committed", edit_then_settle)
     assert commit(filled, ("/d/one",)).applied == (b"d/one",)
     if not is_before:
         write(filled.base / "d/two", "operator's\n")
@@ -428,7 +428,7 @@ def test_what_the_operator_changed_in_such_a_directory_keeps_it(
 ) -> None:
     write(filled.base / "aside/five")
 
-    real = Workspace._record_applied
+    real = settlement_module._record_applied
 
     def edit_then_record(*arguments: Any) -> None:
         edit(filled.base)
@@ -436,7 +436,7 @@ def test_what_the_operator_changed_in_such_a_directory_keeps_it(
 
     edits = edit if when == "before" else str, edit if when == "after" else str
     if when == "within":  # the steps are done, and not recorded yet
-        monkeypatch.setattr(Workspace, "_record_applied", edit_then_record)
+        monkeypatch.setattr(settlement_module, "_record_applied", edit_then_record)
     made = "d/new/file"
     commit_of_running_child(filled, made, lambda top: shutil.rmtree(top / "d"), edits)
     before = tree_of(filled.base)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from supervisor.workspace import commit_steps as steps_module
@@ -21,8 +22,8 @@ from supervisor.workspace import committer as committer_module
 from supervisor.workspace.commit_journal import CommitJournal
 from supervisor.workspace.committer import Committer
 from supervisor.workspace.linux import rename, sync_file_system
+from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.verbs import do_verb
-from supervisor.workspace.workspace import Workspace
 from tests.chaos.rounds import LONG
 from tests.supervisor.workspace.change_sets import WAYS, ChangeSet
 from tests.supervisor.workspace.scene import Scene, Tree, scene_in, selection, write
@@ -243,6 +244,13 @@ def test_what_was_done_in_a_moved_directory_is_found_where_the_move_was_lost(
     assert sync == FIRST_SYNC + 2  # one behind the move of each directory, at least
 
 
+def state_in(journal: bytes | None) -> str:
+    """Return the state that a journal on the disk says; ``gone`` if it is removed."""
+    if journal is None:
+        return "gone"
+    return msgspec.msgpack.decode(journal, type=CommitJournal).state
+
+
 # spec WS12
 def test_each_state_of_a_commit_is_written_when_what_it_counts_on_is_synced(
     place: Scene, monkeypatch: pytest.MonkeyPatch
@@ -258,20 +266,14 @@ def test_each_state_of_a_commit_is_written_when_what_it_counts_on_is_synced(
 
         return noted
 
-    open_committer, remove = Workspace._committer, Committer._remove_staging
+    write_file, remove = WorkspaceDirectory.write, Committer._remove_staging
 
-    def committer(workspace: Workspace, trees: Any) -> Committer:
-        made = open_committer(workspace, trees)
-        save = made._save
+    def note_state(own: WorkspaceDirectory, name: str, data: bytes | None) -> None:
+        if name == "commit":
+            order.append(f"journal: {state_in(data)}")
+        write_file(own, name, data)
 
-        def note_state(journal: CommitJournal | None) -> None:
-            order.append(f"journal: {'gone' if journal is None else journal.state}")
-            save(journal)
-
-        made._save = note_state
-        return made
-
-    monkeypatch.setattr(Workspace, "_committer", committer)
+    monkeypatch.setattr(WorkspaceDirectory, "write", note_state)
     monkeypatch.setattr(Committer, "_remove_staging", note("staging gone", remove))
     monkeypatch.setattr(steps_module, "rename", note("rename", rename))
     sync = note("sync", sync_file_system)

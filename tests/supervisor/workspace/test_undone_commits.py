@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from supervisor.workspace import commit_steps as steps_module
+from supervisor.workspace.commit import CommitResult
 from supervisor.workspace.linux import rename
 from supervisor.workspace.verbs import undone_note
-from supervisor.workspace.workspace import CommitResult
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 pytestmark = pytest.mark.slow
