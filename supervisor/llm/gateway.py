@@ -427,10 +427,12 @@ async def _receive(
                     received += len(piece)
                     is_large = answer.pending_bytes > LARGE_BYTES
                     if is_large:
-                        events = await in_thread(answer.feed, piece)
+                        await take(await in_thread(answer.feed, piece), True)
                     else:
-                        events = answer.feed(piece)
-                    await take(events, is_large)
+                        answer.receive(piece)
+                        await take(answer.next_events(), False)
+                        while answer.has_lines:
+                            await take(answer.next_events(), False)
                     if answer.has_ended and scope.deadline == math.inf:
                         scope.deadline = trio.current_time() + END_S
     except BrokenOffError:

@@ -149,8 +149,10 @@ def taken(form: str, make: Callable[[], Any], pieces: list[bytes]) -> list[bytes
     with patch.object(ids, "secrets", fixed):
         try:
             for piece in pieces:
-                for event in take(f"{form}: a piece is read", reader.feed, piece):
-                    frames += take(f"{form}: an event is written", writer.feed, event)
+                take(f"{form}: a piece has come", reader.receive, piece)
+                while reader.has_lines:
+                    for event in take(f"{form}: lines are read", reader.next_events):
+                        frames += take(f"{form}: it is written", writer.feed, event)
             found = take(f"{form}: an answer is ended", reader.finish)
             usage = reader.usage() or reader.estimate(1, BOUND)
             assert usage.prompt >= 0

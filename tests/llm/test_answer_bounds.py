@@ -16,6 +16,7 @@ from supervisor.llm.answer_reader import AnswerError, AnswerReader
 from supervisor.llm.answer_writers import AnswerWriter, ChatWriter, PassedWriter
 from supervisor.llm.apis import CHAT, MESSAGES, RESPONSES, Api
 from supervisor.llm.deltas import EventRedactor
+from supervisor.llm.gateway import LARGE_BYTES
 from supervisor.llm.redact import Redactor
 from tests.helpers.doors import answered, open_scene, unchunked
 from tests.helpers.hosts import eventually
@@ -194,6 +195,25 @@ def test_what_is_kept_is_counted(make: Any) -> None:
     events = feed(reader, map(make, range(500, 5000)))
     with pytest.raises(AnswerError, match="more than 250000 values in all pieces"):
         deque(events, maxlen=0)
+
+
+# attack 42: the lines of an event are held until its end has come.
+@pytest.mark.parametrize("line", [b"data: " + b"a" * 1_000_000, b"data:ab"])
+def test_what_has_come_of_an_event_is_counted(line: bytes) -> None:
+    reader = CHAT.reader()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        reader.feed(b"\n".join([line] * (2_000_000 // len(line)) + [b""]))
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 500_000 < kept_bytes <= reader.held_bytes
+    assert reader.pending_bytes > LARGE_BYTES  # it is taken apart in a worker thread
+    with pytest.raises(AnswerError, match="not JSON"):
+        reader.feed(b"\n")
+    assert reader.pending_bytes == 0
 
 
 # spec L15: what a provider repeats in each event is kept once.
