@@ -203,14 +203,16 @@ class Ledger:
             self._sends = trio.CapacityLimiter(SHARE)
         return self._sends
 
-    def reserve_memory(self, size_bytes: int) -> bool:
+    def reserve_memory(self, size_bytes: int, most_bytes: int) -> bool:
         """Reserve memory for a request of its child, or nothing; tell whether.
 
-        A negative size gives back and is always taken.
+        Args:
+            size_bytes: a negative size gives back and is always taken.
+            most_bytes: what the child may have reserved then.
         """
         if self.parent is not None:
-            return self.parent.reserve_memory(size_bytes)
-        if size_bytes > 0 and self.memory_bytes + size_bytes > MOST_MEMORY_BYTES:
+            return self.parent.reserve_memory(size_bytes, most_bytes)
+        if size_bytes > 0 and self.memory_bytes + size_bytes > most_bytes:
             return False
         self.memory_bytes += size_bytes
         return True

@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET_BYTES = 64 * 1024 * 1024
 """Memory for payloads over all clients (spec W3)."""
 
-MOST_RESERVED_BYTES = 8 * MOST_MEMORY_BYTES
-"""What the requests of all children reserve at once: as many children as the usual machine
-serves well may be at their own bound before another one is refused anything (spec S7)."""
+CHILDREN = 8
+"""So many may be at their own bound before another one is refused anything: as many as the
+usual machine serves well (spec S7)."""
+
+MOST_RESERVED_BYTES = CHILDREN * MOST_MEMORY_BYTES
+"""What the requests of all children reserve at once."""
 
 ANSWER_BYTES = 4 * 1024 * 1024
-"""What requests leave for answers: a call that fails for lack of it has been paid."""
-
-MOST_ALONE_BYTES = MOST_MEMORY_BYTES - ANSWER_BYTES
-"""What one request may reserve where its child has no other."""
+"""What is left for the answers of a child, whatever its requests have reserved: a call that
+fails for lack of it has been paid."""
 
 MUCH_BYTES = 16 * 1024 * 1024
 """So much of what was freed is worth a call to give it back to the kernel."""
@@ -281,33 +282,31 @@ class Reservation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def begin(self, size_bytes: int) -> None:
-        """Reserve so much for a request, where room for answers is left beside it."""
-        self.resize(size_bytes + ANSWER_BYTES)
-        self.resize(size_bytes)
-
     def add(self, size_bytes: int) -> None:
-        """Reserve so much more; raise as ``resize`` does."""
-        self.resize(self.size_bytes + size_bytes)
+        """Reserve so much more for an answer, also of what requests leave; raise likewise."""
+        self._change(size_bytes, MOST_MEMORY_BYTES + ANSWER_BYTES)
 
     def raise_to(self, size_bytes: int) -> None:
         """Reserve so much in all, unless it is that much already; raise likewise."""
         self.resize(max(self.size_bytes, size_bytes))
 
     def resize(self, size_bytes: int) -> None:
-        """Reserve so much in all.
+        """Reserve so much in all, where what is left for answers stays.
 
         Raises:
             OSError: ``ENOMEM``: there is no room for more; nothing has changed.
         """
-        more = size_bytes - self.size_bytes
+        self._change(size_bytes - self.size_bytes, MOST_MEMORY_BYTES)
+
+    def _change(self, more: int, most_bytes: int) -> None:
+        """Reserve so much more, of what one child may have."""
         budget = self._budget
-        if more > 0 and budget.reserved_bytes + more > MOST_RESERVED_BYTES:
+        if more > 0 and budget.reserved_bytes + more > CHILDREN * most_bytes:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        if not self._ledger.reserve_memory(more):
+        if not self._ledger.reserve_memory(more, most_bytes):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         budget.note_reserved(more)
-        self.size_bytes = size_bytes
+        self.size_bytes += more
 
     def close(self) -> None:
         """Give everything back; safe to call twice."""

@@ -116,7 +116,10 @@ async def _finished(
     caller: Caller, models: Models, opened: Outputs, completion: Completion
 ) -> bytes:
     """Write the outputs and make the reply: the call is paid, so it is not undone."""
-    _reserve(caller, 2 * len(completion.data))
+    try:
+        caller.reserved_memory().add(2 * len(completion.data))
+    except OSError as why:
+        raise RefusedError(no_memory(why)) from None
     with trio.CancelScope(shield=True):  # bounded: a few writes to files
         text = completion.text
         if len(text) > LARGE_BYTES:

@@ -38,7 +38,7 @@ from supervisor.llm.apis import (
     check_request,
     has_reasoning,
 )
-from supervisor.llm.endpoint_http import FORMS, reserve
+from supervisor.llm.endpoint_http import FORMS, reserve, reserve_answer
 from supervisor.llm.errors import (
     CODE_STATUSES,
     RefusedRequestError,
@@ -339,7 +339,7 @@ class _Asking:
                     )
                 else:
                     completion = await self._models.gateway.complete(call)
-                    reserve(self._memory, 2 * len(completion.data))
+                    reserve_answer(self._memory, 2 * len(completion.data))
                     await self._http.reply(200, await _whole(writer, completion))
                 nursery.cancel_scope.cancel()
         except* (TooManyBytesError, NoMemoryError):

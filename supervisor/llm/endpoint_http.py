@@ -26,7 +26,7 @@ from supervisor.llm.errors import (
     TooLargeRequestError,
     TooManyBytesError,
 )
-from vfs.payload import MOST_ALONE_BYTES
+from vfs.ledger import MOST_MEMORY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -150,7 +150,7 @@ class HttpConnection:
         memory = await admit(told.token)
         try:
             if declared:
-                _begin(memory, (FORMS + 1) * declared)
+                reserve(memory, (FORMS + 1) * declared)
             body = bytearray()
             while data := await self._piece():
                 body += data
@@ -287,23 +287,24 @@ class HttpConnection:
             await self.refuse(why)
 
 
-def _begin(memory: Reservation, size_bytes: int) -> None:
+def reserve(memory: Reservation, size_bytes: int) -> None:
+    """Reserve so much more for a request, or refuse it.
+
+    What would not fit even if nothing else were there is refused for good.
+    """
+    size_bytes += memory.size_bytes
+    if size_bytes > MOST_MEMORY_BYTES:
+        raise TooLargeRequestError(size_bytes, MOST_MEMORY_BYTES)
     try:
-        memory.begin(size_bytes)
+        memory.raise_to(size_bytes)
     except OSError:
         raise TooManyBytesError from None
 
 
-def reserve(memory: Reservation, size_bytes: int) -> None:
-    """Reserve so much more for a request, or refuse it.
-
-    What would not fit beside an answer even if nothing else were there is refused for good.
-    """
-    size_bytes += memory.size_bytes
-    if size_bytes > MOST_ALONE_BYTES:
-        raise TooLargeRequestError(size_bytes, MOST_ALONE_BYTES)
+def reserve_answer(memory: Reservation, size_bytes: int) -> None:
+    """Reserve so much more for an answer, or refuse its request."""
     try:
-        memory.raise_to(size_bytes)
+        memory.add(size_bytes)
     except OSError:
         raise TooManyBytesError from None
 

@@ -52,10 +52,6 @@ if TYPE_CHECKING:
     from vfs.payload import PayloadBudget
     from vfs.payload import Reservation as MemoryReservation
 
-FREE_BYTES = 16 * 1024
-"""What an answer may hold before it is reserved: the longest prompt leaves no more of what
-its child has, and is answered all the same."""
-
 LARGE_BYTES = 256 * 1024
 """Longest text that is encoded or decoded in the Trio thread: about a millisecond."""
 
@@ -459,7 +455,7 @@ async def _take(
     So a burst of a fast provider keeps no other child waiting, and its first event is on
     its way before the last is looked at.
     """
-    memory.resize(max(0, answer.held_bytes - FREE_BYTES))
+    memory.add(answer.held_bytes - memory.size_bytes)
     # Not cancelled in a turn of others: what has come is charged whole.
     if not events:
         await trio.lowlevel.cancel_shielded_checkpoint()

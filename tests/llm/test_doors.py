@@ -661,7 +661,7 @@ async def test_a_request_that_never_fits_is_too_large(
         assert status == 413
         assert head[b"x-should-retry"] == b"false"
         assert b"retry-after" not in head
-        assert "has 92 MiB for one" in answer["error"]["message"]
+        assert "has 96 MiB for one" in answer["error"]["message"]
         assert not scene.provider.served
 
 

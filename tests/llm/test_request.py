@@ -16,11 +16,11 @@ from tests.helpers.llmscene import Scene, key_file, open_scene, request, scene
 from vfs.backends.base import Removed
 from vfs.clients import OpenFile
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
-from vfs.payload import ANSWER_BYTES
 from vfs.policy import PUBLISH_ON_CLOSE, Policy
 
 __all__ = ["scene"]
 
+MAX_BYTES = 8 * 1024 * 1024
 OPENAI_FAILED = b"ERROR OpenAI API call failed: "
 
 
@@ -621,7 +621,7 @@ async def test_a_request_without_memory_is_refused_and_the_stream_goes_on(
     other = scene.connect(ledger=Ledger())
     ledger = line.client.ledger
     refused = b"ERROR failed to read data: Cannot allocate memory"
-    with scene.hall.budget.reservation(ledger, MOST_MEMORY_BYTES - ANSWER_BYTES):
+    with scene.hall.budget.reservation(ledger, MOST_MEMORY_BYTES):
         await line.send(request(b"a" * 1_000_000) + b"PING\n")
         assert await line.line.line() == refused
         assert await line.line.line() == b"OK"
@@ -633,6 +633,17 @@ async def test_a_request_without_memory_is_refused_and_the_stream_goes_on(
         assert (await other.chat(b"a")).line.startswith(b"OK ")
     assert not scene.provider.served[1:]
     assert (await line.chat(b"a" * 1_000_000)).line.startswith(b"OK ")
+
+
+# attack 42, spec L2: the longest text takes all that a child has for requests.
+@pytest.mark.slow
+async def test_the_longest_prompt_is_answered(scene: Scene) -> None:
+    line = scene.connect()
+    for words in (1, 5000):
+        order, emoji = b"!words=%d " % words, "\N{GRINNING FACE}".encode()
+        prompt = order.ljust(MAX_BYTES - len(emoji), b"a") + emoji
+        assert (await line.chat(prompt)).text.endswith(f"word{words - 1} "), words
+    assert scene.hall.budget.reserved_bytes == 0
 
 
 # attack 42, spec S3

@@ -252,8 +252,30 @@ def test_what_one_child_reserves_another_has_as_well() -> None:
 # attack 42
 def test_what_requests_reserve_leaves_room_for_answers() -> None:
     budget, ledger = PayloadBudget(), Ledger()
-    with budget.reservation(ledger) as held:
+    with (
+        budget.reservation(ledger, MOST_MEMORY_BYTES) as held,
+        budget.reservation(ledger) as other,
+    ):
+        for grow in (other.resize, other.raise_to):
+            with pytest.raises(OSError, match="Cannot allocate memory"):
+                grow(1)
+        held.add(1)
+        other.add(ANSWER_BYTES - 1)
         with pytest.raises(OSError, match="Cannot allocate memory"):
-            held.begin(MOST_MEMORY_BYTES)
-        held.begin(MOST_MEMORY_BYTES - ANSWER_BYTES)
-        held.add(ANSWER_BYTES)
+            held.add(1)
+        other.add(1 - ANSWER_BYTES)
+    assert ledger.memory_bytes == budget.reserved_bytes == 0
+
+
+# attack 42, spec S7
+def test_what_all_children_reserve_leaves_room_for_answers() -> None:
+    budget = PayloadBudget()
+    count = MOST_RESERVED_BYTES // MOST_MEMORY_BYTES
+    held = [budget.reservation(Ledger(), MOST_MEMORY_BYTES) for _ in range(count)]
+    answer = budget.reservation(Ledger())
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        answer.raise_to(1)
+    answer.add(ANSWER_BYTES)
+    for one in (*held, answer):
+        one.close()
+    assert budget.reserved_bytes == 0

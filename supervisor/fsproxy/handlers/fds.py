@@ -46,7 +46,7 @@ def do_fd_call(session: Session, request: m.FdCall) -> bytes | None:
     if request.size > session.max_write_bytes:
         return session.inbound.drain(_too_large(session, request.size))
     try:
-        session.reserved_memory().begin((FORMS + 2) * request.size)
+        session.reserved_memory().resize((FORMS + 2) * request.size)
     except OSError as why:
         return session.inbound.drain(no_memory(why))
     piece = session.conn.take_body()

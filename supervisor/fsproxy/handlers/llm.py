@@ -45,7 +45,7 @@ def do_chat(session: Session, request: m.Chat) -> bytes | None:
     if session.services.llm is None:
         return session.inbound.drain(error(b"LLM not available"), chat)
     try:
-        session.reserved_memory().begin(CHAT_FORMS * sum(request.parts))
+        session.reserved_memory().resize(CHAT_FORMS * sum(request.parts))
     except OSError as why:
         return session.inbound.drain(no_memory(why), chat)
     piece = session.conn.take_body()
