@@ -31,6 +31,8 @@ class NodeState(msgspec.Struct):
     max_calls: int | None
     spent: float
     calls: int
+    refusals: int = 0
+    factors: dict[str, float] = {}
 
 
 class Accounts:
@@ -129,31 +131,42 @@ class Accounts:
         Raises:
             HandoverError: what the ledger has of them cannot be read.
         """
-        if period != self.spending.period:
-            return
-        _add_spent(self.root, root)
+        is_on = period == self.spending.period
+        _restore(self.root, root, is_on=is_on)
         for name, state in children.items():
             try:
-                _add_spent(await self.spending.node_of_child(name), state)
+                node = await self.spending.node_of_child(name)
             except LedgerError as why:
                 raise HandoverError(str(why)) from None
+            _restore(node, state, is_on=is_on)
 
     def restore_client(self, client: Client, period: str, state: NodeState) -> None:
         """Count what a client had spent in a window, and keep its limits."""
         node = self.node_of(client)
         node.limit, node.max_calls = state.limit, state.max_calls
-        if period == self.spending.period:
-            _add_spent(node, state)
+        _restore(node, state, is_on=period == self.spending.period)
 
 
 def state_of(node: Node) -> NodeState:
     """Return a node as a plain structure."""
-    return NodeState(node.limit, node.max_calls, node.spent, node.calls)
+    return NodeState(
+        node.limit,
+        node.max_calls,
+        node.spent,
+        node.calls,
+        node.refusals,
+        dict(node.factors),
+    )
 
 
-def _add_spent(node: Node, state: NodeState) -> None:
-    node.spent = max(node.spent, state.spent)
-    node.calls = max(node.calls, state.calls)
+def _restore(node: Node, state: NodeState, *, is_on: bool) -> None:
+    """Count what was learned of providers and, if its window is on, what was spent."""
+    for model, factor in state.factors.items():
+        node.learn(model, factor)
+    if is_on:
+        node.spent = max(node.spent, state.spent)
+        node.calls = max(node.calls, state.calls)
+        node.refusals = max(node.refusals, state.refusals)
 
 
 def _row(node: Node, client_id: str | None, parent_id: str | None) -> dict[str, object]:

@@ -172,7 +172,7 @@ async def test_what_a_lost_call_cost_is_in_the_file(
         assert rows == [(spent, 1)]
 
 
-# spec L10: a host's next program goes on with the accounts of children that are between
+# spec L10, MD5: a host's next program goes on with the accounts of children that are between
 # two lives; with a ledger, the larger of what both know.
 @pytest.mark.parametrize("window", ["run", "never"])
 async def test_accounts_of_children_are_handed_over(
@@ -191,7 +191,10 @@ async def test_accounts_of_children_are_handed_over(
             child = await scene.service.models.accounts.spending.node_of_child("a")
             if state is None:
                 child.reserve(0, 1, Weights()).settle(Usage(10, 0))
+                child.learn("m", 3.0)
+                child.refusals = 2
             assert (child.spent, child.calls) == (10.0, 1)
+            assert (child.factor("m"), child.refusals) == (3.0, 2)
             assert scene.service.models.accounts.root.spent == 10.0
             state, fds = scene.service.hand_over(ExitStack())
             assert not fds
