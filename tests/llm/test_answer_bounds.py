@@ -18,10 +18,10 @@ from supervisor.llm.apis import CHAT, MESSAGES, RESPONSES, Api
 from supervisor.llm.deltas import EventRedactor
 from supervisor.llm.gateway import LARGE_BYTES
 from supervisor.llm.redact import Redactor
-from tests.helpers.doors import answered, open_scene, unchunked
+from tests.helpers.doors import answered, unchunked
 from tests.helpers.hosts import eventually
-from tests.llm.test_doors import raw, told
-from tests.llm.test_wire import reply, request, server
+from tests.llm.test_doors import EVENTS_HEAD, opened_with, raw, told
+from tests.llm.test_wire import reply, request
 
 KEY = "sk-any-answer-0123456789"
 REDACTOR = Redactor([KEY])
@@ -241,9 +241,6 @@ def test_no_probabilities_go_with_what_was_held_back() -> None:
     assert "".join(one.get("delta", "") for one in passed) == "[redacted] sk-"
 
 
-HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-)
 DOORS = (
     ("/v1/chat/completions", "choices"),
     ("/v1/responses", "items"),
@@ -266,16 +263,9 @@ async def test_such_an_answer_is_a_failure_of_the_provider(
         _, make, _ = ROWS[row]
         events = islice(each(make, *FIRST.get(row, [])), EVENTS)
         frames = [b"data: %b\n\n" % json.dumps(one).encode() for one in events]
-        await stream.send_all(HEAD + b"".join(frames))
+        await stream.send_all(EVENTS_HEAD + b"".join(frames))
 
-    apis = ["chat", "responses", "messages"] if way == "native" else ["chat"]
-    async with (
-        server(handle) as port,
-        open_scene(
-            tmp_path, base_url=f"http://127.0.0.1:{port}", api=apis, quota={}
-        ) as scene,
-    ):
-        door = await scene.puppet()
+    async with opened_with(tmp_path, handle, way) as (scene, door):
         for path, row in DOORS:
             reason = "16 choices" if way == "chat" else ROWS[row][2]
             asked = "input" if path == "/v1/responses" else "messages"

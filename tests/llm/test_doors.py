@@ -27,6 +27,7 @@ from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import key_file
 from tests.helpers.provider import provider_process
 from tests.helpers.turns import watched
+from tests.llm.test_wire import Handler, server
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +73,30 @@ async def opened(where: Path, **changes: Any) -> AsyncIterator[tuple[Scene, Door
     """Open a host with one child."""
     async with open_scene(where, max_tokens=None, **changes) as scene:
         yield scene, await scene.puppet()
+
+
+EVENTS_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+)
+"""How a provider begins a stream."""
+
+
+@asynccontextmanager
+async def opened_with(
+    where: Path, handle: Handler, way: str
+) -> AsyncIterator[tuple[Scene, Door]]:
+    """Open a host with one child, no quota, and a provider that a test leads by the hand.
+
+    Args:
+        where: for its files.
+        handle: serves a connection of the provider.
+        way: ``native`` for a provider of all three APIs, ``chat`` for one of Chat alone.
+    """
+    apis = NATIVE["api"] if way == "native" else ["chat"]
+    async with server(handle) as port:
+        url = f"http://127.0.0.1:{port}"
+        async with open_scene(where, base_url=url, api=apis, quota={}) as scene:
+            yield scene, await scene.puppet()
 
 
 def official(door: Door) -> openai.AsyncOpenAI:

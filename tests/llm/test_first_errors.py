@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.helpers.doors import answered_with_head, open_scene
-from tests.llm.test_doors import raw
-from tests.llm.test_wire import request, server
+from tests.helpers.doors import answered_with_head
+from tests.llm.test_doors import EVENTS_HEAD, opened_with, raw
+from tests.llm.test_wire import request
 
-HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-)
 FORMS: dict[str, Callable[[dict[str, str]], dict[str, object]]] = {
     "chat": lambda error: {"error": error},
     "responses": lambda error: {"type": "error", **error},
@@ -70,16 +67,11 @@ async def test_a_first_error_is_told_by_its_status(tmp_path: Path, way: str) -> 
         data = await request(stream)
         word = next(one for one in ROWS if one.encode() in data)
         event = FORMS[form]({"code": word, "message": f"it said {word}"})
-        await stream.send_all(HEAD + b"data: %b\n\n" % json.dumps(event).encode())
+        await stream.send_all(
+            EVENTS_HEAD + b"data: %b\n\n" % json.dumps(event).encode()
+        )
 
-    apis = ["chat", "responses", "messages"] if way == "native" else ["chat"]
-    async with (
-        server(handle) as port,
-        open_scene(
-            tmp_path, base_url=f"http://127.0.0.1:{port}", api=apis, quota={}
-        ) as scene,
-    ):
-        door = await scene.puppet()
+    async with opened_with(tmp_path, handle, way) as (_, door):
         for name, path in PATHS.items():
             form = name if way == "native" else "chat"
             for word, (status, code, kind, is_final) in ROWS.items():
