@@ -283,7 +283,7 @@ class Reservation:
         self.close()
 
     def add(self, size_bytes: int) -> None:
-        """Reserve so much more for an answer, also of what requests leave; raise likewise."""
+        """Reserve so much more for an answer, also of the room that requests leave it."""
         self._change(size_bytes, MOST_MEMORY_BYTES + ANSWER_BYTES)
 
     def raise_to(self, size_bytes: int) -> None:
