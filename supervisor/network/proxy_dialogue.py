@@ -1,0 +1,88 @@
+"""What a program asks a proxy for, whatever the protocol: a host, once.
+
+`proxy_http` and `proxy_socks` speak the protocols; `proxy` tells them apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from supervisor.network.hosts import Address
+    from supervisor.network.reasons import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A host that a program wants to be connected to.
+
+    Attributes:
+        host: a name in the form of the rules, or an address.
+        port: from 1 to 65535.
+    """
+
+    host: str | Address
+    port: int
+
+
+class ProxyError(Exception):
+    """What a program said is not understood or not done; the connection ends.
+
+    Attributes:
+        reply: what is sent before.
+    """
+
+    def __init__(self, reason: str, reply: bytes = b"") -> None:
+        super().__init__(reason)
+        self.reply = reply
+
+
+class Dialogue(Protocol):
+    """One connection of a program to the proxy.
+
+    `receive` until a host is asked for, then one of `accept`, `refuse` and `fail`; after
+    `accept`, `forward` for all that comes from the program.
+    """
+
+    def receive(self, data: bytes) -> Asked | None:
+        """Add what the program sent before it was answered.
+
+        Returns:
+            The host that it asks for, once that is known.
+
+        Raises:
+            ProxyError: it asks for none, or in a way that is refused.
+        """
+        ...
+
+    def take_reply(self) -> bytes:
+        """Return what is to be sent before more is received."""
+        ...
+
+    def accept(self) -> bytes:
+        """Return what tells the program that it is connected."""
+        ...
+
+    def refuse(self, refused: Refused) -> bytes:
+        """Return what tells the program why it is not connected."""
+        ...
+
+    def fail(self) -> bytes:
+        """Return what tells the program that the host cannot be reached."""
+        ...
+
+    def forward(self, data: bytes = b"") -> bytes:
+        """Return what goes to the server for what the program sends.
+
+        Call it without data first: what came behind the question is there already.
+
+        Raises:
+            ProxyError: a body has another end than its head says.
+        """
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of what the program sends goes to the server any more."""
+        ...

@@ -1,0 +1,293 @@
+"""HTTP as a program speaks it to the proxy: CONNECT, and URLs in requests (spec NET8).
+
+1. h11 parses requests. What it lets through and two servers could read in two ways is
+   refused here: bare LF, folded fields, a length beside chunks.
+2. A request in absolute form is written anew, field by field and chunk by chunk, and is
+   the only one of its connection: nothing of a second one reaches the server.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import h11
+import msgspec
+
+from supervisor.network.hosts import HostError, format_host, parse_host, shorten
+from supervisor.network.proxy_dialogue import Asked, ProxyError
+from supervisor.network.reasons import Reason
+
+if TYPE_CHECKING:
+    from supervisor.network.reasons import Refused
+
+MAX_HEAD_BYTES = 16_384
+"""Bytes of a request's head; servers usually take 8 KiB."""
+
+_USUAL_PORT = 80
+
+# TLS and other protocols have a NUL early, and would be waited for otherwise.
+_NO_HTTP = re.compile(rb"(?<!\r)\n|\x00")
+_FOLDED = re.compile(rb"\n[ \t]")
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_ABSOLUTE = re.compile(
+    r"http://(?P<authority>[^/?#]*)(?P<rest>[/?][^#]*)?", re.IGNORECASE
+)
+_VERSIONS = (b"1.0", b"1.1")
+_HOP_BY_HOP = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate"),
+        *(b"proxy-authorization", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
+    }
+)
+"""Fields that are for the next hop alone (RFC 9110, 7.6.1; `chunked` is written anew)."""
+_NEVER_NAMED = frozenset({b"content-length", b"host"})
+"""Fields that `Connection` may not take away: they say how the request is read."""
+
+_DETAILS = {
+    Reason.NO_RULE: "no rule allows it",
+    Reason.REFUSED_BY_RULE: "a rule refuses it",
+    Reason.PRIVATE_ADDRESS: "it stands for an address that is not public",
+    Reason.OWN_ADDRESS: "it stands for an address of the host",
+    Reason.NO_SUCH_NAME: "the name does not exist",
+    Reason.NO_NAME: "the address stands for no name",
+    Reason.TOO_MANY_NAMES: "the child has asked for too many names",
+    Reason.TLS_NO_SNI: "the ClientHello names no host",
+    Reason.TLS_NO_HELLO: "it does not begin with a ClientHello",
+    Reason.TLS_OTHER_NAME: "the ClientHello names another host",
+    Reason.LIMIT_CONNECTIONS: "the child has too many connections",
+    Reason.LIMIT_NET_BYTES: "the child has sent and received too many bytes",
+}
+
+Fields = list[tuple[bytes, bytes]]
+
+
+class _Denial(msgspec.Struct):
+    """The body of a 403."""
+
+    name: str
+    port: int
+    reason: str
+    rule: str | None
+    detail: str
+    error: str = "policy_denied"
+
+
+class HttpDialogue:
+    """One connection that speaks HTTP."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._looked_at = 0  # bytes of the head in which no end was found
+        self._asked: Asked | None = None
+        self._request: _Request | None = None  # in absolute form
+
+    def receive(self, data: bytes) -> Asked | None:
+        """Add what the program sent before it was answered; see `Dialogue`."""
+        self._held += data
+        head = self._take_head()
+        if head is None:
+            return None
+        request, http = _parse_head(head)
+        target = request.target.decode("ascii")
+        if request.method == b"CONNECT":
+            self._asked = _parse_authority(target, None)
+        else:
+            self._asked, path = _parse_url(target)
+            self._request = _Request(self._asked, path, request, http)
+        return self._asked
+
+    def take_reply(self) -> bytes:
+        """Return nothing: HTTP has no question before the request."""
+        return b""
+
+    def accept(self) -> bytes:
+        """Return what opens a tunnel; nothing for a URL, which the server answers."""
+        if self._request is not None:
+            return b""
+        return b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+    def refuse(self, refused: Refused) -> bytes:
+        """Return a 403 that tells the reason, and the rule that would allow it."""
+        asked = self._known()
+        where = f"{format_host(asked.host)}:{asked.port}"
+        detail = f"cannot connect to {where}: {_DETAILS[refused.reason]}"
+        if refused.rule is not None:
+            is_refusal = refused.reason is Reason.REFUSED_BY_RULE
+            does = "refuses" if is_refusal else "would allow"
+            detail += f"; the rule '{refused.rule}' {does} it"
+        body = _Denial(
+            str(asked.host), asked.port, refused.reason, refused.rule, detail
+        )
+        return _reply(b"403 Forbidden", msgspec.json.encode(body))
+
+    def fail(self) -> bytes:
+        """Return a 502."""
+        asked = self._known()
+        body = {"error": "unreachable", "name": str(asked.host), "port": asked.port}
+        return _reply(b"502 Bad Gateway", msgspec.json.encode(body))
+
+    def forward(self, data: bytes = b"") -> bytes:
+        """Return what goes to the server for what the program sends; see `Dialogue`."""
+        data = bytes(self._held) + data
+        self._held.clear()
+        return data if self._request is None else self._request.forward(data)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the one request in absolute form was forwarded as a whole."""
+        return self._request is not None and self._request.is_complete
+
+    def _known(self) -> Asked:
+        if self._asked is None:
+            raise RuntimeError("cannot answer: no host was asked for yet")
+        return self._asked
+
+    def _take_head(self) -> bytes | None:
+        """Cut the head off once it is there as a whole."""
+        end = self._held.find(b"\r\n\r\n", max(0, self._looked_at - 3))
+        size = len(self._held) if end < 0 else end + 4
+        if _NO_HTTP.search(self._held, self._looked_at, size):
+            raise _error("it has NUL, or a line that does not end in CR LF")
+        if size > MAX_HEAD_BYTES:
+            raise _error(f"its head is longer than {MAX_HEAD_BYTES} bytes")
+        self._looked_at = size
+        if end < 0:
+            return None
+        head = bytes(self._held[:size])
+        del self._held[:size]
+        return head
+
+
+class _Request:
+    """The request in absolute form of a connection, and its body.
+
+    Args:
+        asked: the host of its URL.
+        path: the rest of its URL.
+        head: of it.
+        http: has read the head, and reads the body.
+    """
+
+    def __init__(
+        self, asked: Asked, path: str, head: h11.Request, http: h11.Connection
+    ) -> None:
+        self._http = http
+        self.is_complete = False
+        fields = list(head.headers)
+        _check_framing(head, fields)
+        self._is_chunked = any(name == b"transfer-encoding" for name, _ in fields)
+        port = "" if asked.port == _USUAL_PORT else f":{asked.port}"
+        host = f"{format_host(asked.host)}{port}"
+        kept = [(b"Host", host.encode("ascii")), *_kept(fields)]
+        if self._is_chunked:
+            kept.append((b"Transfer-Encoding", b"chunked"))
+        kept.append((b"Connection", b"close"))
+        first = (head.method, path.encode("ascii"), head.http_version)
+        lines = [b"%s %s HTTP/%s" % first, *(b"%s: %s" % field for field in kept)]
+        self._head = b"\r\n".join((*lines, b"", b""))
+
+    def forward(self, data: bytes) -> bytes:
+        """Return the part of the request that goes to the server now."""
+        out = [self._head]
+        self._head = b""
+        try:
+            if data and not self.is_complete:  # h11 would hold what follows
+                self._http.receive_data(data)
+            while not self.is_complete:
+                event = self._http.next_event()
+                if isinstance(event, h11.Data):
+                    out.append(self._write(bytes(event.data)))
+                elif isinstance(event, h11.EndOfMessage):
+                    self.is_complete = True
+                    out.append(b"0\r\n\r\n" if self._is_chunked else b"")
+                else:
+                    break  # more has to come
+        except h11.RemoteProtocolError:
+            raise ProxyError("cannot read the body of the request", b"") from None
+        return b"".join(out)
+
+    def _write(self, data: bytes) -> bytes:
+        if not self._is_chunked or not data:
+            return data
+        return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def _parse_head(head: bytes) -> tuple[h11.Request, h11.Connection]:
+    http = h11.Connection(h11.SERVER, max_incomplete_event_size=2 * MAX_HEAD_BYTES)
+    try:
+        http.receive_data(head)
+        request = http.next_event()
+    except h11.RemoteProtocolError:
+        raise _error("it is no HTTP request") from None
+    if not isinstance(request, h11.Request) or request.http_version not in _VERSIONS:
+        raise _error("it is no request of HTTP/1.1 or 1.0")
+    if _FOLDED.search(head):
+        raise _error("a header field is folded")
+    return request, http
+
+
+def _check_framing(head: h11.Request, fields: Fields) -> None:
+    """Refuse a request whose end two servers could see in two places (RFC 9112, 6)."""
+    names = {name for name, _ in fields}
+    if b"transfer-encoding" in names and (
+        b"content-length" in names or head.http_version == b"1.0"
+    ):
+        raise _error("its body has two lengths")
+    if _named_by_connection(fields) & _NEVER_NAMED:
+        raise _error("Connection names a field that is for the server")
+
+
+def _kept(fields: Fields) -> Fields:
+    """Return the fields that are for the server."""
+    dropped = _HOP_BY_HOP | _named_by_connection(fields) | {b"host"}
+    return [(name.title(), value) for name, value in fields if name not in dropped]
+
+
+def _named_by_connection(fields: Fields) -> frozenset[bytes]:
+    values = (value for name, value in fields if name == b"connection")
+    return frozenset(
+        word.strip().lower() for value in values for word in value.split(b",")
+    )
+
+
+def _parse_url(text: str) -> tuple[Asked, str]:
+    """Return the host of a URL, and the rest of the URL."""
+    match = _ABSOLUTE.fullmatch(text)
+    if match is None:
+        raise _error("a proxy takes CONNECT and http:// URLs")
+    rest = match["rest"] or "/"
+    path = rest if rest.startswith("/") else f"/{rest}"
+    return _parse_authority(match["authority"], _USUAL_PORT), path
+
+
+def _parse_authority(text: str, usual_port: int | None) -> Asked:
+    """Return the host of `HOST[:PORT]`; without a usual port, one has to be there."""
+    if "@" in text:
+        raise _error("a user's name in an address is refused; leave it out")
+    end = text.rfind("]")
+    after, colon, port_text = text[end + 1 :].partition(":")
+    host_text = text[: end + 1] + after
+    if not colon and usual_port is not None:
+        port = usual_port
+    elif _PORT.fullmatch(port_text) and int(port_text) < 65_536:
+        port = int(port_text)
+    else:
+        raise _error("a port is missing, or is no number from 1 to 65535")
+    try:
+        return Asked(parse_host(host_text), port)
+    except HostError as why:
+        raise _error(f"the host '{shorten(host_text)}' is refused: {why}") from None
+
+
+def _error(reason: str) -> ProxyError:
+    body = msgspec.json.encode({"error": "bad_request", "detail": reason})
+    text = f"cannot read the request: {reason}"
+    return ProxyError(text, _reply(b"400 Bad Request", body))
+
+
+def _reply(status: bytes, body: bytes) -> bytes:
+    return (
+        b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\nConnection: close\r\n\r\n%s"
+    ) % (status, len(body), body)

@@ -1,0 +1,94 @@
+"""What a child was refused, told once in a while, and counted in few rows (spec NET11)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from supervisor.network.hosts import MAX_NAME_LENGTH, shorten
+
+if TYPE_CHECKING:
+    from supervisor.network.reasons import Reason, Refused
+
+MAX_ROWS = 256
+"""Rows of a child; a child that asks for 10,000 names fills nobody's journal."""
+OTHERS = "(others)"
+"""The name of the row that counts for all that have none of their own."""
+TOLD_EVERY_S = 60.0
+"""How often the same name and port are told."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A name or an address that was refused.
+
+    Attributes:
+        name: as it was asked for; `OTHERS` for the last row.
+        port: None if DNS alone was asked.
+        reason: of the last refusal.
+        rule: the rule that would allow it, or refuses it.
+        count: refusals.
+        time: of the last one, in seconds since the epoch.
+    """
+
+    name: str
+    port: int | None
+    reason: Reason
+    rule: str | None
+    count: int
+    time: float
+
+
+class Refusals:
+    """The refusals of one child."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int | None], Row] = {}
+        self._told_at_s: dict[tuple[str, int | None], float] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Return how many refusals there were."""
+        return self._count
+
+    def rows(self) -> tuple[Row, ...]:
+        """Return the rows, the oldest first."""
+        return tuple(self._rows.values())
+
+    def add(
+        self,
+        name: str,
+        port: int | None,
+        refused: Refused,
+        *,
+        now_s: float,
+        time: float,
+    ) -> Row | None:
+        """Count a refusal.
+
+        Args:
+            name: what was asked for.
+            port: None if DNS alone was asked.
+            refused: why.
+            now_s: of a clock that does not go back.
+            time: of the calendar's clock.
+
+        Returns:
+            The row, if it is time to tell of it; None if that was done within the last
+            minute.
+        """
+        self._count += 1
+        key = (shorten(name, MAX_NAME_LENGTH), port)
+        rule = refused.rule
+        if key not in self._rows and len(self._rows) >= MAX_ROWS:
+            key, rule = (OTHERS, None), None
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = Row(*key, refused.reason, rule, 0, time)
+        row.reason, row.rule, row.time = refused.reason, rule, time
+        row.count += 1
+        told_at_s = self._told_at_s.get(key)
+        if told_at_s is not None and now_s - told_at_s < TOLD_EVERY_S:
+            return None
+        self._told_at_s[key] = now_s
+        return row

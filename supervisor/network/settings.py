@@ -1,0 +1,248 @@
+"""The keys of a policy that say what its children reach: forms, faults, and settings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from supervisor.network import proxy
+from supervisor.network.contradictions import contradictions
+from supervisor.network.hosts import HostError, parse_host, shorten
+from supervisor.network.rule import RuleError, parse_rule
+from supervisor.network.rules import Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from supervisor.network.hosts import Address
+    from supervisor.network.rule import Rule
+
+Mode = Literal["none", "host", "learn", "rules"]
+Pool = Literal["own", "outer"]
+
+DNS_PORT = 53
+OWN_PORTS = (DNS_PORT, proxy.PORT)
+"""Ports of 127.0.0.1 in a child's namespace that the host listens on."""
+UPSTREAM_PORT = 80
+
+_PUBLICATION = re.compile(r"(?:(?P<host>[0-9]+):)?(?P<port>[0-9]+)")
+_UPSTREAM = re.compile(
+    r"http://(?P<host>\[[^\]]*\]|[^:/?#@]*)(?::(?P<port>[0-9]+))?/?", re.IGNORECASE
+)
+
+
+class NetworkSection(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys; `pool` says whose addresses the host's own resolver gives out."""
+
+    network: Literal["none", "host", "learn"] | list[str] = "none"
+    within: list[str] = []
+    publish: list[str] = []
+    upstream: str | None = None
+    proxy_env: bool = False
+    pool: Pool = "own"
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A port of a child that is reached from the host's 127.0.0.1.
+
+    Attributes:
+        port: of the child.
+        host_port: of the host; None for any free one.
+    """
+
+    port: int
+    host_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The HTTP proxy that the host itself has to use."""
+
+    host: str | Address
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """What a child's network is, checked.
+
+    Attributes:
+        mode: `rules` if they are listed; `learn` if they are a bound.
+        rules: what is allowed; empty in the modes `none` and `host`.
+        publish: ports that are reached from the host.
+        upstream: where connections are made through.
+        proxy_env: the child's environment names the proxy.
+        outer_pool: the host's resolver is another sandhost's.
+    """
+
+    mode: Mode = "none"
+    rules: Rules = field(default_factory=Rules)
+    publish: tuple[Publication, ...] = ()
+    upstream: Upstream | None = None
+    proxy_env: bool = False
+    outer_pool: bool = False
+
+
+class SettingError(ValueError):
+    """A value that a key cannot have; its text does not name the key."""
+
+
+def faults(section: NetworkSection) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each value that a policy cannot have."""
+    key, texts = _rules_of(section)
+    rules = []
+    for text in texts:
+        try:
+            rules.append(parse_rule(text))
+        except RuleError as why:
+            yield key, str(why)
+    for fault in contradictions(rules):
+        yield key, fault
+    try:
+        Rules(rules)
+    except RuleError as why:
+        yield key, str(why)
+    yield from _bound_faults(section)
+    yield from _publication_faults(section, rules)
+    yield from _other_faults(section)
+
+
+def settings_from(section: NetworkSection) -> NetworkSettings:
+    """Return what a section sets that has no faults."""
+    mode: Mode = "rules" if isinstance(section.network, list) else section.network
+    _, texts = _rules_of(section)
+    upstream = section.upstream
+    return NetworkSettings(
+        mode,
+        Rules(map(parse_rule, texts)),
+        tuple(map(parse_publication, section.publish)),
+        None if upstream is None else parse_upstream(upstream),
+        section.proxy_env,
+        section.pool == "outer",
+    )
+
+
+def parse_publication(text: str) -> Publication:
+    """Return the port that `[HOST:]CHILD` publishes.
+
+    Raises:
+        SettingError: it is another text.
+    """
+    match = _PUBLICATION.fullmatch(text)
+    if match is None:
+        raise SettingError(
+            f"cannot publish '{shorten(text)}': it is no port; write '8000' or"
+            " '18000:8000'"
+        )
+    host = match["host"]
+    return Publication(
+        _parse_port(match["port"], text),
+        None if host is None else _parse_port(host, text),
+    )
+
+
+def parse_upstream(text: str) -> Upstream:
+    """Return the proxy that a URL names.
+
+    Raises:
+        SettingError: it names none, or more than host and port.
+    """
+    match = _UPSTREAM.fullmatch(text)
+    if match is None:
+        raise SettingError(
+            f"cannot use '{shorten(text)}': it is no http:// URL of host and port;"
+            " write 'http://proxy.example.com:3128'"
+        )
+    try:
+        host = parse_host(match["host"])
+    except HostError as why:
+        raise SettingError(f"cannot use '{shorten(text)}': {why}") from None
+    port = UPSTREAM_PORT if match["port"] is None else _parse_port(match["port"], text)
+    return Upstream(host, port)
+
+
+def _parse_port(digits: str, text: str) -> int:
+    port = int(digits) if len(digits) < 6 else 0
+    if digits.startswith("0") or not 0 < port < 65_536:
+        raise SettingError(
+            f"cannot use '{shorten(text)}': a port is 1 to 65535; write one of them"
+        )
+    return port
+
+
+def _rules_of(section: NetworkSection) -> tuple[str, list[str]]:
+    """Return the rules that are in force, and their key."""
+    if isinstance(section.network, list):
+        return "network", section.network
+    return "within", section.within
+
+
+def _bound_faults(section: NetworkSection) -> Iterator[tuple[str, str]]:
+    if section.network == "learn" and not section.within:
+        why = "cannot learn without a bound: no rule is in it"
+        yield "within", f"{why}; write what may be learned, ['*'] for all public names"
+    if section.network != "learn" and section.within:
+        why = "cannot use a bound: network is not 'learn'"
+        yield "within", f"{why}; leave it out, or set network = 'learn'"
+
+
+def _publication_faults(
+    section: NetworkSection, rules: Iterable[Rule]
+) -> Iterator[tuple[str, str]]:
+    granted = {port for rule in rules if not rule.is_refusal for port in rule.ports}
+    seen: set[tuple[str, int]] = set()
+    for text in section.publish:
+        try:
+            publication = parse_publication(text)
+            _check_publication(publication, text, granted, seen)
+        except SettingError as why:
+            yield "publish", str(why)
+    if section.publish and section.network == "host":
+        problem = "cannot publish: a child with network = 'host' listens there itself"
+        yield "publish", f"{problem}; leave it out"
+
+
+def _check_publication(
+    publication: Publication, text: str, granted: set[int], seen: set[tuple[str, int]]
+) -> None:
+    """Refuse a port that something else has.
+
+    Raises:
+        SettingError: it is granted, the host's own, or published already.
+    """
+    port = publication.port
+    problem = f"cannot publish '{shorten(text)}'"
+    if port in granted:
+        why = f"a rule grants port {port}, and the host listens on it"
+        raise SettingError(f"{problem}: {why}; have the child listen on another port")
+    if port in OWN_PORTS:
+        why = f"the host listens on port {port} of the child"
+        raise SettingError(f"{problem}: {why}; have the child listen on another port")
+    places = {("child", port)}
+    if publication.host_port is not None:
+        places.add(("host", publication.host_port))
+    if places & seen:
+        raise SettingError(f"{problem}: the port is published already; leave one out")
+    seen |= places
+
+
+def _other_faults(section: NetworkSection) -> Iterator[tuple[str, str]]:
+    if section.upstream is not None:
+        try:
+            parse_upstream(section.upstream)
+        except SettingError as why:
+            yield "upstream", str(why)
+    if section.network not in ("none", "host"):
+        return
+    is_set = {
+        "upstream": section.upstream is not None,
+        "proxy_env": section.proxy_env,
+        "pool": section.pool != "own",
+    }
+    for key in (key for key, value in is_set.items() if value):
+        problem = f"cannot use it: network = '{section.network}' has no rules"
+        yield key, f"{problem}; leave it out, or list rules"
