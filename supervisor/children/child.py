@@ -28,7 +28,7 @@ from supervisor.children.lifecycle import Action, Event, State, step
 from supervisor.children.templates import MissingPlaceError, fill
 from supervisor.fsproxy.door_socket import VARIABLE, has_door_socket, open_door_socket
 from supervisor.fsproxy.ports import KEYS, is_withheld
-from supervisor.fsproxy.reasons import PROCESS_EXIT
+from supervisor.fsproxy.replies import PROCESS_EXIT
 from supervisor.sandbox import start
 from supervisor.sandbox.groups import Groups
 from supervisor.sandbox.home import check_owner, fill_home
@@ -324,7 +324,7 @@ class Child(ChildClients):
         spec = self.spec
         if not spec.workspaces:
             return None
-        from supervisor.spawn.inner_mounts import InnerMounts  # noqa: PLC0415 - with one
+        from supervisor.spawn.inner_pair import InnerMounts  # noqa: PLC0415 - with one
         from supervisor.workspace import view  # noqa: PLC0415 - with a workspace
         from supervisor.workspace.bounds import LayerBounds  # noqa: PLC0415 - with a workspace
 

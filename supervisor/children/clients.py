@@ -21,14 +21,14 @@ from hostlib.linux.cgroup_files import memory_taken, refusals
 from hostlib.messages import remedy
 from supervisor.children.lifecycle import State
 from supervisor.fsproxy.door_socket import peer_pid
-from supervisor.fsproxy.reasons import FAULT, SLOW
+from supervisor.fsproxy.replies import FAULT, SLOW
 from supervisor.fsproxy.traffic import Traffic
-from supervisor.sandbox.containment import is_held
+from supervisor.sandbox.forecast import is_held
 from supervisor.sandbox.groups import Groups
 from supervisor.sandbox.plan import Walls
 from supervisor.sandbox.start import LISTENER, instead_of_listener
 from supervisor.spawn.ends import send_fds
-from supervisor.spawn.inner_listener import InnerListener
+from supervisor.spawn.inner_pair import InnerListener
 from supervisor.usage.limits import refused_by, uses_of
 from vfs.policy import Ledger
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from supervisor.parts import Parts
     from supervisor.sandbox.plan import Wanted
     from supervisor.spawn.ends import Ends
-    from supervisor.spawn.inner_mounts import InnerMounts
+    from supervisor.spawn.inner_pair import InnerMounts
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
     from supervisor.spawn.request import SpawnError
     from supervisor.spec import ChildSpec

@@ -35,10 +35,10 @@ from hostlib.paths import (
     CHECKPOINTS,
     LEDGER,
     absolute,
+    temporary_directory,
     usual_runtime_dir,
     usual_state_dir,
 )
-from hostlib.temporary import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -44,10 +44,9 @@ from supervisor.config.places import (
     odd_programs,
 )
 from supervisor.config.policy import check_policies, odd_policy_limits
-from supervisor.config.read import Fault, Reader, joined
+from supervisor.config.read import Fault, Reader, joined, text_of
 from supervisor.config.sandbox import check_sandboxes, profile_named
 from supervisor.config.sidecar import check_sidecars
-from supervisor.config.source import text_of
 from supervisor.config.toolexec import check_toolexec
 from supervisor.config.walls import (
     check_walls,

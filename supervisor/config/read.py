@@ -11,8 +11,12 @@ Rules of this file.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import select
 import stat
+import time
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
@@ -23,6 +27,7 @@ from hostlib.messages import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+
 
 _MSGSPEC_WHERE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 
@@ -217,3 +222,97 @@ def not_a_directory(path: str) -> str:
     except OSError as why:
         return f"cannot use {path!r}: {why.strerror}{remedy(why)}"
     return "" if is_directory else f"{path!r} is not a directory"
+
+
+# The bytes of a configuration: a file's, or what a pipe brings that is already open.
+#
+# ``--config <(generate)`` is such a pipe: the shell writes ``/dev/fd/63`` for it.  It can be
+# read once, so it is nothing for who reads again at a reload.
+#
+# Rules.
+#
+# 1. Nothing is read to an end that it may not have: neither a device nor a socket, no more
+#    than ``MOST_BYTES``, and of a pipe no longer than ``PIPE_S``.
+# 2. A FIFO is not opened at all: nobody may ever open its other end.
+
+MOST_BYTES = 16 * 1024 * 1024
+"""Longest file: 100,000 children, of whom a host has no more, with a line each."""
+
+PIPE_S = 60.0
+"""Longest wait for what a pipe brings: who writes may have to ask for a secret first."""
+
+_NOTHING = os.makedev(1, 3)
+"""/dev/null, which many write for an empty file (null(4))."""
+
+_KINDS = {
+    stat.S_IFIFO: "it is a pipe",
+    stat.S_IFSOCK: "it is a socket",
+    stat.S_IFDIR: "it is a directory",
+    stat.S_IFCHR: "it is a device",
+    stat.S_IFBLK: "it is a device",
+}
+
+
+def text_of(path: str, *, once: bool) -> bytes:
+    """Return the bytes of a configuration.
+
+    Args:
+        path: a file, ``/dev/null``, or an open descriptor of a pipe.
+        once: it is not read again later.
+
+    Raises:
+        OSError: there is none that can be read; ``strerror`` says why.
+    """
+    status = os.stat(path)  # noqa: PTH116 - a str, as the faults show it
+    is_pipe = stat.S_ISFIFO(status.st_mode) and _is_open_already(path)
+    if is_pipe and not once:
+        why = (
+            "it is a pipe, and this is read again at each reload; write the"
+            " configuration into a file"
+        )
+        raise OSError(errno.EINVAL, why)
+    if not (is_pipe or stat.S_ISREG(status.st_mode) or status.st_rdev == _NOTHING):
+        what = _KINDS[stat.S_IFMT(status.st_mode)]
+        why = f"{what} and no file; write the configuration into one"
+        raise OSError(errno.EINVAL, why)
+    # Without a wait, should it have become a FIFO by now.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
+        text = _all_of(file.fileno()) if is_pipe else file.read(MOST_BYTES + 1) or b""
+    if len(text) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes")
+    return text
+
+
+def _is_open_already(path: str) -> bool:
+    """Tell whether a name stands for a pipe without one, open in this process."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens no FIFO: open(2)
+    try:
+        return str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("pipe:")
+    finally:
+        os.close(fd)
+
+
+def _all_of(fd: int) -> bytes:
+    """Read a pipe to its end, or one byte more than a configuration may have."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    deadline = time.monotonic() + PIPE_S
+    text = bytearray()
+    while len(text) <= MOST_BYTES:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            why = f"it is a pipe that has not ended within {PIPE_S:g} s"
+            raise OSError(errno.ETIMEDOUT, why)
+        try:
+            piece = os.read(fd, MOST_BYTES + 1 - len(text))
+        except BlockingIOError:  # somebody else reads it, too
+            continue
+        if not piece:
+            break
+        text += piece
+    if not text:
+        # The writer has failed, most likely; nothing means no limits at all.
+        why = "it is a pipe that brought nothing; write /dev/null for no configuration"
+        raise OSError(errno.ENODATA, why)
+    return bytes(text)

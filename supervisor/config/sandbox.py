@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.config.read import joined
-from supervisor.sandbox.containment import HOLDERS, is_held
-from supervisor.sandbox.forecast import foreseen, keeps_network, no_netns
+from supervisor.sandbox.forecast import (
+    HOLDERS,
+    foreseen,
+    is_held,
+    keeps_network,
+    no_netns,
+)
 from supervisor.sandbox.plan import (
     LAYERS,
     NEEDS_MOUNTNS,

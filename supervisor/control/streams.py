@@ -24,7 +24,7 @@ from supervisor.control.server import OrderError, Orders, Send
 from supervisor.kept_children.log_marks import marks_between, offset_since
 
 if TYPE_CHECKING:
-    from hostlib.journal_segments import SegmentJournal
+    from hostlib.journal import SegmentJournal
     from supervisor.host import Host
     from supervisor.kept_children.roster import Children
 

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from hostlib.activation import take_activated
-from hostlib.journal_segments import KEEP, MAX_BYTES, SegmentJournal
+from hostlib.journal import KEEP, MAX_BYTES, SegmentJournal
 from hostlib.log import Log
 from hostlib.messages import speak_json
 from hostlib.sd_notify import Notifier, watchdog_interval_s

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hostlib.linux import holdings, processes
-from hostlib.paths import usual_state_dir
-from hostlib.temporary import temporary_directory
+from hostlib.paths import temporary_directory, usual_state_dir
 from supervisor.control.client import ENVIRONMENT, is_deaf, usual_paths
 from supervisor.sandbox.ownership import KEEPER
 from supervisor.sandbox.scratch import KEPT_PREFIX, PREFIX, is_abandoned

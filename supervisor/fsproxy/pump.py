@@ -30,7 +30,7 @@ import trio
 
 from hostlib.readiness import LOOK_PAUSE_S, note_unwatched, wait_readable
 from supervisor.fsproxy.counts import SAMPLE_TURNS, Counts
-from supervisor.fsproxy.reasons import EOF, SLOW
+from supervisor.fsproxy.replies import EOF, SLOW
 from vfs.policy import SHARE
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from protocol.messages import FileRequest
     from supervisor.fsproxy.ports import Caller
 
+
 OK = b"OK\n"
 REPLACED = error(b"interrupted: the host was replaced by its next program; ask again")
 UNAVAILABLE = error(b"VFS not available")
@@ -47,3 +48,11 @@ def unavailable(caller: Caller, what: str, name: bytes, claim: bool | None) -> b
     if claim and not caller.client.policy.top_level:
         denied(caller, what, name)
     return UNAVAILABLE
+
+
+# Why a conversation closed, in words; the first two are the contract's (spec S3).
+
+EOF = "pipe EOF"
+PROCESS_EXIT = "process exit"
+SLOW = "deadline"
+FAULT = "internal error"

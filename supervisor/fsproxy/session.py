@@ -35,8 +35,7 @@ from supervisor.fsproxy.counts import INDEX
 from supervisor.fsproxy.inbound import Inbound
 from supervisor.fsproxy.outbound import Outbound
 from supervisor.fsproxy.pump import POLLS
-from supervisor.fsproxy.reasons import EOF, FAULT, PROCESS_EXIT, SLOW
-from supervisor.fsproxy.replies import REPLACED
+from supervisor.fsproxy.replies import EOF, FAULT, PROCESS_EXIT, REPLACED, SLOW
 from supervisor.fsproxy.transport import bytes_waiting, revoke
 from vfs.policy import OPEN_FILES, close_places
 

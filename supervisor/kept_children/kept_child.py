@@ -427,7 +427,7 @@ class Kept:
 
 
 _IMPORTED_BY_STARTS = (
-    "supervisor.spawn.inner_mounts",
+    "supervisor.spawn.inner_pair",
     "supervisor.children.shared_workspaces",
     "supervisor.workspace.bounds",
     "supervisor.workspace.view",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.llmfd.pages import PageTable, paginate
+from supervisor.llmfd.index import PageTable, paginate
 from supervisor.llmfd.slots import Slot
 from supervisor.llmfd.spool import FileMap
 

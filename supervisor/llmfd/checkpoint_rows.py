@@ -29,12 +29,12 @@ from supervisor.llmfd.checkpoint_state import (
     snapshots_in,
 )
 from supervisor.llmfd.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
-from supervisor.llmfd.owners import NAMELESS
+from supervisor.llmfd.own_checkpoints import NAMELESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from supervisor.llmfd.snapshots import WorkspaceSnapshot
+    from supervisor.llmfd.workspaces import WorkspaceSnapshot
 
 MOST_SHOWN_CHARS = 40
 """Of an id that is damaged: a true one has 21."""

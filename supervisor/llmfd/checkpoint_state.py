@@ -15,8 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.llmfd.snapshots import WorkspaceSnapshot, is_snapshot
 from supervisor.llmfd.table import FdNumber, FdTable, LlmFd
+from supervisor.llmfd.workspaces import WorkspaceSnapshot, is_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

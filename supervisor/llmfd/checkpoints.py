@@ -10,7 +10,7 @@ Rules of this file.
    says that the checkpoint is there.
 2. What is read is checked against its hash.  What is damaged is ``corrupt``, never a
    text that nobody wrote (``supervisor.llmfd.checkpoint_rows``, ``checkpoint_state``).
-3. A checkpoint belongs to an owner, who sees no other's (``supervisor.llmfd.owners``).
+3. A checkpoint belongs to an owner, who sees no other's (``supervisor.llmfd.own_checkpoints``).
 4. It goes in the other order: one transaction says that it is gone, then the contents
    are removed that no checkpoint of any owner holds.  A host that is killed in between
    leaves contents that the next one removes.
@@ -58,15 +58,15 @@ from supervisor.llmfd.checkpoint_state import (
     table_of,
 )
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
-from supervisor.llmfd.owners import NAMELESS, NUMBERED
+from supervisor.llmfd.own_checkpoints import NAMELESS, NUMBERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.llmfd.blob import Blob, Content
     from supervisor.llmfd.checkpoint_state import Conversation
-    from supervisor.llmfd.snapshots import WorkspaceSnapshot
     from supervisor.llmfd.store import Store
+    from supervisor.llmfd.workspaces import WorkspaceSnapshot
 
 MOST_CHECKPOINTS = 1000
 """Checkpoints of one owner."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.llmfd import Content, Json, LlmFd, Process
-    from supervisor.llmfd.pages import Span
+    from supervisor.llmfd.index import Span
 
 PRELOAD_CHARS = 200_000
 """What of a preloaded content goes into a system prompt; the rest stays readable."""

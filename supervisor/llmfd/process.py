@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from supervisor.llmfd.blob import Blob, Content
     from supervisor.llmfd.checkpoints import Checkpoints
     from supervisor.llmfd.client_files import Files
-    from supervisor.llmfd.pages import Span
-    from supervisor.llmfd.snapshots import Workspaces
+    from supervisor.llmfd.index import Span
     from supervisor.llmfd.store import Store
     from supervisor.llmfd.table import LlmFd
+    from supervisor.llmfd.workspaces import Workspaces
 
 INLINE_BYTES = 256 * 1024
 """Longest content that is worked on in the Trio thread: a fifth of a millisecond."""

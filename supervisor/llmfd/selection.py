@@ -18,8 +18,7 @@ from supervisor.llmfd.errors import (
     NOT_FOUND,
     FdError,
 )
-from supervisor.llmfd.index import BLOCK_BYTES
-from supervisor.llmfd.pages import Span
+from supervisor.llmfd.index import BLOCK_BYTES, Span
 from supervisor.llmfd.units import CODE_UNITS, find_units, whole
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from supervisor.llmfd.handover import (
     SharedState,
     StoreState,
 )
-from supervisor.llmfd.owners import is_owner, owner_of
+from supervisor.llmfd.own_checkpoints import is_owner, owner_of
 from supervisor.llmfd.threads import in_thread
 from vfs.errors import HandoverError
 

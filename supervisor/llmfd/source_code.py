@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import re2
 
-from supervisor.llmfd.cancellation import stop_if_cancelled
 from supervisor.llmfd.errors import INVALID_PARAMETER, FdError
-from supervisor.llmfd.pages import Span
+from supervisor.llmfd.index import Span
+from supervisor.llmfd.threads import stop_if_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

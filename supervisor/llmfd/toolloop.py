@@ -31,8 +31,7 @@ from supervisor.llm.conversations import (
 from supervisor.llmfd import FOR_PROGRAMS, FdError, UnknownCallError, chat_schema
 from supervisor.llmfd.calls.wrapping import INPUT_SOURCE
 from supervisor.llmfd.prompt import enriched
-from supervisor.llmfd.references import extract
-from supervisor.llmfd.table import is_name
+from supervisor.llmfd.table import extract, is_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,10 @@ Rules:
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+import re
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
-from supervisor.llmfd.snapshots import WorkspaceSnapshot
 from supervisor.llmfd.threads import in_thread
 from supervisor.workspace.settings import disk_room
 from supervisor.workspace.store import PATIENCE_S, WorkspaceError
@@ -29,6 +29,56 @@ if TYPE_CHECKING:
     from hostlib.journal import Journal
     from supervisor.workspace.use import WorkspaceUse
     from vfs.filesystem import Client
+
+
+# The files of a process: snapshots of its child's workspaces, as checkpoints name them.
+#
+# The host has the workspaces; here is what a checkpoint needs of them.
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class WorkspaceSnapshot(NamedTuple):
+    """One snapshot.
+
+    Attributes:
+        workspace: the name of the workspace.
+        label: of the snapshot in it.
+    """
+
+    workspace: str
+    label: str
+
+
+class Workspaces(Protocol):
+    """The workspaces of one child; all raise ``FdError``."""
+
+    def is_whole(self, caller: object) -> bool:
+        """Tell whether a caller has the whole rights of the child in them."""
+
+    async def take(self, caller: object, label: str) -> tuple[WorkspaceSnapshot, ...]:
+        """Make a snapshot of each; none if the caller does not have the whole rights."""
+
+    async def drop(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
+        """Remove those that are there."""
+
+    async def find(
+        self, snapshots: Sequence[WorkspaceSnapshot]
+    ) -> tuple[WorkspaceSnapshot, ...]:
+        """Return those that are there."""
+
+    async def restore_later(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
+        """Have the workspaces go back to these when the child has ended."""
+
+
+def is_snapshot(value: object) -> bool:
+    """Tell whether a value of JSON is a snapshot: its workspace and its label."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(word, str) and _NAME.fullmatch(word) for word in value)
+    )
+
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

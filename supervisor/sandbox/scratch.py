@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.messages import shown_path
-from hostlib.temporary import temporary_directory
+from hostlib.paths import temporary_directory
 from supervisor.sandbox import ownership
 
 if TYPE_CHECKING:

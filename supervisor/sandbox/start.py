@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, cast
 from hostlib.messages import remedy
 from hostlib.threads import in_thread
 from supervisor.sandbox import ownership
-from supervisor.sandbox.containment import HOLDERS, is_held
-from supervisor.sandbox.forecast import keeps_network
+from supervisor.sandbox.forecast import HOLDERS, is_held, keeps_network
 from supervisor.sandbox.links import LINKS
 from supervisor.sandbox.orders import layers_on_the_wire, neutral
 from supervisor.sandbox.plan import (

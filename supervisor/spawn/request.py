@@ -21,8 +21,7 @@ from supervisor.spawn.launchpad.words import JOINS, LOCKS, SENT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from supervisor.spawn.inner_listener import InnerListener
-    from supervisor.spawn.inner_mounts import InnerMounts
+    from supervisor.spawn.inner_pair import InnerListener, InnerMounts
 
 # As os.fsencode, which asks first what it was given: there are many texts in a start.
 _bytes_of = partial(

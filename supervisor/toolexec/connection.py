@@ -25,17 +25,16 @@ import msgspec
 import trio
 
 from hostlib.log import place_of
-from protocol.toolexec import log, requests, token
+from protocol.toolexec import requests, token
 from protocol.toolexec.requests import Exec, Health, Notify, Refusal, Replay, Signal
 from supervisor.spawn.process import LaunchpadLost
 from supervisor.spawn.request import SpawnError
 from supervisor.toolexec import notification
 from supervisor.toolexec.backends.launch import with_doors
-from supervisor.toolexec.connection_state import Kind, Moment, Task, TaskState
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.http_heads import RefusedAtOnceError
-from supervisor.toolexec.replies import Replies
+from supervisor.toolexec.replies import Kind, Moment, Replies, Task, TaskState
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError
 from supervisor.toolexec.starts import Start, StartEndedError
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Sequence
 
-    from protocol.toolexec.head import Head
+    from protocol.toolexec.body import Head
     from protocol.toolexec.requests import Request
     from supervisor.toolexec.context import Context
     from supervisor.toolexec.execution import Execution
@@ -363,7 +362,7 @@ class Connection(Replies):
         finally:
             os.close(cwd_fd)
         if self._context.settings.verbose:
-            words = log.redacted(request.args)
+            words = requests.redacted(request.args)
             self._context.tell(f"exec {execution.id}: {tool} {words}")
         return execution
 

@@ -12,7 +12,7 @@ from hostlib.gate import Gate
 from hostlib.log import put_line
 from hostlib.messages import json_line, speaks_json
 from protocol.toolexec import requests
-from supervisor.toolexec.descriptors import Places
+from supervisor.toolexec.slots import Places
 from supervisor.toolexec.slow_steps import Lookout
 from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.tokens import Tokens
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from hostlib.log import Log
     from supervisor.fsproxy.ports import ChildView
-    from supervisor.toolexec.descriptors import Descriptors
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.routes import Routes, Target
     from supervisor.toolexec.settings import ToolExecSettings
+    from supervisor.toolexec.slots import Descriptors
 
 _CLEAR_LINE = b"\r\x1b[K"
 

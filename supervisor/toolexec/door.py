@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.fsproxy.reasons import PROCESS_EXIT
+from supervisor.fsproxy.replies import PROCESS_EXIT
 
 if TYPE_CHECKING:
     import socket

@@ -11,8 +11,7 @@ from functools import cache, lru_cache
 import h11
 
 from protocol.toolexec import requests
-from protocol.toolexec.body import MAX_HEAD_BYTES
-from protocol.toolexec.head import Head
+from protocol.toolexec.body import MAX_HEAD_BYTES, Head
 
 CONTENT_TYPE = (b"Content-Type", b"text/plain; charset=utf-8")
 CLOSE = (b"Connection", b"close")

@@ -29,16 +29,16 @@ import trio
 from hostlib.listener import accepted_socket, make_room
 from protocol.toolexec.requests import BUSY, Exec, Notify, Replay
 from supervisor.toolexec.connection import Connection
-from supervisor.toolexec.descriptors import MAX_CONNECTIONS
+from supervisor.toolexec.slots import MAX_CONNECTIONS
 from supervisor.toolexec.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from protocol.toolexec.requests import Refusal, Request
-    from supervisor.toolexec.connection_state import Task
     from supervisor.toolexec.context import Context
     from supervisor.toolexec.executions import ChildExecutions
+    from supervisor.toolexec.replies import Task
 
 MAX_REFUSED = 8
 """Connections of one listener that are being told that it is busy: who reads that and

@@ -25,7 +25,6 @@ import trio
 
 from hostlib.listener import listener_on
 from supervisor.toolexec.connection import Connection, ConnectionState
-from supervisor.toolexec.connection_state import Task
 from supervisor.toolexec.context import Context
 from supervisor.toolexec.executions import ChildExecutions, ChildState, Means
 from supervisor.toolexec.listeners import (
@@ -35,6 +34,7 @@ from supervisor.toolexec.listeners import (
     unix_listener,
     unix_listener_on,
 )
+from supervisor.toolexec.replies import Task
 from supervisor.toolexec.routes import NoSidecars
 from supervisor.toolexec.server import Server
 from supervisor.toolexec.slots import Slots

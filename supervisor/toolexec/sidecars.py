@@ -24,8 +24,7 @@ from supervisor.sandbox.scratch import Scratch, ScratchState
 from supervisor.spawn.process import ProcessState  # noqa: TC001 - msgspec
 from supervisor.toolexec.backends.local import LocalSidecar
 from supervisor.toolexec.kinds import ALL_TOOLS
-from supervisor.toolexec.routes import RefusedError
-from supervisor.toolexec.routing import candidates, unavailable
+from supervisor.toolexec.routes import RefusedError, candidates, unavailable
 from supervisor.toolexec.supervision import supervise
 from vfs.handover import state_from
 

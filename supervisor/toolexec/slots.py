@@ -5,12 +5,120 @@ A slot is there for a child that has few, however many others have (spec S7).
 
 from __future__ import annotations
 
+import resource
 from typing import TYPE_CHECKING
 
-from supervisor.toolexec.descriptors import OF_EXECUTION, Descriptors
+import trio
 
 if TYPE_CHECKING:
     from vfs.filesystem import Filesystem
+
+
+# What ToolExec holds of the host's descriptors; places for its connections.
+#
+# Rules.
+#
+# 1. What children can make the host hold stands in one account (``vfs.filesystem``): what is
+#    taken for tools is not there for files, and the other way round, so that together they
+#    leave the host its reserve (attack 18).
+# 2. A part of the limit is there for tools in any case: files that stay open stop none.
+# 3. Who asks for more and has something is refused where there is no more.  Who has nothing
+#    yet is not: so little stands in the part of rule 2.
+# 4. All listeners together have a quarter of the host's descriptors; beyond that each has
+#    only its equal part, so that floods at some take nothing from the others.  Where others
+#    of the host hold what that would take, each has ``MIN_CONNECTIONS``.
+
+OWN_PART = 8
+"""For tools alone is one of so many descriptors that the process may have."""
+
+OF_EXECUTION = 7
+"""Of a tool that runs: its output, two pipes that it is moved by, its process, the line of
+its signals."""
+
+
+MAX_CONNECTIONS = 256
+"""Connections of one listener: its executions, their readers, and those that signal."""
+
+MIN_CONNECTIONS = 4
+"""A listener's part of the descriptors, however many listeners there are."""
+
+SHORTAGE_TOLD_S = 5.0
+"""Between two lines of log about one shortage of descriptors."""
+
+
+class Descriptors:
+    """What one host's ToolExec holds.
+
+    Args:
+        fs: has the account.
+
+    Attributes:
+        held: so many, with those that are about to be taken.
+    """
+
+    def __init__(self, fs: Filesystem) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.held = 0
+        self._own = soft // OWN_PART
+        self._fs = fs
+        fs.set_aside(self._own)
+
+    def has(self, count: int) -> bool:
+        """Whether so many more may be taken."""
+        return self._beyond(count) <= max(0, self._fs.spare)
+
+    def hold(self, count: int) -> None:
+        """Count so many more as held; less than 0: fewer."""
+        self._fs.set_aside(self._beyond(count))
+        self.held += count
+
+    def _beyond(self, count: int) -> int:
+        """Return what so many more take from others."""
+        return max(self._own, self.held + count) - max(self._own, self.held)
+
+
+class Places:
+    """The places for connections of one host, over all its listeners.
+
+    Args:
+        descriptors: what is held of the host's.
+
+    Attributes:
+        descriptors: as above.
+        listeners: how many there are.
+        taken: by connections that are served.
+    """
+
+    def __init__(self, descriptors: Descriptors) -> None:
+        self.descriptors = descriptors
+        self.listeners = 0
+        self.taken = 0
+        self._told_at = -SHORTAGE_TOLD_S
+
+    def has_one(self, held: int) -> bool:
+        """Whether a listener that holds so many may have one more."""
+        if held >= MAX_CONNECTIONS:
+            return False
+        if held >= MIN_CONNECTIONS and not self.descriptors.has(1):
+            return False
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        all_of_them = soft // 4
+        part = max(MIN_CONNECTIONS, all_of_them // max(1, self.listeners))
+        return self.taken < all_of_them or held < part
+
+    def take(self, count: int) -> None:
+        """Take so many; less than 0: give them back."""
+        self.taken += count
+        self.descriptors.hold(count)
+
+    def is_shortage_news(self) -> bool:
+        """Whether a shortage of descriptors is to be told now."""
+        now = trio.current_time()
+        if now - self._told_at < SHORTAGE_TOLD_S:
+            return False
+        self._told_at = now
+        return True
+
 
 GUARANTEED_SLOTS = 8
 """Slots that are there for a child however many others have."""

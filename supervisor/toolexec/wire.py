@@ -40,7 +40,7 @@ from supervisor.toolexec.http_heads import RefusedAtOnceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.toolexec.head import Head
+    from protocol.toolexec.body import Head
     from protocol.toolexec.requests import Refusal
     from supervisor.toolexec.http_heads import Headers
     from supervisor.toolexec.throttle import Throttle

@@ -86,7 +86,7 @@ def check_body(data: bytes, sizes: bytes) -> None:
 def check_request(data: bytes) -> None:
     """Have a request of these bytes checked."""
     from protocol.toolexec import requests  # noqa: PLC0415 - see main()
-    from protocol.toolexec.head import Head  # noqa: PLC0415
+    from protocol.toolexec.body import Head  # noqa: PLC0415
 
     target, _, rest = data.partition(b"\n")
     header, _, body = rest.partition(b"\n")

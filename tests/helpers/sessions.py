@@ -22,7 +22,7 @@ import trio
 from supervisor.fsproxy.dispatch import HANDLERS
 from supervisor.fsproxy.ports import Services
 from supervisor.fsproxy.pump import Pump
-from supervisor.fsproxy.reasons import PROCESS_EXIT
+from supervisor.fsproxy.replies import PROCESS_EXIT
 from supervisor.fsproxy.session import Session
 from tests.helpers import canary
 from vfs.filesystem import Client, Filesystem

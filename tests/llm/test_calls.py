@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from demo.provider import serving
-from supervisor.fsproxy.reasons import EOF, PROCESS_EXIT
+from supervisor.fsproxy.replies import EOF, PROCESS_EXIT
 from supervisor.llm import provider
 from supervisor.llm.answer import Answer
 from tests.helpers.canary import KEY, leave_out

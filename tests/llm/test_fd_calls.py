@@ -9,8 +9,7 @@ import trio
 
 from supervisor.config.document import Config
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
-from supervisor.fsproxy.reasons import PROCESS_EXIT
-from supervisor.fsproxy.replies import REPLACED
+from supervisor.fsproxy.replies import PROCESS_EXIT, REPLACED
 from supervisor.llmfd.service import FdService
 from tests.helpers.hosts import eventually
 from tests.helpers.llmscene import ChatLine, Scene, open_scene

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.fsproxy.reasons import PROCESS_EXIT
+from supervisor.fsproxy.replies import PROCESS_EXIT
 from tests.helpers import doors as endpoint
 from tests.helpers.certificates import certificate
 from tests.helpers.hosts import eventually

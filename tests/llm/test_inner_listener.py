@@ -20,7 +20,7 @@ from supervisor.llm import endpoint
 from supervisor.llm.endpoint import DoorState, EndpointState
 from supervisor.sandbox import start
 from supervisor.sandbox.plan import PROFILES, Profile, named
-from supervisor.spawn.inner_listener import InnerListener
+from supervisor.spawn.inner_pair import InnerListener
 from tests.helpers.hosts import descriptors, eventually
 from tests.helpers.innerscene import Scene, descriptors_of, made, scene
 from tests.helpers.leaks import no_descriptor_left

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from demo.provider import Provider, serving
-from supervisor.fsproxy.reasons import PROCESS_EXIT
+from supervisor.fsproxy.replies import PROCESS_EXIT
 from supervisor.llm.opening import open_llm
 from tests.helpers.canary import KEY
 from tests.helpers.hosts import Stage, eventually, opened

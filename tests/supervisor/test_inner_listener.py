@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from supervisor.spawn.inner_listener import InnerListener
+from supervisor.spawn.inner_pair import InnerListener
 from supervisor.spawn.launchpad import wire
 from tests.helpers.hosts import descriptors
 from tests.helpers.leaks import no_descriptor_left

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hostlib.journal import Journal, open_journal
-from hostlib.journal_segments import SegmentJournal
+from hostlib.journal import Journal, SegmentJournal, open_journal
 from hostlib.segments import Segments
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.toolexec.descriptors import (
-    MIN_CONNECTIONS,
-    OF_EXECUTION,
-    Descriptors,
-    Places,
-)
 from supervisor.toolexec.output import quota as output_quota
 from supervisor.toolexec.output.quota import Quota
-from supervisor.toolexec.slots import BusyError, Slots
+from supervisor.toolexec.slots import (
+    MIN_CONNECTIONS,
+    OF_EXECUTION,
+    BusyError,
+    Descriptors,
+    Places,
+    Slots,
+)
 from vfs.filesystem import Filesystem
 
 LIMIT = 800

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.toolexec import descriptors
+from supervisor.toolexec import slots
 from supervisor.toolexec.routes import SpawnPlan
 from supervisor.toolexec.wire import Wire
 from tests.helpers.toolscene import (
@@ -225,7 +225,7 @@ async def test_a_fault_of_the_host_is_500_and_never_chunked(
 # A fault of ours, wherever in a request it is met.
 @pytest.mark.parametrize(
     "where",
-    ["protocol.toolexec.requests.decided", "protocol.toolexec.head.Head.values"],
+    ["protocol.toolexec.requests.decided", "protocol.toolexec.body.Head.values"],
 )
 async def test_a_fault_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, where: str
@@ -246,14 +246,14 @@ async def test_a_fault_ends_its_connection_and_no_other(
 
 
 # Likewise while somebody is refused, be it for what was sent or for want of room.
-@pytest.mark.parametrize("places", [descriptors.MAX_CONNECTIONS, 0])
+@pytest.mark.parametrize("places", [slots.MAX_CONNECTIONS, 0])
 async def test_a_fault_while_refusing_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, places: int
 ) -> None:
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(scene.tool.context, "log", lambda *line: said.append(line))
     with monkeypatch.context() as patch:
-        patch.setattr(descriptors, "MAX_CONNECTIONS", places)
+        patch.setattr(slots, "MAX_CONNECTIONS", places)
         patch.setattr(Wire, "reply", lambda *_: 1 // 0)
         with await scene.connect() as sock:
             await send(sock, b"no request\r\n\r\n")

@@ -17,8 +17,8 @@ import trio.testing
 
 from supervisor.toolexec import replies
 from supervisor.toolexec.connection import Connection
-from supervisor.toolexec.connection_state import Moment
 from supervisor.toolexec.output.log import OutputLog
+from supervisor.toolexec.replies import Moment
 from supervisor.toolexec.server import Server
 from supervisor.toolexec.service import ToolExecState
 from supervisor.toolexec.wire import Wire

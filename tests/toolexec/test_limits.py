@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.toolexec import connection, descriptors, server
-from supervisor.toolexec.descriptors import Descriptors, Places
-from supervisor.toolexec.slots import BusyError, Slots
+from supervisor.toolexec import connection, server, slots
+from supervisor.toolexec.slots import BusyError, Descriptors, Places, Slots
 from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import (
     Scene,
@@ -107,7 +106,7 @@ async def test_a_full_host_refuses_in_order(tmp_path: Path) -> None:
 async def test_connections_of_one_child_leave_others_alone(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(slots, "MAX_CONNECTIONS", 20)
     other = await scene.tenant()
     with ExitStack() as stack:
         await stall(scene, stack, scene.child, 20)
@@ -147,7 +146,7 @@ async def test_many_that_come_at_once_are_all_answered(scene: Scene) -> None:
 async def test_who_asks_for_nothing_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(slots, "MAX_CONNECTIONS", 4)
     async with opened_scene(tmp_path, unix=False) as scene:
         (common,) = scene.tool.shared
         with ExitStack() as stack:
@@ -177,7 +176,7 @@ def _has(common: server.Server, count: int) -> bool:
 async def test_of_one_childs_bodies_a_few_do_not_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 5)
+    monkeypatch.setattr(slots, "MAX_CONNECTIONS", 5)
     monkeypatch.setattr(connection, "SURE_RECEIVING", 2)
     async with opened_scene(tmp_path, unix=False) as scene:
         other = await scene.tenant()
@@ -212,7 +211,7 @@ def _receiving(scene: Scene, count: int) -> bool:
 async def test_who_is_served_does_not_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(slots, "MAX_CONNECTIONS", 2)
     async with opened_scene(tmp_path, unix=False) as scene:
         with ExitStack() as stack:
             await stall(scene, stack, scene.child, 2)
@@ -234,7 +233,7 @@ async def _ask_until_refused(scene: Scene) -> bytes:
 async def test_a_flood_waits_outside(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(slots, "MAX_CONNECTIONS", 4)
     monkeypatch.setattr(server, "MAX_REFUSED", 2)
     other = await scene.tenant()
     most = 0
@@ -264,7 +263,7 @@ async def test_a_flood_waits_outside(
 async def test_who_waits_is_served_when_one_goes(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(slots, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(server, "MAX_REFUSED", 0)
     with ExitStack() as stack:
         first = stack.enter_context(await scene.connect())

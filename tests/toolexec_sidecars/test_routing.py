@@ -14,8 +14,7 @@ from supervisor.toolexec.kinds import (
     is_tool_name,
     toolchains_for,
 )
-from supervisor.toolexec.routes import RefusedError
-from supervisor.toolexec.routing import candidates, unavailable
+from supervisor.toolexec.routes import RefusedError, candidates, unavailable
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd.checkpoint_rows import Summary
     from supervisor.llmfd.checkpoints import Checkpoints
     from supervisor.llmfd.process import Process
-    from supervisor.llmfd.snapshots import WorkspaceSnapshot
+    from supervisor.llmfd.workspaces import WorkspaceSnapshot
 
 MOST_LABEL_CHARS = 200
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.toolexec.output.quota import Quota
-    from supervisor.toolexec.output.readers import Reader
     from supervisor.toolexec.output.splice import Tap
+
 
 PIECE_BYTES = 131_072
 """Most that is read, written or sent at once."""
@@ -438,3 +438,59 @@ class OutputLog:
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
         return tuple(store.fd for store in self._stores if isinstance(store, File))
+
+
+# Who follows a log (``log``): the one that it hands pieces to, and who only holds it.
+
+
+class Reader(Protocol):
+    """A follower of a log.
+
+    Attributes:
+        offset: everything before it has been taken.
+    """
+
+    offset: int
+
+    async def take(self, piece: memoryview) -> bool:
+        """Take the next piece from memory; False if the log is to keep the rest.
+
+        Only called while it is live, with what begins at ``offset``.
+        """
+        ...
+
+    def frame(self, size: int) -> tuple[bytes, bytes]:
+        """Begin the next piece of ``size`` bytes; return what goes before and after it.
+
+        Only called while it is live, with what begins at ``offset``.
+        """
+        ...
+
+    async def take_from(self, tap: Tap) -> bool:
+        """Take that piece from where it was put aside, or False as ``take``."""
+        ...
+
+    def wake(self) -> None:
+        """Look at the log: called while it is live and the log is finished."""
+        ...
+
+
+class Holder:
+    """Holds a log from its beginning; it is never live."""
+
+    offset = 0
+
+    async def take(self, piece: memoryview) -> bool:
+        """See ``Reader``."""
+        return False
+
+    def frame(self, size: int) -> tuple[bytes, bytes]:
+        """See ``Reader``."""
+        return b"", b""
+
+    async def take_from(self, tap: Tap) -> bool:
+        """See ``Reader``."""
+        return False
+
+    def wake(self) -> None:
+        """See ``Reader``."""

@@ -24,7 +24,7 @@ from hostlib.file_closing import close_file
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.toolexec.descriptors import Descriptors
+    from supervisor.toolexec.slots import Descriptors
 
 LEAST_FILE_BYTES = 8 * 1024 * 1024
 """What a file may grow to although the child's quota is used up: with less, a tool and

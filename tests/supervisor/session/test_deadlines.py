@@ -8,7 +8,7 @@ import os
 import pytest
 import trio
 
-from supervisor.fsproxy.reasons import SLOW
+from supervisor.fsproxy.replies import SLOW
 from tests.helpers.delays import Stopwatch
 from tests.helpers.hosts import eventually
 from tests.helpers.sessions import Hall, hall

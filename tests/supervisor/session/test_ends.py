@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.fsproxy.reasons import EOF, FAULT, PROCESS_EXIT
+from supervisor.fsproxy.replies import EOF, FAULT, PROCESS_EXIT
 from tests.helpers.leaks import open_here
 from tests.helpers.sessions import Hall, Line, hall
 from vfs.filesystem import OpenFile

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from supervisor.fsproxy import pump as pump_module
-from supervisor.fsproxy.reasons import SLOW
+from supervisor.fsproxy.replies import SLOW
 from supervisor.fsproxy.transport import FileTransfer
 from tests.helpers.sessions import Hall, Line, hall
 from vfs import mounts

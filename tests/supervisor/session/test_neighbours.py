@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 import trio
 
-from supervisor.fsproxy.reasons import EOF, SLOW
+from supervisor.fsproxy.replies import EOF, SLOW
 from tests.helpers.delays import kept_waiting_s
 from tests.helpers.sessions import NEIGHBOUR_S, Hall, Line, hall
 from vfs.ledger import Ledger

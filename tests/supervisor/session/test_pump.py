@@ -10,7 +10,7 @@ import trio
 
 from supervisor.fsproxy import pump as pump_module
 from supervisor.fsproxy.pump import POLLS, SLICE_S, Pump
-from supervisor.fsproxy.reasons import EOF
+from supervisor.fsproxy.replies import EOF
 from supervisor.fsproxy.session import PIPELINED, Session
 from tests.helpers.dialogue import Dialogue
 from tests.helpers.sessions import Hall, Line, hall, open_hall

@@ -22,8 +22,8 @@ from supervisor.llmfd import (
     checkpoint_state,
     checkpoints,
 )
-from supervisor.llmfd.snapshots import WorkspaceSnapshot
 from supervisor.llmfd.spool import write_all
+from supervisor.llmfd.workspaces import WorkspaceSnapshot
 from tests.helpers.contents import asking, failed, text_of
 
 BINARY = bytes(range(256)) * 20

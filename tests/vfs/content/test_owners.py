@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.llmfd import Process, Store, checkpoints
-from supervisor.llmfd.owners import is_owner, owner_of
+from supervisor.llmfd.own_checkpoints import is_owner, owner_of
 from supervisor.llmfd.service import FdService
 from tests.helpers.contents import asking, failed
 from tests.vfs.content.test_checkpoints import closed, opened

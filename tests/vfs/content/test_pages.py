@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.llmfd import index as index_module
-from supervisor.llmfd.index import BLOCK_BYTES, scan
-from supervisor.llmfd.pages import paginate
+from supervisor.llmfd.index import BLOCK_BYTES, paginate, scan
 from tests.helpers.contents import ask, failed, holding, text_of
 
 LINES = st.lists(

@@ -5,7 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.llmfd.references import Ref, extract
+from supervisor.llmfd.table import Ref, extract
 
 
 def test_parts_are_found_and_broken_tags_mean_nothing() -> None:

@@ -9,8 +9,7 @@ import pytest
 from supervisor.llmfd import TOOLS, FdError, Process, Shared, Store
 from supervisor.llmfd import slots as slots_module
 from supervisor.llmfd import spool as spool_module
-from supervisor.llmfd.handover import Entering
-from supervisor.llmfd.handover_state import BlobState, StoreState
+from supervisor.llmfd.handover import BlobState, Entering, StoreState
 from supervisor.llmfd.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot, SlotFile
 from supervisor.llmfd.spool import (
     LIMIT_PER_FILE,
