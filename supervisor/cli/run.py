@@ -239,10 +239,10 @@ def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
         return {}
     from supervisor.workspace.command_line import read_uses  # noqa: PLC0415 - with one
 
+    commit = _commit(given.get("commit"))  # before one is made
     words, state_dir = given.get("workspace", ()), given.get("state_dir")
     more = {word: given.get(word, ()) for word in ("hide", "guard")}
     uses = read_uses(words, state_dir, given.get("workspace_name"), config, **more)
-    commit = _commit(given.get("commit"))
     found: dict[str, Any] = {"workspaces": uses, "commit": commit}
     if given["cwd"] is None:
         found["cwd"] = uses[0].base

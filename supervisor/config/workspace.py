@@ -48,10 +48,10 @@ def check_sections(
     section: Mapping[str, WorkspaceSection],
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that a workspace cannot have."""
-    from supervisor.workspace.store import NAME  # noqa: PLC0415 - with a workspace
+    from supervisor.workspace.store import HALF, NAME  # noqa: PLC0415 - with one
 
     for name, workspace in section.items():
-        if not NAME.fullmatch(name) or ".discarded-" in name:
+        if not NAME.fullmatch(name) or HALF in name:
             yield (
                 joined(name),
                 f"a name of a workspace is {NAME.pattern}; choose another",

@@ -99,6 +99,8 @@ def _asked(
 ) -> WorkspaceUse:
     """Return what one ``--workspace`` asks for, with what is configured of its name."""
     path, mode = _read(text)
+    if not path:  # an unset variable of a shell, and not the working directory
+        raise OptionError(f"--workspace: it names no directory: {text!r}; name one")
     base = absolute(path)
     section = None if name is None else sections.get(name)
     if name is None or section is None:

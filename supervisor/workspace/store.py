@@ -37,7 +37,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
 _LOCK_BYTES = 256
-IN_THE_MAKING = ".discarded-new-"
+HALF = ".discarded-"
+"""In the name of a workspace that is half made or half removed, and in no other's."""
+
+IN_THE_MAKING = f"{HALF}new-"
 """In the name of a workspace until it is whole."""
 
 _MOUNT = b"mount"
@@ -290,7 +293,7 @@ class WorkspaceDirectory:
 
     def remove(self) -> None:
         """Remove all of it from the disk."""
-        gone = f"{self._path}.discarded-{secrets.token_hex(4)}"
+        gone = f"{self._path}{HALF}{secrets.token_hex(4)}"
         os.rename(self._path, gone)  # another command finds it whole or not at all
         why = remove_tree(Path(gone))
         if why is not None:
@@ -461,9 +464,7 @@ def workspaces_in(state_dir: str) -> list[str]:
         names = os.listdir(os.path.join(state_dir, _WORKSPACES))
     except FileNotFoundError:
         return []
-    return sorted(
-        name for name in names if NAME.fullmatch(name) and ".disc" not in name
-    )
+    return sorted(name for name in names if NAME.fullmatch(name) and HALF not in name)
 
 
 def look_at_state(state_dir: str, name: str) -> str | None:
@@ -495,7 +496,7 @@ def path_of(state_dir: str, name: str) -> str:
     Raises:
         WorkspaceError: a workspace cannot have that name.
     """
-    if not NAME.fullmatch(name) or ".discarded-" in name:
+    if not NAME.fullmatch(name) or HALF in name:
         text = f"cannot use the workspace name {name!r}: it is not {NAME.pattern}"
         raise WorkspaceError(f"{text}; choose another")
     return os.path.join(state_dir, _WORKSPACES, name)

@@ -19,6 +19,7 @@ from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.commit_journal import STAGING_PREFIX, CommitJournal
 from supervisor.workspace.layer_store import LayerStore
 from supervisor.workspace.store import (
+    HALF,
     IN_THE_MAKING,
     InUseError,
     WorkspaceError,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_HALF = ".discarded-"
 _MAKING_S = 60.0
 """A workspace is made in some milliseconds, however busy the machine is."""
 
@@ -55,7 +55,7 @@ def sweep_workspaces(state_dir: str) -> Iterator[str]:
     for left in find_left(state_dir):
         if left.workspace:
             yield f"{left.what}: {left.path} ({_finish(state_dir, left.workspace)})"
-        elif _HALF in left.path:
+        elif HALF in left.path:
             yield _remove(left)
         else:
             how = "left alone; another state directory may have it"
@@ -93,7 +93,7 @@ def _find_halves(state_dir: str) -> Iterator[Left]:
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(where)):
             path = os.path.join(where, name)
-            if _HALF not in name or _may_be_in_the_making(path):
+            if HALF not in name or _may_be_in_the_making(path):
                 continue
             if not _is_locked(path):
                 yield Left(path, "a workspace that was half made or half discarded")

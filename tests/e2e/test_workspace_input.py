@@ -75,6 +75,9 @@ def test_a_base_in_another_s_base_is_refused(
         (("--workspace", "missing"), "No such file or directory"),
         (("--workspace", "repo/inner"), "lie in each other"),
         (("--env", "wrong"), "not a variable"),
+        (("--commit", "maybe"), "none of ask, never, on-success"),
+        (("--workspace", ""), "it names no directory"),
+        (("--workspace", ":direct"), "it names no directory"),
     ],
 )
 def test_a_run_that_is_refused_leaves_no_workspace(
@@ -163,6 +166,15 @@ def test_a_workspace_that_a_child_made_unreadable_can_be_discarded(
     assert done.status == 0
     assert "were not counted: File name too long" in one_line(done)
     assert ask(tmp_path, "list", "--json").out.strip() == b"[]"
+
+
+# spec WS5, WS7
+def test_a_name_that_begins_like_a_removed_one_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    name = "app.discover"
+    assert run(tmp_path, tmp_path / "repo", "--workspace-name", name).status == 0
+    (row,) = json.loads(ask(tmp_path, "list", "--json").out)
+    assert row["name"] == name
 
 
 def test_an_empty_name_is_no_name(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import supervisor.workspace
 from supervisor.workspace.run import prepare_use
 from supervisor.workspace.store import NoWorkspaceError, look_at_state
 from supervisor.workspace.workspace import Workspace
@@ -58,3 +59,10 @@ def test_a_look_for_figures_keeps_no_child_from_a_workspace(
         assert workspace.directory.user() == "second"
         assert look_at_state(str(scene.state), "w") == "in use"
         os.close(lock)
+
+
+# spec Forms: the package has the class by the name that the forms say.
+def test_the_package_hands_the_class_on() -> None:
+    assert supervisor.workspace.Workspace is Workspace
+    with pytest.raises(AttributeError, match="has no attribute 'Workspaces'"):
+        getattr(supervisor.workspace, "Workspaces")  # noqa: B009 - it is not there
