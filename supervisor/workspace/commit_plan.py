@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from supervisor.workspace.changes import Row
     from supervisor.workspace.commit_staging import MergedFile
     from supervisor.workspace.held_workspace import HeldWorkspace, Trees
-    from supervisor.workspace.record import Judge
+    from supervisor.workspace.judge import Judge
 
 
 @dataclass(frozen=True, slots=True)

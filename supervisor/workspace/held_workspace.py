@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from supervisor.workspace.changes import Row, compare
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.hiding import load_origins, visible_rows
+from supervisor.workspace.judge import Judge
 from supervisor.workspace.layer_store import LayerStore, new_layer_id
 from supervisor.workspace.layers import LayeredTree
 from supervisor.workspace.linux import read_birth_time_ns
-from supervisor.workspace.record import CHANGED, Judge
+from supervisor.workspace.origins import Origins
+from supervisor.workspace.record import CHANGED
 from supervisor.workspace.record_files import RecordFiles
 from supervisor.workspace.selection import Patterns
 from supervisor.workspace.store import (
@@ -209,8 +211,7 @@ class HeldWorkspace:
         rows = self.rows(trees)
         if trees.is_sealed:
             return rows
-        judge = self.judge(trees)
-        pointers, others = judge.strays(rows)
+        pointers, others = self._origins(trees).strays(rows)
         if not (pointers or others) or self.directory.user():
             return rows
         # What is where one was counts as removed from then on, and the child moved it.
@@ -227,16 +228,19 @@ class HeldWorkspace:
 
     def judge(self, trees: Trees) -> Judge:
         """Return a judge of what the base has changed as well."""
-        started_ns = self.state.started_ns
-        origins = load_origins(self.directory) if self.state.hidden else {}
         return Judge(
             trees.base,
             trees.merged,
             self.records.load(),
-            started_ns,
-            origins,
+            self.state.started_ns,
+            self._origins(trees),
             is_running=bool(self.directory.user()),
         )
+
+    def _origins(self, trees: Trees) -> Origins:
+        stand_ins = load_origins(self.directory) if self.state.hidden else {}
+        started_ns = self.state.started_ns
+        return Origins(trees.base, trees.merged, started_ns, stand_ins)
 
     def record_if_room(self, trees: Trees, rows: Sequence[Row]) -> None:
         """Record it if the disk has room: without a record times decide (spec WS11).
