@@ -44,7 +44,12 @@ from supervisor.llm.errors import (
     RefusedRequestError,
     TooManyBytesError,
 )
-from supervisor.llm.gateway import LARGE_BYTES, FailedCallError, NoMemoryError
+from supervisor.llm.gateway import (
+    LARGE_BYTES,
+    Completion,
+    FailedCallError,
+    NoMemoryError,
+)
 from supervisor.llm.json_request import BadJsonError, is_short, read_request
 from supervisor.llm.messages_request import count_tokens_estimate
 from supervisor.llm.prompt_size import size_of_body, size_of_request
@@ -56,7 +61,7 @@ if TYPE_CHECKING:
 
     from supervisor.llm.answer_writers import AnswerWriter
     from supervisor.llm.endpoint_http import HttpConnection, HttpRequest
-    from supervisor.llm.gateway import Call, Completion, Model
+    from supervisor.llm.gateway import Call, Model
     from supervisor.llm.json_request import JsonRequest
     from supervisor.llm.models import Models
     from supervisor.llm.quota import Node
@@ -235,16 +240,6 @@ def _out_of_quota(models: Models, node: Node) -> RefusedRequestError:
     return refusal
 
 
-def _first_in(group: BaseExceptionGroup[FailedCallError]) -> FailedCallError:
-    """Return the first error of a group."""
-    why: BaseException = group
-    while isinstance(why, BaseExceptionGroup):
-        why = why.exceptions[0]
-    if not isinstance(why, FailedCallError):
-        raise TypeError(f"an error of another kind in {group!r}")
-    return why
-
-
 def _failed(why: FailedCallError) -> RefusedRequestError:
     """Return the refusal of a call that the provider refused (spec MD6)."""
     text = f"OpenAI API call failed: {why}"
@@ -328,33 +323,39 @@ class _Asking:
             longer_bytes = max(0, found.size_bytes - len(body))
             reserve(self._memory, decoded_bytes + FORMS * longer_bytes)
         self._models.note_dropped(self._asker.client, self._api, found.dropped)
-        call, writer = found.call, found.writer
         refusal: RefusedRequestError | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_leave_with, self._http, nursery.cancel_scope)
-                if found.is_stream:
-                    await _Stream(self._http, writer, self._memory).send(
-                        self._models, call
-                    )
-                else:
-                    completion = await self._models.gateway.complete(call)
-                    reserve_answer(self._memory, 2 * len(completion.data))
-                    await self._http.reply(200, await _whole(writer, completion))
-                nursery.cancel_scope.cancel()
-        except* (TooManyBytesError, NoMemoryError):
-            refusal = TooManyBytesError()
-        except* HeldQuotaError:
-            refusal = RefusedRequestError(
-                429, HELD_QUOTA, RATE_CODE, RATE_CODE, retry_after_s=1
-            )
-        except* QuotaError:
-            refusal = _out_of_quota(self._models, self._asker.node)
-        except* FailedCallError as group:
-            refusal = _failed(_first_in(group))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_leave_with, self._http, nursery.cancel_scope)
+            # An error that leaves a nursery, or its own frame with its name, is in a circle:
+            # it would keep the request, which is not reserved any more (attack 42).
+            try:
+                await self._pass_on(found)
+            except (TooManyBytesError, NoMemoryError):
+                refusal = TooManyBytesError()
+            except HeldQuotaError:
+                refusal = RefusedRequestError(
+                    429, HELD_QUOTA, RATE_CODE, RATE_CODE, retry_after_s=1
+                )
+            except QuotaError:
+                refusal = _out_of_quota(self._models, self._asker.node)
+            except FailedCallError as why:
+                refusal = _failed(why)
+            nursery.cancel_scope.cancel()
         if refusal is not None:
-            # Raised up there it would be in a group, before Python 3.11.4.
-            raise refusal
+            try:
+                raise refusal
+            finally:
+                del refusal
+
+    async def _pass_on(self, found: _Prepared) -> None:
+        """Make a call, and pass its answer on."""
+        call, writer = found.call, found.writer
+        if found.is_stream:
+            await _Stream(self._http, writer, self._memory).send(self._models, call)
+        else:
+            completion = await self._models.gateway.complete(call)
+            reserve_answer(self._memory, 2 * len(completion.data))
+            await self._http.reply(200, await _whole(writer, completion))
 
     def _prepare(self) -> _Prepared:
         """Return what the request comes to."""
@@ -493,14 +494,14 @@ class _Stream:
         """
         # Bounded by the memory that is reserved for what the client has not taken.
         sender, receiver = trio.open_memory_channel[bytes](math.inf)
-        done: list[Completion | FailedCallError] = []
+        done: list[Completion | FailedCallError | QuotaError] = []
 
         async def ask() -> None:
             with sender:
                 put = partial(self._put, sender)
                 try:
                     done.append(await models.gateway.complete(call, put))
-                except FailedCallError as why:  # what has come is sent before
+                except (FailedCallError, QuotaError) as why:  # first what has come
                     done.append(why)
 
         async with trio.open_nursery() as nursery:
@@ -511,12 +512,16 @@ class _Stream:
                 frames = b"".join((frame, *_waiting(receiver, room_bytes)))
                 await self._send(frames)
                 self._memory.add(-len(frames))
-        if isinstance(done[0], FailedCallError):
-            if not self._has_begun:
-                raise done[0]
-            last = self._writer.fail(_failed(done[0]))
+        ended = done.pop()
+        if isinstance(ended, Completion):
+            last = await self._last(ended)
+        elif self._has_begun and isinstance(ended, FailedCallError):
+            last = self._writer.fail(_failed(ended))
         else:
-            last = await self._last(done[0])
+            try:
+                raise ended
+            finally:
+                del ended
         if not self._has_begun:
             await self._send(b"")
         await self._http.end_events(b"".join(last))
