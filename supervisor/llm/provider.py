@@ -280,7 +280,8 @@ class Provider:
         is_refused = response.status_code >= 300
         self._requests[trio.lowlevel.current_task()].is_sent = not is_refused
         if is_refused:  # the library reads it whole
-            response.stream = _bounded(response.stream, MAX_ERROR_BYTES)
+            _, _, wire = _libraries()
+            response.stream = wire.BoundedBody(response.stream, MAX_ERROR_BYTES)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what the client holds of the process's descriptors."""
@@ -309,27 +310,6 @@ class Turns:
         if self._whose is trio.lowlevel.current_task():
             self._whose = None
             self._lock.release()
-
-
-def _bounded(stream: Any, size_bytes: int) -> Any:
-    """Return a body that ends at a bound."""
-    _, httpx2, wire = _libraries()
-
-    class Bounded(httpx2.AsyncByteStream):  # type: ignore[misc, name-defined] # imported late
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            left = size_bytes
-            pieces = aiter(stream)
-            async for piece in pieces:
-                yield piece[:left]
-                left -= len(piece)
-                if left <= 0:
-                    break
-            await wire.break_off(pieces)
-
-        async def aclose(self) -> None:
-            await stream.aclose()
-
-    return Bounded()
 
 
 def _libraries() -> tuple[Any, Any, Any]:

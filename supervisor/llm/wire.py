@@ -256,6 +256,33 @@ class Body(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
+class BoundedBody(httpx2.AsyncByteStream):
+    """A body that ends at a bound.
+
+    Args:
+        stream: the body.
+        size_bytes: the bound.
+    """
+
+    def __init__(self, stream: httpx2.AsyncByteStream, size_bytes: int) -> None:
+        self._stream = stream
+        self._size_bytes = size_bytes
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = self._size_bytes
+        pieces = aiter(self._stream)
+        async for piece in pieces:
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
+                break
+        await break_off(pieces)
+
+    async def aclose(self) -> None:
+        """End it."""
+        await self._stream.aclose()
+
+
 class Transport(httpx2.AsyncBaseTransport):
     """Beneath one client.
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpcore2
 import pytest
 
 from supervisor.llm.answer_reader import AnswerReader
@@ -25,8 +26,9 @@ def no_collector() -> Iterator[None]:
 
 
 def held() -> int:
-    """Return how many requests and answers there are."""
-    return sum(isinstance(one, AnswerReader | JsonRequest) for one in gc.get_objects())
+    """Return how many requests and answers there are, those of the library with them."""
+    kinds = AnswerReader | JsonRequest | httpcore2.Request
+    return sum(isinstance(one, kinds) for one in gc.get_objects())
 
 
 # spec MD7, attack 42: the memory of calls that fail or are refused is not reserved any more.
