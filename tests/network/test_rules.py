@@ -173,7 +173,7 @@ def test_a_client_hello_may_be_for_what_the_same_rule_covers() -> None:
     assert not granted(rules.decide("c.test", 80)).checks_tls
 
 
-# spec NET7: ssh on 443 needs `tls=any`, and a wide rule beside it takes that away not.
+# spec NET7: ssh on 443 needs `tls=any`; a wide rule beside it does not take that away.
 def test_one_rule_with_any_tls_is_enough() -> None:
     rules = parse_rules(["*", "*.git.test@tls=any"])
     assert not granted(rules.decide("ssh.git.test", 443)).checks_tls
