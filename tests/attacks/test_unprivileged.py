@@ -17,7 +17,7 @@ import pytest
 from tests.architecture.test_attack_walls import attacks_of, collected
 from tests.architecture.tree import ROOT
 from tests.attacks.conftest import KINDS
-from tests.chaos.rounds import LONG
+from tests.chaos.rounds import LONG, LONG_ALONE
 
 NOBODY = 65534 - int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 """A user of no rights, for each worker its own: of some things, as descriptors in flight
@@ -218,7 +218,7 @@ def attacks_wanted(names: list[str], kind: str) -> set[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "run",
-    [pytest.param(r, marks=[pytest.mark.chaos] * (r != "auto")) for r in RUNS],
+    [pytest.param(r, marks=() if r == "auto" else LONG_ALONE) for r in RUNS],
 )
 def test_the_attacks_fail_for_a_host_without_rights(place: Path, run: str) -> None:
     if run == "none" and not LONG:

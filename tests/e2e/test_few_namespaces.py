@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.rounds import LONG_ALONE
 from tests.e2e.test_sandbox import as_root, layers, present
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 from tests.helpers.fewer import allowing
@@ -57,7 +58,11 @@ def present_of(uid: int) -> set[str]:
     ("layer", "uid"),
     [
         *((layer, NOBODY) for layer in KINDS),
-        *((layer, 0) for layer in KINDS if layer != "pidns"),
+        *(
+            pytest.param(layer, 0, marks=LONG_ALONE)
+            for layer in KINDS
+            if layer != "pidns"
+        ),
     ],
 )
 def test_a_child_does_without_what_nobody_is_given(

@@ -18,6 +18,7 @@ from supervisor.llm.apis import CHAT, MESSAGES, RESPONSES, Api
 from supervisor.llm.deltas import EventRedactor
 from supervisor.llm.gateway import LARGE_BYTES
 from supervisor.llm.redact import Redactor
+from tests.chaos.rounds import some_of
 from tests.helpers.doors import answered, unchunked
 from tests.helpers.hosts import eventually
 from tests.llm.test_doors import EVENTS_HEAD, opened_with, raw, told
@@ -114,7 +115,8 @@ def write(writer: AnswerWriter, events: Iterable[Event]) -> None:
 
 
 # spec L15, MD3: counted in events and bytes, whatever each of them holds.
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.chaos
+@pytest.mark.parametrize("row", some_of(ROWS))
 def test_a_stream_of_very_many_things_ends(row: str) -> None:
     api, make, reason = ROWS[row]
     reader, writer = api.reader(), writer_for(api)

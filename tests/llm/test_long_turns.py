@@ -17,6 +17,7 @@ import trio
 
 from supervisor.config.document import Config
 from supervisor.llm import conversations
+from tests.chaos.rounds import some_of
 from tests.helpers.llmscene import ChatLine, Scene, open_scene, request
 from tests.helpers.provider import provider_process
 from tests.helpers.turns import Reader, watched
@@ -215,7 +216,8 @@ async def whole(line: ChatLine) -> bytes:
 
 # attack 43, spec S5, L14
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.chaos
+@pytest.mark.parametrize("row", some_of(ROWS))
 async def test_what_is_long_has_short_turns(scene: Scene, row: str) -> None:
     make, expected = ROWS[row]
     if row == "list":

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.tree import ROOT
+from tests.chaos.rounds import LONG_ALONE
 from tests.helpers.command import TIMEOUT_S, heard, running
 from tests.helpers.llmscene import key_file
 from tests.helpers.provider import provider_process
@@ -60,7 +61,9 @@ def hoarding(where: Path, kind: str) -> Iterator[subprocess.Popen[bytes]]:
     ("kind", "served", "refused"),
     [
         ("prompt", "OK {", "[Errno 12] Cannot allocate memory"),
-        ("short_names", None, "failed to read input files data"),
+        pytest.param(
+            *("short_names", None, "failed to read input files data"), marks=LONG_ALONE
+        ),
         # Whether two of these meet is the machine's business.
         ("answers", None, None),
         ("endpoint", "OK 200 {", "too_many_bytes"),

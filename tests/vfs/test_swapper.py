@@ -21,7 +21,7 @@ __all__ = ["hall"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
-OPENS = int(os.environ.get("SWAPPER_OPENS", "100000"))
+OPENS = int(os.environ.get("SWAPPER_OPENS", "50000"))
 
 
 @pytest.fixture
