@@ -1,20 +1,14 @@
 """The endpoint for programs that know nothing of this host (face: ``endpoint = true``).
 
-One listener on loopback for the host, for each child one unix socket and, if it has a
-loopback of its own, a listener with the same port there, and a token for each child
-that stands for its account.
-
 Rules of this file.
 
 1. A token opens one child's account and nothing else; after the child's end it opens
    nothing, and what it had begun is cancelled and charged before the child is gone.
-2. A child has at most ``PER_CHILD`` connections, and one where the host lacks descriptors
-   for more; the oldest that asks nothing makes room.  Of connections that have shown no token there are few, and the oldest makes
-   room (spec S5, S7): of those that came by the listener by which most came, so that who
-   floods its own keeps nobody else out.
+2. A child has at most ``PER_CHILD`` connections, fewer where the host lacks descriptors.
+   The oldest that asks nothing makes room; of those without a token, the oldest of the
+   listener by which most came (spec S5, S7).
 3. What goes wrong with a child's own listener ends that listener.
-4. It is handed over with its addresses and tokens, which children were told. A request that
-   has not come whole, or for which nothing was done, is read again from its first byte.
+4. A hand-over keeps addresses and tokens; a request for which nothing was done is read anew.
 """
 
 from __future__ import annotations
