@@ -41,6 +41,12 @@ WORKSPACES_OF_ROOT = {
     "HM8": "a cgroup is given to a host that is root",
 }
 """Those that no host of another user can keep, and why."""
+# The APIs by which programs ask the model.
+MODEL_DOORS = tuple(f"MD{n}" for n in range(1, 9))
+# The network by name.
+NETWORK = tuple(f"NET{n}" for n in range(1, 16))
+NETWORK_TO_BUILD: tuple[str, ...] = ("NET6", "NET9", "NET14", "NET15")
+"""Those that no code keeps yet; none is ever added."""
 # docs/invariants.md.
 INVARIANTS = tuple(f"I{n}" for n in range(1, 11))
 INVARIANTS_IN_FORCE = INVARIANTS
@@ -54,7 +60,7 @@ ATTACKS = tuple(
 ATTACKS_IN_FORCE = ATTACKS
 
 _AND = r"(?:\s*,\s*(?:and\s+)?|\s+and\s+)"
-_RULE = r"(?:(?:WS|HM)\d+[abc]?|[A-Z]\d+b?)\b"
+_RULE = r"(?:(?:WS|HM|MD|NET)\d+[abc]?|[A-Z]\d+b?)\b"
 _NAMED = (
     re.compile(rf"\bspec\s+({_RULE}(?:{_AND}{_RULE})*)"),
     re.compile(rf"\battacks?\s+(\d+\b(?:{_AND}\d+\b)*)"),

@@ -31,9 +31,21 @@ def test_every_rule_of_workspaces_has_a_test() -> None:
     assert not missing, f"no test says '# spec WS1' (for instance) for: {missing}"
 
 
+def test_every_rule_of_the_models_doors_has_a_test() -> None:
+    missing = missing_from_tests(rules.MODEL_DOORS)
+    assert not missing, f"no test says '# spec MD1' (for instance) for: {missing}"
+
+
+def test_every_rule_of_the_network_that_is_kept_has_a_test() -> None:
+    wanted = tuple(name for name in rules.NETWORK if name not in rules.NETWORK_TO_BUILD)
+    missing = missing_from_tests(wanted)
+    assert not missing, f"no test says '# spec NET1' (for instance) for: {missing}"
+
+
 def test_a_rule_that_has_a_test_is_none_to_build() -> None:
-    built = set(rules.WORKSPACES_TO_BUILD) & rules.named_by_tests().keys()
-    assert not built, f"take out of WORKSPACES_TO_BUILD, for tests name them: {built}"
+    to_build = {*rules.WORKSPACES_TO_BUILD, *rules.NETWORK_TO_BUILD}
+    built = to_build & rules.named_by_tests().keys()
+    assert not built, f"take out of what is to be built, for tests name them: {built}"
 
 
 def test_every_rule_of_workspaces_is_tested_as_a_user_of_no_rights() -> None:
@@ -53,7 +65,7 @@ def test_every_invariant_in_force_has_a_test() -> None:
 
 def test_no_test_names_a_rule_that_does_not_exist() -> None:
     known = {*rules.SPEC, *rules.TOOLEXEC, *rules.INVARIANTS, *rules.ATTACKS}
-    known |= {*rules.WORKSPACES}
+    known |= {*rules.WORKSPACES, *rules.MODEL_DOORS, *rules.NETWORK}
     unknown = {
         name: files
         for name, files in rules.named_by_tests().items()
