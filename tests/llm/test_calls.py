@@ -3,7 +3,6 @@
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -474,13 +473,13 @@ async def test_what_comes_of_a_large_piece_is_taken_in_by_a_thread(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
-    feed = Answer.feed
+    receive = Answer.receive
 
-    def noted(answer: Answer, data: bytes) -> list[dict[str, Any]]:
+    def noted(answer: Answer, data: bytes) -> None:
         threads.append(threading.current_thread())
-        return feed(answer, data)
+        receive(answer, data)
 
-    monkeypatch.setattr(Answer, "feed", noted)
+    monkeypatch.setattr(Answer, "receive", noted)
     assert (await scene.connect().chat(b"!plain !words=100000")).line.startswith(b"OK ")
     first, *_, last = threads
     assert first is threading.main_thread() is not last
