@@ -53,8 +53,8 @@ async def in_thread(
     Args:
         call: what blocks.
         args: its arguments.
-        share: bounds the threads of whom it is done for, so that one child with many
-            connections and a slow disk leaves some to the others (spec S5, S7).
+        share: bounds the threads of one child, so that many connections and a slow disk
+            leave threads to the other children (spec S5, S7).
 
     Cancellation: waits for a free thread can be cancelled; a call that has begun is
     always waited for.

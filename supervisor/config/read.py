@@ -227,7 +227,7 @@ def not_a_directory(path: str) -> str:
 # The bytes of a configuration: a file's, or what a pipe brings that is already open.
 #
 # ``--config <(generate)`` is such a pipe: the shell writes ``/dev/fd/63`` for it.  It can be
-# read once, so it is nothing for who reads again at a reload.
+# read once, so a daemon that reloads can not use it.
 #
 # Rules.
 #
@@ -236,7 +236,7 @@ def not_a_directory(path: str) -> str:
 # 2. A FIFO is not opened at all: nobody may ever open its other end.
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Longest file: 100,000 children, of whom a host has no more, with a line each."""
+"""Longest file: room for a line of each of 100,000 children, the most that a host has."""
 
 PIPE_S = 60.0
 """Longest wait for what a pipe brings: who writes may have to ask for a secret first."""

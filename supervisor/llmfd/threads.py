@@ -23,7 +23,7 @@ Ts = TypeVarTuple("Ts")
 async def in_thread(
     call: Callable[[*Ts], T], *args: *Ts, share: trio.CapacityLimiter | None = None
 ) -> T:
-    """Do as ``threads.in_thread``.
+    """Run a call as ``hostlib.threads.in_thread`` does.
 
     Raises:
         FdError: ``file_operation``: no thread can be started; nothing has begun.
@@ -39,7 +39,7 @@ async def in_thread(
 
 # Long work in a worker thread ends soon after nobody waits for it any more.
 #
-# A call that has begun in a worker thread is always waited for (``vfs.mounts``), so that
+# A call that has begun in a worker thread is always waited for (``hostlib.threads``), so that
 # what takes seconds has to ask between its steps.
 
 

@@ -1,4 +1,4 @@
-"""The DNS that a child is given: questions in, answers out, nobody else is asked.
+"""The DNS server of a child: it answers from the rules, and asks no other server.
 
 1. A granted name has the addresses of its pool, every other name does not exist (spec
    NET5). No question leaves the host, so none carries anything out.
@@ -107,7 +107,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent for a packet, and what is told of it.
+    """The answer to a packet, and why its name was refused.
 
     Attributes:
         packet: None if nothing is sent.
