@@ -58,7 +58,7 @@ def main() -> int:
 
 def _nobodys_host(where: Path) -> Host:
     """Return a host of an ordinary user's, with an installation that it may enter."""
-    from tests.attacks.test_unprivileged import NOBODY, nobodys_command  # noqa: PLC0415
+    from tests.system.attacks.test_unprivileged import NOBODY, nobodys_command  # noqa: PLC0415
 
     where.mkdir()
     words, _ = nobodys_command(where)

@@ -16,10 +16,10 @@ from tests.architecture import rules
 from tests.architecture.tree import ROOT
 
 KINDS = ("none", "auto", "namespaces", "bubblewrap")
-ATTACK_FILES = tuple(sorted((ROOT / "tests" / "attacks").glob("test_*.py")))
+ATTACK_FILES = tuple(sorted((ROOT / "tests" / "system" / "attacks").glob("test_*.py")))
 
 ROW = re.compile(r"^\| (\d+) \| [^|]* \| ([^|]*?) ?\|", re.MULTILINE)
-CASE = re.compile(r"^(tests/attacks/\w+\.py)::(\w+)(?:\[(.*)\])?$", re.MULTILINE)
+CASE = re.compile(r"^(tests/system/attacks/\w+\.py)::(\w+)(?:\[(.*)\])?$", re.MULTILINE)
 
 
 def attacks_of(path: Path) -> Iterator[tuple[str, str]]:
@@ -34,7 +34,7 @@ def collected() -> dict[tuple[str, str], set[str]]:
     """Return the kinds of walls that each test of the attacks has: (file, name)."""
     words = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
     done = subprocess.run(
-        [sys.executable, *words, "tests/attacks"],
+        [sys.executable, *words, "tests/system/attacks"],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
@@ -68,7 +68,7 @@ def test_each_attack_runs_in_the_walls_that_the_document_says() -> None:
 
 
 def test_whoever_has_no_rights_tries_them_too() -> None:
-    from tests.attacks.test_unprivileged import BY_NOBODY, NOT_BY_NOBODY  # noqa: PLC0415
+    from tests.system.attacks.test_unprivileged import BY_NOBODY, NOT_BY_NOBODY  # noqa: PLC0415
 
     names = sorted(path.stem.removeprefix("test_") for path in ATTACK_FILES)
     assert sorted([*BY_NOBODY, *NOT_BY_NOBODY]) == names

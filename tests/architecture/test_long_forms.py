@@ -16,7 +16,7 @@ def test_a_test_file_with_a_long_form_has_a_test_that_make_chaos_runs() -> None:
         path
         for path in tree_files()
         if path.name.startswith("test_")
-        and "from tests.chaos.rounds import" in path.read_text(encoding="utf-8")
+        and "from tests.helpers.rounds import" in path.read_text(encoding="utf-8")
     ]
     assert len(asking) > 10
     lacking = [

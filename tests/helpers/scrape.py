@@ -1,6 +1,6 @@
 """A stage's metrics listener, and `curl` as a stranger who asks it.
 
-Used by `tests/supervisor/metrics/`; import `stage` of
+Used by `tests/supervisor/observe/`; import `stage` of
 `tests.helpers.hosts` with it.
 """
 

@@ -1,4 +1,4 @@
-"""What the tests of the command line get: commands that are forked, as in `tests/e2e`.
+"""What the tests of the command line get: commands that are forked, as in `tests/system/e2e`.
 
 What a start imports is asked of commands that are started (`test_app.py`).
 """

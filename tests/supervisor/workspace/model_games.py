@@ -19,8 +19,8 @@ from supervisor.workspace.commit_steps import Steps
 from supervisor.workspace.committer import Committer
 from supervisor.workspace.selection import Selection
 from supervisor.workspace.store import InUseError, WorkspaceError
-from tests.chaos.steps import Step
 from tests.supervisor.workspace.scene import Scene, Tree, layered, tree_of
+from tests.system.chaos.steps import Step
 
 MEMORY = "/dev/shm"
 

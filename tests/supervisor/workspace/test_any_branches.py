@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from supervisor.workspace import seal as seal_module
 from supervisor.workspace.changes import compare, compare_views
 from supervisor.workspace.layers import LayeredTree
-from tests.chaos.rounds import LONG
+from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.operations import change
 from tests.supervisor.workspace.scene import Scene, Tree, layered, selection, tree_of
 from tests.supervisor.workspace.test_any_changes import differences, seeds

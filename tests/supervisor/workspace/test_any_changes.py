@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from supervisor.workspace.changes import Change, compare
 from supervisor.workspace.layers import LayeredTree
-from tests.chaos.rounds import LONG
+from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.operations import change
 from tests.supervisor.workspace.scene import (
     Scene,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.chaos.rounds import LONG
+from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, selection
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]

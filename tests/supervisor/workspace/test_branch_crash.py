@@ -5,7 +5,7 @@ import os
 import pytest
 
 from supervisor.workspace import seal as seal_module
-from tests.chaos.rounds import LONG
+from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.killed import is_killed_at
 from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of, write
 

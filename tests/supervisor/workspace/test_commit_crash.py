@@ -13,7 +13,7 @@ import supervisor.workspace.upper as upper_module
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace import committer as committer_module
 from supervisor.workspace.store import WorkspaceError
-from tests.chaos.rounds import LONG
+from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]

@@ -27,7 +27,7 @@ from supervisor.workspace.linux import (
 )
 from supervisor.workspace.selection import NoMatchError
 from supervisor.workspace.store import WorkspaceError
-from tests.chaos.rounds import LONG
+from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 pytestmark = pytest.mark.slow

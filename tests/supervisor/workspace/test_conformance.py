@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.chaos.rounds import ROUNDS
+from tests.helpers.rounds import ROUNDS
 from tests.supervisor.workspace.conformance import play
 from tests.supervisor.workspace.scene import run_as_a_user
 

@@ -22,7 +22,7 @@ from supervisor.workspace.merge import CannotMergeError, merge_text
 from supervisor.workspace.run import mount_for_child, prepare_use
 from supervisor.workspace.store import InUseError
 from supervisor.workspace.texts import MAX_TEXT_BYTES, is_text
-from tests.chaos.rounds import LONG
+from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.killed import is_killed_at
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.chaos.rounds import LONG, ROUNDS
+from tests.helpers.rounds import LONG, ROUNDS
 from tests.supervisor.workspace.model_games import play
 from tests.supervisor.workspace.scene import run_as_a_user
 

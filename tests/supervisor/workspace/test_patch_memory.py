@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.workspace.terminal_patch import show_patch
 from tests.architecture.tree import ROOT
-from tests.chaos.rounds import LONG
+from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, tree_of, write
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ from supervisor.workspace.committer import Committer
 from supervisor.workspace.linux import rename, sync_file_system
 from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.verbs import do_verb
-from tests.chaos.rounds import LONG
+from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.change_sets import WAYS, ChangeSet
 from tests.supervisor.workspace.scene import Scene, Tree, scene_in, selection, write
 from tests.supervisor.workspace.test_cut_commits import facts_of

@@ -16,7 +16,7 @@ from supervisor.workspace.commit_journal import STAGING_PREFIX
 from supervisor.workspace.committer import Committer
 from supervisor.workspace.linux import RENAME_EXCHANGE, rename
 from supervisor.workspace.store import WorkspaceError
-from tests.chaos.rounds import ROUNDS
+from tests.helpers.rounds import ROUNDS
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 pytestmark = pytest.mark.slow
