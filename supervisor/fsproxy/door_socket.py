@@ -36,7 +36,7 @@ BACKLOG = 64
 """Connections that may wait: as many as a child may have clients."""
 
 _RANDOM_BYTES = 6
-"""12 characters, for there is room for 13 in a path that a client can use (ADR 72).  To try
+"""12 characters, for there is room for 13 in a path that a client can use (ADR 38).  To try
 2**48 names takes years at one a microsecond."""
 
 _BOUND_NAME = ".door"

@@ -1,4 +1,4 @@
-"""What was spent, over restarts: a small SQLite file (ADR 11, ADR 48).
+"""What was spent, over restarts: a small SQLite file (ADR 11, ADR 20).
 
 The totals of the host's own node, and of each child that the configuration names.
 

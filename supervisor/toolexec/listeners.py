@@ -137,7 +137,7 @@ async def listening_within(
     serve: Callable[[trio.SocketListener], Awaitable[None]],
     stack: AsyncExitStack,
 ) -> str | None:
-    """Have a child listen in its own net namespace, for it makes no unix sockets (ADR 77).
+    """Have a child listen in its own net namespace, for it makes no unix sockets (ADR 22).
 
     Args:
         child: not spawned yet.

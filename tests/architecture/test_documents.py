@@ -19,7 +19,11 @@ from tests.architecture.tree import PACKAGES, ROOT, relative, tree_files
 
 PAGES = tuple(path for path in tree_files() if path.suffix == ".md")
 DECISIONS = tuple(sorted((ROOT / "docs" / "adr").glob("[0-9]*.md")))
+OLD = ROOT / "docs" / "adr" / "old"
+OLD_DECISIONS = tuple(sorted(OLD.glob("[0-9]*.md")))
 MAX_DECISION_LINES = 60
+HISTORY = frozenset({"CHANGELOG.md"})
+"""It names decisions by the numbers that they had then."""
 
 
 def headings(page: Path) -> set[str]:
@@ -43,20 +47,82 @@ def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
     assert not broken
 
 
+def endings() -> frozenset[str]:
+    """Return every way to name a file or a directory by the end of its path."""
+    found = set()
+    for path in tree_files():
+        parts = path.relative_to(ROOT).parts
+        for first in range(len(parts)):
+            found |= {
+                "/".join(parts[first:last]) for last in range(len(parts), first, -1)
+            }
+    return frozenset(found)
+
+
+ENDINGS = endings()
+NAMED = re.compile(
+    r"`((?:test_\w+|(?!/)[\w./-]+/\w+)\.py)`"  # a test, or a path of a module
+    rf"|`((?:{'|'.join((*PACKAGES, 'tests', 'benchmarks', 'systemd'))})(?:/[\w.-]+)*)/?`"
+)
+"""How a page names a file or a directory of this tree."""
+
+
+# house, "Done when": a person finds the file from the documents and the tree alone.
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in HISTORY and page.parent != OLD],
+    ids=relative,
+)
+def test_every_path_in_a_document_exists(page: Path) -> None:
+    named = NAMED.findall(page.read_text(encoding="utf-8"))
+    assert not [name for pair in named for name in pair if name and name not in ENDINGS]
+
+
 @pytest.mark.parametrize("page", DECISIONS, ids=relative)
 def test_a_decision_has_four_parts_and_is_short(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     parts = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert parts == ["Context", "Decision", "Consequence", "Evidence"]
     assert text.count("\n") <= MAX_DECISION_LINES
-    assert text.startswith(f"# {int(page.name[:4])}. ")
+
+
+# house 7: a reader who looks for a subject finds its decision by the title.
+@pytest.mark.parametrize("page", DECISIONS, ids=relative)
+def test_a_decision_is_titled_by_its_topic(page: Path) -> None:
+    first = page.read_text(encoding="utf-8").partition("\n")[0]
+    assert re.fullmatch(rf"# {int(page.name[:4])}\. [^:]{{2,50}}: [^:]+", first)
+
+
+@pytest.mark.parametrize("page", OLD_DECISIONS, ids=relative)
+def test_an_old_decision_names_first_what_replaced_it(page: Path) -> None:
+    first = page.read_text(encoding="utf-8").partition("\n")[0]
+    named = set(re.findall(r"\]\(\.\./([^)]+)\)", first))
+    assert named
+    assert named <= {page.name for page in DECISIONS}
 
 
 def test_every_decision_is_listed_once() -> None:
-    listed = re.findall(
-        r"\]\((\d{4}-[^)]+)\)", (ROOT / "docs/adr/README.md").read_text()
-    )
+    index = (ROOT / "docs/adr/README.md").read_text(encoding="utf-8")
+    present, _, older = index.partition("\n## Older numbers\n")
+    listed = re.findall(r"^\| \[\d{4}\]\((\d{4}-[^)]+)\)", present, re.MULTILINE)
     assert listed == [page.name for page in DECISIONS]
+    listed = re.findall(r"\]\(old/([^)]+)\)", older)
+    assert listed == [page.name for page in OLD_DECISIONS]
+
+
+# A number that was merged into another decision is found by the index alone.
+def test_every_decision_that_is_named_is_in_force() -> None:
+    in_force = {int(page.name[:4]) for page in DECISIONS}
+    wrong = []
+    for path in tree_files():
+        if path.parent in (OLD, OLD.parent) or path.name in HISTORY:
+            continue
+        if path.suffix in {".md", ".py", ".toml", ".service", ".conf"}:
+            text = path.read_text(encoding="utf-8")
+            named = re.findall(r"\bADR (\d+)\b(?!\]\([^)]*/old/)", text)
+            named += re.findall(r"docs/adr/(\d{4})\b", text.replace("adr/old/", ""))
+            wrong += [f"{relative(path)}: {n}" for n in named if int(n) not in in_force]
+    assert not wrong
 
 
 def test_what_is_generated_is_what_is_committed() -> None:

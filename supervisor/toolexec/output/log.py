@@ -16,9 +16,9 @@ Rules of this file.
    file (ADR 25).
 4. One that is behind is read from the file, which is slower than the tool, so it would
    stay behind: while it takes what it is sent, the pump waits for the only one now and
-   then, likewise (ADR 62).
+   then, likewise (ADR 25).
 5. Where there is a file, pieces go from the pipe to it and to the live reader without
-   being copied by the host (``splice``, ADR 49).
+   being copied by the host (``splice``, ADR 25).
 
 Cancellation of ``append`` and of readers loses nothing that was kept.
 """

@@ -420,7 +420,7 @@ async def test_a_reader_may_change_its_pace(scene: Scene) -> None:
     )
 
 
-# ADR 62: one that was behind is handed pieces again, although the tool is never done.
+# ADR 25: one that was behind is handed pieces again, although the tool is never done.
 async def test_a_reader_that_was_behind_becomes_live_again(tmp_path: Path) -> None:
     async with opened_scene(tmp_path, log_limit_bytes=4 * MIB) as scene:
         with await scene.connect() as sock:

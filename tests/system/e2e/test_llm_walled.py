@@ -59,7 +59,7 @@ def test_curl_reaches_it(place: Path, llm: str) -> None:
     assert (outcome.err, outcome.out) == (b"", b"200\n1\n")
 
 
-# ADR 77: a child that makes no unix sockets has both by ports of its own.
+# ADR 22: a child that makes no unix sockets has both by ports of its own.
 def test_curl_reaches_the_model_and_tools_at_once(place: Path, llm: str) -> None:
     more = (
         "[toolexec]\n[sidecar.x]\nkind = 'python'\nallow = ['true']\n"

@@ -68,7 +68,7 @@ done
 """
 
 
-# ADR 77: a port in a child's net namespace changes hands as its socket does.
+# ADR 22: a port in a child's net namespace changes hands as its socket does.
 @pytest.mark.parametrize("listen", ['["unix"]', '["tcp://127.0.0.1:0"]'])
 def test_a_child_that_listens_itself_goes_on(listen: str) -> None:
     layers = ["no_new_privs", "seccomp", "userns", "netns"]
