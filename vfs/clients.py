@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 from hostlib.clock import timestamp
 from protocol.limits import FIRST_FILENO
 from vfs.errors import AccessDeniedError
-from vfs.ledger import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
+    from hostlib.accounts import Reservation
     from vfs.backends import Handle, Mode, Removed
     from vfs.ledger import Ledger
     from vfs.places import Place
@@ -108,7 +108,7 @@ class OpenFile:
         durability: when fsync is paid: ``none``, ``close`` or ``write``.
         ledger: charged for growth, or None where nothing bounds it.
         must_empty: what it held is still to be truncated (``w`` of a long file).
-        has_reserved: its ledger keeps room for the entry that it will make (staged).
+        entry: reserved for the one that it will make (staged); None if none is.
         must_replace: there was no room to reserve one when it was closed.
         entry_is_due: its name may be new, and has to be put on the disk with it.
         is_plain: a write is one pwrite at the offset and a close one close, no more.
@@ -117,10 +117,10 @@ class OpenFile:
     __slots__ = (
         "client",
         "durability",
+        "entry",
         "entry_is_due",
         "fileno",
         "handle",
-        "has_reserved",
         "is_plain",
         "is_top_level",
         "ledger",
@@ -155,7 +155,7 @@ class OpenFile:
         self.handle = handle
         self.offset = 0
         self.must_empty = False
-        self.has_reserved = False
+        self.entry: Reservation[int] | None = None
         self.must_replace = False
         self.place = place
         self.ledger = ledger
@@ -269,14 +269,14 @@ class OpenFile:
 
     @staticmethod
     def _charge(ledger: Ledger, growth: int) -> int:
-        if not ledger.charge(SIZE_BYTES, growth):
+        if not ledger.size_bytes.charge(growth):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         return growth
 
     def give_back(self, growth: int) -> None:
         """Take back a charge for what did not happen."""
         if self.ledger is not None:
-            self.ledger.charge(SIZE_BYTES, -growth)
+            self.ledger.size_bytes.charge(-growth)
 
     @property
     def staged_growth(self) -> int:
@@ -300,9 +300,9 @@ class OpenFile:
         room, ``close`` publishes only over something.
         """
         ledger = self.client.ledger
-        if self.staged and ledger.bounds_files and not self.has_reserved:
-            self.has_reserved = ledger.reserve_file()
-            self.must_replace = not self.has_reserved
+        if self.staged and ledger.bounds_files and self.entry is None:
+            self.entry = ledger.files.reserve(1)
+            self.must_replace = self.entry is None
 
     def charge_published(self, replaced: Removed | None) -> None:
         """Charge the entry that a staged file has made, if it replaced none.
@@ -314,12 +314,12 @@ class OpenFile:
             return
         self._release_entry()
         if replaced is None:
-            self.client.ledger.correct(FILES, 1)
+            self.client.ledger.files.record(1)
 
     def _release_entry(self) -> None:
-        if self.has_reserved:
-            self.has_reserved = False
-            self.client.ledger.release_files(1)
+        entry, self.entry = self.entry, None
+        if entry is not None:
+            entry.release()
 
     def give_back_removed(self, ledger: Ledger) -> None:
         """Take back what the content of a removed file was charged, at its last close.
@@ -327,7 +327,7 @@ class OpenFile:
         Precondition: who counts there took its last name (``OpenSet.removed``).
         """
         if not self.handle.links():  # somebody may have given it another
-            ledger.charge(SIZE_BYTES, -self.handle.size())
+            ledger.size_bytes.charge(-self.handle.size())
 
     # Its end
 

@@ -21,7 +21,7 @@ import trio
 from vfs.backends import KEPT, MODES
 from vfs.clients import Client, OpenFile, file_row
 from vfs.errors import AccessDeniedError
-from vfs.ledger import CLIENTS, OPEN_FILES, turn_of
+from vfs.ledger import turn_of
 from vfs.openfiles import Observer, OpenFiles
 from vfs.opening import emptied_at_once, open_in, open_restricted, open_staged
 
@@ -92,7 +92,7 @@ class Filesystem(OpenFiles):
         """
         if parent is not None and self.spare < ATTACHED_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        if not ledger.charge(CLIENTS, 1):
+        if not ledger.clients.charge(1):
             raise OSError(errno.EUSERS, os.strerror(errno.EUSERS))
         client = Client(self.tables.new_client_id(), pipe_id, policy, ledger, parent)
         self.enter(client)
@@ -149,7 +149,7 @@ class Filesystem(OpenFiles):
                 self.observer.file_closed(file, why=reason)
         del self.tables.clients[client.id]
         self.hold(client, -client.held)
-        client.ledger.charge(CLIENTS, -1)
+        client.ledger.clients.charge(-1)
         if client.parent is not None:
             client.parent.nested.remove(client)
         return closed
@@ -207,11 +207,11 @@ class Filesystem(OpenFiles):
         ledger = client.ledger
         top_level = policy.is_claimed(policy.top_level if claim is None else claim)
         full = len(tables.files) >= self._max_host_files
-        if full or not ledger.charge(OPEN_FILES, 1):
+        if full or not ledger.open_files.charge(1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         handle: Handle
         place: Place | None = None
-        staged = has_reserved = False
+        staged, entry = False, None
         try:
             if top_level and not ledger.bounds_files:
                 handle = policy.host.open(
@@ -220,7 +220,7 @@ class Filesystem(OpenFiles):
             elif top_level:
                 handle, _ = open_in(policy.host, name, mode, ledger, staged=False)
             else:
-                handle, place, staged, has_reserved = open_restricted(
+                handle, place, staged, entry = open_restricted(
                     policy, name, mode, ledger
                 )
             if handle.mount.is_proc or self.is_secret is not None:
@@ -229,8 +229,9 @@ class Filesystem(OpenFiles):
                 mode.empties and not staged and not emptied_at_once(handle, ledger)
             )
         except BaseException:
-            ledger.charge(OPEN_FILES, -1)
-            ledger.release_files(int(has_reserved))
+            ledger.open_files.charge(-1)
+            if entry is not None:
+                entry.release()
             raise
         file = OpenFile(
             next(tables.filenos),
@@ -244,7 +245,7 @@ class Filesystem(OpenFiles):
             staged,
         )
         file.must_empty = must_empty
-        file.has_reserved = has_reserved
+        file.entry = entry
         self._enter(file)
         return file
 
@@ -277,14 +278,12 @@ class Filesystem(OpenFiles):
         if not claim:
             policy.check_available()
         full = len(tables.files) >= self._max_host_files
-        if full or not ledger.charge(OPEN_FILES, 1):
+        if full or not ledger.open_files.charge(1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         try:
-            handle, place, has_reserved = open_staged(
-                policy, name, ledger, top_level=claim
-            )
+            handle, place, entry = open_staged(policy, name, ledger, top_level=claim)
         except BaseException:
-            ledger.charge(OPEN_FILES, -1)
+            ledger.open_files.charge(-1)
             raise
         file = OpenFile(
             next(tables.filenos),
@@ -298,7 +297,7 @@ class Filesystem(OpenFiles):
             staged=True,
         )
         file.durability = "close"
-        file.has_reserved = has_reserved
+        file.entry = entry
         self._enter(file)
         return file
 

@@ -27,12 +27,12 @@ import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from vfs.ledger import FILES, SIZE_BYTES
 from vfs.mounts import mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hostlib.accounts import Account
     from vfs.ledger import Ledger
     from vfs.places import Place
 
@@ -126,9 +126,8 @@ def charged_to(ledger: Ledger, reserved_bytes: int = 0) -> Charged:
         for file in ledger.open
         if file.staged or not file.handle.links()
     }
-    used = ledger.used
     unnamed_bytes = sum(unnamed.values()) + reserved_bytes
-    return Charged(used[SIZE_BYTES], used[FILES], unnamed_bytes)
+    return Charged(ledger.size_bytes.used, ledger.files.used, unnamed_bytes)
 
 
 def before_all(charged: Charged, found: Content) -> tuple[int, int, int]:
@@ -151,16 +150,16 @@ def settle(ledger: Ledger, charged: Charged, found: Content, now: Charged) -> No
         raise RuntimeError("nobody has looked at what was there before")
     is_exact = now == charged
 
-    def settle_one(kind: int, grown: int, most: int) -> None:
+    def settle_one(account: Account[int], grown: int, most: int) -> None:
         if is_exact or grown > most:
-            ledger.correct(kind, grown - most)
+            account.record(grown - most)
 
     if ledger.bounds_size:
         grown = found.size_bytes - before[0] + now.unnamed_bytes
-        settle_one(SIZE_BYTES, grown, max(charged.size_bytes, now.size_bytes))
+        settle_one(ledger.size_bytes, grown, max(charged.size_bytes, now.size_bytes))
     if ledger.bounds_files:
         grown = max(0, found.files - before[1])
-        settle_one(FILES, grown, max(charged.files, now.files))
+        settle_one(ledger.files, grown, max(charged.files, now.files))
 
 
 class _Frame:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from hostlib.accounts import Reservation
 from vfs.backends import MODES, HostDirectory, MountDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle
 from vfs.clients import Client, OpenFile
@@ -102,7 +103,7 @@ class ClientState(msgspec.Struct):
     pid: int | None
     connected_at: float
     policy: int
-    limits: tuple[int | None, int | None, int | None, int | None]
+    limits: tuple[int | None, ...]
     used: list[int]
     file_bytes: int | None = None
     before: tuple[int, int, int] | None = None
@@ -187,7 +188,7 @@ def file_state(file: OpenFile, place: int | None) -> FileState:
         place=place,
         is_counted=file.ledger is not None,
         staged=staged,
-        has_reserved=file.has_reserved,
+        has_reserved=file.entry is not None,
         is_removed=file.ledger is not None and file.ledger.open.has_removed(file),
     )
 
@@ -201,8 +202,8 @@ def client_state(client: Client, policy: int) -> ClientState:
         pid=client.pid,
         connected_at=client.connected_at,
         policy=policy,
-        limits=ledger.limits,
-        used=list(ledger.used),
+        limits=tuple(account.limit for account in ledger.accounts),
+        used=[account.used for account in ledger.accounts],
         file_bytes=ledger.max_file_bytes,
         before=ledger.before,
     )
@@ -263,7 +264,8 @@ def ledger_from(state: ClientState, parent: Ledger | None) -> Ledger:
         files=files,
         file_bytes=state.file_bytes,
     )
-    ledger.used = list(state.used)
+    for account, used in zip(ledger.accounts, state.used, strict=True):
+        account.used = used
     ledger.before = state.before
     return ledger
 
@@ -305,8 +307,7 @@ def enter_file(
     if file.staged:
         fs.hold(client, 1)
     if state.has_reserved:
-        file.has_reserved = True
-        ledger.reserve_again()
+        file.entry = Reservation([(account, 1) for account in ledger.files.path()])
     if state.is_counted:
         ledger.open.add(file, is_removed=state.is_removed)
     return file

@@ -1,10 +1,7 @@
 """What clients have used of what they may: one count for a client and all beneath it.
 
-Rules of this file.
-
-1. What a client and everything nested in it use is charged to the client and to every
-   ancestor in one step, or to none (spec S7).
-2. What is given back is always taken, so a charge is released on every way out.
+What a client and everything nested in it use is charged to the client and to every ancestor
+in one step, or to none (spec S7; ``hostlib.accounts``).
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from hostlib.accounts import Account
 from hostlib.threads import THREADS_PER_CHILD
 from hostlib.turns import Turn
 
@@ -23,12 +21,7 @@ if TYPE_CHECKING:
     from vfs.backends import Handle
 
     Identity = tuple[int, int]
-
-OPEN_FILES, CLIENTS, SIZE_BYTES, FILES = range(4)
-"""What a ledger counts."""
-
-FILE_SIZE = 4
-"""What it bounds beside that: the size of each file."""
+    Accounts = tuple[Account[int], Account[int], Account[int], Account[int]]
 
 MOST_MEMORY_BYTES = 96 * 1024 * 1024
 """Memory that the requests of one child reserve at once, in all their forms: six times the
@@ -111,17 +104,17 @@ class Ledger:
         file_bytes: the largest that a file may grow to; None is no bound of its own.
 
     Attributes:
-        used: by what is counted.
+        open_files: files that are open now.
+        clients: clients that are connected now.
+        size_bytes: what files have grown by.
+        files: entries that were made; for each file that is staged, one is reserved.
         bounds_size: here or above, growth is bounded.
         max_file_bytes: the least of the bounds on one file, here and above.
         bounds_files: here or above, the number of files is bounded.
         before: (bytes, files, closed directories) that lay beneath its places before any
             of what is charged; None while nobody has looked (``vfs.growth``).
-        staged_files: entries that staged files will make, here and beneath: they are in
-            no directory yet, so they are bounded with the files but not among them.
         open: open files whose growth is bounded, over the whole tree of ledgers.
-        refused: how often a bound of this ledger's own refused something, by what is
-            counted, and for ``FILE_SIZE``.
+        too_large: how often its own bound on the size of a file refused something.
         memory_bytes: what its requests have reserved: of the topmost ledger alone.
         threads: bounds the worker threads of the whole tree of ledgers.
         sends: bounds the files of which a piece is sent in one turn of the loop, for the
@@ -136,15 +129,16 @@ class Ledger:
         "before",
         "bounds_files",
         "bounds_size",
-        "limits",
+        "clients",
+        "files",
         "max_file_bytes",
         "memory_bytes",
         "open",
+        "open_files",
         "parent",
-        "refused",
-        "staged_files",
+        "size_bytes",
+        "too_large",
         "turn",
-        "used",
     )
 
     def __init__(
@@ -158,14 +152,16 @@ class Ledger:
         file_bytes: int | None = None,
     ) -> None:
         self.parent = parent
-        self.limits = (open_files, clients, size_bytes, files)
-        self.used = [0, 0, 0, 0]
-        self.refused = [0, 0, 0, 0, 0]
+        above = (None,) * 4 if parent is None else parent.accounts
+        self.open_files = Account(above[0], open_files)
+        self.clients = Account(above[1], clients)
+        self.size_bytes = Account(above[2], size_bytes)
+        self.files = Account(above[3], files)
+        self.too_large = 0
         self.max_file_bytes = file_bytes
         self.bounds_size = size_bytes is not None or file_bytes is not None
         self.bounds_files = files is not None
         self.before: tuple[int, int, int] | None = None
-        self.staged_files = 0
         self.memory_bytes = 0
         self.open = OpenSet()
         self.turn: Turn | None = None
@@ -183,6 +179,11 @@ class Ledger:
             )
         if self.turn is None and (self.bounds_size or self.bounds_files):
             self.turn = Turn()
+
+    @property
+    def accounts(self) -> Accounts:
+        """Its accounts: open files, clients, bytes, files."""
+        return self.open_files, self.clients, self.size_bytes, self.files
 
     @property
     def threads(self) -> trio.CapacityLimiter:
@@ -217,22 +218,6 @@ class Ledger:
         self.memory_bytes += size_bytes
         return True
 
-    def charge(self, kind: int, amount: int) -> bool:
-        """Charge ``amount`` here and at every ancestor, or nowhere; tell whether.
-
-        A negative amount gives back and is always taken.
-        """
-        node: Ledger | None = self
-        if amount > 0:
-            while node is not None:
-                limit = node.limits[kind]
-                if limit is not None and node.used[kind] + amount > limit:
-                    node.refused[kind] += 1
-                    return False
-                node = node.parent
-        self.correct(kind, amount)
-        return True
-
     def allows_file_of(self, size: int) -> bool:
         """Tell whether a file may be so large, here and above."""
         if self.max_file_bytes is None or size <= self.max_file_bytes:
@@ -240,68 +225,9 @@ class Ledger:
         node: Ledger | None = self
         while node is not None:
             if node.max_file_bytes is not None and size > node.max_file_bytes:
-                node.refused[FILE_SIZE] += 1
+                node.too_large += 1
             node = node.parent
         return False
-
-    def charge_file(self) -> bool:
-        """Charge an entry that is about to be made, or nothing; tell whether."""
-        if not self._has_room_for_file():
-            return False
-        self.correct(FILES, 1)
-        return True
-
-    def give_back_file(self) -> None:
-        """Give back an entry that has gone, here and above.
-
-        Who made it may be another client of the child, and what was there before nobody
-        was charged for: no count falls below nothing.
-        """
-        node: Ledger | None = self
-        while node is not None:
-            node.used[FILES] = max(0, node.used[FILES] - 1)
-            node = node.parent
-
-    def reserve_file(self) -> bool:
-        """Reserve the entry of a staged file, here and above, or nothing; tell whether.
-
-        It is given back by ``release_files``, whatever becomes of the file.
-        """
-        if not self._has_room_for_file():
-            return False
-        self._add_staged(1)
-        return True
-
-    def reserve_again(self) -> None:
-        """Reserve an entry that was reserved before the host's program was replaced."""
-        self._add_staged(1)
-
-    def release_files(self, count: int) -> None:
-        """Give back what ``reserve_file`` has reserved, so many times."""
-        self._add_staged(-count)
-
-    def _has_room_for_file(self) -> bool:
-        node: Ledger | None = self
-        while node is not None:
-            limit = node.limits[FILES]
-            if limit is not None and node.used[FILES] + node.staged_files >= limit:
-                node.refused[FILES] += 1
-                return False
-            node = node.parent
-        return True
-
-    def _add_staged(self, amount: int) -> None:
-        node: Ledger | None = self
-        while node is not None:
-            node.staged_files += amount
-            node = node.parent
-
-    def correct(self, kind: int, amount: int) -> None:
-        """Charge what has happened already, allowed or not, here and above."""
-        node: Ledger | None = self
-        while node is not None:
-            node.used[kind] += amount
-            node = node.parent
 
 
 _NOBODY_WAITS = nullcontext()

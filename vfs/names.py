@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hostlib.threads import in_thread
 from vfs.backends import MODES
 from vfs.errors import AccessDeniedError, UnavailableError, about_the_target
-from vfs.ledger import FILES, SIZE_BYTES, turn_of
+from vfs.ledger import turn_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,7 +104,7 @@ class Names:
         async with turn_of(ledger):
             removed = await in_thread(remove, share=ledger.threads)
             self._credit(ledger, removed)
-            ledger.give_back_file()
+            ledger.files.give_back(1)
 
     async def rename_waiting(
         self, client: Client, old: bytes, new: bytes, *, claim: bool
@@ -128,7 +128,7 @@ class Names:
             replaced = await in_thread(rename, share=ledger.threads)
             if replaced is not None:
                 self._credit(ledger, replaced)
-                ledger.give_back_file()
+                ledger.files.give_back(1)
 
     @staticmethod
     def _credit(ledger: Ledger | None, removed: Removed | None) -> None:
@@ -143,7 +143,7 @@ class Names:
         if removed.identity in ledger.open:
             ledger.open.removed.add(removed.identity)
         else:
-            ledger.charge(SIZE_BYTES, -removed.size)
+            ledger.size_bytes.charge(-removed.size)
 
     @staticmethod
     def _places(
@@ -192,12 +192,12 @@ def _charged_file(ledger: Ledger) -> Iterator[None]:
     Raises:
         OSError: ``EDQUOT``: no more may be made.
     """
-    if not ledger.charge_file():
+    if not ledger.files.charge(1):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
     try:
         yield
     except BaseException:
-        ledger.charge(FILES, -1)
+        ledger.files.charge(-1)
         raise
 
 

@@ -14,7 +14,7 @@ import trio
 from hostlib.threads import in_thread
 from vfs.backends import UnflushedError
 from vfs.clients import Tables
-from vfs.ledger import OPEN_FILES, turn_of
+from vfs.ledger import turn_of
 from vfs.names import Names
 
 if TYPE_CHECKING:
@@ -138,13 +138,9 @@ class OpenFiles(Names):
         if file.is_plain and self.observer is None:
             # As _forget below, without what only other files need.
             client, fileno = file.client, file.fileno
-            ledger = client.ledger
             del self.tables.files[fileno]
             del client.files[fileno]
-            if ledger.parent is None:
-                ledger.used[OPEN_FILES] -= 1
-            else:
-                ledger.charge(OPEN_FILES, -1)
+            client.ledger.open_files.record(-1)
             file.handle.close()
             return
         with self._closes(file):
@@ -230,7 +226,7 @@ class OpenFiles(Names):
         client = file.client
         del self.tables.files[file.fileno]
         del client.files[file.fileno]
-        client.ledger.charge(OPEN_FILES, -1)
+        client.ledger.open_files.charge(-1)
         if file.staged:
             self.hold(client, -1)
         # What is staged is given back whole, published or not, by the close.

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from hostlib.file_closing import INLINE_TRUNCATE_BYTES
 from vfs.backends import MODES
 from vfs.errors import AccessDeniedError
-from vfs.ledger import FILES, SIZE_BYTES
 from vfs.places import PUBLISH_ON_CLOSE
 
 if TYPE_CHECKING:
+    from hostlib.accounts import Reservation
     from vfs.backends import Backend, Handle, Mode
     from vfs.ledger import Ledger
     from vfs.places import Place
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 def open_restricted(
     policy: Policy, name: bytes, mode: Mode, ledger: Ledger
-) -> tuple[Handle, Place, bool, bool]:
+) -> tuple[Handle, Place, bool, Reservation[int] | None]:
     """Open a name in the restricted view (spec A3).
 
     Returns:
-        (the handle, where it was found, whether it is staged, whether an entry is
+        (the handle, where it was found, whether it is staged, the entry that is
         reserved for it).
 
     Raises:
@@ -43,20 +43,20 @@ def open_restricted(
     for place, rest in policy.candidates(name, read=mode.reads, write=mode.writes):
         staged = mode.empties and place.publish == PUBLISH_ON_CLOSE
         try:
-            handle, reserved = open_in(place.backend, rest, mode, ledger, staged=staged)
+            handle, entry = open_in(place.backend, rest, mode, ledger, staged=staged)
         except AccessDeniedError:
             continue  # it leads out of this place; another one may hold it
-        return handle, place, staged, reserved
+        return handle, place, staged, entry
     raise AccessDeniedError
 
 
 def open_staged(
     policy: Policy, name: bytes, ledger: Ledger, *, top_level: bool
-) -> tuple[Handle, Place | None, bool]:
+) -> tuple[Handle, Place | None, Reservation[int] | None]:
     """Open a file that takes a name later, wherever it may be written.
 
     Returns:
-        (the handle, where it was found, whether an entry is reserved for it).
+        (the handle, where it was found, the entry that is reserved for it).
 
     Raises:
         AccessDeniedError: no place that may be written holds the name.
@@ -64,32 +64,32 @@ def open_staged(
     """
     mode = MODES[b"w"]
     if top_level:
-        handle, reserved = open_in(policy.host, name, mode, ledger, staged=True)
-        return handle, None, reserved
+        handle, entry = open_in(policy.host, name, mode, ledger, staged=True)
+        return handle, None, entry
     for place, rest in policy.candidates(name, read=False, write=True):
         try:
-            handle, reserved = open_in(place.backend, rest, mode, ledger, staged=True)
+            handle, entry = open_in(place.backend, rest, mode, ledger, staged=True)
         except AccessDeniedError:
             continue  # it leads out of this place; another one may hold it
-        return handle, place, reserved
+        return handle, place, entry
     raise AccessDeniedError
 
 
 def open_in(
     backend: Backend, name: bytes, mode: Mode, ledger: Ledger, *, staged: bool
-) -> tuple[Handle, bool]:
+) -> tuple[Handle, Reservation[int] | None]:
     """Open a name in one tree, charging a file that is made where that is bounded.
 
     Returns:
-        (the handle, whether an entry is reserved for what is staged).
+        (the handle, the entry that is reserved for what is staged).
     """
     if mode.creates and ledger.bounds_files:
         if staged:
             return _open_reserving(backend, name, mode, ledger)
-        return _open_counted(backend, name, mode, ledger), False
+        return _open_counted(backend, name, mode, ledger), None
     create = mode.creates
     handle = backend.open(name, mode, create=create, exclusive=False, staged=staged)
-    return handle, False
+    return handle, None
 
 
 def _open_counted(backend: Backend, name: bytes, mode: Mode, ledger: Ledger) -> Handle:
@@ -104,7 +104,7 @@ def _open_counted(backend: Backend, name: bytes, mode: Mode, ledger: Ledger) -> 
             pass
         else:
             return there
-        if not ledger.charge_file():
+        if not ledger.files.charge(1):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         try:
             return backend.open(
@@ -112,31 +112,31 @@ def _open_counted(backend: Backend, name: bytes, mode: Mode, ledger: Ledger) -> 
             )
         except FileExistsError:
             # Somebody made it meanwhile, or it is a link to nothing: once more.
-            ledger.charge(FILES, -1)
+            ledger.files.charge(-1)
             exclusive = False
         except BaseException:
-            ledger.charge(FILES, -1)
+            ledger.files.charge(-1)
             raise
 
 
 def _open_reserving(
     backend: Backend, name: bytes, mode: Mode, ledger: Ledger
-) -> tuple[Handle, bool]:
+) -> tuple[Handle, Reservation[int] | None]:
     """Open a staged file; reserve an entry unless there is one that it replaces."""
+    entry = None
     try:
         backend.open(name, mode, create=False, exclusive=False, staged=False).close()
     except FileNotFoundError:
-        reserved = ledger.reserve_file()
-        if not reserved:
+        entry = ledger.files.reserve(1)
+        if entry is None:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)) from None
-    else:
-        reserved = False
     try:
         staged = backend.open(name, mode, create=True, exclusive=False, staged=True)
     except BaseException:
-        ledger.release_files(int(reserved))
+        if entry is not None:
+            entry.release()
         raise
-    return staged, reserved
+    return staged, entry
 
 
 def emptied_at_once(handle: Handle, ledger: Ledger) -> bool:
@@ -161,5 +161,5 @@ def emptied_at_once(handle: Handle, ledger: Ledger) -> bool:
         handle.close()
         raise
     if ledger.bounds_size:
-        ledger.charge(SIZE_BYTES, -size)
+        ledger.size_bytes.charge(-size)
     return True

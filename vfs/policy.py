@@ -27,16 +27,7 @@ from hostlib.linux.resolve import open_beneath
 from vfs.backends import HostDirectory, MountDirectory
 from vfs.backends.host_file import is_staged
 from vfs.errors import AccessDeniedError, RightsError, UnavailableError
-from vfs.ledger import (
-    CLIENTS,
-    FILE_SIZE,
-    FILES,
-    OPEN_FILES,
-    SHARE,
-    SIZE_BYTES,
-    Ledger,
-    must_wait,
-)
+from vfs.ledger import SHARE, Ledger, must_wait
 from vfs.places import (
     DURABILITY,
     PUBLISH_DIRECT,
@@ -48,15 +39,10 @@ from vfs.places import (
 )
 
 __all__ = [
-    "CLIENTS",
     "DURABILITY",
-    "FILES",
-    "FILE_SIZE",
-    "OPEN_FILES",
     "PUBLISH_DIRECT",
     "PUBLISH_ON_CLOSE",
     "SHARE",
-    "SIZE_BYTES",
     "Ledger",
     "MountDirectory",
     "Place",
@@ -236,7 +222,7 @@ class Policy:
         except BaseException:
             close_places(places)
             if ledger is not None:
-                ledger.charge(OPEN_FILES, -len(rights))
+                ledger.open_files.charge(-len(rights))
             raise
         return make(tuple(places))
 
@@ -272,7 +258,7 @@ class Policy:
 def _charge(names: int, ledger: Ledger | None, room: int | None) -> None:
     if room is not None and names > max(0, room):
         raise RightsError("too many names: the host has no descriptors for them")
-    if ledger is not None and not ledger.charge(OPEN_FILES, names):
+    if ledger is not None and not ledger.open_files.charge(names):
         raise RightsError("too many names: each takes the place of an open file")
 
 

@@ -37,7 +37,7 @@ from supervisor.fsproxy.outbound import Outbound
 from supervisor.fsproxy.pump import POLLS
 from supervisor.fsproxy.replies import EOF, FAULT, PROCESS_EXIT, REPLACED, SLOW
 from supervisor.fsproxy.transport import bytes_waiting, revoke
-from vfs.policy import OPEN_FILES, close_places
+from vfs.policy import close_places
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping
@@ -616,5 +616,5 @@ class Session:
             stack.callback(self.pump.forget, self)
 
     def _disconnect(self) -> None:
-        self.client.ledger.charge(OPEN_FILES, -len(self.narrowed_places))
+        self.client.ledger.open_files.charge(-len(self.narrowed_places))
         self.closed_files += self.fs.disconnect(self.client, self.why_closed or EOF)

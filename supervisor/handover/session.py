@@ -23,7 +23,6 @@ from supervisor.fsproxy.replies import REPLACED
 from supervisor.fsproxy.transport import FileTransfer
 from supervisor.handover.state import BodyState, ChatState, TransferState
 from vfs.errors import HandoverError
-from vfs.policy import SIZE_BYTES
 
 if TYPE_CHECKING:
     from supervisor.fsproxy.session import Session
@@ -127,7 +126,7 @@ def take_up(session: Session, state: SessionState) -> None:
     session.bytes_in = state.bytes_in
     session.outbound.bytes_out = state.bytes_out
     session.errors = state.errors
-    session.client.ledger.charge(SIZE_BYTES, -state.reserved)
+    session.client.ledger.size_bytes.charge(-state.reserved)
     if state.body is not None:
         _take_up_body(session, state.body)
     else:

@@ -89,7 +89,7 @@ class Accounts:
 
     def lower(self, client: Client, quota: float) -> None:
         """Hold a client to so many weighted tokens; a limit only shrinks (A5)."""
-        self.node_of(client).lower(quota)
+        self.node_of(client).tokens.lower(quota)
 
     def status_text(self, client: Client) -> str:
         """Return what LLM_CHAT's reply says of a client's quota (spec L7)."""
@@ -109,8 +109,8 @@ class Accounts:
 
     def all(self) -> Iterator[Account]:
         """Yield the host's own account, for metrics and the status page."""
-        root = self.root
-        yield Account("host", root.spent, root.reserved, root.limit)
+        tokens = self.root.tokens
+        yield Account("host", tokens.used, tokens.reserved, tokens.limit)
 
     # Handed over: what is spent stays spent
 
@@ -143,17 +143,17 @@ class Accounts:
     def restore_client(self, client: Client, period: str, state: NodeState) -> None:
         """Count what a client had spent in a window, and keep its limits."""
         node = self.node_of(client)
-        node.limit, node.max_calls = state.limit, state.max_calls
+        node.tokens.limit, node.calls.limit = state.limit, state.max_calls
         _restore(node, state, is_on=period == self.spending.period)
 
 
 def state_of(node: Node) -> NodeState:
     """Return a node as a plain structure."""
     return NodeState(
-        node.limit,
-        node.max_calls,
-        node.spent,
-        node.calls,
+        node.tokens.limit,
+        node.calls.limit,
+        node.tokens.used,
+        node.calls.used,
         node.refusals,
         dict(node.factors),
     )
@@ -164,8 +164,8 @@ def _restore(node: Node, state: NodeState, *, is_on: bool) -> None:
     for model, factor in state.factors.items():
         node.learn(model, factor)
     if is_on:
-        node.spent = max(node.spent, state.spent)
-        node.calls = max(node.calls, state.calls)
+        node.tokens.used = max(node.tokens.used, state.spent)
+        node.calls.used = max(node.calls.used, state.calls)
         node.refusals = max(node.refusals, state.refusals)
 
 
@@ -173,10 +173,10 @@ def _row(node: Node, client_id: str | None, parent_id: str | None) -> dict[str, 
     return {
         "client_id": client_id,
         "parent_id": parent_id,
-        "spent": round(node.spent, 4),
-        "reserved": round(node.reserved, 4),
-        "limit": node.limit,
-        "calls": node.calls,
-        "under_way": node.under_way,
-        "max_calls": node.max_calls,
+        "spent": round(node.tokens.used, 4),
+        "reserved": round(node.tokens.reserved, 4),
+        "limit": node.tokens.limit,
+        "calls": node.calls.used,
+        "under_way": node.calls.reservations,
+        "max_calls": node.calls.limit,
     }

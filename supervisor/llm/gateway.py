@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from supervisor.llm.apis import Api
     from supervisor.llm.ledger import Spending
     from supervisor.llm.provider import Provider
-    from supervisor.llm.quota import Node, Reservation
+    from supervisor.llm.quota import Node, ReservedCall
     from supervisor.llm.redact import Redactor
     from vfs.ledger import Ledger
     from vfs.payload import PayloadBudget
@@ -304,7 +304,7 @@ class Gateway:
             code=self._plain_code(code),
         )
 
-    def _reserve(self, call: Call) -> Reservation:
+    def _reserve(self, call: Call) -> ReservedCall:
         try:
             factor = call.node.factor(call.model.name)
             return call.node.reserve(
@@ -325,7 +325,7 @@ class Gateway:
     async def _exchange(
         self,
         call: Call,
-        reservation: Reservation,
+        reservation: ReservedCall,
         answer: AnswerReader,
         request: Request,
         take: TakeEvents,
@@ -472,7 +472,7 @@ class _Meter:
         self,
         gateway: Gateway,
         call: Call,
-        reservation: Reservation,
+        reservation: ReservedCall,
         answer: AnswerReader,
         request: Request,
     ) -> None:
@@ -525,4 +525,4 @@ class _Meter:
         # Reasoning is not shown: there may have been as much as was allowed. The request
         # asks for it, or the model reasons unasked (spec L10, MD5).
         is_hidden = self._call.has_reasoning or self._call.model.has_reasoning
-        return usage, max(self._reservation.amounts) if is_hidden else 0.0
+        return usage, self._reservation.reserved if is_hidden else 0.0

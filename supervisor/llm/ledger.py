@@ -190,7 +190,7 @@ class Spending:
         self._file = None
         if directory is not None and window != RUN:
             self._file = _File(directory)
-            root.spent, root.calls = self._file.total(self._period, HOST)
+            root.tokens.used, root.calls.used = self._file.total(self._period, HOST)
 
     def _period_now(self) -> str:
         if self._window != DAY:
@@ -257,7 +257,7 @@ class Spending:
                         f" {why}; move a damaged file away"
                     ) from None
                 if period == self._period:
-                    node.spent, node.calls = total
+                    node.tokens.used, node.calls.used = total
             self._nodes[name] = node
             self._accounts[node] = name
             return node
@@ -309,8 +309,8 @@ class Spending:
         node = self._nodes[charge.account]
         waiting = self._waiting.get(charge.key)
         tokens, calls = (waiting.tokens, waiting.calls) if waiting else (0.0, 0)
-        node.spent = max(node.spent, total[0] + tokens)
-        node.calls = max(node.calls, total[1] + calls)
+        node.tokens.used = max(node.tokens.used, total[0] + tokens)
+        node.calls.used = max(node.calls.used, total[1] + calls)
 
     async def close(self) -> None:
         """Write what waits, and close the file."""

@@ -5,18 +5,18 @@ Pure and synchronous bookkeeping; nothing here waits, opens or imports Trio.
 Rules of this file.
 
 1. A call reserves its worst case at the node of its client and at every ancestor before
-   it is made, and settles what it cost at the same nodes afterwards (spec L10).
-2. Invariant (I7), at every node with a limit: reserved <= max(0, limit - spent).
-3. A reservation is settled once, whatever happens; a second settlement does nothing.
-4. A node without a limit of its own is counted, and asks its nearest ancestor that has
+   it is made, and settles what it cost at the same nodes afterwards (spec L10, I7).
+2. A node without a limit of its own is counted, and asks its nearest ancestor that has
    one (spec L9).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from hostlib.accounts import Account, Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,26 +110,14 @@ class Node:
         max_calls: calls that may count; None for any number.
 
     Attributes:
-        spent: weighted tokens that calls have cost.
-        promised: what calls under way were told that they may cost.
-        calls: calls that counted.
-        under_way: calls that are being made.
+        tokens: weighted tokens that calls have cost, and may cost.
+        calls: calls that counted, and those that are being made.
         refusals: calls in a row for which nothing was left (spec MD6).
         factors: how many times the worst case of a prompt a provider has counted, by
             model (spec MD5).
     """
 
-    __slots__ = (
-        "calls",
-        "factors",
-        "limit",
-        "max_calls",
-        "parent",
-        "promised",
-        "refusals",
-        "spent",
-        "under_way",
-    )
+    __slots__ = ("calls", "factors", "parent", "refusals", "tokens")
 
     def __init__(
         self,
@@ -138,12 +126,9 @@ class Node:
         max_calls: int | None = None,
     ) -> None:
         self.parent = parent
-        self.limit = limit
-        self.max_calls = max_calls
-        self.spent = 0.0
-        self.promised = 0.0
-        self.calls = 0
-        self.under_way = 0
+        above = (None, None) if parent is None else (parent.tokens, parent.calls)
+        self.tokens: Account[float] = Account(above[0], limit)
+        self.calls: Account[int] = Account(above[1], max_calls)
         self.refusals = 0
         self.factors: dict[str, float] = {}
 
@@ -155,29 +140,9 @@ class Node:
             node = node.parent
 
     @property
-    def reserved(self) -> float:
-        """What is set aside for calls under way.
-
-        As promised, unless a call cost more than its worst case (a provider counts as
-        it likes): what it took beyond is not there for the others any more (I7).
-        """
-        if self.limit is None:
-            return self.promised
-        return min(self.promised, max(0.0, self.limit - self.spent))
-
-    @property
-    def left(self) -> float:
-        """What calls that are not reserved yet may cost; infinite without a limit."""
-        if self.limit is None:
-            return math.inf
-        return max(0.0, self.limit - self.spent) - self.reserved
-
-    @property
     def is_used_up(self) -> bool:
         """Whether no call can be paid here, whatever becomes of those under way."""
-        if self.max_calls is not None and self.calls >= self.max_calls:
-            return True
-        return self.limit is not None and self.spent >= self.limit
+        return self.calls.is_used_up or self.tokens.is_used_up
 
     def factor(self, model: str) -> float:
         """Return how many times the worst case of a prompt may be counted (spec MD5)."""
@@ -189,7 +154,7 @@ class Node:
         So a new child of the same account is reserved for as the one before it was.
         """
         for node in self.path():
-            is_account = node is self or node.limit is not None
+            is_account = node is self or node.tokens.limit is not None
             if is_account and factor > node.factors.get(model, 1.0):
                 node.factors.pop(model, None)
                 node.factors[model] = factor
@@ -202,23 +167,14 @@ class Node:
         Its own without any limit above: it reports what it has spent itself.
         """
         for node in self.path():
-            if node.limit is not None:
+            if node.tokens.limit is not None:
                 return node
         return self
 
-    def lower(self, limit: float) -> None:
-        """Set a limit that may not grow; what is under way stays reserved (I7).
-
-        It is no larger than any above, which would only be a promise that nobody keeps.
-        """
-        wanted = max(limit, self.spent + self.reserved) if self.under_way else limit
-        bounds = (node.limit for node in self.path() if node.limit is not None)
-        self.limit = min((wanted, *bounds))
-
     def forget_spending(self) -> None:
         """Begin a new window; what is under way stays reserved."""
-        self.spent = 0.0
-        self.calls = 0
+        self.tokens.used = 0.0
+        self.calls.used = 0
         self.refusals = 0
 
     def reserve(
@@ -227,7 +183,7 @@ class Node:
         max_tokens: int | None,
         weights: Weights,
         likely_tokens: int | None = None,
-    ) -> Reservation:
+    ) -> ReservedCall:
         """Reserve the worst case of a call here and at every ancestor (spec L10).
 
         Args:
@@ -240,66 +196,55 @@ class Node:
             QuotaError: nothing is left, or as many calls were made as may be.
             HeldQuotaError: what is left is held by calls under way.
         """
-        path = tuple(self.path())
-        if any(node.is_used_up for node in path):
+        if any(node.is_used_up for node in self.path()):
             self.refusals += 1
             raise QuotaError
         likely = prompt_tokens if likely_tokens is None else likely_tokens
         prompt = (prompt_tokens, min(likely, prompt_tokens))
-        reservation = _reserve_left(path, prompt, max_tokens, weights)
+        reserved = self._reserve_left(prompt, max_tokens, weights)
         self.refusals = 0
-        return reservation
+        return reserved
 
+    def _reserve_left(
+        self, prompt: tuple[int, int], max_tokens: int | None, weights: Weights
+    ) -> ReservedCall:
+        """Reserve a call where no node is used up.
 
-def _reserve_left(
-    path: tuple[Node, ...],
-    prompt: tuple[int, int],
-    max_tokens: int | None,
-    weights: Weights,
-) -> Reservation:
-    """Reserve a call at nodes of which none is used up.
+        Args:
+            prompt: tokens of the prompt, the most and by an estimate.
+            max_tokens: see ``reserve``.
+            weights: of the model.
 
-    Args:
-        path: they.
-        prompt: tokens of the prompt, the most and by an estimate.
-        max_tokens: see ``Node.reserve``.
-        weights: see ``Node.reserve``.
-
-    Raises:
-        HeldQuotaError: what is left is held by calls under way.
-    """
-    for node in path:
-        most = node.max_calls
-        if most is not None and node.calls + node.under_way >= most:
+        Raises:
+            HeldQuotaError: what is left is held by calls under way.
+        """
+        if any(calls.left < 1 for calls in self.calls.path()):
             raise HeldQuotaError
-    prompt_tokens, likely_tokens = prompt
-    prompt_cost = prompt_tokens * weights.prompt
-    left = min(node.left for node in path)
-    if left <= 0.0:
-        raise HeldQuotaError
-    room = _output_room(left - prompt_cost, weights)
-    if room >= 1:
-        granted = room if max_tokens is None else min(max_tokens, room)
-        if granted == math.inf:  # no limit in the path, or output costs nothing
-            amounts = (prompt_cost,) * len(path)
-            return Reservation(path, amounts, None, prompt_tokens, weights)
-        tokens = int(granted)
-        # Without a maximum all that remains is reserved, fractions of a token too.
-        cost = left if max_tokens is None else prompt_cost + tokens * weights.output
-        cost = min(cost, left)
-        amounts = (cost,) * len(path)
-        return Reservation(path, amounts, tokens, prompt_tokens, weights)
-    # The worst case does not fit: it goes alone where it does not, and nothing is
-    # admitted there until it is settled (spec MD5).
-    wanted = prompt_cost + weights.output
-    if any(node.left < wanted and node.under_way for node in path):
-        raise HeldQuotaError
-    room = _output_room(left - likely_tokens * weights.input, weights)
-    granted = min(room if max_tokens is None else max_tokens, room)
-    tokens = int(max(1, min(granted, MOST_ALONE)))
-    wanted = prompt_cost + tokens * weights.output
-    amounts = tuple(min(wanted, node.left) for node in path)
-    return Reservation(path, amounts, tokens, prompt_tokens, weights)
+        path = tuple(self.tokens.path())
+        prompt_tokens, likely_tokens = prompt
+        prompt_cost = prompt_tokens * weights.prompt
+        left = min(tokens.left for tokens in path)
+        if left <= 0.0:
+            raise HeldQuotaError
+        room = _output_room(left - prompt_cost, weights)
+        if room >= 1:
+            granted = room if max_tokens is None else min(max_tokens, room)
+            if granted == math.inf:  # no limit in the path, or output costs nothing
+                return ReservedCall(self, prompt_cost, None, prompt_tokens, weights)
+            tokens = int(granted)
+            # Without a maximum all that remains is reserved, fractions of a token too.
+            cost = left if max_tokens is None else prompt_cost + tokens * weights.output
+            return ReservedCall(self, cost, tokens, prompt_tokens, weights)
+        # The worst case does not fit: it goes alone where it does not, and nothing is
+        # admitted there until it is settled (spec MD5).
+        wanted = prompt_cost + weights.output
+        if any(tokens.left < wanted and tokens.reservations for tokens in path):
+            raise HeldQuotaError
+        room = _output_room(left - likely_tokens * weights.input, weights)
+        granted = min(room if max_tokens is None else max_tokens, room)
+        tokens = int(max(1, min(granted, MOST_ALONE)))
+        cost = prompt_cost + tokens * weights.output
+        return ReservedCall(self, cost, tokens, prompt_tokens, weights)
 
 
 def _output_room(left: float, weights: Weights) -> float:
@@ -313,30 +258,51 @@ def _output_room(left: float, weights: Weights) -> float:
     return math.floor(left / weights.output)
 
 
-@dataclass(slots=True, eq=False)
-class Reservation:
+class ReservedCall:
     """A call's worst case, reserved until it is settled.
 
-    Attributes:
-        path: the nodes that pay, the client's own first.
-        amounts: weighted tokens reserved at each of them.
+    Args:
+        node: pays, with its ancestors; where less is left than the worst case, that is
+            reserved.
+        worst_cost: weighted tokens.
         max_tokens: what the output is held to; None for no bound.
         prompt_tokens: what was reserved for the prompt.
         weights: of the model.
+
+    Attributes:
+        reserved: the most that was reserved at any node.
+        max_tokens: as above.
+        prompt_tokens: as above.
+        weights: as above.
         cost: weighted tokens that were charged; None before the end.
     """
 
-    path: tuple[Node, ...]
-    amounts: tuple[float, ...]
-    max_tokens: int | None
-    prompt_tokens: int
-    weights: Weights
-    cost: float | None = field(default=None, init=False)
+    __slots__ = (
+        "_call",
+        "_tokens",
+        "cost",
+        "max_tokens",
+        "prompt_tokens",
+        "reserved",
+        "weights",
+    )
 
-    def __post_init__(self) -> None:
-        for node, amount in zip(self.path, self.amounts, strict=True):
-            node.promised += amount
-            node.under_way += 1
+    def __init__(
+        self,
+        node: Node,
+        worst_cost: float,
+        max_tokens: int | None,
+        prompt_tokens: int,
+        weights: Weights,
+    ) -> None:
+        amounts = [(one, min(worst_cost, one.left)) for one in node.tokens.path()]
+        self._tokens = Reservation(amounts)
+        self._call = Reservation([(calls, 1) for calls in node.calls.path()])
+        self.reserved = max(amount for _, amount in amounts)
+        self.max_tokens = max_tokens
+        self.prompt_tokens = prompt_tokens
+        self.weights = weights
+        self.cost: float | None = None
 
     def settle(self, usage: Usage, least: float = 0.0) -> float:
         """Charge what the call took; return its weighted tokens.
@@ -352,31 +318,26 @@ class Reservation:
         self._end(0.0, counts=False)
 
     def _end(self, cost: float, *, counts: bool) -> float:
-        if self.cost is not None:
-            return self.cost
-        self.cost = cost
-        for node, amount in zip(self.path, self.amounts, strict=True):
-            node.under_way -= 1
-            # The last one takes what rounding has left with it.
-            node.promised = node.promised - amount if node.under_way else 0.0
-            node.spent += cost
-            node.calls += counts
-        return cost
+        if self.cost is None:
+            self.cost = cost
+            self._tokens.settle(cost)
+            self._call.settle(int(counts))
+        return self.cost
 
 
 def status_text(node: Node) -> str:
     """Return what LLM_CHAT's reply says of the quota (spec L7)."""
-    shown = node.shown()
-    if shown.limit is None:
-        return f"{shown.spent:.1f} weighted tokens (no limit)"
-    return f"{shown.spent:.1f}/{int(shown.limit)} weighted tokens"
+    tokens = node.shown().tokens
+    if tokens.limit is None:
+        return f"{tokens.used:.1f} weighted tokens (no limit)"
+    return f"{tokens.used:.1f}/{int(tokens.limit)} weighted tokens"
 
 
 def quota_text(node: Node) -> str:
     """Return what LLM_QUOTA answers (spec L9)."""
-    shown = node.shown()
-    if shown.limit is None:
+    tokens = node.shown().tokens
+    if tokens.limit is None:
         return status_text(node)
-    used = 100.0 * shown.spent / shown.limit if shown.limit else 100.0
-    left = max(0.0, shown.limit - shown.spent)
+    used = 100.0 * tokens.used / tokens.limit if tokens.limit else 100.0
+    left = max(0.0, tokens.limit - tokens.used)
     return f"{status_text(node)} ({used:.1f}% used, {left:.1f} remaining)"

@@ -92,7 +92,8 @@ class LlmService:
         if child.session is None:
             raise RuntimeError("a child without a conversation has no account")
         client = child.session.client
-        (await self.models.accounts.open(child, client)).limit = child.spec.quota
+        node = await self.models.accounts.open(child, client)
+        node.tokens.limit = child.spec.quota
         if self.endpoint is None:
             return {}
         return await self.endpoint.admit(child, client, stack)
@@ -141,7 +142,7 @@ class LlmService:
 
     def busy(self) -> str | None:
         """Say what has to end first: calls, and charges that are being written."""
-        if self.models.accounts.root.under_way:
+        if self.models.accounts.root.calls.reservations:
             return "a model is being called"
         if self.models.accounts.spending.is_writing:
             return "a charge is being written"

@@ -24,7 +24,7 @@ from supervisor.observe.registry import build_here
 from supervisor.spawn.restarts import DOWN
 from supervisor.usage.samples import Watcher
 from vfs.filesystem import file_row
-from vfs.policy import OPEN_FILES, SIZE_BYTES
+from vfs.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -230,6 +230,7 @@ class Watch:
         if before is not None and now_s > before[1]:
             rate = (traffic.requests - before[0]) / (now_s - before[1])
         tokens = self.metrics.tokens.get(child.id)
+        files, growth = _bars(child)
         return ChildFacts(
             name,
             child.process.pid if child.process else None,
@@ -245,8 +246,8 @@ class Watch:
             tokens.tokens if tokens else 0,
             _label(row["isolation"]),
             traffic.last_error,
-            _bar_of(child, "Files", OPEN_FILES),
-            _bar_of(child, "Growth", SIZE_BYTES, is_bytes=True),
+            files,
+            growth,
             *_workspaces(row["workspaces"]),
         )
 
@@ -310,10 +311,13 @@ def _label(isolation: object) -> str:
     return str(isolation.get("label")) if isinstance(isolation, dict) else "-"
 
 
-def _bar_of(child: Child, title: str, kind: int, *, is_bytes: bool = False) -> Bar:
-    if child.session is None:
-        return Bar(title, 0, None, is_bytes)
-    ledger = child.session.client.ledger
-    # Less than nothing: of a child that removed more than it has made.
-    used = max(0, ledger.used[kind])
-    return Bar(title, used, ledger.limits[kind], is_bytes)
+def _bars(child: Child) -> tuple[Bar, Bar]:
+    """Return what a child uses of its limits of open files and of growth."""
+    session = child.session
+    ledger = Ledger() if session is None else session.client.ledger
+    files, growth = ledger.open_files, ledger.size_bytes
+    return (
+        Bar("Files", files.used, files.limit, is_bytes=False),
+        # Below 0: of a child that removed more than it has made.
+        Bar("Growth", max(0, growth.used), growth.limit, is_bytes=True),
+    )

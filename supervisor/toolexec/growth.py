@@ -26,7 +26,6 @@ from hostlib.threads import in_thread
 from protocol.toolexec.requests import shown
 from supervisor.toolexec.routes import RefusedError
 from vfs import growth
-from vfs.policy import FILES, SIZE_BYTES
 
 if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView, Conversation
@@ -184,10 +183,9 @@ class Growth:
         """Return the limits: name, most, used."""
         ledger = self._session.client.ledger
         found = [("closed directories", (ledger.before or (0, 0, 0))[2], self._closed)]
-        for name, kind in (("bytes", SIZE_BYTES), ("files", FILES)):
-            limit = ledger.limits[kind]
-            if limit is not None:
-                found.append((name, limit, ledger.used[kind]))
+        for name, of in (("bytes", ledger.size_bytes), ("files", ledger.files)):
+            if of.limit is not None:
+                found.append((name, of.limit, of.used))
         return found
 
     def _charged(self) -> growth.Charged:
@@ -214,8 +212,8 @@ def of(child: ChildView) -> Growth | None:
     session = child.session
     if session is None:
         return None
-    limits = session.client.ledger.limits
-    if limits[SIZE_BYTES] is None and limits[FILES] is None:
+    ledger = session.client.ledger
+    if ledger.size_bytes.limit is None and ledger.files.limit is None:
         return None
     return Growth(child, session)
 

@@ -23,8 +23,6 @@ import resource
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from vfs.policy import CLIENTS, FILE_SIZE, FILES, OPEN_FILES, SIZE_BYTES
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -99,7 +97,7 @@ class Limited(Protocol):
 
 def uses(
     spec: ChildSpec,
-    charged: Sequence[int],
+    ledger: Ledger,
     sample: Sample | None,
     in_groups: int | None = None,
 ) -> list[Use]:
@@ -107,17 +105,17 @@ def uses(
 
     Args:
         spec: its limits.
-        charged: its ledger's ``used``, with all that is nested in it.
+        ledger: what it has used, with all that is nested in it.
         sample: of its process; None leaves out what only a sample tells.
         in_groups: bytes of memory of all its processes, where its groups bound that;
             None where each process has a bound of its own.
     """
     found = [
-        Use(name, charged[kind], allowed)
-        for name, kind, allowed in (
-            ("open_files", OPEN_FILES, spec.max_open_files),
-            ("bytes", SIZE_BYTES, spec.max_bytes),
-            ("files", FILES, spec.max_files),
+        Use(name, account.used, allowed)
+        for name, account, allowed in (
+            ("open_files", ledger.open_files, spec.max_open_files),
+            ("bytes", ledger.size_bytes, spec.max_bytes),
+            ("files", ledger.files, spec.max_files),
         )
         if allowed is not None
     ]
@@ -133,10 +131,10 @@ def uses_of(child: Limited, sample: Sample | None) -> list[Use]:
         return []
     ledger = session.client.ledger
     in_groups = child.memory_in_groups
-    found = {use.limit: use for use in uses(spec, ledger.used, sample, in_groups)}
+    found = {use.limit: use for use in uses(spec, ledger, sample, in_groups)}
     # Of these nothing is told before they refuse something.
     bounds = {
-        "clients_per_child": (ledger.used[CLIENTS], ledger.limits[CLIENTS]),
+        "clients_per_child": (ledger.clients.used, ledger.clients.limit),
         "file_size": (0, ledger.max_file_bytes),
         "memory": (sample.rss_bytes if sample else 0, spec.group_limits.memory),
         "processes": (
@@ -152,18 +150,15 @@ def uses_of(child: Limited, sample: Sample | None) -> list[Use]:
     return list(found.values())
 
 
-_LEDGER_LIMITS = {
-    OPEN_FILES: "open_files",
-    CLIENTS: "clients_per_child",
-    SIZE_BYTES: "bytes",
-    FILES: "files",
-    FILE_SIZE: "file_size",
-}
-
-
 def refused_by(ledger: Ledger) -> dict[str, int]:
     """Return how often a ledger's own bounds refused something, by limit."""
-    return {name: ledger.refused[kind] for kind, name in _LEDGER_LIMITS.items()}
+    return {
+        "open_files": ledger.open_files.refused,
+        "clients_per_child": ledger.clients.refused,
+        "bytes": ledger.size_bytes.refused,
+        "files": ledger.files.refused,
+        "file_size": ledger.too_large,
+    }
 
 
 def counts_processes(spec: ChildSpec) -> bool:

@@ -129,6 +129,6 @@ async def open_scene(where: Path, **changes: object) -> AsyncIterator[Scene]:
         async with open_llm(stage.host, section(**values)) as service:
             yield Scene(stage, provider, service)
             await stage.host.stop(grace_s=0.0)
-            assert not service.models.accounts.root.reserved
+            assert not service.models.accounts.root.tokens.reserved
         # The stand-in's ends are descriptors of this process too.
         await eventually(lambda: not provider.connections)

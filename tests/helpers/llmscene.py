@@ -244,8 +244,8 @@ async def open_scene(
                             one.client_gone(line.client)
                     if isinstance(services.fds, FdService):
                         assert not services.fds.store.blobs
-                    assert not service.models.accounts.root.under_way
-                    assert not service.models.accounts.root.reserved
+                    assert not service.models.accounts.root.calls.reservations
+                    assert not service.models.accounts.root.tokens.reserved
                 assert services.llm is None
     finally:
         journal.close()

@@ -233,7 +233,8 @@ class Hall:
         """Return this, after the proof that nobody holds anything any more."""
         assert not self.fs.tables.clients
         assert not self.fs.tables.files
-        assert self.ledger.used[:2] == [0, 0]
+        assert not self.ledger.open_files.used
+        assert not self.ledger.clients.used
         assert self.budget.used_bytes == 0
         assert self.budget.reserved_bytes == 0
         assert self.ledger.memory_bytes == 0

@@ -52,5 +52,5 @@ async def test_without_a_thread_nothing_stays_open(
     assert not client.files
     assert (world.where / "root" / "file").read_bytes() == old
     fs.disconnect(client, "test")
-    assert client.ledger.used == [0, 0, 0, 0]
-    assert not client.ledger.staged_files
+    assert not any(account.used for account in client.ledger.accounts)
+    assert not client.ledger.files.reserved

@@ -210,7 +210,7 @@ async def test_a_close_that_fails(
         await close(world.fs, file, waiting=waiting)
     assert not client.files
     assert not world.fs.tables.files
-    assert client.ledger.used == [0, 1, 0, 0]
+    assert [account.used for account in client.ledger.accounts] == [0, 1, 0, 0]
     assert told.log[-1] == ("closed", file.fileno, None)
     assert not list(world.fs.descriptors())
     world.fs.disconnect(client, "test")

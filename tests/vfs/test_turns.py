@@ -18,7 +18,7 @@ from vfs import opening
 from vfs.backends import HostDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle
 from vfs.filesystem import Client, OpenFile
-from vfs.ledger import FILES, SIZE_BYTES, Ledger
+from vfs.ledger import Ledger
 from vfs.policy import PUBLISH_ON_CLOSE
 
 __all__ = ["world"]
@@ -85,7 +85,7 @@ class Pair:
     @property
     def used(self) -> tuple[int, int]:
         """What is charged: bytes, files."""
-        return self.ledger.used[SIZE_BYTES], self.ledger.used[FILES]
+        return self.ledger.size_bytes.used, self.ledger.files.used
 
     def there(self) -> tuple[int, int]:
         """What is there, beside the file that was."""

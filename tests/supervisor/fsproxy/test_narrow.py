@@ -195,10 +195,10 @@ async def test_narrowing_again_and_again(hall: Hall) -> None:
         b"Too many open files'"[:-1]
     )
     ledger = line.client.ledger
-    assert ledger.used[0] == 50
+    assert ledger.open_files.used == 50
     line.close()
     await line.gone()
-    assert ledger.used[0] == 0
+    assert ledger.open_files.used == 0
 
 
 # The model is not there

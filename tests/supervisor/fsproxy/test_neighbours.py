@@ -267,7 +267,7 @@ async def test_when_the_host_has_no_descriptor_left(
             assert await line.ask(b"OPEN file %b false\n" % transport.encode()) == (
                 b"ERROR failed to open file 'file': Too many open files"
             )
-    assert line.client.ledger.used[0] == 0
+    assert line.client.ledger.open_files.used == 0
     await line.open(b"file")
 
 

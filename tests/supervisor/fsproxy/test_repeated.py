@@ -227,7 +227,7 @@ def open_often(top: Dialogue, path: Path) -> bytes:
     for _ in range(3):
         fileno = top.ask(line)[3:-1]
         assert top.ask(b"CLOSE %b\n" % fileno) == b"OK\n"
-    assert not top.session.client.ledger.used[0]
+    assert not top.session.client.ledger.open_files.used
     return line
 
 
@@ -266,7 +266,7 @@ def test_what_a_name_stands_for_is_looked_at_each_time(
     path.unlink()
     path.mkdir()
     assert top.ask(line) == failed + b"Is a directory\n"
-    assert not top.session.client.ledger.used[0]
+    assert not top.session.client.ledger.open_files.used
     path.rmdir()
     path.write_bytes(b"new")
     assert top.ask(b"READ %b 9\n" % top.ask(line)[3:-1]) == b"OK 3\nnew"

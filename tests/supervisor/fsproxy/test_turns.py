@@ -9,7 +9,7 @@ import trio.testing
 
 from tests.helpers.sessions import Hall, Line, hall
 from vfs.backends.host_file import HostHandle
-from vfs.ledger import FILES, SIZE_BYTES, Ledger
+from vfs.ledger import Ledger
 
 __all__ = ["hall"]
 
@@ -96,7 +96,7 @@ async def test_a_change_waits_for_its_turn(
         for line in (one, other):
             line.close()
             await line.gone()
-    assert (ledger.used[SIZE_BYTES], ledger.used[FILES]) == used
+    assert (ledger.size_bytes.used, ledger.files.used) == used
 
 
 async def test_who_reads_closes_or_ends_waits_for_nobodys_turn(
@@ -114,7 +114,7 @@ async def test_who_reads_closes_or_ends_waits_for_nobodys_turn(
         await other.gone()
     disk.goes_on.set()
     assert await one.line() == b"OK"
-    assert ledger.used[SIZE_BYTES] == 0
+    assert ledger.size_bytes.used == 0
 
 
 async def test_another_child_waits_for_nobodys_turn(hall: Hall, disk: Disk) -> None:
@@ -125,7 +125,7 @@ async def test_another_child_waits_for_nobodys_turn(hall: Hall, disk: Disk) -> N
     fileno = await stranger.open(b"g", b"w")
     assert await stranger.write(fileno, b"y" * 10) == b"OK 10"
     assert await stranger.ask(b"MKDIR false d\n") == b"OK"
-    assert (ledger.used[SIZE_BYTES], ledger.used[FILES]) == (10, 2)
+    assert (ledger.size_bytes.used, ledger.files.used) == (10, 2)
     disk.goes_on.set()
     assert await one.line() == b"OK"
 
@@ -141,8 +141,8 @@ async def test_what_a_header_has_reserved_is_kept_until_its_turn(
     await trio.testing.wait_all_tasks_blocked(0.02)
     await other.send(b"y" * 3 * SIZE)
     await quiet(other)
-    assert ledger.used[SIZE_BYTES] == 3 * SIZE
+    assert ledger.size_bytes.used == 3 * SIZE
     disk.goes_on.set()
     assert await other.line() == b"OK %d" % (3 * SIZE)
     assert await one.line() == b"OK"
-    assert ledger.used[SIZE_BYTES] == 3 * SIZE
+    assert ledger.size_bytes.used == 3 * SIZE

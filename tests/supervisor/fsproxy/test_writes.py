@@ -236,7 +236,7 @@ async def test_a_file_that_cannot_be_emptied(
             b"ERROR failed to open file 'file': Operation not permitted"
         )
     assert not hall.fs.tables.files
-    assert hall.ledger.used[0] == 0
+    assert hall.ledger.open_files.used == 0
     assert not list(hall.fs.descriptors())
     await line.open(b"file", b"w")
 

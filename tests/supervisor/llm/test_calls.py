@@ -34,7 +34,7 @@ async def test_of_many_callers_with_room_for_one_one_goes_through(
         lines = [scene.nested(parent) for _ in range(32)]
         lines += [scene.connect() for _ in range(32)]
         prompt = b"!wait=0.3 !words=10"  # 19 bytes
-        scene.service.models.accounts.root.limit = (
+        scene.service.models.accounts.root.tokens.limit = (
             77.0  # what is left is nobody's while one is made
         )
         replies: list[bytes] = []
@@ -56,7 +56,7 @@ async def test_the_maximum_is_lowered_to_what_is_left(tmp_path: Path) -> None:
         line = scene.connect()
         await line.chat(b"!words=1 ___")  # 12 bytes, 1 message; 101 left: 25 tokens
         assert scene.provider.served[0].body["max_tokens"] == 25
-        scene.service.models.accounts.root.spent = 128.0
+        scene.service.models.accounts.root.tokens.used = 128.0
         await line.chat(b"!words=0 !prompt-tokens=1")
         assert scene.provider.served[1].body["max_tokens"] == 1
         assert (await line.chat(b"a")).line == EXCEEDED
@@ -68,11 +68,11 @@ async def test_without_a_maximum_all_that_remains_is_reserved(tmp_path: Path) ->
         first, second = scene.connect(), scene.connect()
         await first.send(request(b"!wait=0.2"))
         await scene.provider.wait_for(1)
-        assert scene.service.models.accounts.root.reserved == 1_000_000
+        assert scene.service.models.accounts.root.tokens.reserved == 1_000_000
         assert "max_tokens" not in scene.provider.served[0].body
         assert (await second.chat(b"a")).line == EXCEEDED
         assert (await first.reply()).line.startswith(b"OK ")
-        scene.service.models.accounts.root.spent = 1_000_000 - 61
+        scene.service.models.accounts.root.tokens.used = 1_000_000 - 61
         await second.chat(b"abcd")
         assert scene.provider.served[1].body["max_tokens"] == 10
 
@@ -108,7 +108,7 @@ async def test_the_number_of_calls_is_bounded(tmp_path: Path) -> None:
 async def test_without_a_report_the_estimate_is_charged(scene: Scene) -> None:
     line = scene.connect()
     for plain in (b"", b" !plain"):
-        scene.service.models.accounts.root.spent = line_spent(scene, line, 0.0)
+        scene.service.models.accounts.root.tokens.used = line_spent(scene, line, 0.0)
         prompt = b"!words=10 !usage=none" + plain
         reply = await line.chat(prompt)
         # "word0 " ... "word9 " are 60 bytes, 15 tokens of 4.0.
@@ -117,7 +117,7 @@ async def test_without_a_report_the_estimate_is_charged(scene: Scene) -> None:
 
 def line_spent(scene: Scene, line: ChatLine, spent: float) -> float:
     """Set what a client has spent."""
-    scene.service.models.accounts.node_of(line.client).spent = spent
+    scene.service.models.accounts.node_of(line.client).tokens.used = spent
     return spent
 
 
@@ -138,8 +138,8 @@ async def test_a_call_ends_when_its_client_closes_both_directions(
     (told,) = scene.told("llm.called")
     assert told["outcome"] == "cancelled"
     assert told["completion_tokens"] == 6  # 24 bytes
-    assert scene.service.models.accounts.root.spent == -(-len(prompt) // 4) + 24.0
-    assert not scene.service.models.accounts.root.reserved
+    assert scene.service.models.accounts.root.tokens.used == -(-len(prompt) // 4) + 24.0
+    assert not scene.service.models.accounts.root.tokens.reserved
     await eventually(lambda: not scene.provider.at_once)
 
 
@@ -168,7 +168,7 @@ async def test_a_call_ends_with_its_process(scene: Scene) -> None:
     )
     with trio.fail_after(30):
         await line.line.session.finish(PROCESS_EXIT)
-    assert scene.service.models.accounts.root.spent == 6.0 + 12.0
+    assert scene.service.models.accounts.root.tokens.used == 6.0 + 12.0
     await eventually(lambda: not scene.provider.at_once)
 
 
@@ -190,7 +190,7 @@ async def test_a_call_that_was_sent_in_the_last_breath_never_starts(
     await line.send(request(b"hello"))
     await line.line.session.finish(PROCESS_EXIT)
     assert not scene.provider.served
-    assert scene.service.models.accounts.root.spent == 0.0
+    assert scene.service.models.accounts.root.tokens.used == 0.0
 
 
 # spec L10, L4: the outputs of a call whose client is gone are as before.
@@ -276,7 +276,7 @@ async def test_the_timeout_bounds_the_whole_call(tmp_path: Path, order: bytes) -
         assert reply.line == FAILED + b"no complete answer within 2 s"
         # A request that the provider has taken is paid, and what was written until then.
         charged = b"429" not in order
-        assert (scene.service.models.accounts.root.spent > 0) is charged
+        assert (scene.service.models.accounts.root.tokens.used > 0) is charged
 
 
 # spec L12
@@ -392,7 +392,7 @@ async def test_files_that_hold_the_key_are_nobodys(scene: Scene) -> None:
         assert reply == b"ERROR failed to read input files data"
     assert (where / "key").read_text() == KEY + "\n"
     assert (await line.ask(b"OPEN /proc/version r true\n")).startswith(b"OK ")
-    assert scene.hall.ledger.used[0] == 1
+    assert scene.hall.ledger.open_files.used == 1
 
 
 # spec L13, attack 24: an OPEN that is sent again and again is answered in fewer steps.
@@ -409,7 +409,7 @@ async def test_a_link_that_is_turned_to_the_key_shows_nothing(scene: Scene) -> N
     link.symlink_to(where / "key")
     for _ in range(2):
         assert (await line.ask(request)).startswith(b"ERROR VFS access denied")
-    assert ledger.used[0] == 4
+    assert ledger.open_files.used == 4
 
 
 # spec L14, S5: one waits for a provider, another reads.
@@ -454,8 +454,8 @@ async def test_what_is_no_answer_is_told_and_charged(
     reply = await line.chat(order, outputs=b"out")
     assert reply.line.startswith(FAILED + b"invalid response: " + said)
     # Charged as in L10: the estimate for the prompt at least, and what was received.
-    assert scene.service.models.accounts.root.spent >= -(-len(order) // 4)
-    assert scene.service.models.accounts.root.calls == 1
+    assert scene.service.models.accounts.root.tokens.used >= -(-len(order) // 4)
+    assert scene.service.models.accounts.root.calls.used == 1
     assert (scene.hall.root / "out").read_text() == "old"
     assert (await line.chat(b"a")).line.startswith(b"OK ")
 
@@ -465,7 +465,7 @@ async def test_an_error_within_the_stream_is_one_line(scene: Scene) -> None:
     line = scene.connect()
     reply = await line.chat(b"!error !words=8")
     assert reply.line == FAILED + b"it broke in two"
-    assert scene.service.models.accounts.root.spent > 0  # half of it was written
+    assert scene.service.models.accounts.root.tokens.used > 0  # half of it was written
 
 
 # spec L14

@@ -163,7 +163,7 @@ async def test_a_loop_ends_with_its_client(agents: Scene) -> None:
     await agents.provider.wait_for(3)
     line.line.close()
     await line.line.gone()
-    await eventually(lambda: not agents.service.models.accounts.root.under_way)
+    await eventually(lambda: not agents.service.models.accounts.root.calls.reservations)
     assert len(agents.provider.served) == 3
 
 
@@ -187,7 +187,7 @@ async def test_children_of_a_loop_run_side_by_side(agents: Scene) -> None:
     assert "spawned" in spawned
     assert '<fd_summary fd="fd:1" available="true">\nshort' in summed
     assert agents.provider.most_at_once >= 2
-    assert agents.service.models.accounts.node_of(line.client).calls == 6
+    assert agents.service.models.accounts.node_of(line.client).calls.used == 6
 
 
 async def test_a_result_comes_with_a_summary(tmp_path: Path) -> None:

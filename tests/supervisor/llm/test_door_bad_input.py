@@ -147,7 +147,7 @@ async def test_a_provider_that_redirects_has_failed(
                 assert b"location" not in head
                 kind = "api_error" if path == MESSAGES else "provider_error"
                 check_form(path, answer, kind)
-        assert not scene.service.models.accounts.root.spent
+        assert not scene.service.models.accounts.root.tokens.used
     assert not asked
 
 
@@ -199,4 +199,4 @@ async def test_an_answer_without_end_is_a_failure(
             status, _, answer = await told(door, "POST", path, body)
             assert status == 502, path
             assert "longer than" in answer["error"]["message"]
-        assert not scene.service.models.accounts.root.reserved
+        assert not scene.service.models.accounts.root.tokens.reserved

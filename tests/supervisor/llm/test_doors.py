@@ -150,14 +150,15 @@ async def test_the_official_client_asks_responses(
         (call,) = (one for one in last.response.output if one.type == "function_call")
         assert (call.name, json.loads(call.arguments)) == ("shell", {"command": "ls"})
         assert any(event.type == "response.output_item.done" for event in events)
-        assert scene.service.models.accounts.root.spent == charged(scene)
+        assert scene.service.models.accounts.root.tokens.used == charged(scene)
         rows = scene.stage.events("llm.called")
         api = "responses" if way is NATIVE else "chat"
         assert [row["api"] for row in rows] == [api, api]
         assert {row["asked"] for row in rows} == {"gpt-99"}
         assert rows[0]["cached_tokens"] == 3
         assert (
-            sum(row["cost"] for row in rows) == scene.service.models.accounts.root.spent
+            sum(row["cost"] for row in rows)
+            == scene.service.models.accounts.root.tokens.used
         )
 
 
@@ -183,7 +184,7 @@ async def test_the_official_client_asks_messages(
         assert whole.model == "claude-9"
         assert whole.stop_reason == "tool_use"
         assert whole.content[-1].to_dict()["input"] == {"command": "ls"}
-        assert scene.service.models.accounts.root.spent == charged(scene)
+        assert scene.service.models.accounts.root.tokens.used == charged(scene)
         row = scene.stage.events("llm.called")[0]
         assert (row["cached_tokens"], row["cache_write_tokens"]) == (3, 2)
         count = await client.messages.count_tokens(messages=said, model="claude-9")
@@ -243,7 +244,7 @@ async def test_a_request_is_passed_on(
         assert passed == expected
         has_key = served.headers.get("x-api-key" if is_messages else "authorization")
         assert has_key == (KEY if is_messages else f"Bearer {KEY}")
-        assert scene.service.models.accounts.root.spent == charged(scene)
+        assert scene.service.models.accounts.root.tokens.used == charged(scene)
 
 
 # spec MD2: the budget for thinking stays below a bound that is lowered.
@@ -460,7 +461,7 @@ async def test_the_official_clients_ask_a_failing_provider_again(
             with pytest.raises(APIStatusError):
                 await other.messages.create(model="m", messages=order, max_tokens=9)
         assert len(scene.provider.served) == 2 * asked
-        assert scene.service.models.accounts.root.spent == 0
+        assert scene.service.models.accounts.root.tokens.used == 0
 
 
 # spec MD2: unknown fields are refused by name where a request is translated.
@@ -781,7 +782,7 @@ async def test_an_error_in_the_middle_is_the_apis_own(
 ) -> None:
     async with opened(tmp_path, **way) as (scene, door):
         for order in ("!error", "!truncated", "!cut=900"):
-            before = scene.service.models.accounts.root.spent
+            before = scene.service.models.accounts.root.tokens.used
             _, events = await streamed(door, path, f"!words=40 {order}")
             last = events[-1]
             if path == "/v1/messages":
@@ -793,8 +794,10 @@ async def test_an_error_in_the_middle_is_the_apis_own(
                 assert set(last["response"]["error"]) == {"code", "message"}
                 numbers = [event["sequence_number"] for event in events]
                 assert numbers == list(range(len(events))), order
-            await eventually(lambda: not scene.service.models.accounts.root.reserved)
-            assert scene.service.models.accounts.root.spent > before
+            await eventually(
+                lambda: not scene.service.models.accounts.root.tokens.reserved
+            )
+            assert scene.service.models.accounts.root.tokens.used > before
             # What came is charged, whatever was told of it at the beginning (spec MD5).
             row = scene.stage.events("llm.called")[-1]
             assert row["completion_tokens"] >= scene.provider.served[-1].pieces, order
@@ -803,7 +806,7 @@ async def test_an_error_in_the_middle_is_the_apis_own(
         status, events = await streamed(door, path, f"!words=9 !foreign={other}")
         assert status == 502
         assert "another API" in events[0]["error"]["message"]
-        assert scene.service.models.accounts.root.calls == 4
+        assert scene.service.models.accounts.root.calls.used == 4
 
 
 # spec MD3: the provider's own code is told, for some programs end at it at once.
@@ -930,7 +933,7 @@ async def test_events_out_of_order_end_the_answer(tmp_path: Path) -> None:
             last = events[-1]
             assert status == 502 or last["type"] in ("error", "response.failed"), order
             assert "invalid response" in json.dumps(last), order
-            assert scene.service.models.accounts.root.calls == count
+            assert scene.service.models.accounts.root.calls.used == count
 
 
 LEAKS = (
@@ -966,7 +969,7 @@ def piece_of(event: dict[str, Any]) -> str:
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 async def test_a_quota_is_refused_in_the_apis_form(tmp_path: Path, path: str) -> None:
     async with opened(tmp_path, **NATIVE) as (scene, door):
-        scene.service.models.accounts.root.spent = 1e9
+        scene.service.models.accounts.root.tokens.used = 1e9
         found = []
         for _ in range(5):
             status, events = await streamed(door, path, "a")
@@ -988,7 +991,7 @@ async def test_the_host_leaves_trying_again_to_the_agent(tmp_path: Path) -> None
             status, _ = await streamed(door, "/v1/messages", f"!status={sent}")
             assert status == seen
             assert len(scene.provider.served) == count
-        assert scene.service.models.accounts.root.calls == 0
+        assert scene.service.models.accounts.root.calls.used == 0
 
 
 # spec MD5: once a provider has counted more than bytes were sent, that is reserved.
@@ -1006,7 +1009,7 @@ async def test_a_provider_that_counts_more_is_reserved_for(tmp_path: Path) -> No
             for number in range(42):
                 which = doors[number % len(doors)]
                 nursery.start_soon(streamed, which, "/v1/messages", text)
-        assert scene.service.models.accounts.root.spent <= limit + 2000 + 40
+        assert scene.service.models.accounts.root.tokens.used <= limit + 2000 + 40
 
 
 # spec MD5: with a small quota a call goes alone if the estimate fits.
@@ -1020,7 +1023,7 @@ async def test_a_call_whose_worst_case_does_not_fit_goes_alone(tmp_path: Path) -
         assert status == 200
         assert events[-1]["type"] == "message_stop"
         assert scene.provider.served[0].body["max_tokens"] > 500
-        assert scene.service.models.accounts.root.spent == charged(scene)
+        assert scene.service.models.accounts.root.tokens.used == charged(scene)
 
 
 # spec MD7: requests that never come whole keep no other from an answer.

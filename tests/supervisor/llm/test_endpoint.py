@@ -51,7 +51,7 @@ async def test_a_token_is_worth_nothing_after_its_child(scene: Scene) -> None:
     assert door.env["OPENAI_API_KEY"] != other.env["OPENAI_API_KEY"]
     status, body = await door.ask(ask("hello"))
     assert (status, json.loads(body)["object"]) == (200, "chat.completion")
-    before = scene.service.models.accounts.root.spent
+    before = scene.service.models.accounts.root.tokens.used
     async with await door.connect() as stream:
         await stream.send_all(door.request(ask("!hang-after=3 !words=9")))
         await eventually(
@@ -61,8 +61,8 @@ async def test_a_token_is_worth_nothing_after_its_child(scene: Scene) -> None:
         )
         await door.puppet.kill()
         assert (await answered(stream))[0] == 0
-    assert scene.service.models.accounts.root.spent > before + 4 * 3
-    assert not scene.service.models.accounts.root.reserved
+    assert scene.service.models.accounts.root.tokens.used > before + 4 * 3
+    assert not scene.service.models.accounts.root.tokens.reserved
     await eventually(lambda: not scene.provider.at_once)
     status, body = await door.ask(ask("hello"))
     assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
@@ -87,7 +87,7 @@ async def test_closing_the_connection_ends_the_call(
             await line.send_all(piece)
         await line.aclose()
         await eventually(lambda: not scene.provider.at_once)
-        await eventually(lambda: not scene.service.models.accounts.root.reserved)
+        await eventually(lambda: not scene.service.models.accounts.root.tokens.reserved)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,9 @@ async def test_refusals_in_a_row_become_final(scene: Scene) -> None:
     door = await scene.puppet(quota=30.0)
     await door.ask(ask("!prompt-tokens=30 !words=0"))
     (node,) = (
-        n for n in scene.service.models.accounts.nodes().values() if n.limit == 30.0
+        n
+        for n in scene.service.models.accounts.nodes().values()
+        if n.tokens.limit == 30.0
     )
     async with await door.connect() as stream:
         for round_ in range(2):
@@ -210,7 +212,7 @@ async def test_what_calls_under_way_hold_is_asked_for_again(scene: Scene) -> Non
             assert await refused(door, second, ask("a")) == (
                 429, "rate_limit_exceeded", "1", None,
             )  # fmt: skip
-    await eventually(lambda: not scene.service.models.accounts.root.reserved)
+    await eventually(lambda: not scene.service.models.accounts.root.tokens.reserved)
     assert (await door.ask(ask("a")))[0] == 200
 
 
@@ -307,7 +309,7 @@ async def test_many_calls_at_once_do_not_pass_the_quota(
 ) -> None:
     door = await scene.puppet()
     root = scene.service.models.accounts.root
-    root.limit = 5000.0
+    root.tokens.limit = 5000.0
     statuses: list[int] = []
 
     async def call() -> None:
@@ -319,7 +321,7 @@ async def test_many_calls_at_once_do_not_pass_the_quota(
             nursery.start_soon(call)
     most = max(one.prompt_tokens for one in scene.provider.served)
     assert most > 900  # the provider counts what it may
-    assert root.spent <= root.limit + most + 40.0
+    assert root.tokens.used <= root.tokens.limit + most + 40.0
     assert sorted(set(statuses)) == [200, 429]
 
 
@@ -328,7 +330,7 @@ async def test_the_tokens_of_an_image_are_a_policys(scene: Scene) -> None:
     cheap, dear = await scene.puppet(image_tokens=100), await scene.puppet()
     content = [{"type": "text", "text": "and?"}, PICTURES[1]]
     body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-    scene.service.models.accounts.root.limit = 1000.0
+    scene.service.models.accounts.root.tokens.limit = 1000.0
     assert (await cheap.ask(body))[0] == 200
     assert (await dear.ask(body))[0] == 200  # alone, with one token of output
     bounds = [one.body["max_tokens"] for one in scene.provider.served]

@@ -66,8 +66,8 @@ async def test_a_call_that_asks_the_model_ends_with_its_process(
         await line.line.session.finish(PROCESS_EXIT)
     await eventually(lambda: not scene.provider.at_once)
     assert {row["outcome"] for row in scene.told("llm.called")} == {"cancelled"}
-    assert not scene.service.models.accounts.root.reserved
-    assert scene.service.models.accounts.root.spent > 0
+    assert not scene.service.models.accounts.root.tokens.reserved
+    assert scene.service.models.accounts.root.tokens.used > 0
 
 
 # spec L10: and so does the end of its connection.

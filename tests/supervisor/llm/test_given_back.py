@@ -50,7 +50,7 @@ async def test_nothing_of_a_call_is_left(
     del no_collector
     limit = {} if is_paid else {"max_tokens": 1e9}
     async with opened(tmp_path, quota=limit) as (scene, door):
-        scene.service.models.accounts.root.spent = 1e9
+        scene.service.models.accounts.root.tokens.used = 1e9
         for path in PATHS:
             body: dict[str, object] = {"model": "m", "stream": stream}
             if path == "/v1/responses":
@@ -76,5 +76,7 @@ async def test_nothing_of_a_call_is_left_whose_client_is_gone(
             await one.send_all(raw(door, "POST", PATHS[0], body))
             await eventually(lambda: bool(scene.provider.served))
         await eventually(lambda: not scene.stage.host.budget.reserved_bytes)
-        await eventually(lambda: not scene.service.models.accounts.root.under_way)
+        await eventually(
+            lambda: not scene.service.models.accounts.root.calls.reservations
+        )
         assert not held()

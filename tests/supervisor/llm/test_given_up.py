@@ -45,8 +45,10 @@ async def test_a_call_that_was_given_up_is_charged_and_counts(
     async with open_scene(tmp_path, timeout=SOON, max_calls=1) as scene:
         line = scene.connect()
         assert (await line.chat(order)).line.startswith(FAILED)
-        assert scene.service.models.accounts.root.spent == estimate(order) + output
-        assert scene.service.models.accounts.root.calls == 1
+        assert (
+            scene.service.models.accounts.root.tokens.used == estimate(order) + output
+        )
+        assert scene.service.models.accounts.root.calls.used == 1
         assert (await line.chat(b"a")).line == EXCEEDED
         (told,) = scene.told("llm.called")
         assert (told["outcome"], told["cost"]) == ("failed", estimate(order) + output)
@@ -60,8 +62,8 @@ async def test_a_call_of_the_tool_loop_is_charged_too(tmp_path: Path) -> None:
         line = scene.connect()
         reply = await line.chat(b"!hang", b"agent")
         assert reply.line.startswith(FAILED + b"no complete answer within")
-        assert scene.service.models.accounts.root.spent > estimate(b"!hang")
-        assert scene.service.models.accounts.root.calls == 1
+        assert scene.service.models.accounts.root.tokens.used > estimate(b"!hang")
+        assert scene.service.models.accounts.root.calls.used == 1
         assert (await line.chat(b"a", b"agent")).line == EXCEEDED
 
 
@@ -75,8 +77,8 @@ async def test_a_server_that_hangs_up_is_charged(tmp_path: Path) -> None:
         async with open_scene(tmp_path, base_url=url, max_calls=1) as scene:
             line = scene.connect()
             assert (await line.chat(b"hello")).line.startswith(FAILED)
-            assert scene.service.models.accounts.root.spent == estimate(b"hello")
-            assert scene.service.models.accounts.root.calls == 1
+            assert scene.service.models.accounts.root.tokens.used == estimate(b"hello")
+            assert scene.service.models.accounts.root.calls.used == 1
             assert (await line.chat(b"a")).line == EXCEEDED
 
 
@@ -100,8 +102,8 @@ async def test_an_encrypted_request_that_went_out_is_charged(
         url = f"https://localhost:{port}/v1"
         async with open_scene(tmp_path, base_url=url, timeout=timeout) as scene:
             assert (await scene.connect().chat(b"hello")).line.startswith(FAILED)
-            assert scene.service.models.accounts.root.spent == estimate(b"hello")
-            assert scene.service.models.accounts.root.calls == 1
+            assert scene.service.models.accounts.root.tokens.used == estimate(b"hello")
+            assert scene.service.models.accounts.root.calls.used == 1
 
 
 # spec L11: what asks a proxy for a way is no request.
@@ -126,8 +128,8 @@ async def test_a_proxy_that_gives_no_way_is_free(
         async with open_scene(tmp_path, base_url=url, timeout=timeout) as scene:
             assert (await scene.connect().chat(b"hello")).line.startswith(FAILED)
             assert (
-                scene.service.models.accounts.root.spent,
-                scene.service.models.accounts.root.calls,
+                scene.service.models.accounts.root.tokens.used,
+                scene.service.models.accounts.root.calls.used,
             ) == (0.0, 0)
     assert asked[0].startswith(b"CONNECT model.invalid:443 ")
 
@@ -157,8 +159,8 @@ async def test_a_request_that_is_not_out_is_free(tmp_path: Path, end: str) -> No
                     said = (await line.reply()).line
                     why = b"no complete" if end == "time-out" else b"cannot connect"
                     assert said.startswith(FAILED + why)
-            assert scene.service.models.accounts.root.spent == 0.0
-            assert scene.service.models.accounts.root.calls == 0
+            assert scene.service.models.accounts.root.tokens.used == 0.0
+            assert scene.service.models.accounts.root.calls.used == 0
 
 
 # spec L11: what a provider refuses is free, also while it is to be tried again.
@@ -168,8 +170,8 @@ async def test_a_refusal_before_a_time_out_is_free(tmp_path: Path) -> None:
         reply = await line.chat(b"!status=429 !retry-after=30")
         assert reply.line.startswith(FAILED + b"no complete answer within")
         assert (
-            scene.service.models.accounts.root.spent,
-            scene.service.models.accounts.root.calls,
+            scene.service.models.accounts.root.tokens.used,
+            scene.service.models.accounts.root.calls.used,
         ) == (0.0, 0)
         assert (await line.chat(b"a")).line.startswith(b"OK ")
 
@@ -189,10 +191,10 @@ async def test_reasoning_that_was_given_up_costs_its_reservation(
         status, _ = await door.ask(body)
         assert status == 502
         root = scene.service.models.accounts.root
-        assert root.calls == 1
+        assert root.calls.used == 1
         # A byte is a token at most, 16 are a message, and 50 tokens of output.
-        assert (root.spent > 16 + 50 * 4) is is_whole
-        assert 0 < root.spent < 500
+        assert (root.tokens.used > 16 + 50 * 4) is is_whole
+        assert 0 < root.tokens.used < 500
 
 
 # attack 46, spec MD5: a model that reasons may do so unasked.
@@ -206,13 +208,17 @@ async def test_a_reasoning_model_costs_its_reservation(
         line = await door.connect()
         await line.send_all(door.request(endpoint.ask("!hang", stream=True)))
         await scene.provider.wait_for(1)
-        reserved = scene.service.models.accounts.root.reserved
+        reserved = scene.service.models.accounts.root.tokens.reserved
         assert reserved > 16 + 50 * 4
         await line.aclose()
-        await eventually(lambda: not scene.service.models.accounts.root.under_way)
-        assert (scene.service.models.accounts.root.spent == reserved) is is_reasoning
-        assert scene.service.models.accounts.root.spent > 0
-        assert scene.service.models.accounts.root.calls == 1
+        await eventually(
+            lambda: not scene.service.models.accounts.root.calls.reservations
+        )
+        assert (
+            scene.service.models.accounts.root.tokens.used == reserved
+        ) is is_reasoning
+        assert scene.service.models.accounts.root.tokens.used > 0
+        assert scene.service.models.accounts.root.calls.used == 1
 
 
 # attack 46, spec MD5: LLM_CHAT asks no effort, and pays the same.
@@ -224,8 +230,8 @@ async def test_a_reasoning_model_of_llm_chat_costs_its_reservation(
     ) as scene:
         line = scene.connect()
         assert (await line.chat(b"!hang")).line.startswith(FAILED)
-        assert scene.service.models.accounts.root.spent > 50 * 4
-        assert scene.service.models.accounts.root.calls == 1
+        assert scene.service.models.accounts.root.tokens.used > 50 * 4
+        assert scene.service.models.accounts.root.calls.used == 1
 
 
 # attack 46: the same for a client that closes its connection.
@@ -240,9 +246,11 @@ async def test_closing_the_connection_costs_the_reservation(
         line = await door.connect()
         await line.send_all(door.request(body))
         await scene.provider.wait_for(1)
-        reserved = scene.service.models.accounts.root.reserved
+        reserved = scene.service.models.accounts.root.tokens.reserved
         assert reserved > 16 + 50 * 4
         await line.aclose()
-        await eventually(lambda: not scene.service.models.accounts.root.under_way)
-        assert scene.service.models.accounts.root.spent == reserved
-        assert scene.service.models.accounts.root.calls == 1
+        await eventually(
+            lambda: not scene.service.models.accounts.root.calls.reservations
+        )
+        assert scene.service.models.accounts.root.tokens.used == reserved
+        assert scene.service.models.accounts.root.calls.used == 1

@@ -56,21 +56,21 @@ async def test_a_day_has_a_budget_of_its_own(tmp_path: Path, no_leaks: None) -> 
     clock = Clock()
     root = Node(None, 100.0)
     spending = Spending(root, "day", str(tmp_path), clock=clock)
-    root.spent, root.calls = 60.0, 2
+    root.tokens.used, root.calls.used = 60.0, 2
     spending.add(root, 60.0, 2)
     await spending.kept()
     assert not spending.begin_anew()
     clock.now += DAY_S
     assert spending.begin_anew()
     assert not spending.begin_anew()
-    assert not root.spent
+    assert not root.tokens.used
     spending.add(root, 5.0, 1)
     await spending.close()
     for today, spent in ((clock.now, (5.0, 1)), (clock.now - DAY_S, (60.0, 2))):
         clock.now = today
         again = Node(None, 100.0)
         reopened = Spending(again, "day", str(tmp_path), clock=clock)
-        assert (again.spent, again.calls) == spent
+        assert (again.tokens.used, again.calls.used) == spent
         await reopened.close()
 
 
@@ -81,13 +81,13 @@ async def test_a_childs_total_is_kept_by_its_name(tmp_path: Path) -> None:
         spending = Spending(root, "never", str(tmp_path))
         child, other = [await spending.node_of_child(name) for name in ("a", "b")]
         assert await spending.node_of_child("a") is child
-        assert (child.spent, child.calls) == (10.0 * number, number)
-        assert (other.spent, other.calls) == (0.0, 0)
+        assert (child.tokens.used, child.calls.used) == (10.0 * number, number)
+        assert (other.tokens.used, other.calls.used) == (0.0, 0)
         nested = Node(child)
         nested.reserve(0, 1, Weights()).settle(Usage(10, 0))
         spending.add(nested, 10.0, 1)
         await spending.close()
-        assert root.spent == 10.0 * (number + 1)
+        assert root.tokens.used == 10.0 * (number + 1)
 
 
 async def test_a_childs_day_is_the_hosts(tmp_path: Path) -> None:
@@ -98,13 +98,13 @@ async def test_a_childs_day_is_the_hosts(tmp_path: Path) -> None:
     spending.add(child, 10.0, 1)
     clock.now += DAY_S
     assert spending.begin_anew()
-    assert not child.spent
+    assert not child.tokens.used
     spending.add(child, 4.0, 1)
     await spending.close()
     for today, spent in ((clock.now, 4.0), (clock.now - DAY_S, 10.0)):
         clock.now = today
         again = Spending(Node(), "day", str(tmp_path), clock=clock)
-        assert (await again.node_of_child("a")).spent == spent
+        assert (await again.node_of_child("a")).tokens.used == spent
         await again.close()
 
 
@@ -140,8 +140,8 @@ async def test_an_older_file_is_taken(tmp_path: Path) -> None:
     base.close()
     root = Node()
     spending = Spending(root, "never", str(tmp_path))
-    assert (root.spent, root.calls) == (12.0, 3)
-    assert (await spending.node_of_child("a")).spent == 0.0
+    assert (root.tokens.used, root.calls.used) == (12.0, 3)
+    assert (await spending.node_of_child("a")).tokens.used == 0.0
     await spending.close()
 
 
@@ -162,7 +162,7 @@ async def test_what_a_lost_call_cost_is_in_the_file(
             await line.line.gone()
         else:
             assert (await line.reply()).line.startswith(b"ERROR OpenAI")
-        spent = scene.service.models.accounts.root.spent
+        spent = scene.service.models.accounts.root.tokens.used
         assert spent > 0
         # Now, and not with the next call that ends well.
         with sqlite3.connect(state / LEDGER) as base:
@@ -193,9 +193,9 @@ async def test_accounts_of_children_are_handed_over(
                 child.reserve(0, 1, Weights()).settle(Usage(10, 0))
                 child.learn("m", 3.0)
                 child.refusals = 2
-            assert (child.spent, child.calls) == (10.0, 1)
+            assert (child.tokens.used, child.calls.used) == (10.0, 1)
             assert (child.factor("m"), child.refusals) == (3.0, 2)
-            assert scene.service.models.accounts.root.spent == 10.0
+            assert scene.service.models.accounts.root.tokens.used == 10.0
             state, fds = scene.service.hand_over(ExitStack())
             assert not fds
             assert isinstance(state, dict)
@@ -205,13 +205,13 @@ async def test_hosts_that_share_a_directory_share_the_total(tmp_path: Path) -> N
     nodes = [Node(None, 100.0) for _ in range(2)]
     both = [Spending(node, "never", str(tmp_path)) for node in nodes]
     for node, spending in zip(nodes, both, strict=True):
-        node.spent += 30.0
+        node.tokens.used += 30.0
         spending.add(node, 30.0, 1)
         await spending.kept()
-    assert [node.spent for node in nodes] == [30.0, 60.0]
+    assert [node.tokens.used for node in nodes] == [30.0, 60.0]
     both[0].add(nodes[0], 0.0, 0)
     await both[0].kept()
-    assert nodes[0].spent == 60.0
+    assert nodes[0].tokens.used == 60.0
     for spending in both:
         await spending.close()
 

@@ -17,7 +17,7 @@ from supervisor.llm.quota import (
     HeldQuotaError,
     Node,
     QuotaError,
-    Reservation,
+    ReservedCall,
     Usage,
     Weights,
     quota_text,
@@ -44,7 +44,7 @@ class Tree(RuleBasedStateMachine):
         super().__init__()
         self.nodes: list[Node] = []
         self.gone: list[Node] = []
-        self.calls: list[Reservation] = []
+        self.calls: list[tuple[Node, ReservedCall]] = []
         self.overshoot: dict[Node, float] = {}
 
     @initialize(limit=LIMITS, max_calls=st.none() | st.integers(0, 20))
@@ -69,7 +69,10 @@ class Tree(RuleBasedStateMachine):
     ) -> None:
         """A call begins, or is refused and nothing changes."""
         node = data.draw(st.sampled_from(self.nodes))
-        before = [(n.promised, n.spent, n.under_way) for n in node.path()]
+        before = [
+            (n.tokens.promised, n.tokens.used, n.calls.reservations)
+            for n in node.path()
+        ]
         refusals = node.refusals
         found, is_held = None, False
         try:
@@ -79,25 +82,31 @@ class Tree(RuleBasedStateMachine):
         except QuotaError:
             pass
         if found is None:
-            assert before == [(n.promised, n.spent, n.under_way) for n in node.path()]
+            assert before == [
+                (n.tokens.promised, n.tokens.used, n.calls.reservations)
+                for n in node.path()
+            ]
             # spec MD6: what calls under way hold comes back, what is spent does not.
             is_spent = any(
-                (n.limit is not None and n.spent >= n.limit)
-                or (n.max_calls is not None and n.calls >= n.max_calls)
+                (n.tokens.limit is not None and n.tokens.used >= n.tokens.limit)
+                or (n.calls.limit is not None and n.calls.used >= n.calls.limit)
                 for n in node.path()
             )
             assert is_held is not is_spent
-            assert is_spent or any(n.under_way for n in node.path())
+            assert is_spent or any(n.calls.reservations for n in node.path())
             assert node.refusals == refusals + is_spent
             return
         assert not node.refusals
         if most is not None:
             assert found.max_tokens is not None
             assert 1 <= found.max_tokens <= most
-        assert all(n.limit is None or n.spent < n.limit for n in node.path())
-        self.calls.append(found)
+        assert all(
+            n.tokens.limit is None or n.tokens.used < n.tokens.limit
+            for n in node.path()
+        )
+        self.calls.append((node, found))
 
-    def _end(self, data: st.DataObject) -> Reservation | None:
+    def _end(self, data: st.DataObject) -> tuple[Node, ReservedCall] | None:
         if not self.calls:
             return None
         return self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
@@ -105,12 +114,13 @@ class Tree(RuleBasedStateMachine):
     @rule(data=st.data(), part=st.floats(0, 1), is_hidden=st.booleans())
     def settle(self, data: st.DataObject, part: float, is_hidden: bool) -> None:
         """A call ends within its worst case, or is cancelled on the way."""
-        call = self._end(data)
-        if call is None:
+        ended = self._end(data)
+        if ended is None:
             return
+        _, call = ended
         most = 100 if call.max_tokens is None else call.max_tokens
         usage = Usage(call.prompt_tokens, int(most * part))
-        least = max(call.amounts) if is_hidden else 0.0
+        least = call.reserved if is_hidden else 0.0
         cost = call.settle(usage, least)
         assert cost == max(least, usage.cost(call.weights))
         assert call.settle(Usage(10**9, 10**9)) == cost  # once and no more
@@ -119,30 +129,31 @@ class Tree(RuleBasedStateMachine):
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
         """A call fails and costs nothing."""
-        call = self._end(data)
-        if call is not None:
-            spent = [node.spent for node in call.path]
+        ended = self._end(data)
+        if ended is not None:
+            node, call = ended
+            spent = [one.tokens.used for one in node.path()]
             call.release()
-            assert spent == [node.spent for node in call.path]
+            assert spent == [one.tokens.used for one in node.path()]
 
     @rule(
         data=st.data(), usage=st.builds(Usage, st.integers(0, 900), st.integers(0, 900))
     )
     def overrun(self, data: st.DataObject, usage: Usage) -> None:
         """A provider counts as it likes."""
-        call = self._end(data)
-        if call is not None:
-            call.settle(usage)
+        ended = self._end(data)
+        if ended is not None:
+            ended[1].settle(usage)
 
     @rule(data=st.data(), limit=st.floats(0, 500))
     def narrow(self, data: st.DataObject, limit: float) -> None:
         """A client gives up some of its quota."""
         node = data.draw(st.sampled_from(self.nodes))
-        before = math.inf if node.limit is None else node.limit
-        node.lower(limit)
-        assert node.limit is not None
-        above = [n.limit for n in node.path() if n.limit is not None]
-        assert node.limit == min((before, *above))
+        before = math.inf if node.tokens.limit is None else node.tokens.limit
+        node.tokens.lower(limit)
+        assert node.tokens.limit is not None
+        above = [n.tokens.limit for n in node.path() if n.tokens.limit is not None]
+        assert node.tokens.limit == min((before, *above))
 
     @rule()
     def new_window(self) -> None:
@@ -155,20 +166,21 @@ class Tree(RuleBasedStateMachine):
     def reserved_is_at_most_what_is_left(self) -> None:
         """The invariant itself."""
         for node in self.nodes:
-            if node.limit is not None:
-                assert node.reserved <= max(0.0, node.limit - node.spent) + SLACK
-                assert node.left >= -SLACK
-            assert node.reserved >= -SLACK
-            assert node.under_way >= 0
+            tokens = node.tokens
+            if tokens.limit is not None:
+                assert tokens.reserved <= max(0.0, tokens.limit - tokens.used) + SLACK
+                assert tokens.left >= -SLACK
+            assert tokens.reserved >= -SLACK
+            assert node.calls.reservations >= 0
 
     @invariant()
     def nothing_is_promised_without_a_call(self) -> None:
         """What ended has given back what it had."""
         for node in self.nodes:
-            mine = [call for call in self.calls if node in call.path]
-            assert node.under_way == len(mine)
+            mine = [call for payer, call in self.calls if node in payer.path()]
+            assert node.calls.reservations == len(mine)
             if not mine:
-                assert node.promised == 0.0
+                assert node.tokens.promised == 0.0
 
 
 TestTree = Tree.TestCase
@@ -189,7 +201,7 @@ def test_the_overshoot_is_one_calls(
 ) -> None:
     root = Node(None, float(limit))
     clients = [Node(root) for _ in range(4)]
-    under_way: list[Reservation] = []
+    under_way: list[ReservedCall] = []
     last = 0.0
     for number, (prompt, most, keep) in enumerate(calls):
         with contextlib.suppress(QuotaError):
@@ -200,8 +212,10 @@ def test_the_overshoot_is_one_calls(
             last = max(last, call.settle(Usage(call.prompt_tokens, tokens)))
     for call in under_way:
         last = max(last, call.settle(Usage(call.prompt_tokens, call.max_tokens or 0)))
-    assert root.spent <= limit + last + SLACK
-    assert root.spent == pytest.approx(sum(client.spent for client in clients))
+    assert root.tokens.used <= limit + last + SLACK
+    assert root.tokens.used == pytest.approx(
+        sum(client.tokens.used for client in clients)
+    )
 
 
 # spec L8
@@ -219,16 +233,16 @@ def test_four_bytes_are_a_token(size: int, tokens: int) -> None:
 # spec L7, L9
 def test_the_words_of_the_contract() -> None:
     node = Node(None, 5000.0)
-    node.spent = 1250.5
+    node.tokens.used = 1250.5
     assert status_text(node) == "1250.5/5000 weighted tokens"
     assert quota_text(node) == (
         "1250.5/5000 weighted tokens (25.0% used, 3749.5 remaining)"
     )
     child = Node(node)
-    child.spent = 7.0
+    child.tokens.used = 7.0
     assert status_text(child) == status_text(node)
     free = Node()
-    free.spent = 110.0
+    free.tokens.used = 110.0
     assert quota_text(free) == status_text(free) == "110.0 weighted tokens (no limit)"
     assert quota_text(Node(None, 0)) == (
         "0.0/0 weighted tokens (100.0% used, 0.0 remaining)"
@@ -241,14 +255,14 @@ def test_the_rest_is_for_one_that_goes_alone() -> None:
     root = Node(None, 46.0)
     first, second = Node(root), Node(root)
     call = first.reserve(5, 10, Weights())
-    assert root.left == 1.0
+    assert root.tokens.left == 1.0
     with pytest.raises(QuotaError):
         second.reserve(5, 10, Weights())
     call.settle(Usage(5, 10))
     alone = second.reserve(5, 10, Weights())
-    assert (alone.max_tokens, root.reserved) == (1, 1.0)
+    assert (alone.max_tokens, root.tokens.reserved) == (1, 1.0)
     alone.settle(Usage(5, 1))
-    assert root.spent == 54.0
+    assert root.tokens.used == 54.0
 
 
 # spec L10: a client's own limit holds as well as the host's.
@@ -257,15 +271,19 @@ def test_every_ancestor_pays_and_can_refuse() -> None:
     child = Node(root, 50.0)
     nested = Node(child)
     call = nested.reserve(10, 10, Weights())
-    assert [node.reserved for node in (nested, child, root)] == [50.0, 50.0, 50.0]
+    assert [node.tokens.reserved for node in (nested, child, root)] == [
+        50.0,
+        50.0,
+        50.0,
+    ]
     with pytest.raises(QuotaError):
         child.reserve(1, 1, Weights())
     other = Node(root).reserve(10, 10, Weights())
-    assert root.reserved == 100.0
+    assert root.tokens.reserved == 100.0
     call.settle(Usage(10, 5))
     other.release()
-    assert [node.spent for node in (nested, child, root)] == [30.0, 30.0, 30.0]
-    assert root.reserved == 0.0
+    assert [node.tokens.used for node in (nested, child, root)] == [30.0, 30.0, 30.0]
+    assert root.tokens.reserved == 0.0
 
 
 # spec MD5: what was seen is known where the quota is, and its memory has an end.

@@ -275,13 +275,13 @@ async def test_a_write_that_fails_is_told_and_charged(
     reply = await line.chat(b"a", outputs=b"/dev/full")
     assert reply.line.startswith(b"ERROR failed to open file '/dev/full': ")
     assert not scene.provider.served
-    scene.hall.ledger.limits = (None, None, 10, None)
+    scene.hall.ledger.size_bytes.limit = 10
     scene.hall.ledger.bounds_size = True
     line = scene.connect()
     reply = await line.chat(b"a", outputs=b"out")
     assert reply.line == b"ERROR failed to write: Disk quota exceeded"
     assert (await line.quota()).startswith("OK 21.0 ")
-    scene.hall.ledger.limits = (None, None, None, None)
+    scene.hall.ledger.size_bytes.limit = None
 
 
 # spec L4, A3b: what is published on close appears whole, or not at all.
@@ -535,13 +535,13 @@ async def test_the_usual_weights(scene: Scene) -> None:
 async def test_the_quota_is_told_in_the_words_of_the_contract(tmp_path: Path) -> None:
     async with open_scene(tmp_path, quota={"max_tokens": 5000}) as scene:
         line = scene.connect()
-        scene.service.models.accounts.root.spent = 1229.5
+        scene.service.models.accounts.root.tokens.used = 1229.5
         reply = await line.chat(b"!prompt-tokens=1 !words=5")
         assert reply.status == "1250.5/5000 weighted tokens"
         assert await line.quota() == (
             "OK 1250.5/5000 weighted tokens (25.0% used, 3749.5 remaining)"
         )
-        scene.service.models.accounts.root.spent = 6000
+        scene.service.models.accounts.root.tokens.used = 6000
         assert await line.quota() == (
             "OK 6000.0/5000 weighted tokens (120.0% used, 0.0 remaining)"
         )

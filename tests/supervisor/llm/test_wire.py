@@ -145,7 +145,9 @@ async def test_a_broken_connection_is_tried_again(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}/v1"
         async with open_scene(tmp_path, base_url=url) as scene:
             assert (await scene.connect().chat(b"a")).text == "hello"
-            assert scene.service.models.accounts.root.spent == 5.0  # once: 1 + 4 * 1
+            assert (
+                scene.service.models.accounts.root.tokens.used == 5.0
+            )  # once: 1 + 4 * 1
     assert tries == 2
 
 
@@ -179,7 +181,7 @@ async def test_a_report_is_charged_to_who_has_gone(tmp_path: Path, end: str) -> 
                 await line.line.gone()
             else:
                 await line.line.session.finish(PROCESS_EXIT)
-            assert scene.service.models.accounts.root.spent == 70 + 4 * 20
+            assert scene.service.models.accounts.root.tokens.used == 70 + 4 * 20
             (told,) = scene.told("llm.called")
             assert (told["outcome"], told["completion_tokens"]) == ("cancelled", 20)
 
@@ -214,7 +216,7 @@ async def test_what_is_on_its_way_is_read(
             await eventually(lambda: line.line.session.is_closing)
             gone.set()
             await line.line.gone()
-            assert scene.service.models.accounts.root.spent == 70 + 4 * 20
+            assert scene.service.models.accounts.root.tokens.used == 70 + 4 * 20
 
 
 # spec L11: who refuses a long request early, and hangs up, is heard all the same.
@@ -231,7 +233,7 @@ async def test_an_early_refusal_is_heard(tmp_path: Path) -> None:
         async with open_scene(tmp_path, base_url=url) as scene:
             said = await scene.connect().chat(b"word " * 1_000_000)
             assert said.line == FAILED + b"413 far too long"
-            assert scene.service.models.accounts.root.spent == 0.0
+            assert scene.service.models.accounts.root.tokens.used == 0.0
 
 
 # spec L11, L15: no answer, no HTTP, half of one.

@@ -44,7 +44,7 @@ async def test_dense_prompts_at_once_do_not_pass_the_quota(
                 nursery.start_soon(call, line)
         most = max(one.prompt_tokens for one in scene.provider.served)
         assert most > len(prompt)  # the provider counts what it may
-        assert scene.service.models.accounts.root.spent <= QUOTA + most + OUTPUT
+        assert scene.service.models.accounts.root.tokens.used <= QUOTA + most + OUTPUT
         refused = [reply for reply in replies if reply.line == EXCEEDED]
         assert len(refused) + len(scene.provider.served) == AT_ONCE
         assert refused
@@ -56,7 +56,7 @@ async def test_the_worst_case_is_a_token_for_each_byte(tmp_path: Path) -> None:
         line = scene.connect()
         await line.chat(b"!words=1 ___")  # 12 bytes, 1 message: 84 left
         assert scene.provider.served[0].body["max_tokens"] == 21
-        assert scene.service.models.accounts.root.spent == 3 + 4.0  # as reported
+        assert scene.service.models.accounts.root.tokens.used == 3 + 4.0  # as reported
 
 
 # spec L10: what is charged without a report stays the estimate.
@@ -67,7 +67,7 @@ async def test_the_charge_without_a_report_is_four_bytes_a_token(
     async with open_scene(tmp_path, max_tokens=10, quota=quota) as scene:
         prompt = b"!usage=none !words=1 " + b"x" * 79
         await scene.connect().chat(prompt)
-        assert scene.service.models.accounts.root.spent == 25.0 + 8.0
+        assert scene.service.models.accounts.root.tokens.used == 25.0 + 8.0
 
 
 def body(*content: Any, **more: Any) -> dict[str, Any]:

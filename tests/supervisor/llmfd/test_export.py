@@ -15,12 +15,16 @@ from tests.helpers.contents import asking, failed
 from tests.helpers.sessions import Hall, hall
 from vfs.backends import host_file
 from vfs.clients import OpenFile
-from vfs.ledger import SIZE_BYTES
 from vfs.policy import Ledger
 
 __all__ = ["hall"]
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 1001))
+
+
+def used_of(ledger: Ledger) -> list[int]:
+    """Return what is used of open files, clients and bytes."""
+    return [account.used for account in ledger.accounts[:3]]
 
 
 def at(hall: Hall, text: str | bytes = TEXT, ledger: Ledger | None = None) -> Process:
@@ -257,7 +261,7 @@ async def test_an_append_that_fails_behind_anothers_write_is_cut_off(
         )
     assert failed(answer)[0] == "file_operation"
     assert (hall.root / "a").read_text() == "oldnew"
-    assert ledger.used[SIZE_BYTES] == 0
+    assert ledger.size_bytes.used == 0
 
 
 # spec S7: others of the child wait for a piece of a long export, not for its end.
@@ -298,7 +302,7 @@ async def test_others_have_their_turn_in_the_middle_of_an_export(
     wanted = {"write": content, "append": "old\n" + content}
     found = (hall.root / "a").read_text()
     assert found == wanted.get(mode, content + "old\n")
-    assert ledger.used[SIZE_BYTES] == len(found) - len("old\n")
+    assert ledger.size_bytes.used == len(found) - len("old\n")
 
 
 # spec S5: what the last close gives back to the kernel takes it long.
@@ -336,10 +340,10 @@ async def test_what_is_written_counts_against_the_child(hall: Hall) -> None:
     (hall.root / "a").write_text("old")
     answer = await asking(process, "fd_to_file", fd="fd:1", file_path="a")
     assert answer.tag == "fd_write"
-    used = list(ledger.used)
+    used = used_of(ledger)
     answer = await asking(process, "fd_to_file", fd="fd:1", file_path="b")
     assert failed(answer)[2] == "Cannot write to file: Disk quota exceeded"
-    assert ledger.used[:3] == used[:3]
+    assert used_of(ledger) == used
     assert os.listdir(hall.root) == ["a"]
 
 
@@ -360,7 +364,7 @@ async def test_what_is_written_is_charged_in_its_turn(
     monkeypatch.setattr(OpenFile, "charge_growth", look)
     await asking(process, "fd_to_file", fd="fd:1", file_path="a", mode=mode)
     assert seen == [(threading.main_thread(), True)]
-    assert ledger.used[SIZE_BYTES] == len(TEXT)
+    assert ledger.size_bytes.used == len(TEXT)
 
 
 @pytest.mark.parametrize("mode", ["write", "insert"])
@@ -371,7 +375,7 @@ async def test_a_directory_that_is_not_flushed_is_told_precisely(
     process = at(hall, ledger=ledger)
     more = {"insert_at_line": 1} if mode == "insert" else {}
     (hall.root / "a").write_text("old\n")
-    before = ledger.used[SIZE_BYTES]
+    before = ledger.size_bytes.used
     monkeypatch.setattr(host_file, "sync_directory", _full)
     answer = await asking(
         process, "fd_to_file", fd="fd:1", file_path="a", mode=mode, **more
@@ -386,7 +390,7 @@ async def test_a_directory_that_is_not_flushed_is_told_precisely(
     new = TEXT + ("old\n" if mode == "insert" else "")
     assert (hall.root / "a").read_text() == new
     assert os.listdir(hall.root) == ["a"]
-    assert ledger.used[SIZE_BYTES] - before == len(new) - len("old\n"), "it is there"
+    assert ledger.size_bytes.used - before == len(new) - len("old\n"), "it is there"
 
 
 async def test_an_export_counts_among_the_files_that_a_host_has_open(
@@ -413,7 +417,7 @@ async def test_without_a_thread_the_old_file_is_there_and_nothing_stays_open(
     process = at(hall, ledger=ledger)
     (hall.root / "a").write_text("old\n")
     more = {"insert_at_line": 1} if mode == "insert" else {}
-    run_sync, calls, used = trio.to_thread.run_sync, 0, list(ledger.used)
+    run_sync, calls, used = trio.to_thread.run_sync, 0, used_of(ledger)
 
     async def some(*args: Any, **kwargs: Any) -> object:
         nonlocal calls
@@ -435,7 +439,7 @@ async def test_without_a_thread_the_old_file_is_there_and_nothing_stays_open(
         "Cannot write to file: Resource temporarily unavailable"
     )
     assert (hall.root / "a").read_text() == "old\n"
-    assert ledger.used[:3] == used[:3]
+    assert used_of(ledger) == used
     assert os.listdir(hall.root) == ["a"]
     answer = await asking(process, "fd_to_file", fd="fd:1", file_path="a")
     assert answer.tag == "fd_write"

@@ -19,7 +19,6 @@ from supervisor.observe.status_facts import Bar, ChildFacts, Facts, Watch
 from supervisor.observe.status_page import MAX_CHARS, POLICY, live_part, page
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.scrape import listening
-from vfs.policy import SIZE_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +110,7 @@ async def test_growth_is_never_less_than_nothing(stage: Stage) -> None:
         assert await puppet.ask(b"TRUNCATE %d 0\n" % fileno) == b"OK"
         session = puppet.child.session
         assert session is not None
-        assert session.client.ledger.used[SIZE_BYTES] < 0
+        assert session.client.ledger.size_bytes.used < 0
         (row,) = (await Watch(listener.metrics).look()).children
     assert row.growth is not None
     assert row.growth.used == 0

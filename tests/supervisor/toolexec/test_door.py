@@ -10,7 +10,6 @@ from supervisor.spawn.request import SpawnRequest
 from supervisor.toolexec.door import Door, open_door
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.toolruns import waiting_child
-from vfs.policy import CLIENTS
 
 __all__ = ["stage"]
 
@@ -62,7 +61,7 @@ async def test_a_tool_speaks_as_a_nested_client(stage: Stage) -> None:
     # Closed with the execution, and what it had opened.
     assert own.nested == []
     assert not stage.host.fs.tables.files
-    assert own.ledger.used[CLIENTS] == 1
+    assert own.ledger.clients.used == 1
 
 
 # spec S2: who holds the other end after the execution talks to nobody.

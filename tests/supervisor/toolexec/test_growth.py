@@ -23,7 +23,6 @@ from tests.helpers.hosts import eventually
 from tests.helpers.toolscene import Reply, Scene, Tenant, opened_scene
 from vfs.growth import MovedError
 from vfs.places import Place
-from vfs.policy import FILES, SIZE_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +56,7 @@ def used(tenant: Tenant) -> tuple[int, int]:
     session = tenant.puppet.child.session
     assert session is not None
     ledger = session.client.ledger
-    return ledger.used[SIZE_BYTES], ledger.used[FILES]
+    return ledger.size_bytes.used, ledger.files.used
 
 
 # spec S7, E19

@@ -22,6 +22,7 @@ from supervisor.spec import ChildSpec
 from supervisor.usage.limits import Level, LimitNews, Use, uses, uses_of
 from supervisor.usage.samples import Sample
 from tests.helpers.hosts import Puppet, Stage, eventually, stage
+from vfs.ledger import Ledger
 
 __all__ = ["stage"]
 
@@ -66,10 +67,19 @@ def test_a_child_that_is_gone_is_forgotten() -> None:
     assert news.of("b", full) == []
 
 
+def used(open_files: int, size_bytes: int, files: int) -> Ledger:
+    """Return a ledger of which so much is used."""
+    ledger = Ledger()
+    ledger.open_files.charge(open_files)
+    ledger.size_bytes.charge(size_bytes)
+    ledger.files.charge(files)
+    return ledger
+
+
 def test_only_what_is_limited_is_looked_at() -> None:
     spec = ChildSpec(("x",), "/", "/", max_open_files=4)
     sample = Sample(7, 1, "running", 3.0, None, 0, None, 1, 6, 5 * MIB)
-    assert uses(spec, (4, 0, 9, 9), sample) == [Use("open_files", 4, 4)]
+    assert uses(spec, used(4, 9, 9), sample) == [Use("open_files", 4, 4)]
     rlimits = (
         (resource.RLIMIT_AS, 6 * MIB, 6 * MIB),
         (resource.RLIMIT_CPU, 3, 4),
@@ -78,14 +88,14 @@ def test_only_what_is_limited_is_looked_at() -> None:
     spec = ChildSpec(
         ("x",), "/", "/", max_open_files=4, max_bytes=10, max_files=9, rlimits=rlimits
     )
-    found = {use.limit: use for use in uses(spec, (0, 0, 9, 9), sample)}
+    found = {use.limit: use for use in uses(spec, used(0, 9, 9), sample)}
     assert [name for name, use in found.items() if use.level is Level.NEAR] == ["bytes"]
     reached = [name for name, use in found.items() if use.level is Level.REACHED]
     assert reached == ["files", "cpu"]
     assert found["memory"] == Use("memory", 5 * MIB, 6 * MIB)
     assert found["processes"] == Use("processes", 7, 8)
     # Without a sample the ledger still tells.
-    assert [use.limit for use in uses(spec, (0, 0, 0, 0), None)] == [
+    assert [use.limit for use in uses(spec, Ledger(), None)] == [
         "open_files",
         "bytes",
         "files",

@@ -12,7 +12,6 @@ import pytest
 
 from tests.helpers.hosts import Puppet, Stage, eventually
 from tests.system.attacks.conftest import only
-from vfs.policy import SIZE_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -197,7 +196,7 @@ async def test_what_a_header_declares_is_reserved(stage: Stage, end: str) -> Non
     near = await child.do(f"opened(b'c', b'w', b'false', {far})")
     await child.do(f"send(b'WRITE {near} 90000\\n' + b'x' * 70000, {far})")
     ledger = child.child.session.client.ledger  # type: ignore[union-attr]
-    await eventually(lambda: ledger.used[SIZE_BYTES] == 90_000)
+    await eventually(lambda: ledger.size_bytes.used == 90_000)
     full = b"ERROR failed to write: Disk quota exceeded"
     assert await child.write(first, b"y" * 10_001) == full
     assert await child.write(second, b"y" * 10_000) == b"OK 10000"
@@ -205,14 +204,14 @@ async def test_what_a_header_declares_is_reserved(stage: Stage, end: str) -> Non
     if end == "it comes whole":
         assert await child.do(f"ask(b'x' * 20000, {far})") == b"OK 90000"
         assert await child.write(first, b"y") == full
-        assert ledger.used[SIZE_BYTES] == 100_000
+        assert ledger.size_bytes.used == 100_000
     elif end == "its client goes":
         await child.do(f"os.close({far})")
-        await eventually(lambda: ledger.used[SIZE_BYTES] == 10_000)
+        await eventually(lambda: ledger.size_bytes.used == 10_000)
         assert await child.write(first, b"y" * 90_000) == b"OK 90000"
     else:
         await child.kill()
-        assert ledger.used[SIZE_BYTES] == 10_000
+        assert ledger.size_bytes.used == 10_000
         stage.assert_nothing_left()
 
 

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tests.helpers.hosts import Puppet, Stage, eventually
-from vfs.policy import SIZE_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
@@ -184,7 +183,7 @@ async def test_a_nested_header_reserves_at_every_ancestor(stage: Stage) -> None:
     nested = await child.do(f"opened(b'nested', b'w', b'false', {far})")
     await child.do(f"send(b'WRITE {nested} 80\\nabc', {far})")
     ledger = child.child.session.client.ledger  # type: ignore[union-attr]
-    await eventually(lambda: ledger.used[SIZE_BYTES] == 80)
+    await eventually(lambda: ledger.size_bytes.used == 80)
     full = b"ERROR failed to write: Disk quota exceeded"
     assert await child.write(own, b"x" * 30) == full
     assert await child.write(own, b"x" * 20) == b"OK 20"

@@ -147,7 +147,9 @@ async def rights_of(
         for i, may in enumerate(row)
         if may
     }
-    limits = [node.limit for node in service.models.accounts.node_of(client).path()]
+    limits = [
+        node.tokens.limit for node in service.models.accounts.node_of(client).path()
+    ]
     tools = client.policy.tools
     own = {service.models.model_name(client, claim=claim) for claim in (False, True)}
     assert own <= service.models_of(client)

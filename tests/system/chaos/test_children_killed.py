@@ -28,7 +28,7 @@ from tests.helpers.hosts import (
 )
 from tests.helpers.rounds import LONG, ROUNDS, SEED
 from tests.system.chaos.records import Expected, Store, faults, record
-from vfs.policy import CLIENTS, OPEN_FILES, Ledger
+from vfs.policy import Ledger  # noqa: TC001
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -241,7 +241,7 @@ async def test_no_kill_of_a_child_leaves_anything_or_tears_a_write(
         )
         assert not chaos.wrong, "\n".join(chaos.wrong[:10])
         stage.assert_nothing_left()
-        used = {(led.used[OPEN_FILES], led.used[CLIENTS]) for led in chaos.ledgers}
+        used = {(led.open_files.used, led.clients.used) for led in chaos.ledgers}
         assert used == {(0, 0)}
         assert sorted(os.listdir(stage.root)) == ["big", "calm"]
         assert chaos.slowest_s < NEIGHBOUR_S

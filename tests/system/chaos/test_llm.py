@@ -70,20 +70,20 @@ async def test_dying_in_the_middle_of_a_call_overspends_nothing(
 async def check(stage: Stage, provider: Provider, service: LlmService) -> None:
     """Compare what was charged with what was served."""
     root = service.models.accounts.root
-    assert not root.under_way
-    assert root.reserved == 0.0
+    assert not root.calls.reservations
+    assert root.tokens.reserved == 0.0
     assert not service.models.accounts.nodes()
     await eventually(lambda: not provider.at_once)
     served = sum(one.prompt_tokens + 4 * one.pieces for one in provider.served)
-    assert served <= root.spent
+    assert served <= root.tokens.used
     told = stage.events("llm.called")
-    assert sum(row["cost"] for row in told) == pytest.approx(root.spent)
-    assert root.limit is not None
+    assert sum(row["cost"] for row in told) == pytest.approx(root.tokens.used)
+    assert root.tokens.limit is not None
     # Beyond the limit at most by one call's overshoot: the one that goes alone, with its
     # prompt and one token of output, when less than that is left.
-    assert root.spent < root.limit + ALONE
+    assert root.tokens.used < root.tokens.limit + ALONE
     # What is left is less than a call: it ends in "quota exceeded".
-    root.spent = max(root.spent, root.limit)
+    root.tokens.used = max(root.tokens.used, root.tokens.limit)
     child = await stage.puppet()
     reply = await child.ask(request(b"hello"))
     assert reply == b"ERROR quota exceeded: cannot make LLM call"

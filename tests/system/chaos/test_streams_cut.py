@@ -194,8 +194,8 @@ async def test_answers_are_cut_at_random_bytes(
             scene.service.models.accounts.root,
             scene.stage.events("llm.called"),
         )
-        assert root.calls == len(rows) == CUTS
-        assert root.spent == sum(row["cost"] for row in rows)
+        assert root.calls.used == len(rows) == CUTS
+        assert root.tokens.used == sum(row["cost"] for row in rows)
     if LONG:
         tell(f"{dict(outcomes)}")
 
@@ -210,16 +210,16 @@ async def cut_one(scene: Scene, door: Door, cut: Cut, journal: TextIO) -> str:
         journal: of the host, read up to here.
     """
     root, budget = scene.service.models.accounts.root, scene.stage.host.budget
-    before = root.spent
+    before = root.tokens.used
     scene.provider.served.clear()
     status, body = await ask(door, cut)
-    await eventually(lambda: not root.under_way and not scene.provider.at_once)
+    await eventually(lambda: not root.calls.reservations and not scene.provider.at_once)
     await eventually(lambda: not budget.reserved_bytes and not budget.used_bytes)
-    assert not root.reserved
+    assert not root.tokens.reserved
     (served,) = scene.provider.served
     rows = map(json.loads, journal)
     (row,) = (row for row in rows if row["event"] == "llm.called")
-    assert root.spent == before + row["cost"]
+    assert root.tokens.used == before + row["cost"]
     output = served.tokens.output
     if not status and row["outcome"] != "ok":
         # What was on its way to the host when it hung up, it cannot know of.

@@ -1,0 +1,156 @@
+"""Accounts: how much of one thing may be used, is used and is reserved, in a tree.
+
+Pure bookkeeping; nothing here waits or opens anything.
+
+Rules of this file.
+
+1. An amount is charged or reserved at an account and at all of its ancestors, or at none.
+2. Invariant (I7), at every account with a limit: reserved <= max(0, limit - used).
+3. A reservation ends once; a second end changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Amount = TypeVar("Amount", int, float)
+
+
+class Account(Generic[Amount]):
+    """How much of one thing its owner, and all beneath it, may use and have used.
+
+    Args:
+        parent: is charged as well; None for the topmost.
+        limit: most that may be used; None for no bound of its own.
+
+    Attributes:
+        used: what was charged; below 0 where more was given back than was charged.
+        promised: the sum of all open reservations.
+        reservations: how many are open.
+        refused: how often the own limit has refused a charge.
+    """
+
+    __slots__ = ("limit", "parent", "promised", "refused", "reservations", "used")
+
+    def __init__(
+        self, parent: Account[Amount] | None = None, limit: Amount | None = None
+    ) -> None:
+        self.parent: Account[Amount] | None = parent
+        self.limit: Amount | None = limit
+        self.used: Amount = 0
+        self.promised: Amount = 0
+        self.reservations = 0
+        self.refused = 0
+
+    def path(self) -> Iterator[Account[Amount]]:
+        """Yield this account and its ancestors."""
+        account: Account[Amount] | None = self
+        while account is not None:
+            yield account
+            account = account.parent
+
+    @property
+    def reserved(self) -> Amount:
+        """What is kept for open reservations.
+
+        As promised, unless more was used than was reserved for it: what was taken beyond
+        that is not there for the others any more (I7).
+        """
+        if self.limit is None:
+            return self.promised
+        return min(self.promised, max(0, self.limit - self.used))
+
+    @property
+    def left(self) -> float:
+        """What is neither used nor reserved; infinite without a limit."""
+        if self.limit is None:
+            return math.inf
+        return max(0, self.limit - self.used) - self.reserved
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether nothing is left here, whatever becomes of open reservations."""
+        return self.limit is not None and self.used >= self.limit
+
+    def charge(self, amount: Amount) -> bool:
+        """Charge an amount here and above, or nowhere; return whether it was charged.
+
+        A negative amount gives back, and is always taken.
+        """
+        if amount > 0 and not self._has_room(amount):
+            return False
+        self.record(amount)
+        return True
+
+    def record(self, amount: Amount) -> None:
+        """Charge what has happened already, allowed or not, here and above."""
+        account: Account[Amount] | None = self
+        while account is not None:
+            account.used += amount
+            account = account.parent
+
+    def give_back(self, amount: Amount) -> None:
+        """Give back what may never have been charged: no count falls below 0."""
+        for account in self.path():
+            account.used = max(0, account.used - amount)
+
+    def reserve(self, amount: Amount) -> Reservation[Amount] | None:
+        """Reserve an amount here and above; None where it does not fit."""
+        if not self._has_room(amount):
+            return None
+        return Reservation([(account, amount) for account in self.path()])
+
+    def _has_room(self, amount: Amount) -> bool:
+        account: Account[Amount] | None = self
+        while account is not None:
+            limit = account.limit
+            if limit is not None and account.used + account.promised + amount > limit:
+                account.refused += 1
+                return False
+            account = account.parent
+        return True
+
+    def lower(self, limit: Amount) -> None:
+        """Set a limit that is no larger than those there are.
+
+        Open reservations stay reserved (I7).
+        """
+        if self.reservations:
+            limit = max(limit, self.used + self.reserved)
+        for account in self.path():
+            if account.limit is not None:
+                limit = min(limit, account.limit)
+        self.limit = limit
+
+
+class Reservation(Generic[Amount]):
+    """Amounts that are reserved until they are settled or released.
+
+    Args:
+        amounts: each account with what is reserved there.
+    """
+
+    __slots__ = ("_amounts",)
+
+    def __init__(self, amounts: list[tuple[Account[Amount], Amount]]) -> None:
+        self._amounts: list[tuple[Account[Amount], Amount]] = amounts
+        for account, amount in amounts:
+            account.promised += amount
+            account.reservations += 1
+
+    def settle(self, used: Amount) -> None:
+        """Charge what was used in its place, be it less or more."""
+        amounts, self._amounts = self._amounts, []
+        for account, amount in amounts:
+            account.reservations -= 1
+            # The last one takes with it what rounding has left.
+            account.promised = account.promised - amount if account.reservations else 0
+            account.used += used
+
+    def release(self) -> None:
+        """Charge nothing."""
+        self.settle(0)
