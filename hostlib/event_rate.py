@@ -1,12 +1,10 @@
-"""How many events of one kind a child may have written: a burst, then so many a second."""
+"""A rate that is kept: a burst at once, then so many a second."""
 
 from __future__ import annotations
 
-import time
-
 
 class EventRate:
-    """What is left to be written of events that a child can make as many of as it likes.
+    """What is left of events that a child can make as many of as it likes.
 
     Args:
         burst: events at once.
@@ -16,21 +14,35 @@ class EventRate:
         left_out: events that were not due since the caller told of that last.
     """
 
+    __slots__ = ("_at_s", "_burst", "_left", "_per_s", "left_out")
+
     def __init__(self, burst: int, per_s: float) -> None:
         self._burst = burst
         self._per_s = per_s
         self._left: float = burst
-        self._at_s = time.monotonic()
+        self._at_s: float | None = None
         self.left_out = 0
 
-    def take(self) -> bool:
-        """Take one event from what is left, or count that there is none."""
-        now_s = time.monotonic()
-        earned = (now_s - self._at_s) * self._per_s
-        self._left = min(self._burst, self._left + earned)
-        self._at_s = now_s
+    def take(self, now_s: float) -> bool:
+        """Take one event from what is left, or count that there is none.
+
+        Args:
+            now_s: of a clock that does not go back.
+        """
+        self._earn(now_s)
         if self._left < 1:
             self.left_out += 1
             return False
         self._left -= 1
         return True
+
+    def is_used_up(self, now_s: float) -> bool:
+        """Tell whether no event is left at this moment."""
+        self._earn(now_s)
+        return self._left < 1
+
+    def _earn(self, now_s: float) -> None:
+        if self._at_s is not None:
+            earned = (now_s - self._at_s) * self._per_s
+            self._left = min(self._burst, self._left + earned)
+        self._at_s = now_s

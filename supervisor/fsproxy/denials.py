@@ -10,6 +10,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from hostlib.event_rate import EventRate
@@ -55,7 +56,7 @@ class Denials:
         """Report that a client reached for what it may not (spec A1)."""
         child_id = self._child_of(client)
         rate = self._rates.setdefault(child_id, EventRate(BURST, PER_S))
-        if not rate.take():
+        if not rate.take(time.monotonic()):
             self._journal.count("security.denied", command=what)
             return
         self._tell_left_out(child_id)

@@ -17,6 +17,7 @@ from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, NamedTuple
 
+from hostlib.event_rate import EventRate
 from supervisor.network.hosts import HostError, parse_name
 from supervisor.network.reasons import Reason, Refused
 
@@ -120,38 +121,6 @@ class Answer:
     refused: Refused | None = None
 
 
-class Bucket:
-    """A rate: a burst at once, then so many a second.
-
-    Args:
-        per_s: the rate.
-        burst: the most at once.
-    """
-
-    __slots__ = ("_at_s", "_burst", "_left", "_per_s")
-
-    def __init__(self, per_s: float, burst: float) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._left = burst
-        self._at_s: float | None = None
-
-    def take(self, now_s: float) -> bool:
-        """Take one if there is one left; tell whether there was.
-
-        Args:
-            now_s: of a clock that does not go back.
-        """
-        if self._at_s is not None:
-            earned = (now_s - self._at_s) * self._per_s
-            self._left = min(self._burst, self._left + earned)
-        self._at_s = now_s
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
 class NameServer:
     """The DNS server of one child.
 
@@ -163,7 +132,7 @@ class NameServer:
     def __init__(self, pool: Pool, *, has_v6: bool = True) -> None:
         self._pool = pool
         self._has_v6 = has_v6
-        self._bucket = Bucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
+        self._rate = EventRate(QUESTIONS_AT_ONCE, QUESTIONS_PER_S)
 
     def answer(self, packet: bytes, rules: Rules, now_s: float) -> Answer:
         """Return what is sent for a packet, over UDP as over TCP.
@@ -173,7 +142,7 @@ class NameServer:
             rules: what the child has at this moment.
             now_s: of a clock that does not go back.
         """
-        if not self._bucket.take(now_s) or not _is_request(packet):
+        if not self._rate.take(now_s) or not _is_request(packet):
             return Answer(None)
         if packet[2] & (_OPCODE >> 8):
             return Answer(_write_error(packet, Code.NOTIMP))
@@ -187,6 +156,10 @@ class NameServer:
         code, data, refused = self._resolve(question, rules)
         name = _display(question.labels)
         return Answer(_write(question, code, data), name, refused)
+
+    def is_used_up(self, now_s: float) -> bool:
+        """Tell whether the next question would be dropped."""
+        return self._rate.is_used_up(now_s)
 
     def _resolve(
         self, question: Question, rules: Rules

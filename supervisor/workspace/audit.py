@@ -12,6 +12,7 @@ Rules of this file.
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import trio
@@ -133,7 +134,7 @@ class WorkspaceAudit:
         return batch.is_last
 
     def _tell(self, event: str, file: Opened, rate: EventRate) -> None:
-        if not rate.take():
+        if not rate.take(time.monotonic()):
             return
         self.tell_left_out()
         path = path_fields("path", file.path.removeprefix(self._top).lstrip(b"/"))

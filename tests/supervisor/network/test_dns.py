@@ -8,7 +8,6 @@ from supervisor.network.dns import (
     MAX_ANSWER_BYTES,
     MAX_QUESTION_BYTES,
     Answer,
-    Bucket,
     NameServer,
     QuestionReader,
     frame,
@@ -295,12 +294,6 @@ def test_questions_beyond_the_rate_are_dropped() -> None:
     assert answered(1000, 5.125) == 125
     assert answered(1, 5.125) == 0
     assert answered(1000, 99.0) == 400
-
-
-def test_a_bucket_earns_parts_of_a_token() -> None:
-    bucket = Bucket(per_s=1, burst=2)
-    taken = [bucket.take(at) for at in (0, 0, 0, 0.5, 0.9, 1.25, 1.25, 2.25)]
-    assert taken == [True, True, False, False, False, True, False, True]
 
 
 # spec NET5: TCP takes pipelined questions, however the stream is cut.
