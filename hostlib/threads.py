@@ -3,7 +3,8 @@
 Rules of this file.
 
 1. A call that may wait for a disk runs in a worker thread (``in_thread``), never
-   abandoned: a descriptor is closed only when nothing uses it (I1).
+   abandoned: a descriptor is closed only when nothing uses it (I1). A call that waits
+   for the network and holds nothing of its caller's may be (``in_abandonable_thread``).
 2. Threads that no task waits for are made here as well: for work that lets go of the
    interpreter (``beside``), that changes its thread (``apart``), and whose end nobody
    needs to know (``afterwards``).
@@ -90,6 +91,29 @@ async def in_thread(
     if failed:
         raise failed.pop()
     return done.pop()
+
+
+async def in_abandonable_thread(
+    call: Callable[[*Ts], T], *args: *Ts, limiter: trio.CapacityLimiter
+) -> T:
+    """Run a call that waits for the network in a worker thread.
+
+    Args:
+        call: what blocks; it uses nothing that its caller may close.
+        args: its arguments.
+        limiter: bounds such threads; those of disks are not among them.
+
+    Cancellation: the call is left to its thread, which counts until the call has ended.
+
+    Raises:
+        OSError: ``EAGAIN``: no thread can be started; what the call raises as well.
+    """
+    try:
+        return await trio.to_thread.run_sync(
+            in_worker, call, *args, limiter=limiter, abandon_on_cancel=True
+        )
+    except RuntimeError as why:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from why
 
 
 def times_slept() -> int:

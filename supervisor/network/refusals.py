@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from supervisor.network.hosts import MAX_NAME_LENGTH, shorten
 
 if TYPE_CHECKING:
-    from supervisor.network.reasons import Reason, Refused
+    from supervisor.network.reasons import Refused
 
 MAX_ROWS = 256
 """Rows of a child; a child that asks for 10,000 names fills nobody's journal."""
@@ -25,7 +25,7 @@ class Row:
     Attributes:
         name: as it was asked for; `OTHERS` for the last row.
         port: None if DNS alone was asked.
-        reason: of the last refusal.
+        reason: of the last refusal: the word of a `Reason`, or an error's symbol.
         rule: the rule that would allow it, or refuses it.
         count: refusals.
         time: of the last one, in seconds since the epoch.
@@ -33,14 +33,27 @@ class Row:
 
     name: str
     port: int | None
-    reason: Reason
+    reason: str
     rule: str | None
     count: int
     time: float
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A connection that was allowed, and could not be made.
+
+    Attributes:
+        reason: the symbol of an error.
+        rule: none would help.
+    """
+
+    reason: str
+    rule: None = None
+
+
 class Refusals:
-    """The refusals of one child."""
+    """The refusals of one child, or its failures."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int | None], Row] = {}
@@ -59,7 +72,7 @@ class Refusals:
         self,
         name: str,
         port: int | None,
-        refused: Refused,
+        refused: Refused | Failure,
         *,
         now_s: float,
         time: float,

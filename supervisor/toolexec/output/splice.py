@@ -30,6 +30,8 @@ import os
 import termios
 from typing import TYPE_CHECKING
 
+from hostlib.linux.pipes import open_pipe, resize_pipe
+
 if TYPE_CHECKING:
     import socket
 
@@ -72,15 +74,15 @@ class Tap:
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
         self._fds: tuple[int, ...] = ()
-        _make_hold(pipe, PIPE_BYTES)
+        resize_pipe(pipe, PIPE_BYTES)
         self._taken, self._to_be_kept = self._open_pipe()
         try:
             self._out, self._in = self._open_pipe()
         except OSError:
             self.close()
             raise
-        _make_hold(self._to_be_kept, SPLICED_BYTES)
-        _make_hold(self._in, PIPE_BYTES)
+        resize_pipe(self._to_be_kept, SPLICED_BYTES)
+        resize_pipe(self._in, PIPE_BYTES)
         aside = fcntl.fcntl(self._in, fcntl.F_GETPIPE_SZ)
         framed = aside - _FRAME_PAGES * os.sysconf("SC_PAGESIZE")
         if framed <= 0:
@@ -89,9 +91,9 @@ class Tap:
         self.piece_bytes = min(SPLICED_BYTES, framed)
 
     def _open_pipe(self) -> tuple[int, int]:
-        fds = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._fds += fds
-        return fds
+        pipe = open_pipe()
+        self._fds += pipe
+        return pipe
 
     def close(self) -> None:
         """Close the pipes that are not the tool's."""
@@ -151,11 +153,6 @@ class Tap:
     def forget_aside(self) -> None:
         """Empty the pipe aside."""
         _emptied(self._out)
-
-
-def _make_hold(pipe: int, size: int) -> None:
-    with contextlib.suppress(OSError):  # EPERM: the user's share of pipes is used
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
 
 
 def _emptied(pipe: int) -> bytes:

@@ -1,0 +1,146 @@
+"""The sockets at which a child's DNS questions come (spec NET5).
+
+1. Questions beyond the child's rate wait in the kernel's queue, which drops those that it
+   has no room for: a flood costs the host a few looks a second.
+2. Connections are few; one more takes the place of that which idles longest.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from hostlib.listener import make_room
+from hostlib.readiness import wait_readable
+from supervisor.network import dns
+from supervisor.network.sockets import close_socket, receive, send_all
+
+if TYPE_CHECKING:
+    import socket
+
+    from supervisor.network.access import Access
+    from supervisor.network.notices import Notices
+
+PAUSE_S = 0.02
+"""How long a child that asks too fast waits: as long as 20 questions take to be earned."""
+
+_BATCH = 32  # packets that are answered before others have their turn
+_READ_BYTES = 8192
+
+
+class DnsConnection:
+    """A TCP connection of a child to its DNS.
+
+    Attributes:
+        scope: ends it.
+        idle_since: when the last question was answered.
+    """
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.idle_since: float | None = trio.current_time()
+
+
+class DnsSockets:
+    """Answers one child.
+
+    Args:
+        access: what the child may reach.
+        notices: told of refused names.
+        has_v6: names have v6 addresses as well.
+    """
+
+    def __init__(self, access: Access, notices: Notices, *, has_v6: bool) -> None:
+        self._access = access
+        self._notices = notices
+        self._server = dns.NameServer(access.pool, has_v6=has_v6)
+        self._connections: set[DnsConnection] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
+
+    async def serve_datagrams(self, sock: socket.socket) -> None:
+        """Answer questions that come by UDP, until cancelled.
+
+        Args:
+            sock: non-blocking; the caller's to close.
+        """
+        while True:
+            await wait_readable(sock)
+            await self._wait_for_turn()
+            for _ in range(_BATCH):
+                if self._is_too_fast() or not self._answer_datagram(sock):
+                    break
+            await trio.lowlevel.checkpoint()
+
+    async def serve_connection(self, sock: socket.socket) -> None:
+        """Answer questions of one connection, and close it.
+
+        Args:
+            sock: non-blocking.
+        """
+        is_full = len(self._connections) >= dns.MAX_CONNECTIONS
+        if is_full and make_room(self._connections) is None:
+            close_socket(sock)
+            return
+        connection = DnsConnection()
+        self._connections.add(connection)
+        try:
+            with connection.scope, suppress(OSError, ValueError):
+                await self._converse(sock, connection)
+        finally:
+            self._connections.discard(connection)
+            close_socket(sock)
+
+    async def _converse(self, sock: socket.socket, connection: DnsConnection) -> None:
+        reader = dns.QuestionReader()
+        deadline = trio.current_time() + dns.IDLE_S
+        while True:
+            data = b""
+            with trio.move_on_at(deadline):
+                data = await receive(sock, _READ_BYTES)
+            if not data:
+                return
+            reader.receive(data)
+            while (packet := reader.next_question()) is not None:
+                connection.idle_since = None
+                await self._wait_for_turn()
+                answer = self._answer(packet)
+                deadline = trio.current_time() + dns.IDLE_S
+                with trio.move_on_at(deadline) as scope:
+                    await send_all(sock, dns.frame(answer) if answer else b"")
+                if scope.cancelled_caught:
+                    return
+            connection.idle_since = trio.current_time()
+
+    def _answer_datagram(self, sock: socket.socket) -> bool:
+        """Answer the next packet, whatever it is; tell whether there was one."""
+        try:
+            packet, peer = sock.recvfrom(dns.MAX_QUESTION_BYTES + 1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # an answer before did not arrive
+        answer = self._answer(packet)
+        if answer is not None:
+            with suppress(OSError):  # it is lost, as packets are
+                sock.sendto(answer, peer)
+        return True
+
+    def _answer(self, packet: bytes) -> bytes | None:
+        answer = self._server.answer(packet, self._access.rules, trio.current_time())
+        if answer.refused is not None:
+            self._notices.tell_refused(answer.name, None, answer.refused)
+        return answer.packet
+
+    def _is_too_fast(self) -> bool:
+        return self._server.is_used_up(trio.current_time())
+
+    async def _wait_for_turn(self) -> None:
+        """Wait while the child asks faster than it is answered."""
+        while self._is_too_fast():  # noqa: ASYNC110 - it is time that earns a turn
+            await trio.sleep(PAUSE_S)

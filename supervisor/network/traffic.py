@@ -1,0 +1,54 @@
+"""How many connections and bytes a child has had, by name and port."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from supervisor.network.pool import MAX_NAMES
+from supervisor.network.refusals import OTHERS
+
+if TYPE_CHECKING:
+    from supervisor.network.hosts import Address
+
+MAX_ROWS = MAX_NAMES
+
+
+@dataclass(slots=True)
+class Counts:
+    """What went through connections.
+
+    Attributes:
+        connections: all that were made.
+        open: those that are.
+        bytes_in: what the child got.
+        bytes_out: what it sent.
+    """
+
+    connections: int = 0
+    open: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class Traffic:
+    """The figures of one child.
+
+    Attributes:
+        total: of all names and ports.
+    """
+
+    def __init__(self) -> None:
+        self.total = Counts()
+        self._rows: dict[tuple[str, int | None], Counts] = {}
+
+    def row(self, host: str | Address, port: int) -> Counts:
+        """Return the figures of a host and a port, of all others once there are many."""
+        key: tuple[str, int | None] = (str(host), port)
+        if key not in self._rows and len(self._rows) >= MAX_ROWS:
+            key = (OTHERS, None)
+        return self._rows.setdefault(key, Counts())
+
+    def rows(self) -> tuple[tuple[str, int | None, Counts], ...]:
+        """Return (name, port, figures), the oldest first."""
+        return tuple((*key, counts) for key, counts in self._rows.items())

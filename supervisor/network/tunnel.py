@@ -1,0 +1,231 @@
+"""Bytes between two sockets, both ways, moved within the kernel (splice(2)).
+
+1. What is not taken by one side is not read from the other: the kernel's buffers and one
+   pipe are all that lies between.
+2. A pipe is held only while bytes move: an idle connection costs two descriptors.
+3. The end of one side is the half-close of the other. An error of one side, or too long
+   a silence, resets both (spec NET6).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from hostlib.linux.pipes import Pipe, open_pipe
+from hostlib.readiness import wait_readable, wait_writable
+from supervisor.network.sockets import close_socket, receive, reset_socket, send_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PIPE_BYTES = 262_144
+MAX_SPARE_PIPES = 8
+"""Empty pipes that are kept for the next bytes: to make one takes 20 us."""
+IDLE_S = 3600.0
+"""How long neither side may send anything."""
+READ_BYTES = 65_536
+
+_PIPE_PAUSE_S = 0.1  # between tries while the host has no descriptors for a pipe
+_DEADLINE_STEPS = 64  # a deadline is moved on no more often while it runs
+_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+
+
+class TunnelError(Exception):
+    """Bytes that may not be passed on; raised by a `Meter` or a `Filter`."""
+
+
+class Meter(Protocol):
+    """Counts the bytes of a tunnel before they are passed on."""
+
+    def add_received(self, size: int) -> None:
+        """Count bytes for the inner side; raise `TunnelError` if they are too many."""
+        ...
+
+    def add_sent(self, size: int) -> None:
+        """Count bytes for the outer side; raise `TunnelError` if they are too many."""
+        ...
+
+
+class Filter(Protocol):
+    """Sees the bytes of the inner side before they are sent, and may change them."""
+
+    def forward(self, data: bytes) -> bytes:
+        """Return what is sent for some bytes, or raise `TunnelError`."""
+        ...
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it has to see what comes next."""
+        ...
+
+
+class Pipes:
+    """Empty pipes of a host, for all of its tunnels."""
+
+    def __init__(self) -> None:
+        self._spare: list[Pipe] = []
+
+    async def take(self) -> Pipe:
+        """Return an empty pipe; wait while the host has no descriptors for one."""
+        while True:
+            try:
+                return self._spare.pop() if self._spare else open_pipe(PIPE_BYTES)
+            except OSError:
+                await trio.sleep(_PIPE_PAUSE_S)
+
+    def give_back(self, pipe: Pipe) -> None:
+        """Keep an empty pipe for others, or close it."""
+        if len(self._spare) < MAX_SPARE_PIPES:
+            self._spare.append(pipe)
+        else:
+            pipe.close()
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what is held of the host's descriptors while no bytes move."""
+        return tuple(end for pipe in self._spare for end in pipe)
+
+    def close(self) -> None:
+        """Close all pipes that are kept."""
+        while self._spare:
+            self._spare.pop().close()
+
+
+class Tunnel:
+    """Joins two connected sockets, and closes both.
+
+    Args:
+        inner: of the child.
+        outer: of its peer.
+        meter: counts.
+        pipes: the host's.
+        outgoing: sees what the child sends, where that has to be seen.
+    """
+
+    def __init__(
+        self,
+        inner: socket.socket,
+        outer: socket.socket,
+        meter: Meter,
+        pipes: Pipes,
+        outgoing: Filter | None = None,
+    ) -> None:
+        self._inner = inner
+        self._outer = outer
+        self._meter = meter
+        self._pipes = pipes
+        self._outgoing = outgoing
+        self._scope = trio.CancelScope()
+        self._idle_s = IDLE_S
+        self._failure: TunnelError | None = None
+
+    async def run(self, idle_s: float = IDLE_S) -> None:
+        """Move bytes until both sides have ended, or one has failed.
+
+        Args:
+            idle_s: how long neither side may send anything.
+
+        Cancellation: both sides are reset.
+
+        Raises:
+            TunnelError: as the meter or the filter did; both sides are reset.
+        """
+        self._idle_s = idle_s
+        is_whole = False
+        try:
+            self._scope.deadline = trio.current_time() + idle_s
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._move_in)
+                    await self._move_out()
+                is_whole = not self._scope.cancel_called
+        finally:
+            end = close_socket if is_whole else reset_socket
+            end(self._outer)
+            end(self._inner)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _move_in(self) -> None:
+        """Move what the peer sends."""
+        with self._failures():
+            await self._splice(self._outer, self._inner, self._meter.add_received)
+
+    async def _move_out(self) -> None:
+        """Move what the child sends."""
+        with self._failures():
+            while self._outgoing is not None and self._outgoing.is_needed:
+                data = await receive(self._inner, READ_BYTES)
+                if not data:
+                    self._outer.shutdown(socket.SHUT_WR)
+                    return
+                self._note_life()
+                sent = self._outgoing.forward(data)
+                self._meter.add_sent(len(sent))
+                await send_all(self._outer, sent)
+            await self._splice(self._inner, self._outer, self._meter.add_sent)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """End both directions where one of them fails inside."""
+        try:
+            yield
+        except OSError:
+            self._scope.cancel()
+        except TunnelError as why:
+            self._failure = why
+            self._scope.cancel()
+
+    async def _splice(
+        self, source: socket.socket, sink: socket.socket, count: Callable[[int], None]
+    ) -> None:
+        """Move all of one direction, and its end."""
+        is_open = True
+        while is_open:
+            await wait_readable(source)
+            pipe = await self._pipes.take()
+            is_empty = False
+            try:
+                is_open = await self._splice_burst(source, sink, pipe, count)
+                is_empty = True
+            finally:
+                if is_empty:
+                    self._pipes.give_back(pipe)
+                else:
+                    pipe.close()
+        sink.shutdown(socket.SHUT_WR)
+
+    async def _splice_burst(
+        self,
+        source: socket.socket,
+        sink: socket.socket,
+        pipe: Pipe,
+        count: Callable[[int], None],
+    ) -> bool:
+        """Move what is there until nothing is left; tell whether more may come."""
+        source_fd, sink_fd = source.fileno(), sink.fileno()
+        while True:
+            try:
+                size = os.splice(source_fd, pipe.into, PIPE_BYTES, flags=_FLAGS)
+            except BlockingIOError:
+                return True
+            if not size:
+                return False
+            count(size)
+            while size:
+                try:
+                    size -= os.splice(pipe.out, sink_fd, size, flags=_FLAGS)
+                except BlockingIOError:
+                    await wait_writable(sink)
+            self._note_life()
+            await trio.lowlevel.checkpoint()
+
+    def _note_life(self) -> None:
+        """Put off the end of a connection that is silent."""
+        deadline = trio.current_time() + self._idle_s
+        if deadline - self._scope.deadline > self._idle_s / _DEADLINE_STEPS:
+            self._scope.deadline = deadline
