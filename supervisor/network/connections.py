@@ -1,0 +1,165 @@
+"""The open connections of one child: how many there are, what they carry, how they end.
+
+1. A connection counts from the moment it is accepted, against its child and every
+   ancestor of it (spec NET14).
+2. Whatever goes wrong with one resets that one, and is told by its name.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from hostlib.listener import only_this_one
+from supervisor.network.access import DeniedError
+from supervisor.network.reasons import Reason, Refused
+from supervisor.network.resolver import ResolverError
+from supervisor.network.sockets import reset_socket
+from supervisor.network.traffic import Counts
+from supervisor.network.tunnel import TunnelError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from hostlib.log import Log
+    from supervisor.network.hosts import Address
+    from supervisor.network.notices import Notices
+    from supervisor.network.traffic import Traffic
+
+MAX_CONNECTIONS = 1024
+"""Open connections of a child for which nothing else is said."""
+
+
+class Account(Protocol):
+    """How much of one thing a child may use, with its ancestors."""
+
+    def charge(self, amount: int) -> bool:
+        """Charge an amount here and above, or nowhere; tell whether it was charged."""
+        ...
+
+
+class Connection:
+    """A connection that a child has made.
+
+    Args:
+        inner: of the child, as the host accepted it.
+        host: it is for; the address that it came to, before more is known.
+        port: of that.
+
+    Attributes:
+        scope: ends it, by reset.
+        sni: the name in its ClientHello, where that was read.
+        addresses: what the host stands for.
+    """
+
+    def __init__(self, inner: socket.socket, host: str | Address, port: int) -> None:
+        self.inner = inner
+        self.host = host
+        self.port = port
+        self.scope = trio.CancelScope()
+        self.sni: str | None = None
+        self.addresses: Sequence[Address] = ()
+
+
+class ConnectionMeter:
+    """Counts the bytes of one connection, and against what its child may have."""
+
+    def __init__(self, counts: Sequence[Counts], account: Account | None) -> None:
+        self._counts = counts
+        self._account = account
+
+    def add_received(self, size: int) -> None:
+        """Count bytes for the child."""
+        self._charge(size)
+        for counts in self._counts:
+            counts.bytes_in += size
+
+    def add_sent(self, size: int) -> None:
+        """Count bytes of the child."""
+        self._charge(size)
+        for counts in self._counts:
+            counts.bytes_out += size
+
+    def _charge(self, size: int) -> None:
+        if self._account is not None and not self._account.charge(size):
+            raise TunnelError(Reason.LIMIT_NET_BYTES.value)
+
+
+class Connections:
+    """The table of those that are open.
+
+    Args:
+        traffic: the child's figures.
+        notices: told of what is refused, and of what fails.
+        log: told of faults of this program.
+        places: the account of connections.
+        size: the account of bytes; None for no bound.
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        notices: Notices,
+        log: Log,
+        places: Account,
+        size: Account | None = None,
+    ) -> None:
+        self._traffic = traffic
+        self._notices = notices
+        self._log = log
+        self._places = places
+        self._size = size
+        self._open: dict[Connection, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(tuple(self._open))
+
+    async def serve(
+        self,
+        connection: Connection,
+        handle: Callable[[Connection], Awaitable[None]],
+    ) -> None:
+        """Serve a connection until it has ended; it is closed then.
+
+        Args:
+            connection: was just accepted.
+            handle: does it; what it leaves open is reset.
+        """
+        if not self._places.charge(1):
+            refused = Refused(Reason.LIMIT_CONNECTIONS)
+            self._notices.tell_refused(connection.host, connection.port, refused)
+            reset_socket(connection.inner)
+            return
+        self._open[connection] = None
+        try:
+            with only_this_one(self._log, "a child's connection"), connection.scope:
+                await self._attempt(connection, handle)
+        finally:
+            del self._open[connection]
+            self._places.charge(-1)
+            reset_socket(connection.inner)
+
+    async def _attempt(
+        self,
+        connection: Connection,
+        handle: Callable[[Connection], Awaitable[None]],
+    ) -> None:
+        tell_failed = self._notices.tell_failed
+        try:
+            await handle(connection)
+        except DeniedError as why:
+            self._notices.tell_refused(why.host, why.port, why.refused)
+        except TunnelError:
+            refused = Refused(Reason.LIMIT_NET_BYTES)
+            self._notices.tell_refused(connection.host, connection.port, refused)
+        except ResolverError as why:
+            tell_failed(connection.host, connection.port, why.reason)
+        except OSError as why:
+            reason = errno.errorcode.get(why.errno or 0, "EIO")
+            tell_failed(connection.host, connection.port, reason)
