@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-import errno
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -15,10 +15,8 @@ import trio
 from hostlib.listener import only_this_one
 from supervisor.network.access import DeniedError
 from supervisor.network.reasons import Reason, Refused
-from supervisor.network.resolver import ResolverError
 from supervisor.network.sockets import reset_socket
-from supervisor.network.traffic import Counts
-from supervisor.network.tunnel import TunnelError
+from supervisor.network.tunnel import FilterError, MeterError
 
 if TYPE_CHECKING:
     import socket
@@ -27,10 +25,22 @@ if TYPE_CHECKING:
     from hostlib.log import Log
     from supervisor.network.hosts import Address
     from supervisor.network.notices import Notices
-    from supervisor.network.traffic import Traffic
+    from supervisor.network.traffic import Counts, Traffic
 
 MAX_CONNECTIONS = 1024
 """Open connections of a child for which nothing else is said."""
+
+
+class UnreachableError(Exception):
+    """A host that is allowed, and cannot be connected to.
+
+    Attributes:
+        reason: the symbol of an error.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Account(Protocol):
@@ -53,6 +63,7 @@ class Connection:
         scope: ends it, by reset.
         sni: the name in its ClientHello, where that was read.
         addresses: what the host stands for.
+        outer: sockets to it; several while it is dialled.
     """
 
     def __init__(self, inner: socket.socket, host: str | Address, port: int) -> None:
@@ -62,6 +73,7 @@ class Connection:
         self.scope = trio.CancelScope()
         self.sni: str | None = None
         self.addresses: Sequence[Address] = ()
+        self.outer: set[socket.socket] = set()
 
 
 class ConnectionMeter:
@@ -85,7 +97,7 @@ class ConnectionMeter:
 
     def _charge(self, size: int) -> None:
         if self._account is not None and not self._account.charge(size):
-            raise TunnelError(Reason.LIMIT_NET_BYTES.value)
+            raise MeterError(Reason.LIMIT_NET_BYTES.value)
 
 
 class Connections:
@@ -120,6 +132,22 @@ class Connections:
     def __iter__(self) -> Iterator[Connection]:
         return iter(tuple(self._open))
 
+    @contextmanager
+    def counted(self, connection: Connection) -> Iterator[ConnectionMeter]:
+        """Count a connection that was made, while it is open, by its host and port."""
+        counts = (
+            self._traffic.total,
+            self._traffic.row(connection.host, connection.port),
+        )
+        for row in counts:
+            row.connections += 1
+            row.open += 1
+        try:
+            yield ConnectionMeter(counts, self._size)
+        finally:
+            for row in counts:
+                row.open -= 1
+
     async def serve(
         self,
         connection: Connection,
@@ -150,16 +178,14 @@ class Connections:
         connection: Connection,
         handle: Callable[[Connection], Awaitable[None]],
     ) -> None:
-        tell_failed = self._notices.tell_failed
         try:
             await handle(connection)
         except DeniedError as why:
             self._notices.tell_refused(why.host, why.port, why.refused)
-        except TunnelError:
+        except MeterError:
             refused = Refused(Reason.LIMIT_NET_BYTES)
             self._notices.tell_refused(connection.host, connection.port, refused)
-        except ResolverError as why:
-            tell_failed(connection.host, connection.port, why.reason)
-        except OSError as why:
-            reason = errno.errorcode.get(why.errno or 0, "EIO")
-            tell_failed(connection.host, connection.port, reason)
+        except UnreachableError as why:
+            self._notices.tell_failed(connection.host, connection.port, why.reason)
+        except (OSError, FilterError):
+            pass  # the child has reset it, or sent what nobody could read

@@ -21,17 +21,20 @@ MAX_TRIED = 8
 """Addresses that are tried of a host: each holds a descriptor meanwhile."""
 
 
-async def dial(addresses: Sequence[Address], port: int) -> socket.socket:
+async def dial(
+    addresses: Sequence[Address], port: int, held: set[socket.socket]
+) -> socket.socket:
     """Return a socket that is connected to one of some addresses; the caller's.
 
     Args:
         addresses: at least one, in the order to try them.
         port: of all of them.
+        held: what is open is put in here, and the one that is returned stays.
 
     Raises:
         OSError: none can be reached; it says why of the first that failed.
     """
-    race = _Race(port)
+    race = _Race(port, held)
     try:
         async with trio.open_nursery() as nursery:
             for address in addresses[:MAX_TRIED]:
@@ -41,7 +44,7 @@ async def dial(addresses: Sequence[Address], port: int) -> socket.socket:
                     await has_failed.wait()
     except BaseException:
         if race.winner is not None:
-            close_socket(race.winner)
+            race.close(race.winner)
         raise
     if race.winner is None:
         raise race.errors[0]
@@ -56,8 +59,9 @@ class _Race:
         errors: of those that failed.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, held: set[socket.socket]) -> None:
         self._port = port
+        self._held = held
         self.winner: socket.socket | None = None
         self.errors: list[OSError] = []
 
@@ -66,7 +70,7 @@ class _Race:
     ) -> None:
         """Try one address."""
         try:
-            sock = await _connected(address, self._port)
+            sock = await self._connect(address)
         except OSError as why:
             self.errors.append(why)
             has_failed.set()
@@ -75,18 +79,23 @@ class _Race:
             self.winner = sock
             others.cancel()
         else:
-            close_socket(sock)
+            self.close(sock)
 
-
-async def _connected(address: Address, port: int) -> socket.socket:
-    is_v6 = isinstance(address, IPv6Address)
-    family = socket.AF_INET6 if is_v6 else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        send_at_once(sock)
-        keep_alive(sock)
-        await connect(sock, address, port)
-    except BaseException:
+    def close(self, sock: socket.socket) -> None:
+        """Close what lost, or what nobody wants any more."""
+        self._held.discard(sock)
         close_socket(sock)
-        raise
-    return sock
+
+    async def _connect(self, address: Address) -> socket.socket:
+        is_v6 = isinstance(address, IPv6Address)
+        family = socket.AF_INET6 if is_v6 else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._held.add(sock)
+        try:
+            send_at_once(sock)
+            keep_alive(sock)
+            await connect(sock, address, self._port)
+        except BaseException:
+            self.close(sock)
+            raise
+        return sock

@@ -19,6 +19,7 @@ from supervisor.network.sockets import close_socket, receive, send_all
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
 
     from supervisor.network.access import Access
     from supervisor.network.notices import Notices
@@ -34,11 +35,13 @@ class DnsConnection:
     """A TCP connection of a child to its DNS.
 
     Attributes:
+        sock: of it.
         scope: ends it.
         idle_since: when the last question was answered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
         self.scope = trio.CancelScope()
         self.idle_since: float | None = trio.current_time()
 
@@ -87,16 +90,21 @@ class DnsSockets:
         if is_full and make_room(self._connections) is None:
             close_socket(sock)
             return
-        connection = DnsConnection()
+        connection = DnsConnection(sock)
         self._connections.add(connection)
         try:
             with connection.scope, suppress(OSError, ValueError):
-                await self._converse(sock, connection)
+                await self._converse(connection)
         finally:
             self._connections.discard(connection)
             close_socket(sock)
 
-    async def _converse(self, sock: socket.socket, connection: DnsConnection) -> None:
+    def descriptors(self) -> Iterator[int]:
+        """Yield what the connections hold of the host's descriptors."""
+        yield from (connection.sock.fileno() for connection in self._connections)
+
+    async def _converse(self, connection: DnsConnection) -> None:
+        sock = connection.sock
         reader = dns.QuestionReader()
         deadline = trio.current_time() + dns.IDLE_S
         while True:

@@ -36,18 +36,26 @@ _FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 
 class TunnelError(Exception):
-    """Bytes that may not be passed on; raised by a `Meter` or a `Filter`."""
+    """Bytes that may not be passed on."""
+
+
+class MeterError(TunnelError):
+    """They are too many; raised by a `Meter`."""
+
+
+class FilterError(TunnelError):
+    """They are wrong; raised by a `Filter`."""
 
 
 class Meter(Protocol):
     """Counts the bytes of a tunnel before they are passed on."""
 
     def add_received(self, size: int) -> None:
-        """Count bytes for the inner side; raise `TunnelError` if they are too many."""
+        """Count bytes for the inner side; raise `MeterError` if they are too many."""
         ...
 
     def add_sent(self, size: int) -> None:
-        """Count bytes for the outer side; raise `TunnelError` if they are too many."""
+        """Count bytes for the outer side; raise `MeterError` if they are too many."""
         ...
 
 
@@ -55,7 +63,7 @@ class Filter(Protocol):
     """Sees the bytes of the inner side before they are sent, and may change them."""
 
     def forward(self, data: bytes) -> bytes:
-        """Return what is sent for some bytes, or raise `TunnelError`."""
+        """Return what is sent for some bytes, or raise `FilterError`."""
         ...
 
     @property
@@ -103,7 +111,6 @@ class Tunnel:
         outer: of its peer.
         meter: counts.
         pipes: the host's.
-        outgoing: sees what the child sends, where that has to be seen.
     """
 
     def __init__(
@@ -112,21 +119,26 @@ class Tunnel:
         outer: socket.socket,
         meter: Meter,
         pipes: Pipes,
-        outgoing: Filter | None = None,
     ) -> None:
         self._inner = inner
         self._outer = outer
         self._meter = meter
         self._pipes = pipes
-        self._outgoing = outgoing
         self._scope = trio.CancelScope()
         self._idle_s = IDLE_S
         self._failure: TunnelError | None = None
 
-    async def run(self, idle_s: float = IDLE_S) -> None:
+    async def run(
+        self,
+        first: bytes = b"",
+        outgoing: Filter | None = None,
+        idle_s: float = IDLE_S,
+    ) -> None:
         """Move bytes until both sides have ended, or one has failed.
 
         Args:
+            first: what the inner side has sent already.
+            outgoing: sees all that it sends, where that has to be seen.
             idle_s: how long neither side may send anything.
 
         Cancellation: both sides are reset.
@@ -141,7 +153,7 @@ class Tunnel:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._move_in)
-                    await self._move_out()
+                    await self._move_out(first, outgoing)
                 is_whole = not self._scope.cancel_called
         finally:
             end = close_socket if is_whole else reset_socket
@@ -155,19 +167,24 @@ class Tunnel:
         with self._failures():
             await self._splice(self._outer, self._inner, self._meter.add_received)
 
-    async def _move_out(self) -> None:
+    async def _move_out(self, first: bytes, outgoing: Filter | None) -> None:
         """Move what the child sends."""
         with self._failures():
-            while self._outgoing is not None and self._outgoing.is_needed:
+            data = first
+            while outgoing is not None and outgoing.is_needed:
+                await self._send_out(outgoing.forward(data))
                 data = await receive(self._inner, READ_BYTES)
                 if not data:
                     self._outer.shutdown(socket.SHUT_WR)
                     return
-                self._note_life()
-                sent = self._outgoing.forward(data)
-                self._meter.add_sent(len(sent))
-                await send_all(self._outer, sent)
+            await self._send_out(data)
             await self._splice(self._inner, self._outer, self._meter.add_sent)
+
+    async def _send_out(self, data: bytes) -> None:
+        if data:
+            self._note_life()
+            self._meter.add_sent(len(data))
+            await send_all(self._outer, data)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:

@@ -1,0 +1,288 @@
+"""The network of one child at run time: its DNS, its connections, its figures.
+
+    network = ChildNetwork(identity, settings, sockets, outside)
+    network.start(nursery)
+    ...
+    await network.aclose()  # ends its connections by reset, and closes the sockets
+
+What all children of a host share is one `Outside`.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from supervisor.network.access import Access
+from supervisor.network.connections import MAX_CONNECTIONS, Connections
+from supervisor.network.dns_sockets import DnsSockets
+from supervisor.network.forwarder import Forwarder
+from supervisor.network.hosts import shorten
+from supervisor.network.notices import Notices
+from supervisor.network.outbound import Outbound
+from supervisor.network.own_addresses import read_own_addresses
+from supervisor.network.ports import Ports
+from supervisor.network.proxy_server import ProxyServer
+from supervisor.network.resolver import Resolver
+from supervisor.network.rule import RuleError
+from supervisor.network.statistics import NetworkStatistics, name_row, refused_row
+from supervisor.network.traffic import Traffic
+from supervisor.network.tunnel import Pipes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from hostlib.journal import Journal
+    from hostlib.log import Log
+    from supervisor.network.addresses import Network
+    from supervisor.network.connections import Account
+    from supervisor.network.hosts import Address
+    from supervisor.network.inner_sockets import InnerSockets
+    from supervisor.network.rule import Rule
+    from supervisor.network.rules import Rules
+    from supervisor.network.settings import NetworkSettings
+
+
+class Identity(NamedTuple):
+    """Which child it is; `name` is None if it has none."""
+
+    child_id: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the networks of all children of a host share.
+
+    Attributes:
+        journal: where events go.
+        log: told what the host itself lacks.
+        resolver: of the host.
+        own_addresses: reads the host's addresses, for each judgement.
+        pipes: through which bytes move; closed with the host.
+    """
+
+    journal: Journal
+    log: Log
+    resolver: Resolver = field(default_factory=Resolver)
+    own_addresses: Callable[[], AbstractSet[Address]] = read_own_addresses
+    pipes: Pipes = field(default_factory=Pipes)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one child's network is bounded by beside its rules.
+
+    Attributes:
+        connections: account of open connections; None for `MAX_CONNECTIONS` of its own.
+        net_bytes: account of bytes in both directions; None for no bound.
+        parent_rules: reads what the child's parent has; None if it is no nested one.
+        add_routes: makes networks local in the namespace, and raises OSError where that
+            fails; None where it cannot be done any more.
+    """
+
+    connections: Account | None = None
+    net_bytes: Account | None = None
+    parent_rules: Callable[[], Rules] | None = None
+    add_routes: Callable[[Sequence[Network]], Awaitable[None]] | None = None
+
+
+class ChildNetwork:
+    """Serves what one child sends to the sockets in its namespace.
+
+    Args:
+        identity: of the child.
+        settings: of mode `rules` or `learn`.
+        sockets: of its namespace; owned.
+        outside: of the host.
+        bounds: of the child.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        settings: NetworkSettings,
+        sockets: InnerSockets,
+        outside: Outside,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._sockets = sockets
+        self._bounds = bounds = bounds or Bounds()
+        self._traffic = Traffic()
+        self._notices = Notices(outside.journal, identity.child_id)
+        self._access = Access(settings, outside.own_addresses, bounds.parent_rules)
+        self._routes = frozenset(settings.rules.networks())
+        self._connections = Connections(
+            self._traffic,
+            self._notices,
+            outside.log,
+            bounds.connections or _Places(MAX_CONNECTIONS),
+            bounds.net_bytes,
+        )
+        self._outbound = Outbound(
+            settings, self._access, self._connections, outside.resolver, outside.pipes
+        )
+        self._dns = DnsSockets(self._access, self._notices, has_v6=sockets.has_v6)
+        self._forwarder = Forwarder(
+            self._access,
+            self._connections,
+            self._outbound,
+            self._dns,
+            ProxyServer(self._access, self._outbound),
+            outside.log,
+        )
+        self._ports: Ports | None = None
+        self._scope = trio.CancelScope()
+        self._has_ended: trio.Event | None = None
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begin to serve, in a nursery of the caller's, until `aclose`."""
+        self._has_ended = trio.Event()
+        nursery.start_soon(self._run, self._has_ended)
+
+    async def aclose(self) -> None:
+        """Reset what is open, end all tasks and close the sockets."""
+        self._scope.cancel()
+        if self._has_ended is not None:
+            await self._has_ended.wait()
+        self._sockets.close()
+
+    @property
+    def rules(self) -> Rules:
+        """The rules in force."""
+        return self._access.rules
+
+    async def change(
+        self, allow: Sequence[Rule], deny: Sequence[Rule], *, cut: bool = False
+    ) -> None:
+        """Change the rules; the next connection obeys (spec NET12).
+
+        Args:
+            allow: rules to add, none of them a refusal.
+            deny: rules to refuse, none of them a refusal.
+            cut: reset what is open and not allowed any more.
+
+        Raises:
+            RuleError: nothing is changed, for the reason in the text.
+        """
+        self._access.changed(allow, deny)
+        await self._add_routes(allow)
+        # Anew, for the rules may have been changed meanwhile; nothing waits from here on.
+        rules = self._access.changed(allow, deny)
+        self._listen(rules, allow)
+        self._access.rules = rules
+        if cut:
+            for connection in self._connections:
+                if not self._outbound.is_allowed(connection):
+                    connection.scope.cancel()
+        texts = ([rule.written for rule in rules] for rules in (allow, deny))
+        self._notices.tell_changed(*texts, cut=cut)
+
+    def learned_rules(self) -> tuple[str, ...] | None:
+        """Return the smallest list of rules that would have sufficed, sorted.
+
+        Returns:
+            None if the child's network is not in the mode `learn`.
+        """
+        learned = self._outbound.learned
+        return None if learned is None else tuple(map(str, learned.rules()))
+
+    def statistics(self) -> NetworkStatistics:
+        """Return all figures."""
+        total = self._traffic.total
+        return NetworkStatistics(
+            child_id=self._identity.child_id,
+            name=self._identity.name,
+            mode=self._settings.mode,
+            rules=self._access.rules.texts(),
+            names=tuple(name_row(*row) for row in self._traffic.rows()),
+            refused=tuple(map(refused_row, self._notices.rows())),
+            published=(),
+            connections=total.connections,
+            open=total.open,
+            bytes_in=total.bytes_in,
+            bytes_out=total.bytes_out,
+        )
+
+    @property
+    def refused(self) -> int:
+        """How much was refused."""
+        return self._notices.refused
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield each descriptor that this holds of the host's, and a word for it."""
+        for number in self._sockets.descriptors():
+            yield number, "network of a child"
+        for connection in self._connections:
+            for sock in (connection.inner, *connection.outer):
+                if sock.fileno() >= 0:
+                    yield sock.fileno(), "connection of a child"
+        for number in self._dns.descriptors():
+            yield number, "DNS of a child"
+
+    async def _run(self, has_ended: trio.Event) -> None:
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    self._ports = Ports(self._sockets, self._forwarder, nursery)
+                    await self._dns.serve_datagrams(self._sockets.dns_datagram)
+        finally:
+            has_ended.set()
+
+    async def _add_routes(self, allow: Sequence[Rule]) -> None:
+        targets = (rule.target for rule in allow)
+        networks = [
+            target
+            for target in targets
+            if not isinstance(target, str) and target not in self._routes
+        ]
+        if not networks:
+            return
+        add_routes = self._bounds.add_routes
+        if add_routes is None:
+            raise RuleError(
+                f"cannot allow '{networks[0]}': no address can be added to the network"
+                " of this child; start it anew with the rule"
+            )
+        try:
+            await add_routes(networks)
+        except OSError as why:
+            raise RuleError(
+                f"cannot allow '{networks[0]}': no route to it in the child's network:"
+                f" {why.strerror}; start the child anew with the rule"
+            ) from None
+        self._routes |= frozenset(networks)
+
+    def _listen(self, rules: Rules, allow: Sequence[Rule]) -> None:
+        if self._ports is None:
+            return
+        try:
+            self._ports.change(rules.ports())
+        except OSError as why:
+            text = shorten(allow[0].written if allow else "")
+            is_taken = why.errno == errno.EADDRINUSE
+            reason = "the child listens on it itself" if is_taken else why.strerror
+            raise RuleError(
+                f"cannot allow '{text}': no listener on port {why.filename}:"
+                f" {reason}; free the port, or start the child anew with the rule"
+            ) from None
+
+
+class _Places:
+    """An account of so many, beneath no other."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def charge(self, amount: int) -> bool:
+        """Take places, or give them back; see `Account`."""
+        if amount > self._left:
+            return False
+        self._left -= amount
+        return True

@@ -1,0 +1,112 @@
+"""Connections that come to addresses of a child's names, and where each is to go.
+
+The address and the port that a connection came to say what it is for, whatever is in its
+bytes (spec NET5): on 127.0.0.1 the child's DNS and its proxy, elsewhere a name's server.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING
+
+import trio
+
+from hostlib.event_rate import EventRate
+from hostlib.listener import accepted_socket
+from supervisor.network.connections import Connection
+from supervisor.network.settings import DNS_PORT
+from supervisor.network.sockets import own_end, reset_socket, send_at_once
+
+if TYPE_CHECKING:
+    import socket
+
+    from hostlib.log import Log
+    from supervisor.network.access import Access
+    from supervisor.network.connections import Connections
+    from supervisor.network.dns_sockets import DnsSockets
+    from supervisor.network.outbound import Outbound
+    from supervisor.network.proxy_server import ProxyServer
+
+LOOPBACK = IPv4Address("127.0.0.1")
+
+_SHORTAGES_PER_S = 1 / 60
+
+
+class Forwarder:
+    """Accepts what one child connects to.
+
+    Args:
+        access: what it may reach.
+        connections: the table of those that are open.
+        outbound: makes its connections.
+        dns: answers on port 53 of 127.0.0.1.
+        proxy: serves port 3128 of 127.0.0.1.
+        log: told when the host lacks something for a connection.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        connections: Connections,
+        outbound: Outbound,
+        dns: DnsSockets,
+        proxy: ProxyServer,
+        log: Log,
+    ) -> None:
+        self._access = access
+        self._connections = connections
+        self._outbound = outbound
+        self._dns = dns
+        self._proxy = proxy
+        self._log = log
+        self._shortages = EventRate(1, _SHORTAGES_PER_S)
+
+    async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        """Accept connections of a listener until it is of no use, or cancelled.
+
+        Args:
+            listener: non-blocking; the caller's to close.
+            nursery: where connections are served.
+        """
+        while True:
+            try:
+                sock = await accepted_socket(listener, self._tell_shortage)
+            except OSError as why:
+                text = f"network: cannot accept connections: {why.strerror}"
+                self._log.write("ERROR", text)
+                return
+            nursery.start_soon(self._serve_one, sock)
+            # One after another: other children have their turn between.
+            await trio.lowlevel.checkpoint()
+
+    async def _serve_one(self, sock: socket.socket) -> None:
+        try:
+            address, port = own_end(sock)
+            send_at_once(sock)
+        except OSError:  # it was reset before it was looked at
+            reset_socket(sock)
+            return
+        if address == LOOPBACK and port == DNS_PORT:
+            await self._dns.serve_connection(sock)
+            return
+        handle = self._forward
+        if address == LOOPBACK and port == self._proxy.port:
+            handle = self._proxy.serve
+        name = self._access.pool.name_of(address)
+        await self._connections.serve(Connection(sock, name or address, port), handle)
+
+    async def _forward(self, connection: Connection) -> None:
+        """Connect to the name that a connection came to, and pass bytes on."""
+        address, port = own_end(connection.inner)
+        connection.host = self._access.host_at(address, port)
+        grant = self._access.decide(connection.host, port)
+        hello = b""
+        if grant.checks_tls:
+            hello = await self._outbound.read_hello(connection, grant)
+        outer = await self._outbound.connect(connection)
+        await self._outbound.join(connection, outer, hello)
+
+    def _tell_shortage(self, why: OSError) -> None:
+        if self._shortages.take(trio.current_time()):
+            text = f"network: cannot accept a connection: {why.strerror}"
+            self._log.write("ERROR", f"{text}; those that come wait")

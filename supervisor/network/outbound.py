@@ -1,0 +1,256 @@
+"""From what a child asks for to a connection: rules, ClientHello, addresses, dialling.
+
+1. Nothing is dialled before all of it was allowed, by the rules of that moment.
+2. The addresses that are dialled are those that were judged: no name is looked up
+   between (spec NET6).
+3. Behind a proxy of the host's own the proxy resolves names, and NET3 is its affair;
+   addresses that a child names itself are judged here all the same.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.network import clienthello
+from supervisor.network.access import DeniedError
+from supervisor.network.addresses import PRIVATE, closed_ranges
+from supervisor.network.clienthello import HelloError, HelloReader
+from supervisor.network.connections import UnreachableError
+from supervisor.network.dialer import dial
+from supervisor.network.learned import Learned
+from supervisor.network.reasons import Reason, Refused
+from supervisor.network.resolver import THREADS_PER_CHILD, ResolverError
+from supervisor.network.rule import TLS_PORT
+from supervisor.network.sockets import receive
+from supervisor.network.tunnel import READ_BYTES, Tunnel
+from supervisor.network.upstream import Target, dial_through
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from supervisor.network.access import Access
+    from supervisor.network.connections import Connection, Connections
+    from supervisor.network.hosts import Address
+    from supervisor.network.resolver import Resolver
+    from supervisor.network.rules import Grant
+    from supervisor.network.settings import NetworkSettings
+    from supervisor.network.tunnel import Filter, Pipes
+
+CONNECT_TIMEOUT_S = 30.0
+"""For the look-up and all addresses together."""
+
+
+class Outbound:
+    """Makes the connections of one child.
+
+    Args:
+        settings: what the child was started with.
+        access: what it may reach.
+        connections: the table of those that are open.
+        resolver: the host's.
+        pipes: the host's.
+
+    Attributes:
+        learned: what was used, in the mode `learn`; else None.
+    """
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        access: Access,
+        connections: Connections,
+        resolver: Resolver,
+        pipes: Pipes,
+    ) -> None:
+        self._upstream = settings.upstream
+        self._access = access
+        self._connections = connections
+        self._resolver = resolver
+        self._pipes = pipes
+        self._look_ups = trio.CapacityLimiter(THREADS_PER_CHILD)
+        self.learned = Learned() if settings.mode == "learn" else None
+
+    def is_allowed(self, connection: Connection) -> bool:
+        """Tell whether a connection that was made would be made now."""
+        try:
+            grant = self._access.decide(connection.host, connection.port)
+            self._judge(connection, grant)
+        except DeniedError:
+            return False
+        return True
+
+    async def check(self, connection: Connection) -> Grant:
+        """Return what allows a connection, as far as that is known before its bytes.
+
+        Raises:
+            DeniedError: it is not allowed.
+            UnreachableError: it is not known what the name stands for.
+        """
+        self._access.decide(connection.host, connection.port)
+        with trio.move_on_after(CONNECT_TIMEOUT_S) as scope:
+            connection.addresses = await self._find(connection.host)
+        if scope.cancelled_caught:
+            raise UnreachableError(errno.errorcode[errno.ETIMEDOUT])
+        grant = self._access.decide(connection.host, connection.port)
+        self._judge_addresses(connection, grant)
+        return grant
+
+    async def read_hello(
+        self, connection: Connection, grant: Grant, data: bytes = b""
+    ) -> bytes:
+        """Return what a child sends first, up to the end of its ClientHello (NET7).
+
+        Args:
+            connection: its name is noted.
+            grant: what allows the connection.
+            data: what was read already.
+
+        Raises:
+            DeniedError: it is no ClientHello, or for a name that is not allowed.
+            OSError: the child has reset the connection.
+        """
+        reader = HelloReader()
+        try:
+            with trio.move_on_after(clienthello.TIMEOUT_S):
+                sni = reader.receive(data) if data else None
+                while sni is None:
+                    sni = reader.receive(await receive(connection.inner, READ_BYTES))
+                connection.sni = sni
+        except HelloError as why:
+            refused = Refused(why.reason)
+            raise DeniedError(connection.host, connection.port, refused) from None
+        self._check_hello(connection, grant)
+        return bytes(reader.held)
+
+    async def connect(self, connection: Connection) -> socket.socket:
+        """Return a connection to the host that a child asks for; the caller's.
+
+        Raises:
+            DeniedError: it is not allowed.
+            UnreachableError: it cannot be had.
+        """
+        code = errno.errorcode[errno.ETIMEDOUT]
+        with trio.move_on_after(CONNECT_TIMEOUT_S):
+            grant = await self.check(connection)
+            self._check_hello(connection, grant)
+            try:
+                outer = await self._dial(connection)
+            except OSError as why:
+                code = errno.errorcode.get(why.errno or 0, "EIO")
+            else:
+                self._note_use(connection)
+                return outer
+        raise UnreachableError(code)
+
+    async def join(
+        self,
+        connection: Connection,
+        outer: socket.socket,
+        first: bytes = b"",
+        outgoing: Filter | None = None,
+    ) -> None:
+        """Pass bytes on until both sides have ended; both are closed.
+
+        Args:
+            connection: of the child.
+            outer: connected to its host; owned.
+            first: what the child has sent already.
+            outgoing: sees all of it, where it has to be seen.
+
+        Raises:
+            TunnelError: the child may not send or receive more.
+        """
+        if outgoing is None and self._is_to_be_learned(connection):
+            outgoing = _HelloWatch(self._note_tls, connection)
+        with self._connections.counted(connection) as meter:
+            tunnel = Tunnel(connection.inner, outer, meter, self._pipes)
+            await tunnel.run(first, outgoing)
+
+    async def _find(self, host: str | Address) -> tuple[Address, ...]:
+        if not isinstance(host, str):
+            await trio.lowlevel.checkpoint()
+            return (host,)
+        if self._upstream is not None:
+            await trio.lowlevel.checkpoint()
+            return ()
+        return await self._resolve(host)
+
+    async def _resolve(self, name: str) -> tuple[Address, ...]:
+        try:
+            return await self._resolver.resolve(name, self._look_ups)
+        except ResolverError as why:
+            raise UnreachableError(why.reason) from None
+
+    async def _dial(self, connection: Connection) -> socket.socket:
+        upstream = self._upstream
+        if upstream is None:
+            return await dial(connection.addresses, connection.port, connection.outer)
+        host = upstream.host
+        addresses = await self._resolve(host) if isinstance(host, str) else (host,)
+        target = Target(connection.host, connection.port)
+        return await dial_through(addresses, upstream.port, target, connection.outer)
+
+    def _judge(self, connection: Connection, grant: Grant) -> None:
+        self._judge_addresses(connection, grant)
+        self._check_hello(connection, grant)
+
+    def _judge_addresses(self, connection: Connection, grant: Grant) -> None:
+        if self._upstream is None or not isinstance(connection.host, str):
+            self._access.check_answer(grant, connection.host, connection.addresses)
+
+    def _check_hello(self, connection: Connection, grant: Grant) -> None:
+        if not grant.checks_tls:
+            return
+        if connection.sni is None:
+            refused = Refused(Reason.TLS_NO_HELLO)
+            raise DeniedError(connection.host, connection.port, refused)
+        self._access.check_sni(grant, connection.host, connection.sni)
+
+    def _note_use(self, connection: Connection) -> None:
+        """Note what was connected to, for a child that learns (spec NET13)."""
+        if self.learned is not None:
+            ranges = (
+                closed
+                for address in connection.addresses
+                for closed in closed_ranges(address)
+            )
+            is_private = any(closed in PRIVATE for closed in ranges)
+            self.learned.add(connection.host, connection.port, private=is_private)
+
+    def _is_to_be_learned(self, connection: Connection) -> bool:
+        """Tell whether it is not known yet that a connection speaks TLS to its name."""
+        is_tls = isinstance(connection.host, str) and connection.port == TLS_PORT
+        return self.learned is not None and is_tls and connection.sni is None
+
+    def _note_tls(self, connection: Connection) -> None:
+        if self.learned is not None:
+            self.learned.add(connection.host, connection.port, any_tls=True)
+
+
+class _HelloWatch:
+    """Looks whether a connection begins with a ClientHello for its name."""
+
+    def __init__(
+        self, note_other: Callable[[Connection], None], connection: Connection
+    ) -> None:
+        self._note_other = note_other
+        self._connection = connection
+        self._reader = HelloReader()
+        self.is_needed = True
+
+    def forward(self, data: bytes) -> bytes:
+        """Return the bytes as they are."""
+        if data and self.is_needed:
+            try:
+                sni = self._reader.receive(data)
+            except HelloError:
+                sni = ""
+            if sni is not None:
+                self.is_needed = False
+                if sni != self._connection.host:
+                    self._note_other(self._connection)
+        return data

@@ -1,0 +1,154 @@
+"""The proxy of a child's namespace: dialogues over sockets (spec NET8).
+
+`proxy` and what it names speak the protocols; here is what waits and connects.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from supervisor.network import proxy
+from supervisor.network.access import DeniedError
+from supervisor.network.connections import UnreachableError
+from supervisor.network.proxy_dialogue import ProxyError
+from supervisor.network.sockets import close_socket, receive, reset_socket, send_all
+from supervisor.network.tunnel import READ_BYTES, FilterError
+
+if TYPE_CHECKING:
+    from supervisor.network.access import Access
+    from supervisor.network.connections import Connection
+    from supervisor.network.outbound import Outbound
+    from supervisor.network.proxy_dialogue import Dialogue
+    from supervisor.network.rules import Grant
+
+TIMEOUT_S = 10.0
+"""How long a program may take to say what it wants."""
+REPLY_TIMEOUT_S = 2.0
+"""How long it may take to read why it is refused."""
+
+
+class ProxyServer:
+    """Serves one child.
+
+    Args:
+        access: what it may reach.
+        outbound: makes its connections.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    port = proxy.PORT
+
+    def __init__(self, access: Access, outbound: Outbound) -> None:
+        self._access = access
+        self._outbound = outbound
+
+    async def serve(self, connection: Connection) -> None:
+        """Do what a program asks for on a connection.
+
+        Raises:
+            DeniedError, UnreachableError, TunnelError: as `Outbound` does; the program
+                was told.
+            OSError: the program has reset the connection.
+        """
+        dialogue = None
+        try:
+            with trio.move_on_after(TIMEOUT_S):
+                dialogue = await self._listen(connection)
+        except ProxyError as why:
+            await _end(connection, why.reply)
+            return
+        if dialogue is None:
+            return
+        try:
+            grant = await self._check(connection)
+            accepted = dialogue.accept()
+            # A ClientHello comes behind the answer only, and is read before dialling.
+            is_late = grant.checks_tls and bool(accepted)
+            outer = None if is_late else await self._outbound.connect(connection)
+        except DeniedError as why:
+            await _end(connection, dialogue.refuse(why.refused))
+            raise
+        except UnreachableError:
+            await _end(connection, dialogue.fail())
+            raise
+        if outer is None:
+            await self._open_tls(connection, grant, dialogue)
+        elif accepted:
+            await self._open_tunnel(connection, outer, dialogue)
+        else:  # a URL: the server answers
+            request = _Request(dialogue)
+            await self._outbound.join(connection, outer, outgoing=request)
+
+    async def _listen(self, connection: Connection) -> Dialogue | None:
+        """Return a dialogue in which a host was asked for; None if the program left."""
+        dialogue: Dialogue | None = None
+        asked = None
+        while asked is None:
+            data = await receive(connection.inner, READ_BYTES)
+            if not data:
+                return None
+            dialogue = dialogue or proxy.open_dialogue(data[0])
+            asked = dialogue.receive(data)
+            await send_all(connection.inner, dialogue.take_reply())
+        connection.host, connection.port = asked.host, asked.port
+        return dialogue
+
+    async def _check(self, connection: Connection) -> Grant:
+        """Return what allows a connection, to a name where its address stands for one."""
+        if not isinstance(connection.host, str):
+            host = self._access.host_at(connection.host, connection.port)
+            connection.host = host
+        return await self._outbound.check(connection)
+
+    async def _open_tls(
+        self, connection: Connection, grant: Grant, dialogue: Dialogue
+    ) -> None:
+        await send_all(connection.inner, dialogue.accept())
+        first = dialogue.forward()
+        hello = await self._outbound.read_hello(connection, grant, first)
+        outer = await self._outbound.connect(connection)
+        await self._outbound.join(connection, outer, hello)
+
+    async def _open_tunnel(
+        self, connection: Connection, outer: socket.socket, dialogue: Dialogue
+    ) -> None:
+        try:
+            await send_all(connection.inner, dialogue.accept())
+        except BaseException:
+            reset_socket(outer)
+            raise
+        await self._outbound.join(connection, outer, dialogue.forward())
+
+
+class _Request:
+    """The one request of a connection in absolute form, as its server gets it."""
+
+    is_needed = True
+
+    def __init__(self, dialogue: Dialogue) -> None:
+        self._dialogue = dialogue
+
+    def forward(self, data: bytes) -> bytes:
+        """Return what the server gets for some bytes."""
+        try:
+            return self._dialogue.forward(data)
+        except ProxyError as why:
+            raise FilterError(str(why)) from None
+
+
+async def _end(connection: Connection, reply: bytes) -> None:
+    """Send the last words, and close once they were read."""
+    sock = connection.inner
+    with trio.move_on_after(REPLY_TIMEOUT_S), suppress(OSError):
+        await send_all(sock, reply)
+        sock.shutdown(socket.SHUT_WR)
+        # A close with bytes unread would be a reset, and take the reply away.
+        while await receive(sock, READ_BYTES):
+            pass
+        close_socket(sock)

@@ -1,0 +1,88 @@
+"""The figures of a child's network, in the form of `sandhost network NAME --json`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hostlib.clock import timestamp
+
+if TYPE_CHECKING:
+    from supervisor.network.refusals import Row
+    from supervisor.network.traffic import Counts
+
+
+class NameRow(msgspec.Struct, frozen=True):
+    """What was connected to; `bytes_in` is what the child got."""
+
+    name: str
+    port: int | None
+    connections: int
+    open: int
+    bytes_in: int
+    bytes_out: int
+
+
+class RefusedRow(msgspec.Struct, frozen=True):
+    """What was refused.
+
+    Attributes:
+        port: None if DNS alone was asked.
+        rule: what would allow it, or the `!` rule; None if none would.
+        time: of the last refusal.
+    """
+
+    name: str
+    port: int | None
+    reason: str
+    rule: str | None
+    count: int
+    time: str
+
+
+class PublishedRow(msgspec.Struct, frozen=True):
+    """A port of the child, and where the host's other programs reach it."""
+
+    port: int
+    address: str
+
+
+class NetworkStatistics(msgspec.Struct, frozen=True):
+    """All that is known of one child's network.
+
+    Attributes:
+        name: of the child.
+        rules: as written.
+    """
+
+    child_id: str
+    name: str | None
+    mode: str
+    rules: tuple[str, ...]
+    names: tuple[NameRow, ...]
+    refused: tuple[RefusedRow, ...]
+    published: tuple[PublishedRow, ...]
+    connections: int
+    open: int
+    bytes_in: int
+    bytes_out: int
+
+
+def name_row(name: str, port: int | None, counts: Counts) -> NameRow:
+    """Return the row of a name and a port."""
+    return NameRow(
+        name,
+        port,
+        counts.connections,
+        counts.open,
+        counts.bytes_in,
+        counts.bytes_out,
+    )
+
+
+def refused_row(row: Row) -> RefusedRow:
+    """Return the row of a refusal."""
+    return RefusedRow(
+        row.name, row.port, row.reason, row.rule, row.count, timestamp(row.time)
+    )

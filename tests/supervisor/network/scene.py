@@ -1,0 +1,232 @@
+"""A child's network between two namespaces: the child's, and one that is all the world."""
+
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Self
+
+import trio
+
+from hostlib.journal import Journal
+from hostlib.log import Log
+from supervisor.network.child_network import Bounds, ChildNetwork, Identity, Outside
+from supervisor.network.hosts import Address
+from supervisor.network.resolver import Resolver, ResolverError
+from supervisor.network.rule import parse_rule
+from supervisor.network.settings import NetworkSection, settings_from
+from supervisor.network.statistics import NetworkStatistics
+from tests.supervisor.network import dnsclient as dns
+from tests.supervisor.network.netns import CHILD, OUTSIDE, Namespace, inner_sockets
+
+Handler = Callable[[trio.SocketStream], Awaitable[None]]
+RESET = struct.pack("ii", 1, 0)
+
+
+@dataclass
+class Names:
+    """What the host's resolver knows.
+
+    Attributes:
+        answers: addresses by name, or how the resolver fails.
+        asked: every name that it was asked for.
+    """
+
+    answers: dict[str, list[str] | ResolverError] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def look_up(self, name: str) -> tuple[Address, ...]:
+        """Answer as `resolver.ask_system` does."""
+        self.asked.append(name)
+        answer = self.answers.get(name, [])
+        if isinstance(answer, ResolverError):
+            raise answer
+        return tuple(map(ip_address, answer))
+
+
+@dataclass
+class Event:
+    """What the journal has."""
+
+    name: str
+    fields: dict[str, object]
+
+
+class Scene:
+    """A child's network that runs; the test's thread is in the outer namespace.
+
+    Attributes:
+        child: the child's namespace.
+        names: the host's resolver.
+        events: what the journal was told.
+        network: what is tested.
+    """
+
+    def __init__(self, child: Namespace, names: Names, nursery: trio.Nursery) -> None:
+        self.child = child
+        self.names = names
+        self.events: list[Event] = []
+        self.outside = self._outside()
+        self._nursery = nursery
+        self._change = trio.Event()
+
+    def _outside(self) -> Outside:
+        journal = Journal(-1, lambda _: None)
+        journal.taps.append(self._note)
+        return Outside(journal, Log("ERROR"), Resolver(self.names.look_up))
+
+    def open(self, section: NetworkSection, bounds: Bounds | None = None) -> Self:
+        """Start the network."""
+        settings = settings_from(section)
+        sockets = inner_sockets(self.child, settings.rules.ports())
+        identity = Identity("c1", "alice")
+        self.network = ChildNetwork(identity, settings, sockets, self.outside, bounds)
+        self.network.start(self._nursery)
+        return self
+
+    @property
+    def figures(self) -> NetworkStatistics:
+        """The figures of the child."""
+        return self.network.statistics()
+
+    def serve(
+        self, address: str, port: int, handler: Handler
+    ) -> list[trio.SocketStream]:
+        """Serve at an address of the world; return the list of what was accepted."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sock = socket.socket(family)
+        sock.bind((address, port))
+        sock.listen(1024)
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        accepted: list[trio.SocketStream] = []
+
+        async def handle(stream: trio.SocketStream) -> None:
+            accepted.append(stream)
+            async with stream:
+                await handler(stream)
+
+        self._nursery.start_soon(trio.serve_listeners, handle, [listener])
+        return accepted
+
+    async def event(self, name: str) -> dict[str, object]:
+        """Wait for an event, and take it."""
+        while True:
+            for event in self.events:
+                if event.name == name:
+                    self.events.remove(event)
+                    return event.fields
+            await self._change.wait()
+
+    def told(self, name: str = "network.refused") -> list[tuple[object, ...]]:
+        """Return (name, port, reason, rule) of the events of a kind."""
+        keys = ("name", "port", "reason", "rule")
+        return [
+            tuple(event.fields.get(key) for key in keys)
+            for event in self.events
+            if event.name == name
+        ]
+
+    async def ask(self, name: str, kind: int = dns.A) -> dns.Reply:
+        """Ask the child's DNS by UDP."""
+        sock = self.child.make_socket(kind=socket.SOCK_DGRAM)
+        udp = trio.socket.from_stdlib_socket(sock)
+        with udp:
+            await udp.connect(("127.0.0.1", 53))
+            await udp.send(dns.question(name, kind))
+            return dns.read(await udp.recv(4096))
+
+    async def connect(
+        self, host: str, port: int, kind: int = dns.A
+    ) -> trio.SocketStream:
+        """Connect as a program in the child does: the name's address, then that."""
+        try:
+            address = str(ip_address(host))
+        except ValueError:
+            (address,) = (await self.ask(host, kind)).texts
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sock = trio.socket.from_stdlib_socket(self.child.make_socket(family))
+        try:
+            await sock.connect((address, port))
+        except BaseException:
+            sock.close()
+            raise
+        return trio.SocketStream(sock)
+
+    def _note(self, name: str, fields: dict[str, object]) -> None:
+        self.events.append(Event(name, fields))
+        self._change.set()
+        self._change = trio.Event()
+
+    async def change(
+        self, allow: Iterable[str] = (), deny: Iterable[str] = (), *, cut: bool = False
+    ) -> None:
+        """Change the child's rules."""
+        rules = ([parse_rule(text) for text in texts] for texts in (allow, deny))
+        await self.network.change(*rules, cut=cut)
+
+
+@contextmanager
+def _namespaces() -> Iterator[Namespace]:
+    child, outside = Namespace(CHILD), Namespace(OUTSIDE)
+    try:
+        with outside.entered():
+            yield child
+    finally:
+        child.close()
+        outside.close()
+
+
+@asynccontextmanager
+async def scene(
+    *rules: str,
+    names: dict[str, list[str]] | None = None,
+    section: NetworkSection | None = None,
+    bounds: Bounds | None = None,
+) -> AsyncIterator[Scene]:
+    """Run a child's network.
+
+    Args:
+        rules: of the child.
+        names: what the host's resolver answers.
+        section: all of the child's settings, in the place of rules.
+        bounds: of the child.
+    """
+    with _namespaces() as child:
+        async with trio.open_nursery() as nursery:
+            stage = Scene(child, Names({**(names or {})}), nursery)
+            stage.open(section or NetworkSection(list(rules)), bounds)
+            try:
+                yield stage
+            finally:
+                await stage.network.aclose()
+                nursery.cancel_scope.cancel()
+        stage.outside.pipes.close()
+
+
+async def echo(stream: trio.SocketStream) -> None:
+    """Send everything back, then the end."""
+    async for data in stream:
+        await stream.send_all(data)
+    await stream.send_eof()
+
+
+async def read_all(stream: trio.SocketStream) -> bytes:
+    """Return all that comes until the end."""
+    return b"".join([data async for data in stream])
+
+
+async def is_reset(stream: trio.SocketStream) -> bool:
+    """Tell whether a connection ends by reset, and not by its end."""
+    try:
+        await read_all(stream)
+    except trio.BrokenResourceError:
+        return True
+    return False
+
+
+async def reset(stream: trio.SocketStream) -> None:
+    """Close a connection by RST."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    await stream.aclose()
