@@ -211,6 +211,22 @@ def _exec_failed(event: Event) -> str:
     return f"{event.get('exec_id')}: {event.get('tool')}{where}, {why}"
 
 
+def _refused(event: Event) -> str:
+    rule = f" ({event.get('rule')})" if event.get("rule") else ""
+    return f"{_where(event)}: {event.get('reason')}{rule}"
+
+
+def _where(event: Event) -> str:
+    port = event.get("port")
+    return f"{event.get('name')}:{port}" if port else f"{event.get('name')}"
+
+
+def _network_changed(event: Event) -> str:
+    words = [f"--allow {rule}" for rule in event.get("allow") or ()]
+    words += [f"--deny {rule}" for rule in event.get("deny") or ()]
+    return " ".join([*words, *(["--cut"] if event.get("cut") else [])])
+
+
 _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "client.connected": _connected,
     "client.gone": _client_gone,
@@ -224,6 +240,9 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "file.closed": _file,
     "file.auto_closed": _file,
     "security.denied": lambda e: f"{e.get('command')} {e.get('filename')}",
+    "network.refused": _refused,
+    "network.failed": lambda e: f"{_where(e)}: {e.get('reason')}",
+    "network.changed": _network_changed,
     "security.left_out": lambda e: f"{e.get('denials')} more denials",
     "llm.called": _called,
     "quota.denied": lambda e: f"a call of {e.get('model')}",

@@ -107,6 +107,14 @@ def test_what_events_say() -> None:
         sentence(event("file.auto_closed", fileno=1, filename="a", reason="pipe EOF")):
             "1 a (pipe EOF)",
         sentence(event("security.denied", command="OPEN", filename="/x")): "OPEN /x",
+        sentence(event("network.refused", name="a.b", port=443, reason="no-rule",
+                       rule="a.b:443")): "a.b:443: no-rule (a.b:443)",
+        sentence(event("network.refused", name="a", port=None, reason="no-name")):
+            "a: no-name",
+        sentence(event("network.failed", name="a", port=80, reason="ETIMEDOUT")):
+            "a:80: ETIMEDOUT",
+        sentence(event("network.changed", allow=["a"], deny=["b:1"], cut=True)):
+            "--allow a --deny b:1 --cut",
         sentence(event("llm.called", model="m", outcome="ok", prompt_tokens=1,
                        completion_tokens=2, latency_ms=12.3)): "m ok: 1 + 2 tokens, 12 ms",
         sentence(event("exec.ended", exec_id="e", code=0, output_bytes=5)):
