@@ -79,7 +79,7 @@ class Outbound:
         try:
             grant = self._access.decide(connection.host, connection.port)
             self._judge(connection, grant)
-        except DeniedError:
+        except (DeniedError, UnreachableError):
             return False
         return True
 
@@ -140,7 +140,7 @@ class Outbound:
             try:
                 outer = await self._dial(connection)
             except OSError as why:
-                code = errno.errorcode.get(why.errno or 0, "EIO")
+                code = _symbol(why)
             else:
                 self._note_use(connection)
                 return outer
@@ -199,8 +199,12 @@ class Outbound:
         self._check_hello(connection, grant)
 
     def _judge_addresses(self, connection: Connection, grant: Grant) -> None:
-        if self._upstream is None or not isinstance(connection.host, str):
+        if self._upstream is not None and isinstance(connection.host, str):
+            return
+        try:
             self._access.check_answer(grant, connection.host, connection.addresses)
+        except OSError as why:  # the host's own addresses are not known
+            raise UnreachableError(_symbol(why)) from why
 
     def _check_hello(self, connection: Connection, grant: Grant) -> None:
         if not grant.checks_tls:
@@ -229,6 +233,10 @@ class Outbound:
     def _note_tls(self, connection: Connection) -> None:
         if self.learned is not None:
             self.learned.add(connection.host, connection.port, any_tls=True)
+
+
+def _symbol(why: OSError) -> str:
+    return errno.errorcode.get(why.errno or 0, "EIO")
 
 
 class _HelloWatch:
