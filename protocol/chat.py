@@ -47,6 +47,18 @@ class ChatBody:
         """Return what follows the payload of an LLM_CHAT, refused or not; else None."""
         return cls(request.parts) if request.parts else None
 
+    @property
+    def progress(self) -> tuple[tuple[int, ...], int, int]:
+        """How far it is, as ``resume`` takes it."""
+        return self._lengths, self._seen, self._hits
+
+    @classmethod
+    def resume(cls, lengths: tuple[int, ...], seen: int, hits: int) -> ChatBody:
+        """Return what goes on following a payload of which a part has gone by."""
+        body = cls(lengths)
+        body._seen, body._hits = seen, hits
+        return body
+
     def feed(self, piece: bytes | memoryview) -> None:
         """Look at the next bytes of the declared payload."""
         for mark in self._marks:

@@ -26,7 +26,6 @@ import errno
 import gc
 import os
 from contextlib import asynccontextmanager
-from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from supervisor.config.document import Config
+    from supervisor.spawn.launcher import RecordState
     from supervisor.spawn.launchpad.start import LaunchpadProcess
     from supervisor.spec import ChildSpec
 
@@ -68,6 +68,13 @@ def settings_of(config: Config | None) -> Settings:
         max_children=config.host.max_children,
         open_files_per_client=limits.open_files_per_client,
     )
+
+
+class LeftState(Protocol):
+    """What a program before has said of its processes; see ``Launcher.restore``."""
+
+    last_ident: int
+    records: list[RecordState]
 
 
 class Figures(Protocol):
@@ -96,6 +103,7 @@ class Host(Parts):
 
     Attributes:
         children: those that are there, by id.
+        next_child: the number of the next one.
         metrics: counts events; None where nobody wants to know.
         on_overdue: told of each child that a stop's grace period did not end.
     """
@@ -107,7 +115,7 @@ class Host(Parts):
         self.children: dict[str, Child] = {}
         self.metrics: Figures | None = None
         self.on_overdue: Callable[[Child], None] = lambda _child: None
-        self._child_ids = count(1)
+        self.next_child = 1
 
     def absent(self) -> list[dict[str, object]]:
         """Return the rows of kept children that have no process now, as in ``ps``."""
@@ -130,8 +138,8 @@ class Host(Parts):
         """Return how often limits of children refused something, by limit."""
         found = self.refused.copy()
         for child in self.children.values():
-            if not child.is_counted:
-                found.update(child.refused())
+            if not child.limits.is_counted:
+                found.update(child.limits.refused())
         return found
 
     async def spawn(self, spec: ChildSpec) -> Child:
@@ -151,9 +159,10 @@ class Host(Parts):
         if self.fs.spare < -CHILDRENS_DESCRIPTORS:
             why = "too few descriptors for one more child; raise ulimit -n"
             raise OSError(errno.EMFILE, why)
+        number, self.next_child = self.next_child, self.next_child + 1
         child = Child(
             self,
-            f"child-{next(self._child_ids)}",
+            f"child-{number}",
             spec,
             self.children,
             self.tell_overdue,
@@ -218,15 +227,17 @@ async def open_host(
     *,
     journal: Journal | None = None,
     log: Log | None = None,
+    left: LeftState | None = None,
 ) -> AsyncIterator[Host]:
     """Open a host around a launchpad; everything in it ends with the block.
 
     Args:
-        launchpad: from ``start_launchpad``; the host's from now on.  From a program
-            before: the caller puts its children in (``handover_enter.enter``).
+        launchpad: from ``start_launchpad``; the host's from now on.
         settings: bounds.
         journal: where events go.
         log: where lines go.
+        left: what a program before has said of its processes; the caller puts its
+            children in (``handover.host_state.restore_host``).
 
     Raises:
         LaunchpadLost: the launchpad ended by itself.
@@ -237,7 +248,6 @@ async def open_host(
     with contextlib.closing(Reserve()) as groups:  # removed when all in them are dead
         async with trio.open_nursery() as nursery:
             launcher = Launcher(launchpad)
-            left = launchpad.handed_over
             if left is not None:
                 launcher.restore(left.last_ident, left.records)
             await nursery.start(launcher.run)
@@ -247,7 +257,7 @@ async def open_host(
             nursery.start_soon(host.pump.run)
             nursery.start_soon(host.pump.watch_deadlines)
             nursery.start_soon(host.pump.look_at_unwatched)
-            if launchpad.handed_over is None:
+            if left is None:
                 journal.write("host.started", pid=os.getpid())
             ask_for_slices(SHORT_SLICE_NS)  # many wait for it, each for a little
             gc.enable()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -114,6 +114,55 @@ class CounterState(msgspec.Struct):
 
     client: int
     fileno: int
+
+
+class Numbering:
+    """Numbers for the places and policies that several objects name.
+
+    Each place is owned by one child or conversation; others only name it.
+
+    Attributes:
+        places: what was taken down of each, by its number.
+        policies: as above.
+        fds: every descriptor that is handed over.
+    """
+
+    def __init__(self) -> None:
+        self.places: list[PlaceState] = []
+        self.policies: list[PolicyState] = []
+        self.fds: set[int] = set()
+        self._places: dict[int, int] = {}  # number by id; policies keep them alive
+        self._policies: dict[int, int] = {}
+
+    def number_place(self, place: Place) -> int:
+        """Return the number of a place that something else owns."""
+        number = self._places.get(id(place))
+        if number is None:
+            number = self._places[id(place)] = len(self.places)
+            self.places.append(place_state(place))
+        return number
+
+    def number_owned(self, place: Place) -> int:
+        """Return the number of a place whose owner is handed over, with its descriptor."""
+        self.fds.update(place.backend.descriptors())
+        return self.number_place(place)
+
+    def number_policy(self, policy: Policy) -> int:
+        """Return the number of a policy."""
+        number = self._policies.get(id(policy))
+        if number is None:
+            places = [self.number_place(place) for place in policy.places]
+            root = None if policy.root is None else self.number_place(policy.root)
+            number = self._policies[id(policy)] = len(self.policies)
+            self.policies.append(policy_state(policy, places, root))
+        return number
+
+
+class Numbered(NamedTuple):
+    """The places and policies that were taken down, by their numbers."""
+
+    places: list[Place]
+    policies: list[Policy]
 
 
 # Taking down
@@ -335,6 +384,32 @@ def enter_counters(fs: Filesystem, state: CounterState) -> None:
     """Go on counting where the program before has stopped (I4)."""
     fs.tables._client_ids = count(state.client)
     fs.tables.filenos = count(state.fileno)
+
+
+def text_as_bytes(value: object) -> object:
+    """Return a plain structure with bytes for text: what is not UTF-8 has no other form."""
+    match value:
+        case str():
+            return os.fsencode(value)
+        case dict():
+            return {text_as_bytes(k): text_as_bytes(v) for k, v in value.items()}
+        case list() | tuple():
+            return [text_as_bytes(item) for item in value]
+        case _:
+            return value
+
+
+def bytes_as_text(value: object) -> object:
+    """Return what ``text_as_bytes`` was given, with lists for tuples."""
+    match value:
+        case bytes():
+            return os.fsdecode(value)
+        case dict():
+            return {bytes_as_text(k): bytes_as_text(v) for k, v in value.items()}
+        case list():
+            return [bytes_as_text(item) for item in value]
+        case _:
+            return value
 
 
 def state_from(left: object, form: type[T], what: str) -> T:

@@ -57,6 +57,10 @@ SCRATCH_BYTES = 64 * 1024
 """Piece in which a spooled or drained payload is received."""
 
 
+_READ_BACK_BYTES = 1024 * 1024
+"""A spooled payload is read back in pieces of this size."""
+
+
 class Payload:
     """One payload being received; made by ``PayloadBudget.begin``.
 
@@ -81,6 +85,25 @@ class Payload:
     def is_spooled(self) -> bool:
         """Whether the payload goes to a file."""
         return self._spool >= 0
+
+    @property
+    def spool(self) -> int:
+        """The descriptor of that file; -1 if there is none."""
+        return self._spool
+
+    def received(self) -> bytes:
+        """Return what has come.
+
+        Raises:
+            OSError: the spool file cannot be read.
+        """
+        size = self.size - self.left
+        if self._spool < 0:
+            return bytes(self._view[:size])
+        starts = range(0, size, _READ_BACK_BYTES)
+        return b"".join(
+            os.pread(self._spool, min(_READ_BACK_BYTES, size - at), at) for at in starts
+        )
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the file's descriptor; a mapping of it keeps one more of its own."""

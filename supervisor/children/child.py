@@ -3,7 +3,7 @@
 Rules of this file.
 
 1. What is acquired is released in reverse order by one stack, whether the child ran for
-   a month or was never started.
+   a month or was never started, and whether this program started it or the one before.
 2. The exit of the process ends the child (spec S2); what it had sent is done first,
    nested clients are closed before the client they hang on (spec S3).
 3. Nothing here decides: ``lifecycle`` says what an event means, this file does it.
@@ -11,63 +11,68 @@ Rules of this file.
 
 from __future__ import annotations
 
-import fcntl
+import _socket
 import math
 import os
 import signal
+import socket
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 import trio
 
+from hostlib.clock import timestamp
 from hostlib.linux.syscalls import open_exactly
-from hostlib.threads import in_thread
-from supervisor.children.clients import ChildClients
+from supervisor.children.child_limits import ChildLimits
+from supervisor.children.child_state import (
+    ChildState,
+    WallsState,
+    restore_spec,
+    snapshot_spec,
+)
+from supervisor.children.clients import Clients
+from supervisor.children.environment import add_offered, fill_in_recipe
+from supervisor.children.held_descriptors import ATTACHING, HeldDescriptors
 from supervisor.children.lifecycle import Action, Event, State, step
-from supervisor.children.templates import MissingPlaceError, fill
-from supervisor.fsproxy.door_socket import VARIABLE, has_door_socket, open_door_socket
-from supervisor.fsproxy.ports import KEYS, is_withheld
-from supervisor.fsproxy.replies import PROCESS_EXIT
+from supervisor.fsproxy.door_socket import VARIABLE, DoorSocket
+from supervisor.fsproxy.ports import Portable
+from supervisor.fsproxy.session_state import snapshot_session
 from supervisor.sandbox import start
 from supervisor.sandbox.groups import Groups
-from supervisor.sandbox.home import check_owner, fill_home
-from supervisor.sandbox.plan import PROFILES, Wanted
+from supervisor.sandbox.home import check_owner
+from supervisor.sandbox.plan import PROFILES, Walls, Wanted
 from supervisor.spawn.ends import Ends
-from supervisor.spawn.launchpad import words
-from supervisor.spawn.process import LaunchpadLost
+from supervisor.spawn.inner_pair import InnerListener
+from supervisor.spawn.process import LaunchpadLost, ProcessState
 from supervisor.spawn.request import SpawnError, SpawnRequest, find_executable
-from vfs.policy import Ledger, Policy, close_places
+from vfs.errors import HandoverError
+from vfs.policy import Policy, close_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
-    from supervisor.fsproxy.door_socket import DoorSocket
+    from supervisor.children.child_workspaces import ChildWorkspaces
     from supervisor.fsproxy.session import Session
+    from supervisor.fsproxy.traffic import Traffic
     from supervisor.parts import Parts
     from supervisor.sandbox.plan import Machine
-    from supervisor.spawn.process import SpawnedProcess
+    from supervisor.spawn.process import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
-    from supervisor.workspace.bounds import LayerBounds
-    from supervisor.workspace.branches import WentBack
-    from supervisor.workspace.held_mount import MountedWorkspace
-    from supervisor.workspace.use import WorkspaceUse
+    from vfs.handover import Numbered, Numbering
     from vfs.policy import Place
 
 SWEEP_TIMEOUT_S = 5.0
 """Longest wait for the rest of a dead child's processes; they are killed at once, and
 only one that is stuck in the kernel takes longer."""
 
-RECORD_TIMEOUT_S = 30.0
-"""Longest wait, at a child's end, for a thread that records what it has changed."""
-
 STANDARD = (0, 1, 2)
 
-WORKSPACE_LOCK = "workspace lock"
-"""What the lock of a workspace is called among what a child holds."""
+DIRECTORY = "working directory"
 
 
-class Child(ChildClients):
+class Child:
     """One child of a host, from its start to its end.
 
     Args:
@@ -76,6 +81,21 @@ class Child(ChildClients):
         spec: what it is to be.
         siblings: the children that the host has, by id; this one among them.
         on_overdue: told if a stop's grace period does not end it.
+
+    Attributes:
+        state: where in its life it is.
+        clients: its conversations.
+        limits: what its limits refuse.
+        exit: how its process ended; None before.
+        failure: why it could not be started; None if it was.
+        timed_out: its time limit ended it.
+        ended_for: what else ended it, in words; "" for nothing.
+        gone: set when nothing of it is left.
+        begun: set when its process is there and its conversation begins, or never will.
+        scope: of all its life; cancelled where nobody waits for its start any more.
+        places: its root and grants.
+        wanted: what it, and whatever is run for it, is to run in.
+        walls: what it runs in, once it does.
     """
 
     def __init__(
@@ -86,9 +106,72 @@ class Child(ChildClients):
         siblings: Mapping[str, Child],
         on_overdue: Callable[[Child], None],
     ) -> None:
-        super().__init__(host, child_id, spec)
+        self.id = child_id
+        self.spec = spec
+        self.state = State.STARTING
+        self.exit: ExitStatus | None = None
+        self.failure: SpawnError | None = None
+        self.timed_out = False
+        self.ended_for = ""
+        self.gone = trio.Event()
+        self.begun = trio.Event()
+        self.scope = trio.CancelScope()
+        self.process: SpawnedProcess | None = None
+        self.places: tuple[Place, ...] = ()
+        self.wanted: Wanted | None = None
+        self.walls = Walls(spec.sandbox.name)
+        self.limits = ChildLimits(host, self)
+        self._host = host
         self._siblings = siblings
         self._on_overdue = on_overdue
+        self._held = HeldDescriptors()
+        self.clients = Clients(
+            host, child_id, self._held, partial(self._handle, Event.EOF)
+        )
+        self._workspaces: ChildWorkspaces | None = None
+        self._ends: Ends | None = None
+        self._inner: InnerListener | None = None
+        self._has_services_inside = False
+        self._nursery: trio.Nursery | None = None
+        self._is_stopped = False
+        self._grace_s = host.settings.grace_s
+        self._killed_at = math.inf
+        self._timeout_at = math.inf
+        # How it comes to its process, and how its life begins then.
+        self._acquire: Callable[[AsyncExitStack], Awaitable[None]] = self._start
+        self._begin: Callable[[], None] = partial(self._handle, Event.SPAWNED)
+        if spec.workspaces:
+            from supervisor.children.child_workspaces import ChildWorkspaces  # noqa: PLC0415 - with one
+
+            self._workspaces = ChildWorkspaces(host, self, siblings, self._held)
+
+    @classmethod
+    def restore(
+        cls,
+        host: Parts,
+        state: ChildState,
+        numbered: Numbered,
+        siblings: Mapping[str, Child],
+        on_overdue: Callable[[Child], None],
+    ) -> Child:
+        """Return a child of the program before, whose process runs already.
+
+        Args:
+            host: whose child it is from now on.
+            state: what was taken down.
+            numbered: all places and policies.
+            siblings: as for a new one.
+            on_overdue: as for a new one.
+
+        Raises:
+            HandoverError: this program knows no such child.
+        """
+        spec = restore_spec(state.spec)
+        child = cls(host, state.id, spec, siblings, on_overdue)
+        child.timed_out = state.timed_out
+        child._acquire = partial(child._restore, state, numbered)
+        child._begin = partial(child._resume, state)
+        return child
 
     # Orders from outside
 
@@ -104,18 +187,24 @@ class Child(ChildClients):
         self._is_stopped = True
         if is_first and self.state is State.RUNNING and self._nursery is not None:
             self._nursery.start_soon(self._enforce_end)
-        self._happened(Event.STOP)
+        self._handle(Event.STOP)
 
-    def session_closed(self, session: Session) -> None:
-        """Tell that a conversation is over; the process may go on (spec S3)."""
-        super().session_closed(session)
-        if session is self.session and session.why_closed != PROCESS_EXIT:
-            self._happened(Event.EOF)
+    def end_for(self, reason: str) -> None:
+        """End it at once for what it did."""
+        self.ended_for = reason
+        self.stop(0.0)
 
     async def wait_gone(self) -> int:
         """Wait until nothing of it is left; return its exit status, 128+n by signal."""
         await self.gone.wait()
         return self.status
+
+    # How it ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended."""
+        return self.exit is not None
 
     @property
     def status(self) -> int:
@@ -130,7 +219,7 @@ class Child(ChildClients):
 
     @property
     def ending(self) -> str:
-        """How its process ended, in words; who starts it again reads them, too."""
+        """How its process ended, in words; whatever starts it again reads them, too."""
         ended = self.exit
         if ended is None or (ended.code is None and ended.signal is None):
             return "ended, nobody knows how"
@@ -152,143 +241,125 @@ class Child(ChildClients):
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    await self._start(stack)
+                    await self._acquire(stack)
                 except SpawnError as why:
                     self.failure = why
-                    self._happened(Event.SPAWN_FAILED)
+                    self._handle(Event.SPAWN_FAILED)
                     return
                 except OSError as why:
                     self.failure = start.not_prepared(why)
-                    self._happened(Event.SPAWN_FAILED)
+                    self._handle(Event.SPAWN_FAILED)
                     return
                 except LaunchpadLost:
                     raise
                 except Exception as why:  # noqa: BLE001 - one start, and not the host
                     self.failure = start.unforeseen(why)
-                    self._happened(Event.SPAWN_FAILED)
+                    self._handle(Event.SPAWN_FAILED)
                     return
+                # Cancelled while it was born: its conversation is closed already.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                self._begin()
                 await self._live()
         finally:
             if self.state is not State.REAPING:
                 # Cancelled: the host is being torn down with everything in it.
                 self.state = State.REAPING
-            self._happened(Event.CLEANED)
-
-    def _offer(self, env: dict[str, str], offered: Mapping[str, str]) -> None:
-        """Add what a service sets to an environment, but what was set for this child.
-
-        A key is not set beside an address that was: the child would send it there.
-        """
-        own = self.spec.own_env
-        for name, value in offered.items():
-            if name in own:
-                key = KEYS.get(name)
-                is_keyless = key is not None and key not in own
-                without = f", and {key} is not set" if is_keyless else ""
-                self._host.log.write(
-                    "WARNING",
-                    f"{name} is as --env or [child] env has it{without}; leave it out"
-                    " there to have the host's own",
-                    child_id=self.id,
-                )
-            elif is_withheld(name, own):
-                env.pop(name, None)  # nor one that was only passed on
-            else:
-                env[name] = value
-
-    def _fill_in(self, env: dict[str, str]) -> None:
-        """Fill in a recipe's variables and files, and write HOME's first entries.
-
-        Raises:
-            SpawnError: a service that the recipe counts on is not there.
-            OSError: HOME cannot be written to.
-        """
-        spec = self.spec
-        try:
-            found = {name: fill(text, env) for name, text in spec.template_env.items()}
-            files = {n: fill(text, env) for n, text in spec.template_files.items()}
-        except MissingPlaceError as name:
-            raise start.no_place(str(name)) from None
-        env.update(found)
-        files.update(spec.home_files)
-        home = spec.kept_home or spec.home_dir
-        if home is None or fill_home(home, files) or not spec.template_files:
-            return
-        self._host.log.write(
-            "WARNING",
-            "The recipe's files are not written, for HOME has entries already; name an"
-            " empty directory, or keep them with a fixed [llm] endpoint_port",
-            child_id=self.id,
-        )
+            self._handle(Event.CLEANED)
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        host = self._host
+        """Start its process; whatever that takes is given back at its end."""
         spec = self.spec
-        cwd_fd = self._hold_directory(stack, spec.cwd)
-        wanted = self.wanted = self._wanted(stack)
+        cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._held.keep(stack, cwd_fd, DIRECTORY)
+        wanted = self.wanted = self._take_wanted(stack)
         if wanted.home:
             check_owner(wanted.home, wanted.user)
-        root = await self._show_workspaces(stack, wanted)
+        root = None
+        if self._workspaces is not None:
+            root = await self._workspaces.mount(stack, wanted)
         policy = self._make_policy(stack, cwd_fd, root)
         wanted.readable = spec.readable(self.places)
-        ledger = Ledger(
-            open_files=spec.max_open_files,
-            clients=host.settings.clients_per_child,
-            size_bytes=spec.max_bytes,
-            files=spec.max_files,
-            file_bytes=spec.max_file_bytes,
-        )
-        pairs = self._ends = Ends(spec.transport, spec.dialect)
-        stack.callback(pairs.close)
-        client = host.fs.connect(policy, ledger, f"{self.id}:{spec.transport}")
-        self._nursery = await self._open_nursery(stack)
-        self.session = host.open_session(
-            client, pairs.host_fds(), spec.dialect, self.session_closed
-        )
-        self.session.on_attach = self._attach
-        self._side = pairs.side
-        self._nursery.start_soon(self.session.run)
+        ends = self._ends = Ends(spec.transport, spec.dialect)
+        stack.callback(ends.close)
+        nursery = await self._open_nursery(stack)
+        self.clients.open(nursery, policy, spec, ends)
         stack.push_async_callback(self._wait_swept)
-        env = {**spec.env, **pairs.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
-        env.update(spec.walls_env)
-        env.pop(VARIABLE, None)
-        if has_door_socket(spec):
-            door = open_door_socket(spec)
-            self._hold_door_socket(door, stack)
-            env[VARIABLE] = door.path
-        for service in host.services:
-            self._offer(env, await service.child_starting(self, stack))
-        self._fill_in(env)
+        env = await self._make_environment(stack, ends)
         start_fd = self._open_start(stack, cwd_fd, wanted)
-        self.process = await self._spawn(start_fd, pairs, env, wanted)
-        stack.callback(self.process.close)
+        process = self.process = await self._spawn(start_fd, ends, env, wanted)
+        stack.callback(process.close)
         stack.callback(self._kill_unless_ended)
-        await self._name_process()
-        await self._take_mounts(stack, wanted)
+        if self._workspaces is not None:
+            root = self.places[0] if spec.has_workspace_root else None
+            await self._workspaces.name_process(process)
+            await self._workspaces.take_mounts(stack, wanted, root)
         self._watch_forks(stack)
-        pairs.close_child_ends()
+        ends.close_child_ends()
         if self._inner is not None:
             self._inner.hand_on()
 
-    def _hold_door_socket(self, door: DoorSocket, stack: AsyncExitStack) -> None:
-        """Have a socket beside FD 3 until the child's end."""
-        self._door_socket = door
-        stack.callback(door.close)
-        self._host.fs.set_aside(1)
-        stack.callback(self._host.fs.set_aside, -1)
-
-    def _watch_forks(self, stack: AsyncExitStack) -> None:
-        forks = self._host.forks
-        spec = self.spec
-        forks.watch(self.id, spec.name, spec.group_limits, self._groups.made)
-        stack.callback(forks.forget, self.id)
+    async def _live(self) -> None:
+        """Wait for its process's end."""
+        process, session, nursery = self.process, self.session, self._nursery
+        if process is None or session is None or nursery is None:
+            raise RuntimeError("a child that was not started cannot live")
+        # Only what the child has a bound for: each task here delays the start of a child.
+        if self._is_stopped:
+            nursery.start_soon(self._enforce_end)
+        if self._timeout_at < math.inf:
+            nursery.start_soon(self._enforce_timeout)
+        if self._workspaces is not None:
+            self._workspaces.start_tasks(nursery)
+        self.clients.serve_door()
+        try:
+            self.exit = await process.wait_exit()
+        except LaunchpadLost:
+            self._host.log.write(
+                "ERROR",
+                "The launchpad is lost, and with it the child",
+                **self.log_fields(),
+            )
+            raise
+        self._tell_end(process, session)
+        self.clients.close_door()
+        self._handle(Event.EXITED)
+        await self.clients.finish()
+        self.limits.count()
 
     async def _open_nursery(self, stack: AsyncExitStack) -> trio.Nursery:
         """Open where its conversations run; they are closed before it is left."""
-        nursery = await stack.enter_async_context(trio.open_nursery())
+        nursery = self._nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
-        stack.push_async_callback(self._close_sessions)
+        stack.push_async_callback(self.clients.finish)
         return nursery
+
+    def _kill_unless_ended(self) -> None:
+        """Kill a process for which nobody waits any more: its life was cancelled."""
+        if self.process is not None and self.exit is None:
+            self.process.send_signal(signal.SIGKILL)
+
+    async def _wait_swept(self) -> None:
+        """Wait until nothing that the dead process left behind is alive."""
+        if self.process is not None and self.exit is not None:
+            with trio.move_on_after(SWEEP_TIMEOUT_S):
+                await self.process.wait_swept()
+
+    async def _enforce_end(self) -> None:
+        """After a stop, kill what does not end within the grace period (spec S6)."""
+        self._killed_at = trio.current_time() + self._grace_s
+        await trio.sleep_until(self._killed_at)
+        if self.exit is not None:
+            return
+        self._on_overdue(self)
+        self._handle(Event.GRACE_OVER)
+
+    async def _enforce_timeout(self) -> None:
+        await trio.sleep_until(self._timeout_at)
+        if self.exit is None:
+            self.timed_out = True
+            self.stop()
+
+    # What its start takes
 
     def _make_policy(
         self, stack: AsyncExitStack, cwd_fd: int, root: Place | None
@@ -305,296 +376,24 @@ class Child(ChildClients):
             image_tokens=spec.image_tokens,
         )
 
-    def _hold_directory(self, stack: AsyncExitStack, path: str) -> int:
-        """Open a directory that is held until the child is gone."""
-        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._held[fd] = "working directory"
-        stack.callback(self._give_back, fd)
-        return fd
-
-    async def _show_workspaces(
-        self, stack: AsyncExitStack, wanted: Wanted
-    ) -> Place | None:
-        """Mount its workspaces, until it is gone; return FD 3's root if that is one.
-
-        Raises:
-            SpawnError: this machine or this profile cannot give it.
-            OSError: it cannot be held.
-        """
+    async def _make_environment(
+        self, stack: AsyncExitStack, ends: Ends
+    ) -> dict[str, str]:
+        """Return its environment, with what each service offers."""
         spec = self.spec
-        if not spec.workspaces:
-            return None
-        from supervisor.spawn.inner_pair import InnerMounts  # noqa: PLC0415 - with one
-        from supervisor.workspace import view  # noqa: PLC0415 - with a workspace
-        from supervisor.workspace.bounds import LayerBounds  # noqa: PLC0415 - with a workspace
+        env = {**spec.env, **ends.env, "FSPROXY_TOP_LEVEL": spec.top_level_word}
+        env.update(spec.walls_env)
+        env.pop(VARIABLE, None)
+        env.update(self.clients.open_door(spec, stack))
+        for service in self._host.services:
+            offered = await service.child_starting(self, stack)
+            self._warn(add_offered(env, offered, spec))
+        self._warn(fill_in_recipe(env, spec))
+        return env
 
-        for index, use in enumerate(spec.workspaces):
-            mounted = await self._mount_workspace(use, wanted)
-            self._tell_mounted(use, mounted)
-            self._hold_lock(stack, mounted.lock, wanted)
-            if use.mode == "review":
-                # While it is locked still, and when the mount is gone.
-                stack.push_async_callback(self._close_workspace, use)
-            self._hold(stack, mounted.fd, view.mount_word(index))
-            self._hold(stack, mounted.namespace, view.namespace_word(index))
-            self._host.journal.write(
-                "workspace.opened", child_id=self.id, workspace=use.name, mode=use.mode
-            )
-            view.show(wanted, use, mounted.mount, mounted.own)
-            # Only now: it waits, and a child that shares the mount looks for what is shown.
-            await self._name_mount(mounted.lock, mounted.fd)
-            if spec.audit:
-                self._begin_audit(stack, index, use, mounted.fd)
-            if use.mode == "review":
-                bounds = self._bounds[use.name] = LayerBounds(use)
-                await in_thread(bounds.look)  # what is there before it writes
-        if next(view.own_mounts(wanted), None) is not None:
-            self._sent = InnerMounts()
-            stack.callback(self._sent.close)
-        self._set_aside(stack, self._held.values())
-        if not spec.has_workspace_root:
-            return None
-        return await in_thread(view.open_root, spec, wanted)
-
-    def _begin_audit(
-        self, stack: AsyncExitStack, index: int, use: WorkspaceUse, mount: int
-    ) -> None:
-        """Have the journal told of the files that are opened in a workspace."""
-        from supervisor.workspace.audit import watch_use, watch_word  # noqa: PLC0415 - rare
-
-        fd, why_not = watch_use(use, mount)
-        self._hold(stack, fd, watch_word(index))
-        told = self._host.told_of_audits
-        if why_not and why_not not in told:
-            told.add(why_not)
-            self._host.log.write("WARNING", why_not, **self.log_fields())
-        self._add_audit(stack, index, use)
-
-    def _add_audit(self, stack: AsyncExitStack, index: int, use: WorkspaceUse) -> None:
-        """Audit a workspace until it is closed."""
-        from supervisor.workspace.audit import WorkspaceAudit, watch_word  # noqa: PLC0415
-
-        fds = {word: fd for fd, word in self._held.items()}
-        watch = fds.get(watch_word(index), -1)
-        audit = WorkspaceAudit(self._host.journal, self.id, use, watch)
-        self._audits[use.name] = audit
-        stack.push_async_callback(audit.finish_opens)
-
-    def tell_left_out(self) -> None:
-        """Tell which events of its audits were left out so far."""
-        for audit in self._audits.values():
-            audit.tell_left_out()
-
-    def _tell_mounted(self, use: WorkspaceUse, mounted: MountedWorkspace) -> None:
-        """Tell how long it took to look for names to hide, and what was gone back to."""
-        walked_s = mounted.walked_s
-        if mounted.went_back is not None:
-            self._tell_went_back(use, mounted.went_back)
-        if walked_s is not None:
-            self._host.log.write(
-                "INFO",
-                f"Looked for what workspace {use.name} hides, in {walked_s:.3f} s",
-                workspace=use.name,
-                duration_s=round(walked_s, 3),
-                **self.log_fields(),
-            )
-
-    def _tell_went_back(self, use: WorkspaceUse, done: WentBack) -> None:
-        """Tell that a workspace is as a snapshot was, as its last child had asked."""
-        self._host.log.write(
-            "INFO",
-            f"Workspace {use.name} went back to snapshot {done.label}, as its last child"
-            f" had asked: {done.lost} changes were dropped",
-            workspace=use.name,
-            label=done.label,
-            **self.log_fields(),
-        )
-        self._host.journal.write(
-            "workspace.restored",
-            child_id=self.id,
-            workspace=use.name,
-            label=done.label,
-            lost=done.lost,
-        )
-
-    def _tell_cut_off(self, use: WorkspaceUse) -> None:
-        """Warn that a workspace's last run was cut off before its layer was synced."""
-        text = (
-            f"Workspace {use.name} (durable = false) was cut off in its last run: if the"
-            " machine went down, what was written in it may be damaged; look at its diff"
-        )
-        self._host.log.write("WARNING", text, workspace=use.name, **self.log_fields())
-
-    async def _take_mounts(self, stack: AsyncExitStack, wanted: Wanted) -> None:
-        """Hold the mounts that the child has made, for FD 3 and for its tools.
-
-        Raises:
-            OSError: there is no descriptor for them.
-        """
-        if self._sent is None:
-            return
-        from supervisor.workspace import view  # noqa: PLC0415 - with one
-
-        *mounts, users, seen = self._sent.receive()
-        self._sent.close()
-        for lock, mount in zip(wanted.locks, mounts, strict=True):
-            await self._name_mount(lock, mount)
-        for fd, word in ((users, view.USERS), (seen, view.VIEW)):
-            self._hold(stack, fd, word)
-        self._set_aside(stack, (view.USERS, view.VIEW))
-        wanted.joined = {words.USERS: users, words.VIEW: seen}
-        root = self.places[0] if self.spec.has_workspace_root else None
-        await in_thread(view.fill_root, root, mounts)
-
-    async def _name_process(self) -> None:
-        """Write into the locks of its workspaces which process it is."""
-        locks = [fd for fd, what in self._held.items() if what == WORKSPACE_LOCK]
-        process = self.process
-        if process is None or not locks:
-            return
-        from supervisor.workspace.store import add_process  # noqa: PLC0415 - with one
-
-        for lock in locks:
-            await in_thread(add_process, lock, (process.pid, process.create_time))
-
-    async def _name_mount(self, lock: int, mount: int) -> None:
-        """Write into the lock of a workspace which mount it is; -1: there is none."""
-        if lock >= 0 and mount >= 0:
-            from supervisor.workspace.store import add_mount  # noqa: PLC0415 - with one
-
-            await in_thread(add_mount, lock, mount)
-
-    def _hold(self, stack: AsyncExitStack, fd: int, word: str) -> None:
-        """Hold a descriptor until the child is gone; -1 is none."""
-        if fd >= 0:
-            self._held[fd] = word
-            stack.callback(self._give_back, fd)
-
-    def _set_aside(self, stack: AsyncExitStack, words: Iterable[str]) -> None:
-        """Count the descriptors of workspaces among some until the child is gone."""
-        count = sum(word.startswith("workspace") for word in words)
-        self._host.fs.set_aside(count)
-        stack.callback(self._host.fs.set_aside, -count)
-
-    def _hold_lock(self, stack: AsyncExitStack, fd: int, wanted: Wanted) -> None:
-        """Hold the lock of a workspace; the launchpad is to hold it as well."""
-        if fd >= 0:
-            wanted.locks = (*wanted.locks, fd)
-            self._held[fd] = WORKSPACE_LOCK
-            stack.callback(self._unlock, fd)
-
-    def _unlock(self, fd: int) -> None:
-        """Close a lock; open it if nothing is left that it is for.
-
-        A process that is about to become another child has it open for a moment: that is
-        why to close it is not enough.
-        """
-        is_gone = self.process is None or self.process.is_swept
-        if is_gone and not self._locks_of_others(fd):
-            fcntl.flock(fd, fcntl.LOCK_UN)
-        self._give_back(fd)
-
-    def _locks_of_others(self, fd: int) -> bool:
-        """Tell whether another child holds the lock of a workspace that it shares."""
-        status = os.fstat(fd)
-        return any(
-            os.path.samestat(status, os.fstat(lock))
-            for other in self._siblings.values()
-            if other is not self
-            for lock, word in other.held.items()
-            if word == WORKSPACE_LOCK
-        )
-
-    async def _close_workspace(self, use: WorkspaceUse) -> None:
-        """Record what was changed in a workspace; what cannot be is told."""
-        from supervisor.workspace.run import record_end  # noqa: PLC0415 - with one
-        from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with a workspace
-
-        host = self._host
-        rows = None
-        is_last = not (use.is_shared and self._has_sharers(use))
-        try:
-            # Also at the end of the host, which waits for no slow disk then.
-            with trio.move_on_after(RECORD_TIMEOUT_S, shield=True):
-                rows = await in_thread(partial(record_end, use, is_last=is_last))
-            why = "" if rows is not None else "no thread was free for it"
-        except (WorkspaceError, OSError) as error:
-            why = str(error)
-        if rows is None:
-            text = (
-                f"Workspace {use.name} is left behind, its changes not recorded: {why}"
-            )
-            host.log.write("WARNING", text, **self.log_fields(), reason=why)
-            found: dict[str, object] = {"changed": None, "bytes": None, "reason": why}
-        else:
-            size = sum(row.size_bytes for row in rows)
-            found = {"changed": len(rows), "bytes": size}
-        audit = self._audits.get(use.name)
-        if audit is not None and rows:
-            with trio.CancelScope(shield=True):  # so many rows at most
-                await audit.tell_changes(rows)
-        host.journal.write(
-            "workspace.closed", child_id=self.id, workspace=use.name, **found
-        )
-
-    def _has_sharers(self, use: WorkspaceUse) -> bool:
-        from supervisor.children.shared_workspaces import has_sharers  # noqa: PLC0415 - with one
-
-        return has_sharers(self, use, self._siblings.values())
-
-    async def _mount_workspace(
-        self, use: WorkspaceUse, wanted: Wanted
-    ) -> MountedWorkspace:
-        """Mount a workspace, or take the mount of a child that shares it."""
-        if not use.is_shared:
-            return await self._mount_anew(use, wanted)
-        from supervisor.children.shared_workspaces import (  # noqa: PLC0415 - with a workspace
-            mount_of_sharers,
-            sharer_that_ends,
-        )
-
-        host = self._host
-        while True:
-            async with host.mounting:
-                children = self._siblings.values()
-                try:
-                    mounted = mount_of_sharers(self, use, children)
-                except OSError as why:
-                    reason = why.strerror or str(why)
-                    raise start.no_workspace(use.base, reason) from None
-                last = sharer_that_ends(self, use, children)
-                if mounted is not None or last is None:
-                    return mounted or await self._mount_anew(use, wanted)
-            await last.gone.wait()
-
-    async def _mount_anew(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
-        from supervisor.workspace.run import (  # noqa: PLC0415
-            clear_volatile_mark,
-            mount_for_child,
-        )
-        from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - with one
-
-        if "mountns" not in wanted.profile.layers:
-            how = "add it to its layers, or name another profile (--sandbox)"
-            raise start.no_workspace(use.base, start.NO_MOUNTNS, how)
-        owners = -1
-        try:
-            if use.mode == "review" and await in_thread(clear_volatile_mark, use):
-                self._tell_cut_off(use)
-            user, owner = wanted.user, (await in_thread(os.stat, use.base)).st_uid
-            if user is None and use.is_writable and os.geteuid() == 0:
-                user = 0  # it stays that, and is to own what the operator owns
-            if user not in {None, owner}:
-                owners = await self._host.launcher.owners(user, owner)
-            return await in_thread(mount_for_child, use, self.id, owners)
-        except WorkspaceError as why:
-            raise start.no_workspace(use.base, str(why)) from None
-        except OSError as why:
-            reason = why.strerror or str(why)
-            raise start.no_workspace(use.base, reason) from None
-        finally:
-            if owners >= 0:
-                os.close(owners)
+    def _warn(self, texts: Iterator[str]) -> None:
+        for text in texts:
+            self._host.log.write("WARNING", text, child_id=self.id)
 
     def _open_start(self, stack: AsyncExitStack, cwd_fd: int, wanted: Wanted) -> int:
         """Return a descriptor of where the child starts, as its mounts show it."""
@@ -603,18 +402,13 @@ class Child(ChildClients):
         if mount is None or mount.fd < 0:
             return cwd_fd
         fd = open_exactly(os.fsencode(mount.inside(path)), mount.fd)
-        self._held[fd] = "working directory"
-        stack.callback(self._give_back, fd)
+        self._held.keep(stack, fd, DIRECTORY)
         return fd
 
-    def _give_back(self, fd: int) -> None:
-        del self._held[fd]
-        os.close(fd)
-
-    def _wanted(self, stack: AsyncExitStack) -> Wanted:
+    def _take_wanted(self, stack: AsyncExitStack) -> Wanted:
         """Say what it is to run in; what is taken for that is given back at its end."""
         spec = self.spec
-        wanted = self._described()
+        wanted = self._describe_wanted()
         machine = self._host.machine
         groups = Groups()
         if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:
@@ -625,26 +419,29 @@ class Child(ChildClients):
             stack.callback(self._host.give_groups_back, groups)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
         wanted.needs_groups = spec.group_limits.cpus is not None
-        if groups.keep_memory(spec.group_limits):
-            wanted.kept_memory = spec.group_limits.memory
-        wanted.processes = groups.kept_processes(spec.group_limits)
+        self._bound_by_groups(wanted, groups)
         if wanted.needs_groups and not groups.keeps_cpus:
             raise start.cpus_not_kept(wanted.no_groups)
-        self._groups = groups
+        self.limits.groups = groups
         return wanted
 
-    def _take_user(self, machine: Machine) -> int:
-        """Take a user that is its own, or that of who shares a workspace with it."""
-        if any(use.is_shared for use in self.spec.workspaces):
-            from supervisor.children.shared_workspaces import user_of_sharers  # noqa: PLC0415 - as above
+    def _bound_by_groups(self, wanted: Wanted, groups: Groups) -> None:
+        """Leave to the groups what they bound for all of its processes."""
+        limits = self.spec.group_limits
+        if groups.keep_memory(limits):
+            wanted.kept_memory = limits.memory
+        wanted.processes = groups.kept_processes(limits)
 
-            user = user_of_sharers(self, self._siblings.values())
+    def _take_user(self, machine: Machine) -> int:
+        """Take a user that is its own, or that of a child that shares a workspace."""
+        if self._workspaces is not None:
+            user = self._workspaces.user_of_sharers()
             if user is not None:
                 machine.keep_user(user)
                 return user
         return machine.take_user()
 
-    def _described(self) -> Wanted:
+    def _describe_wanted(self) -> Wanted:
         """Say what it is to run in, as far as that is in its description."""
         spec = self.spec
         others = dict.fromkeys(self._host.settings.written, False)
@@ -663,8 +460,14 @@ class Child(ChildClients):
             exposed=spec.expose,
         )
 
+    def _watch_forks(self, stack: AsyncExitStack) -> None:
+        forks = self._host.forks
+        spec = self.spec
+        forks.watch(self.id, spec.name, spec.group_limits, self.limits.groups.made)
+        stack.callback(forks.forget, self.id)
+
     async def _spawn(
-        self, cwd_fd: int, pairs: Ends, env: dict[str, str], wanted: Wanted
+        self, cwd_fd: int, ends: Ends, env: dict[str, str], wanted: Wanted
     ) -> SpawnedProcess:
         spec = self.spec
         stdio = zip(spec.stdio, STANDARD, strict=True)
@@ -675,11 +478,11 @@ class Child(ChildClients):
             argv=spec.command,
             env=env,
             cwd_fd=cwd_fd,
-            fds=(*stdio, *pairs.child_fds()),
+            fds=(*stdio, *ends.child_fds()),
             rlimits=spec.rlimits,
             umask=spec.umask,
             listener=self._inner,
-            sends=self._sent,
+            sends=None if self._workspaces is None else self._workspaces.sent,
         )
         host, limit_s = self._host, spec.timeout_s or math.inf
         self._timeout_at = trio.current_time() + limit_s
@@ -691,12 +494,272 @@ class Child(ChildClients):
         if patience.cancelled_caught:
             self.timed_out = True
             raise start.too_late(executable, limit_s)
-        self.walls.missing.update(self._unheard())
+        self.walls.missing.update(self._missing_services())
         for text in start.shortfalls(self.walls, spec.sandbox):
             fields = {**self.log_fields(), "pid": process.pid}
             host.log.write("WARNING", f"Child {self.id} {text}", **fields)
         self._tell_lost_layers()
         return process
+
+    # The hand-over
+
+    def snapshot(self, numbers: Numbering) -> ChildState:
+        """Return what the next program takes over; nothing of it changes.
+
+        Raises:
+            HandoverError: a part of it cannot be handed over.
+        """
+        session, process = self.session, self.process
+        if process is None or session is None:
+            raise HandoverError(f"{self.id} has no process")
+        now = trio.current_time()
+        born = process.snapshot()
+        side, door = self.clients.side, self.clients.door
+        side_fd = -1 if side is None else side.fileno()
+        door_fd = -1 if door is None else door.fd
+        # What an ATTACH carries belongs to the conversation that it was asked on.
+        words = self._held.words.items()
+        held = {fd: word for fd, word in words if word != ATTACHING}
+        numbers.fds |= {*process.descriptors(), *held}
+        numbers.fds |= {fd for fd in (side_fd, door_fd) if fd >= 0}
+        is_limited = self.spec.timeout_s is not None
+        return ChildState(
+            id=self.id,
+            spec=snapshot_spec(self.spec),
+            state=self.state.value,
+            timed_out=self.timed_out,
+            timeout_s=max(0.0, self._timeout_at - now) if is_limited else None,
+            grace_s=max(0.0, min(self._grace_s, self._killed_at - now)),
+            ident=born.ident,
+            pid=born.pid,
+            create_time=born.create_time,
+            pidfd=born.pidfd,
+            places=[numbers.number_owned(place) for place in self.places],
+            session=snapshot_session(session, numbers),
+            side_fd=side_fd,
+            held=held,
+            walls=self._snapshot_walls(born.init),
+            door_fd=door_fd,
+            door_name="" if door is None else door.name,
+        )
+
+    def _snapshot_walls(self, init: int) -> WallsState:
+        walls, wanted = self.walls, self.wanted
+        return WallsState(
+            profile=walls.profile,
+            network=walls.network,
+            applied=list(walls.applied),
+            missing=dict(walls.missing),
+            init=init,
+            user=None if wanted is None else wanted.user,
+            groups=[] if wanted is None else list(wanted.groups),
+        )
+
+    async def _restore(
+        self, state: ChildState, numbered: Numbered, stack: AsyncExitStack
+    ) -> None:
+        """Own what the program before held, to be given back in the same order."""
+        host = self._host
+        if self._workspaces is not None:
+            self._workspaces.restore(stack, state.held)
+        else:
+            for fd, word in state.held.items():
+                self._held.keep(stack, fd, word)
+        self.places = tuple(numbered.places[number] for number in state.places)
+        stack.callback(close_places, self.places)
+        side = socket.socket(fileno=state.side_fd) if state.side_fd >= 0 else None
+        self._ends = Ends.handed_over(side)
+        stack.callback(self._ends.close)
+        nursery = await self._open_nursery(stack)
+        self.clients.restore(nursery, state.session, side, numbered)
+        if state.walls is not None:
+            self._restore_walls(state.walls, state.held, stack)
+        stack.push_async_callback(self._wait_swept)
+        if state.door_fd >= 0:
+            listener = _socket.socket(fileno=state.door_fd)
+            door = DoorSocket(self.spec, state.door_name, listener)
+            self.clients.hold_door(door, stack)
+        for service in host.services:
+            if isinstance(service, Portable):
+                await service.child_entered(self, stack)
+        init = -1 if state.walls is None else state.walls.init
+        self.process = host.launcher.restore_process(
+            ProcessState(state.ident, state.pid, state.create_time, state.pidfd, init)
+        )
+        stack.callback(self.process.close)
+        self._watch_forks(stack)
+
+    def _restore_walls(
+        self, left: WallsState, held: Mapping[int, str], stack: AsyncExitStack
+    ) -> None:
+        """Take over what it runs in."""
+        host = self._host
+        self.walls = Walls(
+            left.profile, left.network, tuple(left.applied), left.missing
+        )
+        wanted = self.wanted = self._describe_wanted()
+        wanted.groups = tuple(left.groups)
+        wanted.user = left.user
+        wanted.readable = self.spec.readable(self.places)
+        if self._workspaces is not None:
+            self._workspaces.show_again(wanted, held)
+        if left.user is not None:
+            host.machine.keep_user(left.user)
+            stack.callback(host.machine.give_user_back, left.user)
+        if left.groups:
+            groups = Groups.of_files(left.groups)
+            self.limits.restore(groups)
+            self._bound_by_groups(wanted, groups)
+            stack.callback(host.give_groups_back, groups)
+
+    def _resume(self, state: ChildState) -> None:
+        """Go on where the program before has stopped."""
+        self.state = State(state.state)
+        self._grace_s = state.grace_s
+        if self.state is State.STOPPING:
+            self._is_stopped = True
+        self.clients.resume()
+        self.begun.set()
+        if state.timeout_s is not None and not self.timed_out:
+            self._timeout_at = trio.current_time() + state.timeout_s
+
+    # What services ask for (`ports.ChildView`)
+
+    @property
+    def session(self) -> Session | None:
+        """Its own conversation; None before it has one."""
+        return self.clients.own
+
+    @property
+    def threads(self) -> trio.CapacityLimiter | None:
+        """What bounds the threads that look at what is its own; None: nothing does."""
+        session = self.session
+        return None if session is None else session.client.ledger.threads
+
+    def sessions(self) -> Iterator[Session]:
+        """Yield its conversations, each before those nested in it."""
+        return iter(self.clients)
+
+    def open_nested(self, policy: Policy, label: str) -> tuple[Session, socket.socket]:
+        """Make one more conversation beneath its own; see ``Clients.open_nested``.
+
+        Raises:
+            OSError: no descriptor, or no more clients, for this child (spec S7).
+        """
+        return self.clients.open_nested(policy, label)
+
+    def carrying(self, carried: socket.socket) -> AbstractContextManager[None]:
+        """Hold a socket while it, or something through it, is handed on; close it."""
+        return self._held.carrying(carried)
+
+    def listen_within(
+        self,
+        port: int,
+        serve: Callable[[socket.socket], None],
+        stack: AsyncExitStack,
+    ) -> int:
+        """Have it listen on loopback of its own net namespace, if it will have one.
+
+        To be said before it is spawned.
+
+        Args:
+            port: there, if no other service has it.
+            serve: is given the listener, non-blocking, once the child runs; it is never
+                called where nobody else's loopback is kept from the child.
+            stack: closes what nobody took over.
+
+        Returns:
+            The port that it will be.
+
+        Raises:
+            OSError: there is no descriptor for its way to the host.
+        """
+        self._has_services_inside = True
+        if self.spec.network == "none" and "netns" in self.spec.sandbox.layers:
+            if self._inner is None:
+                self._inner = InnerListener()
+                stack.callback(self._inner.close)
+            return self._inner.want(port, serve)
+        return port
+
+    def _missing_services(self) -> dict[str, str]:
+        """Say of a service's port on loopback that it is out of reach, if it is."""
+        layers = dict(self.walls.applied)
+        is_shared = self.walls.network == "host" or "netns" in layers
+        if not self._has_services_inside or is_shared:
+            return {}
+        how = start.instead_of_listener(self.spec.sandbox)
+        return {start.LISTENER: f"it has no net namespace; {how}"}
+
+    # What is told of it
+
+    @property
+    def held(self) -> Mapping[int, str]:
+        """What it holds open for its start and its end, with a word for each."""
+        return self._held.words
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what it holds of the host's descriptors, with a word for each."""
+        yield from self._held.words.items()
+        for place in self.places:
+            for fd in place.backend.descriptors():
+                yield fd, "root or grant"
+        for part, word in (
+            (self.process, "pidfd"),
+            (self._ends, "connection"),
+            (self._inner, "inner listener"),
+            (self._workspaces, "inner mounts"),
+        ):
+            for fd in () if part is None else part.descriptors():
+                yield fd, word
+        yield from self.clients.descriptors()
+
+    def tell_left_out(self) -> None:
+        """Tell which events of its audits were left out so far."""
+        if self._workspaces is not None:
+            self._workspaces.tell_left_out()
+
+    def traffic(self) -> Traffic:
+        """Return what it and its nested clients asked for, from its start to now."""
+        return self.clients.traffic()
+
+    def row(self) -> dict[str, object]:
+        """Return the child as one row of ``ps``."""
+        process = self.process
+        session = self.session
+        return {
+            "id": self.id,
+            "name": self.spec.name,
+            "pid": process.pid if process is not None else None,
+            "create_time": process.create_time if process is not None else None,
+            "state": self.state.value,
+            "command": self._shown_command(),
+            "client_id": session.client.id if session is not None else None,
+            "started_at": timestamp(session.client.connected_at) if session else None,
+            # Before the start no layer was tried yet.
+            "isolation": None if process is None else self.walls.row(),
+            "traffic": self.traffic().row(),
+            "workspaces": self._host.sizes.rows(self.spec.workspaces),
+        }
+
+    def log_fields(self) -> dict[str, object]:
+        """Return what tells it in a line of the log."""
+        session = self.session
+        client_id = None if session is None else session.client.id
+        pid = None if self.process is None else self.process.pid
+        name = self.spec.name
+        fields: dict[str, object] = {} if name is None else {"child": name}
+        return {**fields, "child_id": self.id, "client_id": client_id, "pid": pid}
+
+    def end_fields(self) -> dict[str, object]:
+        """Return what tells it and how it ended, for a line of the log."""
+        ended = self.exit
+        if ended is None:
+            return self.log_fields()
+        return {**self.log_fields(), "code": ended.code, "signal": ended.signal}
+
+    def _shown_command(self) -> list[str]:
+        return [os.fsencode(a).decode(errors="replace") for a in self.spec.command]
 
     def _tell_lost_layers(self) -> None:
         """Warn of each layer that the machine did not give, once for each policy.
@@ -722,67 +785,6 @@ class Child(ChildClients):
                     reason=why,
                 )
 
-    async def _live(self) -> None:
-        # Cancelled while it was born: its conversation is closed already.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        self._happened(Event.SPAWNED)
-        await self._live_on()
-
-    async def _live_on(self) -> None:
-        """Wait for its process's end."""
-        process, session, nursery = self.process, self.session, self._nursery
-        if process is None or session is None or nursery is None:
-            raise RuntimeError("a child that was not started cannot live")
-        self._start_bounds(nursery)
-        door = self._door_socket
-        if door is not None:
-            nursery.start_soon(door.serve, self._let_in, self._tell_of_door_socket)
-        try:
-            self.exit = await process.wait_exit()
-        except LaunchpadLost:
-            self._host.log.write(
-                "ERROR",
-                "The launchpad is lost, and with it the child",
-                **self.log_fields(),
-            )
-            raise
-        self._tell_end(process, session)
-        if door is not None:  # what it leaves behind comes too late
-            door.close()
-        self._happened(Event.EXITED)
-        await self._close_sessions()
-        self.look_at_groups()
-        self.count_refusals()
-
-    def _start_bounds(self, nursery: trio.Nursery) -> None:
-        """Start what waits for its limits."""
-        # Only what the child has a bound for: each task here delays the start of a child.
-        if self._is_stopped:
-            nursery.start_soon(self._enforce_end)
-        if self._timeout_at < math.inf:
-            nursery.start_soon(self._enforce_timeout)
-        for use in self.spec.workspaces:
-            if use.mode == "review":
-                nursery.start_soon(self._keep_bounds, use, self._bounds.get(use.name))
-        for audit in self._audits.values():
-            nursery.start_soon(audit.tell_opens)
-
-    def log_fields(self) -> dict[str, object]:
-        """Return who this is, for a line of the log."""
-        session = self.session
-        client_id = None if session is None else session.client.id
-        pid = None if self.process is None else self.process.pid
-        name = self.spec.name
-        fields: dict[str, object] = {} if name is None else {"child": name}
-        return {**fields, "child_id": self.id, "client_id": client_id, "pid": pid}
-
-    def end_fields(self) -> dict[str, object]:
-        """Return who this is and how it ended, for a line of the log."""
-        ended = self.exit
-        if ended is None:
-            return self.log_fields()
-        return {**self.log_fields(), "code": ended.code, "signal": ended.signal}
-
     def _tell_end(self, process: SpawnedProcess, session: Session) -> None:
         """Log its end: a warning where it failed and an operator has to hear of it.
 
@@ -804,70 +806,9 @@ class Child(ChildClients):
             reason=self.ending,
         )
 
-    def _kill_unless_ended(self) -> None:
-        """Kill a process for which nobody waits any more: its life was cancelled."""
-        if self.process is not None and self.exit is None:
-            self.process.send_signal(signal.SIGKILL)
+    # Events
 
-    async def _wait_swept(self) -> None:
-        """Wait until nothing that the dead process left behind is alive."""
-        if self.process is not None and self.exit is not None:
-            with trio.move_on_after(SWEEP_TIMEOUT_S):
-                await self.process.wait_swept()
-
-    async def _enforce_end(self) -> None:
-        """After a stop, kill what does not end within the grace period (spec S6)."""
-        self._killed_at = trio.current_time() + self._grace_s
-        await trio.sleep_until(self._killed_at)
-        if self.exit is not None:
-            return
-        self._on_overdue(self)
-        self._happened(Event.GRACE_OVER)
-
-    async def _enforce_timeout(self) -> None:
-        await trio.sleep_until(self._timeout_at)
-        if self.exit is None:
-            self.timed_out = True
-            self.stop()
-
-    async def _keep_bounds(self, use: WorkspaceUse, bounds: LayerBounds | None) -> None:
-        """End it when it passes what bounds its workspace's layer (spec WS17)."""
-        from supervisor.workspace.bounds import LayerBounds  # noqa: PLC0415 - with one
-
-        try:
-            why = await (bounds or LayerBounds(use)).wait_passed()
-        except OSError as error:
-            text = f"cannot look at the layer of workspace {use.name}: {error.strerror}"
-            self._host.log.write("WARNING", text, **self.log_fields())
-            return
-        if self.exit is not None:
-            return
-        self.ended_for = f"workspace {use.name}: {why}"
-        self._host.journal.write(
-            "workspace.limit",
-            child_id=self.id,
-            workspace=use.name,
-            limit=why.limit,
-            used=why.used,
-            allowed=why.allowed,
-        )
-        self._host.log.write(
-            "WARNING",
-            f"Child {self.id} is ended: {self.ended_for}",
-            workspace=use.name,
-            limit=why.limit,
-            **self.log_fields(),
-        )
-        self.stop(0.0)
-
-    async def _close_sessions(self) -> None:
-        """Close every conversation, nested ones first (spec S3)."""
-        if self.session is not None:
-            # Bounded: what a job may still do is a call into the kernel (I1).
-            with trio.CancelScope(shield=True):
-                await self.session.finish(PROCESS_EXIT)
-
-    def _happened(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         """Take an event in, and do what the table says."""
         self.state, action = step(self.state, event)
         match action:
@@ -894,23 +835,16 @@ class Child(ChildClients):
         process, session, journal = self.process, self.session, self._host.journal
         if process is None or session is None:
             raise RuntimeError("a child that was not started cannot be served")
-        client = session.client
-        client.pid = process.pid
-        self._host.pump.add(session)
-        journal.write(
-            "client.connected", child_id=self.id, client_id=client.id, pid=client.pid
-        )
+        self.clients.serve(process.pid)
         # As soon as it can be: what is written down of it goes beside it.
         self.begun.set()
         journal.write(
             "child.spawned",
             child_id=self.id,
             name=self.spec.name,
-            client_id=client.id,
-            pid=client.pid,
-            command=[
-                os.fsencode(a).decode(errors="replace") for a in self.spec.command
-            ],
+            client_id=session.client.id,
+            pid=process.pid,
+            command=self._shown_command(),
             isolation=self.walls.row(),
         )
         self._host.log.write(

@@ -1,14 +1,15 @@
-"""What a child has, and with whom it talks: the part of it that has no life of its own.
+"""The conversations of one child: its own on FD 3, and those nested in it.
 
-The attributes of a child, the conversations that it and what it nests ask for, and what
-is to be seen of it.
+Rules of this file.
+
+1. A nested conversation has at most the rights and limits of the one above it.
+2. Each is closed before the one that it hangs on (spec S3).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import socket
 import traceback
@@ -16,111 +17,176 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.clock import timestamp
-from hostlib.linux.cgroup_files import memory_taken, refusals
 from hostlib.messages import remedy
-from supervisor.children.lifecycle import State
-from supervisor.fsproxy.door_socket import peer_pid
-from supervisor.fsproxy.replies import FAULT, SLOW
+from supervisor.fsproxy.door_socket import (
+    VARIABLE,
+    DoorSocket,
+    has_door_socket,
+    open_door_socket,
+    peer_pid,
+)
+from supervisor.fsproxy.replies import FAULT, PROCESS_EXIT, SLOW
+from supervisor.fsproxy.session_state import restore_session, resume_session
 from supervisor.fsproxy.traffic import Traffic
-from supervisor.sandbox.forecast import is_held
-from supervisor.sandbox.groups import Groups
-from supervisor.sandbox.plan import Walls
-from supervisor.sandbox.start import LISTENER, instead_of_listener
 from supervisor.spawn.ends import send_fds
-from supervisor.spawn.inner_pair import InnerListener
-from supervisor.usage.limits import refused_by, uses_of
 from vfs.policy import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from contextlib import AsyncExitStack
 
-    from supervisor.fsproxy.door_socket import DoorSocket
+    from supervisor.children.held_descriptors import HeldDescriptors
     from supervisor.fsproxy.session import Session
+    from supervisor.fsproxy.session_state import SessionState
     from supervisor.parts import Parts
-    from supervisor.sandbox.plan import Wanted
     from supervisor.spawn.ends import Ends
-    from supervisor.spawn.inner_pair import InnerMounts
-    from supervisor.spawn.process import ExitStatus, SpawnedProcess
-    from supervisor.spawn.request import SpawnError
     from supervisor.spec import ChildSpec
-    from supervisor.usage.limits import Use
-    from supervisor.usage.samples import Sample
-    from supervisor.workspace.audit import WorkspaceAudit
-    from supervisor.workspace.bounds import LayerBounds
-    from vfs.policy import Place, Policy
-
-ATTACHING = "attaching"
-"""What a descriptor is held for on its way to a client."""
+    from vfs.clients import Client
+    from vfs.handover import Numbered
+    from vfs.policy import Policy
 
 _DOOR_CLOSED = b"ERROR failed to attach: nothing has descriptor 3 open any more"
 
 
-class ChildClients:
-    """A child of a host, and its conversations.
+class Clients:
+    """The conversations of one child.
 
     Args:
         host: what the parts of the host share whose child it is.
         child_id: unique in the host.
-        spec: what it is to be.
+        held: gets descriptors on their way to a client.
+        on_eof: called when its own conversation is over, and not for the end of its
+            process.
 
     Attributes:
-        state: where in its life it is.
-        exit: how its process ended; None before.
-        failure: why it could not be started; None if it was.
-        timed_out: its time limit ended it.
-        ended_for: what else ended it, in words; "" for nothing.
-        is_counted: what its limits have refused is among ``Parts.refused``.
-        gone: set when nothing of it is left.
-        begun: set when its process is there and its conversation begins, or never will.
-        scope: of all its life; cancelled where nobody waits for its start any more.
-        places: its root and grants.
-        wanted: what it, and whatever is run for it, is to run in.
-        walls: what it runs in, once it does.
-        memory_in_groups: bytes that its processes take, at the last ``look_at_groups``;
-            None where no group bounds them.
+        own: on FD 3; None before the start.
+        door: a socket for its programs without FD 3; None if it has none.
+        side: carries descriptors beside two pipes; None with a socket.
     """
 
-    def __init__(self, host: Parts, child_id: str, spec: ChildSpec) -> None:
-        self.id = child_id
-        self.spec = spec
-        self.state = State.STARTING
-        self.exit: ExitStatus | None = None
-        self.failure: SpawnError | None = None
-        self.memory_in_groups: int | None = None
-        self.timed_out = False
-        self.ended_for = ""
-        self.is_counted = False
-        self.gone = trio.Event()
-        self.begun = trio.Event()
-        self.scope = trio.CancelScope()
-        self.process: SpawnedProcess | None = None
-        self.session: Session | None = None
+    def __init__(
+        self,
+        host: Parts,
+        child_id: str,
+        held: HeldDescriptors,
+        on_eof: Callable[[], None],
+    ) -> None:
         self._host = host
-        self._is_stopped = False
-        self._side: socket.socket | None = None
-        self._ends: Ends | None = None
-        self.places: tuple[Place, ...] = ()
-        self.walls = Walls(spec.sandbox.name)
-        self.wanted: Wanted | None = None
-        self._groups = Groups()
-        self._refused_before: dict[str, int] = {}
-        self._refused_by_groups: dict[str, int] = {}
-        self._held: dict[int, str] = {}
-        self._bounds: dict[str, LayerBounds] = {}
-        self._audits: dict[str, WorkspaceAudit] = {}
-        self._inner: InnerListener | None = None
-        self._sent: InnerMounts | None = None
-        self._door_socket: DoorSocket | None = None
-        self._listens = False
-        self._past = Traffic()  # of nested clients that are gone
+        self._id = child_id
+        self._held = held
+        self._on_eof = on_eof
         self._nursery: trio.Nursery | None = None
-        self._grace_s = host.settings.grace_s
-        self._killed_at = math.inf
-        self._timeout_at = math.inf
+        self._past = Traffic()  # of nested clients that are gone
+        self._restored: list[tuple[Session, SessionState]] = []
+        self.own: Session | None = None
+        self.door: DoorSocket | None = None
+        self.side: socket.socket | None = None
 
-    # More conversations
+    # The child's own
+
+    def open(
+        self, nursery: trio.Nursery, policy: Policy, spec: ChildSpec, ends: Ends
+    ) -> None:
+        """Open its own conversation; it is served once the process is there.
+
+        Args:
+            nursery: where conversations run; `finish` is called before it is left.
+            policy: what the child may do.
+            spec: its limits.
+            ends: the host's end goes to the conversation.
+        """
+        host = self._host
+        ledger = Ledger(
+            open_files=spec.max_open_files,
+            clients=host.settings.clients_per_child,
+            size_bytes=spec.max_bytes,
+            files=spec.max_files,
+            file_bytes=spec.max_file_bytes,
+        )
+        self._nursery = nursery
+        self.side = ends.side
+        client = host.fs.connect(policy, ledger, f"{self._id}:{spec.transport}")
+        self.own = host.open_session(
+            client, ends.host_fds(), spec.dialect, self._session_closed
+        )
+        self.own.on_attach = self._attach
+        nursery.start_soon(self.own.run)
+
+    def restore(
+        self,
+        nursery: trio.Nursery,
+        state: SessionState,
+        side: socket.socket | None,
+        numbered: Numbered,
+    ) -> None:
+        """Take over the conversations of a child that runs; `resume` serves them.
+
+        Args:
+            nursery: as for `open`.
+            state: the child's own, and those nested in it.
+            side: as the attribute.
+            numbered: all places and policies.
+        """
+        self._nursery = nursery
+        self.side = side
+        self.own = self._restore_one(state, None, numbered)
+
+    def _restore_one(
+        self, state: SessionState, parent: Session | None, numbered: Numbered
+    ) -> Session:
+        host = self._host
+
+        def open_session(client: Client, fds: tuple[int, int], dialect: int) -> Session:
+            return host.open_session(client, fds, dialect, self._session_closed)
+
+        session = restore_session(state, parent, numbered, host.fs, open_session)
+        session.on_attach = self._attach
+        if session.is_over or self._nursery is None:
+            return session
+        self._nursery.start_soon(session.run)
+        self._restored.append((session, state))
+        session.nested = [
+            self._restore_one(nested, session, numbered) for nested in state.nested
+        ]
+        return session
+
+    def resume(self) -> None:
+        """Go on with what each conversation was in the middle of."""
+        for session, state in self._restored:
+            resume_session(session, state)
+            if state.carried is not None:
+                self._carry_on(session, *state.carried)
+        self._restored.clear()
+
+    def _carry_on(self, session: Session, fd: int, reply: bytes) -> None:
+        """Go on handing a client the descriptor that its ATTACH has made."""
+
+        async def carry() -> None:
+            carried = socket.socket(fileno=fd)
+            with self._held.carrying(carried):
+                await self._send_descriptor(session, reply, carried)
+
+        session.start(carry)
+
+    def serve(self, pid: int) -> None:
+        """Begin to answer its own conversation: the child's process is there."""
+        session = self.own
+        if session is None:
+            raise RuntimeError("a child that was not started cannot be served")
+        session.client.pid = pid
+        self._host.pump.add(session)
+        self._host.journal.write(
+            "client.connected", child_id=self._id, client_id=session.client.id, pid=pid
+        )
+
+    async def finish(self) -> None:
+        """Close every conversation, nested ones first (spec S3)."""
+        if self.own is not None:
+            # Bounded: what a job may still do is a call into the kernel (I1).
+            with trio.CancelScope(shield=True):
+                await self.own.finish(PROCESS_EXIT)
+
+    # Nested ones
 
     async def _attach(self, session: Session) -> bytes | None:
         """Make one more conversation for the client of ``session`` (spec N4)."""
@@ -132,7 +198,7 @@ class ChildClients:
             )
         except OSError as why:
             return _not_attached(why)
-        with self.carrying(theirs):
+        with self._held.carrying(theirs):
             reply = b"OK %b\n" % nested.client.id.encode()
             try:
                 await self._send_descriptor(session, reply, theirs)
@@ -161,7 +227,7 @@ class ChildClients:
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
-            nested = self._open_on(ours, policy, label, session or self.session)
+            nested = self._open_on(ours, policy, label, session or self.own)
         except BaseException:
             ours.close()
             theirs.close()
@@ -182,13 +248,13 @@ class ChildClients:
             raise RuntimeError("a child without a nursery has no clients")
         parent = session.client
         ledger = Ledger(parent.ledger)
-        client = host.fs.connect(policy, ledger, f"{self.id}:{label}", parent)
+        client = host.fs.connect(policy, ledger, f"{self._id}:{label}", parent)
         client.pid = pid
         if host.services.fds is not None:
             host.services.fds.client_attached(client)
         fd = sock.detach()
         nested = host.open_session(
-            client, (fd, fd), session.dialect, self.session_closed
+            client, (fd, fd), session.dialect, self._session_closed
         )
         nested.on_attach = self._attach
         session.nested.append(nested)
@@ -197,69 +263,11 @@ class ChildClients:
         host.pump.add(nested)
         host.journal.write(
             "client.connected",
-            child_id=self.id,
+            child_id=self._id,
             client_id=client.id,
             parent_id=parent.id,
         )
         return nested
-
-    def session_closed(self, session: Session) -> None:
-        """Count what went through a conversation that is over, and tell of its end."""
-        host, client = self._host, session.client
-        host.pump.counts.gone_in += session.bytes_in
-        host.pump.counts.gone_out += session.bytes_out
-        if session is not self.session:
-            self._past += Traffic.of(session)
-        for service in host.services:
-            service.client_gone(client)
-        self._tell_failure(session)
-        if client.parent is None and client.pid is None:
-            return  # of a child that could not be started: nobody heard of it
-        host.journal.write(
-            "client.gone",
-            child_id=self.id,
-            client_id=client.id,
-            reason=session.why_closed,
-            closed_files=session.closed_files,
-        )
-
-    def _tell_failure(self, session: Session) -> None:
-        """Log what went wrong with a conversation, if anything did."""
-        failure, log = session.failure, self._host.log
-        name = session.client.id
-        who = {"child_id": self.id, "client_id": name}
-        if session.why_closed == FAULT and failure is not None:
-            where = "".join(traceback.format_tb(failure.__traceback__)[-1:]).split()
-            text = f"Fault serving client {name}: {failure!r} at {' '.join(where)}"
-            log.write("ERROR", text, **who, reason=session.why_closed)
-        elif isinstance(failure, OSError):
-            # The usual ends of a connection are no news.
-            usual = isinstance(failure, BrokenPipeError | ConnectionResetError)
-            text = f"Connection of client {name} failed: {failure.strerror}"
-            level = "DEBUG" if usual else "WARNING"
-            log.write(level, text, **who, reason=failure.strerror)
-        elif session.why_closed == SLOW:
-            text = f"Client {name} missed its deadline: closed"
-            log.write("WARNING", text, **who, reason=session.why_closed)
-
-    def _let_in(self, sock: socket.socket) -> None:
-        """Make a conversation for a program that has connected to the door's socket."""
-        session = self.session
-        refusal = _DOOR_CLOSED
-        if session is not None and not (session.is_closing or session.is_over):
-            policy = session.client.policy
-            try:
-                self._open_on(sock, policy, "socket", session, peer_pid(sock))
-            except OSError as why:
-                refusal = _not_attached(why).rstrip()
-            else:
-                return
-        with sock, contextlib.suppress(OSError):  # it is gone
-            sock.send(refusal + b"\n")
-
-    def _tell_of_door_socket(self, why: OSError) -> None:
-        text = f"The door's socket lets nobody in: {why.strerror}{remedy(why)}"
-        self._host.log.write("WARNING", text, child_id=self.id, reason=why.strerror)
 
     async def _send_descriptor(
         self, session: Session, reply: bytes, carried: socket.socket
@@ -268,9 +276,9 @@ class ChildClients:
         fds = [carried.fileno()]
         session.outbound.carried = (carried.fileno(), reply)
         try:
-            if session is self.session and self._side is not None:
+            if session is self.own and self.side is not None:
                 with session.outbound.patience():
-                    await send_fds(self._side, b"+", fds)
+                    await send_fds(self.side, b"+", fds)
                 sent = 0
             else:
                 # Not a duplicate of it: there may be no descriptor left.
@@ -285,165 +293,114 @@ class ChildClients:
         if sent < len(reply):
             await session.outbound.send(reply[sent:])
 
-    @contextlib.contextmanager
-    def carrying(self, carried: socket.socket) -> Iterator[None]:
-        """Hold a socket while it, or something through it, is handed on; close it."""
-        fd = carried.fileno()
-        self._held[fd] = ATTACHING
-        try:
-            yield
-        finally:
-            del self._held[fd]
-            carried.close()
+    # The socket beside FD 3
 
-    def listen_within(
-        self,
-        port: int,
-        serve: Callable[[socket.socket], None],
-        stack: AsyncExitStack,
-    ) -> int:
-        """Have it listen on loopback of its own net namespace, if it will have one.
-
-        To be said before it is spawned.
-
-        Args:
-            port: there, if no other service has it.
-            serve: is given the listener, non-blocking, once the child runs; it is never
-                called where nobody else's loopback is kept from the child.
-            stack: closes what nobody took over.
-
-        Returns:
-            The port that it will be.
-
-        Raises:
-            OSError: there is no descriptor for its way to the host.
-        """
-        self._listens = True
-        if self.spec.network == "none" and "netns" in self.spec.sandbox.layers:
-            if self._inner is None:
-                self._inner = InnerListener()
-                stack.callback(self._inner.close)
-            return self._inner.want(port, serve)
-        return port
-
-    def _unheard(self) -> dict[str, str]:
-        """Say of a service's port on loopback that it is out of reach, if it is."""
-        layers = dict(self.walls.applied)
-        if not self._listens or self.walls.network == "host" or "netns" in layers:
+    def open_door(self, spec: ChildSpec, stack: AsyncExitStack) -> dict[str, str]:
+        """Listen for programs without FD 3; return the variables that say where."""
+        if not has_door_socket(spec):
             return {}
-        how = instead_of_listener(self.spec.sandbox)
-        return {LISTENER: f"it has no net namespace; {how}"}
+        door = open_door_socket(spec)
+        self.hold_door(door, stack)
+        return {VARIABLE: door.path}
 
-    # Looking at it
+    def hold_door(self, door: DoorSocket, stack: AsyncExitStack) -> None:
+        """Have a socket beside FD 3 until the child's end."""
+        self.door = door
+        stack.callback(door.close)
+        self._host.fs.set_aside(1)
+        stack.callback(self._host.fs.set_aside, -1)
 
-    @property
-    def held(self) -> Mapping[int, str]:
-        """What it holds open for its start and its end, with a word for each."""
-        return self._held
+    def serve_door(self) -> None:
+        """Let in what connects to it; nothing if the child has none."""
+        if self.door is not None and self._nursery is not None:
+            self._nursery.start_soon(self.door.serve, self._let_in, self._tell_of_door)
 
-    @property
-    def threads(self) -> trio.CapacityLimiter | None:
-        """What bounds the threads that look at what is its own; None: nothing does."""
-        session = self.session
-        return None if session is None else session.client.ledger.threads
+    def close_door(self) -> None:
+        """Let nothing more in: what the process leaves behind comes too late."""
+        if self.door is not None:
+            self.door.close()
 
-    def sessions(self) -> Iterator[Session]:
-        """Yield its conversations, each before those nested in it."""
-        ahead = [] if self.session is None else [self.session]
+    def _let_in(self, sock: socket.socket) -> None:
+        """Make a conversation for a program that has connected to the door's socket."""
+        session = self.own
+        refusal = _DOOR_CLOSED
+        if session is not None and not (session.is_closing or session.is_over):
+            policy = session.client.policy
+            try:
+                self._open_on(sock, policy, "socket", session, peer_pid(sock))
+            except OSError as why:
+                refusal = _not_attached(why).rstrip()
+            else:
+                return
+        with sock, contextlib.suppress(OSError):  # it is gone
+            sock.send(refusal + b"\n")
+
+    def _tell_of_door(self, why: OSError) -> None:
+        text = f"The door's socket lets nobody in: {why.strerror}{remedy(why)}"
+        self._host.log.write("WARNING", text, child_id=self._id, reason=why.strerror)
+
+    # Their ends
+
+    def _session_closed(self, session: Session) -> None:
+        """Count what went through a conversation that is over, and tell of its end."""
+        host, client = self._host, session.client
+        host.pump.counts.gone_in += session.bytes_in
+        host.pump.counts.gone_out += session.bytes_out
+        if session is not self.own:
+            self._past += Traffic.of(session)
+        for service in host.services:
+            service.client_gone(client)
+        self._tell_failure(session)
+        # Of a child that could not be started nobody has heard.
+        if client.parent is not None or client.pid is not None:
+            host.journal.write(
+                "client.gone",
+                child_id=self._id,
+                client_id=client.id,
+                reason=session.why_closed,
+                closed_files=session.closed_files,
+            )
+        if session is self.own and session.why_closed != PROCESS_EXIT:
+            self._on_eof()
+
+    def _tell_failure(self, session: Session) -> None:
+        """Log what went wrong with a conversation, if anything did."""
+        failure, log = session.failure, self._host.log
+        name = session.client.id
+        who = {"child_id": self._id, "client_id": name}
+        if session.why_closed == FAULT and failure is not None:
+            where = "".join(traceback.format_tb(failure.__traceback__)[-1:]).split()
+            text = f"Fault serving client {name}: {failure!r} at {' '.join(where)}"
+            log.write("ERROR", text, **who, reason=session.why_closed)
+        elif isinstance(failure, OSError):
+            # The usual ends of a connection are no news.
+            usual = isinstance(failure, BrokenPipeError | ConnectionResetError)
+            text = f"Connection of client {name} failed: {failure.strerror}"
+            level = "DEBUG" if usual else "WARNING"
+            log.write(level, text, **who, reason=failure.strerror)
+        elif session.why_closed == SLOW:
+            text = f"Client {name} missed its deadline: closed"
+            log.write("WARNING", text, **who, reason=session.why_closed)
+
+    # Looking at them
+
+    def __iter__(self) -> Iterator[Session]:
+        """Yield the conversations, each before those nested in it."""
+        ahead = [] if self.own is None else [self.own]
         for session in ahead:  # grows while it is walked
             yield session
             ahead.extend(session.nested)
 
-    def look_at_groups(self) -> bool:
-        """See what the bounds of its groups have refused; False: there are none."""
-        limits = self.spec.group_limits
-        if not self._groups.made or (limits.memory, limits.processes) == (None, None):
-            return False
-        self._refused_by_groups = refusals(self._groups.made)
-        layers = dict(self.walls.applied).keys()
-        is_bounded = "cgroup" in layers and is_held(layers)
-        if is_bounded and self._groups.keep_memory(limits):
-            self.memory_in_groups = memory_taken(self._groups.made)
-        return True
-
-    def refused(self) -> dict[str, int]:
-        """Return how often its limits refused something, by limit.
-
-        Those of its groups as they were at the last ``look_at_groups``.
-        """
-        session = self.session
-        found = {} if session is None else refused_by(session.client.ledger)
-        for limit, count in self._refused_by_groups.items():
-            found[limit] = count - self._refused_before.get(limit, 0)
-        return found
-
-    def tell_limits(self, sample: Sample | None = None) -> None:
-        """Write down which limits it has come near to, or is refused by."""
-        self._write_limits(uses_of(self, sample))
-
-    def count_refusals(self) -> None:
-        """Count what was refused to it among the host's: its process has ended."""
-        self._write_limits([use for use in uses_of(self, None) if use.refused])
-        self._host.limits.forget(self.id)
-        self._host.refused.update(self.refused())
-        self.is_counted = True
-
-    def _write_limits(self, found: Sequence[Use]) -> None:
-        for use in self._host.limits.of(self.id, found):
-            self._host.journal.write(
-                "child.limit",
-                child_id=self.id,
-                name=self.spec.name,
-                limit=use.limit,
-                level=use.level.name.lower(),
-                used=use.used,
-                allowed=use.allowed,
-                refused=use.refused,
-            )
-
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors, with a word for each."""
-        yield from self._held.items()
-        for place in self.places:
-            for fd in place.backend.descriptors():
-                yield fd, "root or grant"
-        for part, word in (
-            (self.process, "pidfd"),
-            (self._ends, "connection"),
-            (self._inner, "inner listener"),
-            (self._sent, "inner mounts"),
-        ):
-            for fd in () if part is None else part.descriptors():
-                yield fd, word
-        if self._door_socket is not None and self._door_socket.fd >= 0:
-            yield self._door_socket.fd, "door socket"
-        for session in self.sessions():
+        """Yield what they hold of the host's descriptors, with a word for each."""
+        if self.door is not None and self.door.fd >= 0:
+            yield self.door.fd, "door socket"
+        for session in self:
             yield from session.descriptors()
 
     def traffic(self) -> Traffic:
-        """Return what it and its nested clients asked for, from its start to now."""
-        return sum(map(Traffic.of, self.sessions()), self._past)
-
-    def row(self) -> dict[str, object]:
-        """Return the child as one row of ``ps``."""
-        process = self.process
-        session = self.session
-        return {
-            "id": self.id,
-            "name": self.spec.name,
-            "pid": process.pid if process is not None else None,
-            "create_time": process.create_time if process is not None else None,
-            "state": self.state.value,
-            "command": [
-                os.fsencode(a).decode(errors="replace") for a in self.spec.command
-            ],
-            "client_id": session.client.id if session is not None else None,
-            "started_at": timestamp(session.client.connected_at) if session else None,
-            # Of who has not begun nothing was tried yet.
-            "isolation": None if process is None else self.walls.row(),
-            "traffic": self.traffic().row(),
-            "workspaces": self._host.sizes.rows(self.spec.workspaces),
-        }
+        """Return what they asked for, from the child's start to now."""
+        return sum(map(Traffic.of, self), self._past)
 
 
 def _not_attached(why: OSError) -> bytes:

@@ -92,7 +92,7 @@ def script_of(recipe: Recipe) -> Iterator[str]:
 
 def _quoted(text: str) -> str:
     """Return a text in which a shell fills in the places of a recipe and nothing else."""
-    from supervisor.children.templates import PLACES  # noqa: PLC0415 - for a script only
+    from supervisor.children.environment import PLACES  # noqa: PLC0415 - for a script only
 
     place = "|".join(PLACES)
     return re.sub(rf"[\\`]|\$(?!\{{(?:{place})\}})", r"\\\g<0>", text)

@@ -67,8 +67,8 @@ from supervisor.control.streams import DaemonStreams, Overdue
 from supervisor.daemon.sweep import sweep
 from supervisor.fsproxy.ports import Portable
 from supervisor.handover.daemon import DaemonSurroundings, left_of, take_over
-from supervisor.handover.enter import enter
-from supervisor.handover.next_program import SIGNALS, hear_signals
+from supervisor.handover.host_state import restore_host
+from supervisor.handover.next_program import SIGNALS, hear_signals, state_of
 from supervisor.handover.orders import Change
 from supervisor.host import open_host, settings_of
 from supervisor.kept_children.roster import Children
@@ -124,7 +124,8 @@ def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
 
 
 async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -> int:
-    left = left_of(launchpad)
+    state = state_of(launchpad)
+    left = left_of(state)
     told = os.environ.pop(VARIABLE, None)
     living = None if left is None else places_from(told)
     places = places_of(options.config.host, options.control)
@@ -151,11 +152,15 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -
         segments = Segments(places.journal, MAX_BYTES, KEEP)
         journal = SegmentJournal(segments, lambda text: log.write("WARNING", text))
         stack.callback(journal.close)
-        given = Opened(notifier, activated, locks, launchpad.handed_over, left)
+        given = Opened(notifier, activated, locks, state, left)
         daemon = Daemon(options, places, given)
         groups.settle(launchpad.pid)
         async with open_host(
-            launchpad, settings_of(options.config), journal=journal, log=log
+            launchpad,
+            settings_of(options.config),
+            journal=journal,
+            log=log,
+            left=state,
         ) as host:
             if left is None:
                 faults = await faults_here(
@@ -315,7 +320,7 @@ class Daemon:
                 host.log.write("WARNING", f"No section for {name} any more: it is gone")
                 for fd in state.service_fds[name]:
                     os.close(fd)
-        take_over(children, left.kept, await enter(host, state))
+        take_over(children, left.kept, await restore_host(host, state))
 
     def _close_untaken(self, host: Host) -> None:
         for name, among in self._activated.items():

@@ -165,7 +165,7 @@ class Outbound:
         Raises:
             OSError: the client is gone.
         """
-        transfer = FileTransfer(self._write_fd, file, size)
+        transfer = FileTransfer.begin(self._write_fd, file, size)
         if self.is_stopped:
             return None  # rule 2; the offset is where the READ has led it
         self.bytes_out += transfer.left  # of which a client that ends may take less

@@ -10,7 +10,9 @@ import socket
 import stat
 import sys
 import termios
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 if TYPE_CHECKING:
     from vfs.clients import OpenFile
@@ -50,13 +52,22 @@ def bytes_unread(fd: int) -> int:
     return int.from_bytes(count, sys.byteorder)
 
 
+class TransferState(msgspec.Struct):
+    """The rest of a READ on its way from a file; see ``FileTransfer``."""
+
+    fileno: int
+    head: bytes
+    at: int
+    left: int
+
+
 class FileTransfer:
     """A READ on its way from a file to a client without passing this process.
 
     Args:
         write_fd: the client's non-blocking descriptor.
-        file: what to read; its offset moves at once.
-        size: how many bytes the file has from there.
+        file: what to read; its offset has moved already.
+        state: what is to be sent.
 
     Attributes:
         is_done: the reply is out.
@@ -64,15 +75,25 @@ class FileTransfer:
 
     __slots__ = ("_at", "_fd", "_file", "_head", "_left", "_to", "is_done")
 
-    def __init__(self, write_fd: int, file: OpenFile, size: int) -> None:
+    def __init__(self, write_fd: int, file: OpenFile, state: TransferState) -> None:
         self._to = write_fd
         self._file = file
         self._fd = file.handle.fd
-        self._head = b"OK %d\n" % size
-        self._at = file.offset
-        self._left = size
-        file.offset += size
+        self._head = state.head
+        self._at = state.at
+        self._left = state.left
         self.is_done = False
+
+    @classmethod
+    def begin(cls, write_fd: int, file: OpenFile, size: int) -> Self:
+        """Return the transfer of a file's next bytes; its offset moves at once."""
+        state = TransferState(file.fileno, b"OK %d\n" % size, file.offset, size)
+        file.offset += size
+        return cls(write_fd, file, state)
+
+    def snapshot(self) -> TransferState:
+        """Return what is left of it."""
+        return TransferState(self._file.fileno, self._head, self._at, self._left)
 
     @property
     def left(self) -> int:

@@ -22,12 +22,11 @@ import trio
 
 from supervisor.children.specs import ChildOptions
 from supervisor.config.child import ChildSection
-from supervisor.handover.state import bytes_as_text, text_as_bytes
 from supervisor.kept_children.kept_child import FINAL, Kept
 from supervisor.sandbox.scratch import Scratch, ScratchState
 from supervisor.spawn.restarts import Phase
 from vfs.errors import HandoverError
-from vfs.handover import state_from
+from vfs.handover import bytes_as_text, state_from, text_as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from supervisor.children.child import Child
     from supervisor.config.directories import Locks
     from supervisor.control.server import Orders
+    from supervisor.handover.state import HostState
     from supervisor.kept_children.roster import Children
-    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 
 class RestartsState(msgspec.Struct):
@@ -90,15 +89,15 @@ class DaemonState(msgspec.Struct):
     kept: list[KeptState]
 
 
-def left_of(launchpad: LaunchpadProcess) -> DaemonState | None:
-    """Return what the daemon before has left with its launchpad; None if none was.
+def left_of(state: HostState | None) -> DaemonState | None:
+    """Return what the daemon before has left; None if none was.
 
     Raises:
         HandoverError: it is another program's.
     """
-    if launchpad.handed_over is None:
+    if state is None:
         return None
-    return state_from(launchpad.handed_over.more, DaemonState, "the daemon")
+    return state_from(state.more, DaemonState, "the daemon")
 
 
 # Taking down

@@ -28,9 +28,9 @@ import trio
 from hostlib.threads import calls_at_work
 from supervisor.children.lifecycle import State
 from supervisor.fsproxy.ports import Portable
-from supervisor.handover.leave import leave
+from supervisor.fsproxy.session_state import is_at_work
+from supervisor.handover.host_state import snapshot_host
 from supervisor.handover.next_program import become
-from supervisor.handover.session import is_at_work
 from supervisor.handover.state import encode, versions
 from supervisor.spawn.request import SpawnError, SpawnRequest
 from supervisor.spec import minimal_env
@@ -308,7 +308,7 @@ def _busy_child(child: Child, waited_s: float) -> Iterator[str]:
 def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoReturn:
     """Take everything down and become the next program, without a checkpoint."""
     check_room()
-    state = leave(host)
+    state = snapshot_host(host)
     fds = set(state.fds)
     env = dict(os.environ)
     with ExitStack() as stack:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from hostlib.linux.syscalls import close_at_exec
-from supervisor.handover.state import decode
+from supervisor.handover.state import HostState, decode
 from supervisor.spawn.launchpad.start import LaunchpadProcess
 from vfs.errors import HandoverError
 
@@ -132,6 +132,14 @@ def inherited() -> LaunchpadProcess | None:
     return LaunchpadProcess(
         state.launchpad_pid, state.launchpad_pidfd, control, handed_over=state
     )
+
+
+def state_of(launchpad: LaunchpadProcess) -> HostState | None:
+    """Return the state of the program before; None if there was none."""
+    state = launchpad.handed_over
+    if state is not None and not isinstance(state, HostState):
+        raise TypeError("a launchpad is handed over with the state of a host")
+    return state
 
 
 def hear_signals() -> None:

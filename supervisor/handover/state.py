@@ -14,17 +14,16 @@ Rules of this file.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import msgspec
 
+from supervisor.children.child_state import ChildState  # noqa: TC001 - msgspec looks
+from supervisor.spawn.launcher import RecordState  # noqa: TC001 - msgspec looks
 from supervisor.spawn.launchpad import wire
 from vfs.errors import HandoverError
-from vfs.handover import (  # noqa: TC001 - msgspec looks at them
-    ClientState,
+from vfs.handover import (  # noqa: TC001 - msgspec looks
     CounterState,
-    FileState,
     PlaceState,
     PolicyState,
 )
@@ -34,123 +33,6 @@ VERSION = 3
 
 LAUNCHPAD = wire.VERSION
 """Of what is said to a launchpad: it goes on with the program that it was started from."""
-
-
-class ChatState(msgspec.Struct):
-    """How far the payload of an LLM_CHAT has gone by."""
-
-    lengths: tuple[int, ...]
-    seen: int
-    hits: int
-
-
-class BodyState(msgspec.Struct):
-    """A body that has not come whole.
-
-    Attributes:
-        line: the request, if what came of its body is kept.
-        spool: the descriptor of the file where it is kept.
-        got: bytes of it that are in that file.
-        left: bytes still to come of a body that is not kept.
-        reply: what is answered then.
-        chat: follows such a body.
-    """
-
-    line: bytes = b""
-    spool: int = -1
-    got: int = 0
-    left: int = 0
-    reply: bytes = b""
-    chat: ChatState | None = None
-
-
-class TransferState(msgspec.Struct):
-    """The rest of a READ on its way from a file; see ``FileTransfer``."""
-
-    fileno: int
-    head: bytes
-    at: int
-    left: int
-
-
-class SessionState(msgspec.Struct):
-    """A conversation, and the client whose it is.
-
-    Attributes:
-        held: bytes that were received and not looked at: a message that has begun is
-            among them from its first byte on, and is read again.
-        skipping: they belong to a line that was too long.
-        body: a message of which the line was looked at.
-        unsent: of a reply, what the client has not taken.
-        carried: (descriptor, reply) of an ATTACH.
-        closed: why it is over; None for one that is not.
-        owns: places that it holds, as numbers in ``HostState.places``.
-        reserved: bytes of its client's ledger that its WRITE reserves, and will again.
-    """
-
-    client: ClientState
-    dialect: int
-    read_fd: int
-    write_fd: int
-    zero_copy: bool
-    is_deep: bool
-    requests: int
-    files: list[FileState]
-    nested: list[SessionState]
-    owns: list[int] = []
-    held: bytes = b""
-    skipping: bool = False
-    body: BodyState | None = None
-    unsent: bytes = b""
-    transfer: TransferState | None = None
-    carried: tuple[int, bytes] | None = None
-    bytes_in: int = 0
-    bytes_out: int = 0
-    errors: int = 0
-    closed: str | None = None
-    reserved: int = 0
-
-
-class WallsState(msgspec.Struct):
-    """What a child runs in, and what was taken for that; see ``sandbox``."""
-
-    profile: str
-    network: str
-    applied: list[tuple[str, str]]
-    missing: dict[str, str]
-    init: int
-    user: int | None
-    groups: list[str]
-
-
-class ChildState(msgspec.Struct):
-    """A child whose process runs; times are seconds that are left."""
-
-    id: str
-    spec: dict[bytes, Any]
-    state: str
-    timed_out: bool
-    timeout_s: float | None
-    grace_s: float
-    ident: int
-    pid: int
-    create_time: int
-    pidfd: int
-    session: SessionState
-    places: list[int]
-    side_fd: int = -1
-    held: dict[int, str] = {}
-    walls: WallsState | None = None
-    door_fd: int = -1
-    door_name: str = ""
-
-
-class RecordState(msgspec.Struct, array_like=True):
-    """What the launchpad has said of a process; see ``launcher``."""
-
-    ident: int
-    abandoned: bool
-    status: tuple[int | None, int | None, float, float, int] | None
 
 
 class HostState(msgspec.Struct):
@@ -221,29 +103,3 @@ def decode(data: bytes) -> HostState:
 def versions() -> str:
     """Return what this program writes and reads, in one word."""
     return f"{VERSION}.{LAUNCHPAD}"
-
-
-def text_as_bytes(value: object) -> object:
-    """Return a plain structure with bytes for text (rule 3)."""
-    match value:
-        case str():
-            return os.fsencode(value)
-        case dict():
-            return {text_as_bytes(k): text_as_bytes(v) for k, v in value.items()}
-        case list() | tuple():
-            return [text_as_bytes(item) for item in value]
-        case _:
-            return value
-
-
-def bytes_as_text(value: object) -> object:
-    """Return what ``text_as_bytes`` was given, with lists for tuples."""
-    match value:
-        case bytes():
-            return os.fsdecode(value)
-        case dict():
-            return {bytes_as_text(k): bytes_as_text(v) for k, v in value.items()}
-        case list():
-            return [bytes_as_text(item) for item in value]
-        case _:
-            return value

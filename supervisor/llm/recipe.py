@@ -1,7 +1,7 @@
 """Recipes: what an agent needs to run behind the host's doors, as data.
 
 Each is a file of ``recipes/``.  Its texts hold places such as ``${OPENAI_BASE_URL}``,
-which the host fills in when the child starts (``supervisor/children/templates.py``).  ``docs/agents.md``
+which the host fills in when the child starts (``supervisor/children/environment.py``).  ``docs/agents.md``
 has the table of them, and ``tests/agents`` runs each.
 """
 

@@ -133,9 +133,9 @@ class Conditions:
                 )
             self._host.limits.forget_all_but({child.id for child in owners.values()})
             for identity, child in owners.items():
-                if child.look_at_groups():  # reads a file or two
+                if child.limits.look():  # reads a file or two
                     await trio.lowlevel.checkpoint()
-                child.tell_limits(samples.get(identity))
+                child.limits.tell(samples.get(identity))
 
     def _blind(self, why: OSError) -> None:
         """Say it once when children cannot be looked at."""

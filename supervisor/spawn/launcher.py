@@ -22,8 +22,10 @@ import contextlib
 import errno
 import os
 import signal as signals
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 import trio
 
 from hostlib.descendants import collect, end_descendants
@@ -60,8 +62,8 @@ SPAWNS_UNDER_WAY = 16
 SPAWN_TURN_S = 1.0
 
 
-class Left(Protocol):
-    """What the launchpad had said of a process of the program before.
+class RecordState(msgspec.Struct, array_like=True):
+    """What the launchpad has said of a process.
 
     Attributes:
         ident: its number.
@@ -228,7 +230,18 @@ class Launcher:
         """The launchpad's pid; a child of this process until the launcher ends."""
         return self._launchpad.pid
 
-    def restore(self, last_ident: int, left: Iterable[Left]) -> None:
+    def snapshot(self) -> tuple[int, list[RecordState]]:
+        """Return what ``restore`` takes."""
+        return self._last_ident, [
+            RecordState(
+                ident,
+                record.abandoned,
+                None if record.status is None else astuple(record.status),
+            )
+            for ident, record in self._records.items()
+        ]
+
+    def restore(self, last_ident: int, left: Iterable[RecordState]) -> None:
         """Know the processes of the program before; called before it listens.
 
         Args:

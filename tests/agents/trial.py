@@ -19,7 +19,7 @@ import trio
 
 from demo.provider import Provider, serving
 from demo.provider.question import APIS
-from supervisor.children.templates import fill
+from supervisor.children.environment import fill
 from supervisor.llm.recipe import Recipe
 from tests.agents.installing import PROGRAM, order, program_of
 from tests.agents.table import ALL, CALC, NEW, OLD, TASK, Agent

@@ -19,10 +19,6 @@ import sys
 
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, close_at_exec, prctl
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from supervisor.handover.state import HostState
-
 # Imported and not run by path: an import is compiled once, a script at every start.
 # The directory comes last, so nothing beside the package can pose as the library.
 _BOOT = (
@@ -39,7 +35,8 @@ class LaunchpadProcess:
         pidfd: Readable when it has ended.
         control: The host's end of the control socket, non-blocking; closing it ends
             the launchpad and everything beneath it.
-        handed_over: the state of the program before that had it; None if it is new.
+        handed_over: what the program before has left, for ``handover.next_program``;
+            None if it is new.
     """
 
     __slots__ = ("control", "handed_over", "pid", "pidfd")
@@ -49,7 +46,7 @@ class LaunchpadProcess:
         pid: int,
         pidfd: int,
         control: socket.socket,
-        handed_over: HostState | None = None,
+        handed_over: object = None,
     ) -> None:
         self.handed_over = handed_over
         self.pid = pid

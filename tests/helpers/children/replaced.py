@@ -26,14 +26,15 @@ import trio
 from hostlib.journal import open_journal
 from hostlib.log import Log
 from supervisor.control.server import serve_control
-from supervisor.handover.enter import enter
 from supervisor.handover.exchange import CHECK, answer_check, replace
+from supervisor.handover.host_state import restore_host
 from supervisor.handover.next_program import (
     SIGNALS,
     Program,
     hear_signals,
     inherited,
     own_program,
+    state_of,
 )
 from supervisor.host import Host, open_host
 from supervisor.parts import Settings
@@ -111,11 +112,12 @@ async def serve(order: dict[str, Any], launchpad: LaunchpadProcess) -> None:
     where = Path(order["where"])
     journal = open_journal(str(where / "journal"), say)
     settings = Settings(**order.get("settings", {}))
+    state = state_of(launchpad)
     async with open_host(
-        launchpad, settings, journal=journal, log=Log("ERROR")
+        launchpad, settings, journal=journal, log=Log("ERROR"), left=state
     ) as host:
-        if launchpad.handed_over is not None:
-            kept = await enter(host, launchpad.handed_over)
+        if state is not None:
+            kept = await restore_host(host, state)
         else:
             for changes in order["children"]:
                 await spawn(host, where, changes)

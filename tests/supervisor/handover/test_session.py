@@ -5,10 +5,9 @@ import trio
 import trio.testing
 
 from supervisor.fsproxy.replies import REPLACED
+from supervisor.fsproxy.session_state import SessionState, is_at_work, snapshot_work
 from supervisor.handover.exchange import replace
 from supervisor.handover.next_program import Program
-from supervisor.handover.session import is_at_work, note_work
-from supervisor.handover.state import SessionState
 from tests.helpers.sessions import Hall, hall
 from vfs.errors import HandoverError
 from vfs.handover import ClientState
@@ -40,7 +39,7 @@ async def test_a_job_that_does_not_end_is_answered_by_an_error(hall: Hall) -> No
     assert is_at_work(session)
     session.conn.hold(b"PING\nPI")
     state = empty()
-    note_work(session, state)
+    snapshot_work(session, state)
     assert (state.unsent, state.held) == (REPLACED, b"PING\nPI")
     assert state.unsent.startswith(b"ERROR ")
     assert state.unsent.count(b"\n") == 1
@@ -60,7 +59,7 @@ async def test_a_reply_that_waits_for_its_client_is_no_work(hall: Hall) -> None:
     await trio.testing.wait_all_tasks_blocked()
     assert not is_at_work(line.session)
     state = empty()
-    note_work(line.session, state)
+    snapshot_work(line.session, state)
     assert reply.endswith(state.unsent)
     assert 0 < len(state.unsent) < len(reply)
     assert await line.exactly(len(reply)) == reply

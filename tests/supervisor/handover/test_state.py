@@ -7,25 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.children.child_state import restore_spec, snapshot_spec
 from supervisor.handover import state as handover_state
-from supervisor.handover.enter import spec_from
-from supervisor.handover.leave import _plain
 from supervisor.handover.state import (
     HostState,
-    bytes_as_text,
     decode,
     encode,
-    text_as_bytes,
 )
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
 from vfs.errors import HandoverError
 from vfs.handover import (
     CounterState,
+    bytes_as_text,
     place_from,
     place_state,
     policy_from,
     policy_state,
+    text_as_bytes,
 )
 from vfs.mounts import mount_of
 from vfs.policy import Policy, close_places, open_place
@@ -83,8 +82,8 @@ def test_a_description_of_a_child_is_read_as_it_was_written() -> None:
         sandbox=PROFILES["auto"],
         name="one",
     )
-    data = msgspec.msgpack.encode(_plain(spec))
-    assert spec_from(msgspec.msgpack.decode(data)) == spec
+    data = msgspec.msgpack.encode(snapshot_spec(spec))
+    assert restore_spec(msgspec.msgpack.decode(data)) == spec
 
 
 # spec S5: what may wait for another machine is no business of the Trio thread, whatever

@@ -309,7 +309,7 @@ async def bomb(stage: Stage) -> Child:
 
 def bound_of(child: Child) -> str:
     """Return the bound of a child's group, as the kernel has it."""
-    for group in child._groups.made:
+    for group in child.limits.groups.made:
         for name in ("cpu.max", "cpu.cfs_quota_us"):
             if os.path.exists(path := f"{group}/{name}"):
                 return Path(path).read_text().split()[0]
@@ -355,7 +355,7 @@ async def test_the_rlimit_is_twice_what_a_group_keeps(stage: Stage) -> None:
     auto = PROFILES["auto"]
     more = {"group_limits": limits, "rlimits": limits.rlimits()}
     kept = await stage.sh("sleep 100", sandbox=auto, **more)
-    times = 2 if kept._groups.kept_processes(limits) else 1
+    times = 2 if kept.limits.groups.kept_processes(limits) else 1
     assert most_processes(kept) == (60 * times, 60 * times)
     bare = named("bare", sorted(auto.layers - {"cgroup"}))
     assert most_processes(await stage.sh("sleep 100", sandbox=bare, **more)) == (60, 60)

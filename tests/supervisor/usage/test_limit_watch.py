@@ -121,13 +121,15 @@ async def test_memory_is_what_a_group_counts_where_one_bounds_it(stage: Stage) -
     sample = Sample(7, 1, "running", 0.0, None, 0, None, 1, 0, 3 << 30)
 
     def taken() -> float:
-        child.look_at_groups()
-        return next(u.used for u in uses_of(child, sample) if u.limit == "memory")
+        child.limits.look()
+        return next(
+            u.used for u in uses_of(child.limits, sample) if u.limit == "memory"
+        )
 
     await eventually(lambda: 60 * MIB <= taken() < 100 * MIB)
     # Of a child whose addresses are bounded these are what counts.
-    child.memory_in_groups = None
-    used = {use.limit: use.used for use in uses_of(child, sample)}
+    child.limits.memory_in_groups = None
+    used = {use.limit: use.used for use in uses_of(child.limits, sample)}
     assert used["memory"] == 3 << 30
 
 

@@ -41,7 +41,7 @@ CONNECTED = (
 
 def path_of(child: Puppet) -> Path:
     """Return where its socket is."""
-    door = child.child._door_socket
+    door = child.child.clients.door
     assert door is not None
     return Path(door.path)
 

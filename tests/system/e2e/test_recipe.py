@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from supervisor.children.templates import PLACES
+from supervisor.children.environment import PLACES
 from supervisor.cli.recipe import recipe, script_of
 from supervisor.cli.run import apply_recipe, run
 from supervisor.config.llm import LlmSection

@@ -1,0 +1,108 @@
+"""What the limits of one child have refused, and what its groups take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hostlib.linux.cgroup_files import memory_taken, refusals
+from supervisor.sandbox.forecast import is_held
+from supervisor.sandbox.groups import Groups
+from supervisor.usage.limits import refused_by, uses_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.fsproxy.ports import ChildView, Conversation
+    from supervisor.parts import Parts
+    from supervisor.spec import ChildSpec
+    from supervisor.usage.limits import Use
+    from supervisor.usage.samples import Sample
+
+
+class ChildLimits:
+    """The limits of one child, as they are used and refuse.
+
+    Args:
+        host: its journal, and the sum over children that are gone.
+        child: whose limits these are.
+
+    Attributes:
+        groups: of its processes.
+        is_counted: what its limits have refused is among ``Parts.refused``.
+        memory_in_groups: bytes that its processes take, at the last ``look``; None
+            where no group bounds them.
+    """
+
+    def __init__(self, host: Parts, child: ChildView) -> None:
+        self._host = host
+        self._child = child
+        self.groups = Groups()
+        self.is_counted = False
+        self.memory_in_groups: int | None = None
+        self._refused_before: dict[str, int] = {}
+        self._refused_by_groups: dict[str, int] = {}
+
+    @property
+    def spec(self) -> ChildSpec:
+        """The child's description."""
+        return self._child.spec
+
+    @property
+    def session(self) -> Conversation | None:
+        """The child's own conversation, whose ledger counts what is refused."""
+        return self._child.session
+
+    def restore(self, groups: Groups) -> None:
+        """Take over the groups of a child that runs; what they refused was counted."""
+        self.groups = groups
+        self.look()
+        self._refused_before = self._refused_by_groups
+
+    def look(self) -> bool:
+        """See what the bounds of its groups have refused; False: there are none."""
+        limits = self.spec.group_limits
+        if not self.groups.made or (limits.memory, limits.processes) == (None, None):
+            return False
+        self._refused_by_groups = refusals(self.groups.made)
+        layers = dict(self._child.walls.applied).keys()
+        is_bounded = "cgroup" in layers and is_held(layers)
+        if is_bounded and self.groups.keep_memory(limits):
+            self.memory_in_groups = memory_taken(self.groups.made)
+        return True
+
+    def refused(self) -> dict[str, int]:
+        """Return how often its limits refused something, by limit.
+
+        Those of its groups as they were at the last ``look``.
+        """
+        session = self.session
+        found = {} if session is None else refused_by(session.client.ledger)
+        for limit, count in self._refused_by_groups.items():
+            found[limit] = count - self._refused_before.get(limit, 0)
+        return found
+
+    def tell(self, sample: Sample | None = None) -> None:
+        """Write down which limits it has come near to, or is refused by."""
+        self._write(uses_of(self, sample))
+
+    def count(self) -> None:
+        """Count what was refused to it among the host's: its process has ended."""
+        self.look()
+        self._write([use for use in uses_of(self, None) if use.refused])
+        self._host.limits.forget(self._child.id)
+        self._host.refused.update(self.refused())
+        self.is_counted = True
+
+    def _write(self, found: Sequence[Use]) -> None:
+        child = self._child
+        for use in self._host.limits.of(child.id, found):
+            self._host.journal.write(
+                "child.limit",
+                child_id=child.id,
+                name=child.spec.name,
+                limit=use.limit,
+                level=use.level.name.lower(),
+                used=use.used,
+                allowed=use.allowed,
+                refused=use.refused,
+            )

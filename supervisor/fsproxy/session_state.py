@@ -1,0 +1,305 @@
+"""A conversation, taken down in the middle of whatever it does, and gone on with.
+
+Rules of this file.
+
+1. Each request is answered once.  One that waits for its client to take the answer is
+   done: the rest of the answer is handed over.  One that has done nothing yet (it has
+   not come whole, or waits for a turn) is read again from its first byte.  One that the
+   program before could not finish in time gets an error.
+2. No state of a parser is handed over, but whether it is in a line that is too long:
+   the bytes are.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from protocol import format_request
+from protocol.chat import ChatBody
+from supervisor.fsproxy.dispatch import HANDLERS
+from supervisor.fsproxy.replies import REPLACED
+from supervisor.fsproxy.transport import FileTransfer, TransferState
+from vfs.errors import HandoverError
+from vfs.handover import (
+    ClientState,
+    FileState,
+    client_from,
+    client_state,
+    enter_client,
+    enter_file,
+    file_state,
+    ledger_from,
+)
+from vfs.policy import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.fsproxy.session import Session
+    from vfs.clients import Client
+    from vfs.filesystem import Filesystem
+    from vfs.handover import Numbered, Numbering
+
+NO_POLICY = -1
+"""Of a conversation that is over, while its process goes on."""
+
+
+class ChatState(msgspec.Struct):
+    """How far the payload of an LLM_CHAT has gone by."""
+
+    lengths: tuple[int, ...]
+    seen: int
+    hits: int
+
+
+class BodyState(msgspec.Struct):
+    """A body that has not come whole.
+
+    Attributes:
+        line: the request, if what came of its body is kept.
+        spool: the descriptor of the file where it is kept.
+        got: bytes of it that are in that file.
+        left: bytes still to come of a body that is not kept.
+        reply: what is answered then.
+        chat: follows such a body.
+    """
+
+    line: bytes = b""
+    spool: int = -1
+    got: int = 0
+    left: int = 0
+    reply: bytes = b""
+    chat: ChatState | None = None
+
+
+class SessionState(msgspec.Struct):
+    """A conversation, and the client whose it is.
+
+    Attributes:
+        held: bytes that were received and not looked at: a message that has begun is
+            among them from its first byte on, and is read again.
+        skipping: they belong to a line that was too long.
+        body: a message of which the line was looked at.
+        unsent: of a reply, what the client has not taken.
+        carried: (descriptor, reply) of an ATTACH.
+        closed: why it is over; None for one that is not.
+        owns: places that it holds, as numbers in ``Numbering.places``.
+        reserved: bytes of its client's ledger that its WRITE reserves, and will again.
+    """
+
+    client: ClientState
+    dialect: int
+    read_fd: int
+    write_fd: int
+    zero_copy: bool
+    is_deep: bool
+    requests: int
+    files: list[FileState]
+    nested: list[SessionState]
+    owns: list[int] = []
+    held: bytes = b""
+    skipping: bool = False
+    body: BodyState | None = None
+    unsent: bytes = b""
+    transfer: TransferState | None = None
+    carried: tuple[int, bytes] | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    errors: int = 0
+    closed: str | None = None
+    reserved: int = 0
+
+
+def is_at_work(session: Session) -> bool:
+    """Tell whether a job does what ends by itself, or is about to begin."""
+    return session.is_working and not _can_wait(session)
+
+
+def _can_wait(session: Session) -> bool:
+    """Tell whether what a job waits for can be waited for by the next program."""
+    waits = (
+        session.outbound.unsent,
+        session.outbound.transfer,
+        session.outbound.redo,
+        session.outbound.carried,
+    )
+    return any(wait is not None for wait in waits)
+
+
+# Taking down
+
+
+def snapshot_session(session: Session, numbers: Numbering) -> SessionState:
+    """Return a conversation, and those nested in it; nothing of it changes.
+
+    Raises:
+        HandoverError: a part of it cannot be handed over.
+    """
+    client, is_over = session.client, session.is_over
+    places = () if is_over else session.narrowed_places  # closed by then
+    owns = [numbers.number_owned(place) for place in places]
+    policy = NO_POLICY if is_over else numbers.number_policy(client.policy)
+    state = SessionState(
+        client=client_state(client, policy),
+        dialect=session.dialect,
+        read_fd=session.read_fd,
+        write_fd=session.write_fd,
+        zero_copy=session.outbound.zero_copy,
+        is_deep=session.outbound.is_deep,
+        requests=session.requests,
+        files=[],
+        nested=[snapshot_session(nested, numbers) for nested in session.nested],
+        owns=owns,
+        bytes_in=session.bytes_in,
+        bytes_out=session.bytes_out,
+        errors=session.errors,
+        closed=session.why_closed if is_over else None,
+    )
+    if is_over:
+        return state
+    for file in client.files.values():
+        place = None if file.place is None else numbers.number_place(file.place)
+        taken = file_state(file, place)
+        numbers.fds.update(taken.descriptors())
+        state.files.append(taken)
+    snapshot_work(session, state)
+    numbers.fds |= {session.read_fd, session.write_fd}
+    if state.body is not None and state.body.spool >= 0:
+        numbers.fds.add(state.body.spool)
+    if state.carried is not None:
+        numbers.fds.add(state.carried[0])
+    return state
+
+
+def snapshot_work(session: Session, state: SessionState) -> None:
+    """Take down what a conversation is in the middle of.
+
+    Raises:
+        HandoverError: its payload cannot be read back.
+    """
+    state.held, state.skipping = session.conn.held()
+    if session.inbound.reserved is not None:
+        state.reserved = session.inbound.reserved[1]
+    if session.outbound.unsent is not None:
+        state.unsent = bytes(session.outbound.unsent)
+    elif session.outbound.transfer is not None:
+        state.transfer = session.outbound.transfer.snapshot()
+    elif session.outbound.carried is not None:
+        state.carried = session.outbound.carried
+    elif session.outbound.redo is not None:
+        state.held = session.outbound.redo() + state.held
+    elif session.is_working:
+        state.unsent = REPLACED
+    elif session.conn.body_left:
+        _snapshot_body(session, state)
+
+
+def _snapshot_body(session: Session, state: SessionState) -> None:
+    payload, chat = session.inbound.payload, session.inbound.chat
+    if payload is None:
+        state.body = BodyState(
+            left=session.conn.body_left,
+            reply=session.inbound.drain_reply or b"",
+            chat=None if chat is None else ChatState(*chat.progress),
+        )
+        return
+    if session.begun is None:
+        raise HandoverError(f"client {session.client.id}: a payload of no request")
+    line = format_request(session.begun, session.dialect)
+    if payload.is_spooled and chat is None:
+        got = payload.size - payload.left
+        state.body = BodyState(line=line, spool=payload.spool, got=got)
+        return
+    try:  # that of a chat has to go by once more
+        state.held = line + payload.received()
+    except OSError as why:
+        text = f"cannot read a payload back: {why.strerror}"
+        raise HandoverError(text) from None
+
+
+# Going on
+
+
+def restore_session(
+    state: SessionState,
+    parent: Session | None,
+    numbered: Numbered,
+    fs: Filesystem,
+    open_session: Callable[[Client, tuple[int, int], int], Session],
+) -> Session:
+    """Return the conversation that was taken down; `resume_session` lets it go on.
+
+    Those nested in it are not restored.
+
+    Args:
+        state: what was taken down.
+        parent: the one above it; None for a child's own.
+        numbered: all places and policies.
+        fs: gets its client and files.
+        open_session: makes one for a client with (read, write) descriptors and dialect.
+    """
+    is_over = state.closed is not None
+    above = None if parent is None else parent.client
+    ledger = ledger_from(state.client, None if above is None else above.ledger)
+    policy = Policy(()) if is_over else numbered.policies[state.client.policy]
+    client = client_from(state.client, policy, ledger, above)
+    session = open_session(client, (state.read_fd, state.write_fd), state.dialect)
+    session.parent = parent
+    session.narrowed_places = tuple(numbered.places[n] for n in state.owns)
+    if state.closed is not None:
+        session.be_over(state.closed)
+        return session
+    enter_client(fs, client)
+    fs.hold(client, len(session.narrowed_places))
+    for file in state.files:
+        place = None if file.place is None else numbered.places[file.place]
+        enter_file(fs, client, file, place)
+    return session
+
+
+def resume_session(session: Session, state: SessionState) -> None:
+    """Let a restored session go on with what was under way.
+
+    Precondition: its files are in the tables.  Its descriptors are in no epoll yet.
+    """
+    conn = session.conn
+    session.outbound.zero_copy = state.zero_copy
+    session.outbound.is_deep = state.is_deep
+    session.requests = state.requests
+    session.bytes_in = state.bytes_in
+    session.outbound.bytes_out = state.bytes_out
+    session.errors = state.errors
+    session.client.ledger.size_bytes.charge(-state.reserved)
+    if state.body is not None:
+        _resume_body(session, state.body)
+    else:
+        conn.hold(state.held, skipping=state.skipping)
+    if state.unsent:
+        session.start(partial(session.outbound.send, state.unsent))
+    elif state.transfer is not None:
+        file = session.files[state.transfer.fileno]
+        transfer = FileTransfer(session.write_fd, file, state.transfer)
+        session.start(partial(session.outbound.send_file, transfer))
+    elif state.carried is None:
+        session.pump.resume(session)
+
+
+def _resume_body(session: Session, state: BodyState) -> None:
+    conn = session.conn
+    if not state.line:
+        conn.extend_body(state.left)
+        session.inbound.drain_reply = state.reply
+        if state.chat is not None:
+            session.inbound.chat = ChatBody.resume(*msgspec.structs.astuple(state.chat))
+        return
+    conn.hold(state.line)
+    message = conn.next_message()
+    if message is None:
+        raise HandoverError("a request of an unknown form was handed over")
+    session.begun = message
+    HANDLERS[type(message)](session, message)  # answers nothing: its body is to come
+    session.inbound.adopt(state.spool, state.got)
+    conn.body_received(state.got)
