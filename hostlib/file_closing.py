@@ -1,13 +1,10 @@
 """Closing files that give much back to the kernel: in a thread that nobody waits for.
 
-One thread for all of them, there for as long as there are any.
-
 Sources: close(2), unlink(2).
 """
 
 import contextlib
 import os
-import threading
 
 from hostlib.threads import afterwards
 
@@ -26,7 +23,8 @@ def close_file(fd: int) -> None:
         OSError: it could not be closed as it should; not from the thread.
     """
     if frees_much(fd):
-        _closer.close(fd)
+        _closing.append(fd)
+        afterwards(_close, fd)
     else:
         os.close(fd)
 
@@ -37,41 +35,15 @@ def frees_much(fd: int) -> bool:
     return not status.st_nlink and status.st_blocks * 512 > INLINE_TRUNCATE_BYTES
 
 
-class _Closer:
-    """A thread that closes files, for as long as there are any."""
-
-    def __init__(self) -> None:
-        self._fds: list[int] = []
-        self._is_at_work = False
-        self._lock = threading.Lock()
-
-    def close(self, fd: int) -> None:
-        with self._lock:
-            self._fds.append(fd)
-            if self._is_at_work:
-                return
-            self._is_at_work = True
-        afterwards(self._run)
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._fds:
-                    self._is_at_work = False
-                    return
-                fd = self._fds[0]
-            with contextlib.suppress(OSError):  # nobody is there to be told
-                os.close(fd)
-            with self._lock:
-                self._fds.remove(fd)
-
-    def descriptors(self) -> tuple[int, ...]:
-        return tuple(self._fds)
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # nobody is there to be told
+        os.close(fd)
+    _closing.remove(fd)
 
 
-_closer = _Closer()
+_closing: list[int] = []  # a number may be in it twice: it is free before it is removed
 
 
 def files_closing() -> tuple[int, ...]:
     """Return the descriptors that are being closed in a thread."""
-    return _closer.descriptors()
+    return tuple(_closing)

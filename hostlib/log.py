@@ -25,7 +25,6 @@ from hostlib.clock import timestamp
 from hostlib.messages import json_line, priority_of
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterable
 
     from loguru import Logger, Message
@@ -112,9 +111,9 @@ class Log:
         sys.stderr = _Lines(self)
         warnings.showwarning = self._show_warning
         sys.unraisablehook = self._show_unraisable
-        import threading  # noqa: PLC0415 - loaded with what takes stderr for good
+        from hostlib.threads import show_faults  # noqa: PLC0415 - Trio comes with it
 
-        threading.excepthook = self._show_thread
+        show_faults(self._show_fault)
 
     def write_stray(self, line: str) -> None:
         """Write what was meant for stderr; not by loguru, which says its faults there."""
@@ -129,9 +128,6 @@ class Log:
 
     def _show_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         self._show_fault(unraisable.exc_value)
-
-    def _show_thread(self, arguments: threading.ExceptHookArgs) -> None:
-        self._show_fault(arguments.exc_value)
 
     def _show_fault(self, why: BaseException | None) -> None:
         if why is not None:

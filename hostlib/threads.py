@@ -8,7 +8,8 @@ Rules of this file.
 2. Threads that no task waits for are made here as well: for work that lets go of the
    interpreter (``beside``), that changes its thread (``apart``), and whose end nobody
    needs to know (``afterwards``).
-3. Where no thread can be started the caller's thread does the work, or it waits
+3. Nobody else imports ``threading``: locks between threads are ``ThreadLock``.
+4. Where no thread can be started the caller's thread does the work, or it waits
    (``eventually``), or it fails (``in_thread``, ``apart``).
 """
 
@@ -28,6 +29,12 @@ import trio
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+ThreadLock = threading.Lock
+"""Held for a few instructions that more than one thread may do; no await stands inside."""
+
+NestedThreadLock = threading.RLock
+"""A lock that its holder may take once more."""
 
 MAX_THREADS = 16
 """Worker threads for blocking calls; a disk serves no more requests at once better."""
@@ -114,6 +121,28 @@ async def in_abandonable_thread(
         )
     except RuntimeError as why:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from why
+
+
+def in_loop(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Run a call in the Trio thread, from a worker thread that a task waits for."""
+    return trio.from_thread.run_sync(call, *args)
+
+
+def stop_if_cancelled() -> None:
+    """Raise ``trio.Cancelled`` if the call that this thread works for is cancelled.
+
+    A call that has begun is always waited for, so what takes seconds asks between its
+    steps.  Work that no task waits for always goes on.
+    """
+    try:
+        trio.from_thread.check_cancelled()
+    except RuntimeError:  # no worker thread of Trio
+        return
+
+
+def show_faults(show: Callable[[BaseException | None], None]) -> None:
+    """Have a fault that ends a thread shown."""
+    threading.excepthook = lambda arguments: show(arguments.exc_value)
 
 
 def times_slept() -> int:

@@ -32,16 +32,7 @@ class UnnamedFiles:
         Raises:
             OSError: the directory cannot have one.
         """
-        directory = self._directory or tempfile.gettempdir()
-        flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
-        try:
-            fd = os.open(directory, flags, 0o600)
-        except (IsADirectoryError, NotImplementedError):
-            fd = _open_unlinked(directory)
-        except OSError as why:
-            if why.errno != errno.EOPNOTSUPP:  # a file system without O_TMPFILE
-                raise
-            fd = _open_unlinked(directory)
+        fd = open_unnamed(self._directory)
         self._open.add(fd)
         return fd
 
@@ -68,6 +59,31 @@ class UnnamedFiles:
         return found
 
 
+def open_unnamed(directory: str | None = None) -> int:
+    """Open a new file that has no name, or none any more; return its descriptor.
+
+    Args:
+        directory: where it is made; None: the system's temporary one.
+
+    Raises:
+        OSError: the directory cannot have one.
+    """
+    directory = directory or tempfile.gettempdir()
+    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
+    try:
+        return os.open(directory, flags, 0o600)
+    except OSError as why:
+        if why.errno not in _NO_TMPFILE:
+            raise
+    fd, name = tempfile.mkstemp(dir=directory)
+    os.unlink(name)
+    return fd
+
+
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
+"""Errors of a file system without O_TMPFILE, open(2)."""
+
+
 def identity_of(fd: int) -> tuple[int, int]:
     """Return the device and inode of an open file."""
     status = os.fstat(fd)
@@ -84,9 +100,3 @@ def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], i
             if identity in files:
                 found.append((identity, fd))
     return found
-
-
-def _open_unlinked(directory: str) -> int:
-    fd, name = tempfile.mkstemp(dir=directory)
-    os.unlink(name)
-    return fd

@@ -130,7 +130,7 @@ class Host(Parts):
 
     def tell_left_out(self) -> None:
         """Tell which events were left out so far: what comes next counts anew."""
-        self.denials.tell_all()
+        self.events.tell_left_out()
         for child in self.children.values():
             child.tell_left_out()
 

@@ -17,9 +17,8 @@ from hostlib.allocator import return_free_pages, return_large_pieces
 from hostlib.linux.descriptors import clients_share, raise_limit
 from hostlib.linux.holdings import Baseline
 from hostlib.linux.host_proc import shows_host
-from supervisor.fsproxy.denials import Denials
+from supervisor.fsproxy.client_events import ClientEvents
 from supervisor.fsproxy.dispatch import HANDLERS
-from supervisor.fsproxy.file_events import FileEvents
 from supervisor.fsproxy.ports import Services
 from supervisor.fsproxy.pump import Pump
 from supervisor.fsproxy.session import Session
@@ -143,12 +142,11 @@ class Parts:
         soft = raise_limit()
         return_large_pieces()
         self.fs = Filesystem(max_host_files=clients_share(soft))
-        events = FileEvents(journal, self.child_of, log.write)
         self.fs.shows_host = shows_host
-        self.denials = Denials(journal, self.child_of, log.write)
-        self.fs.on_denied = self.denials.tell
+        self.events = ClientEvents(journal, self.child_of, log.write)
+        self.fs.on_denied = self.events.denied
         if journal.is_on or log.writes("INFO"):
-            self.fs.observer = events
+            self.fs.observer = self.events
         self.roster: Roster | None = None
         self.nursery: trio.Nursery | None = None
         self.told_of_audits: set[str] = set()

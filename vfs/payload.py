@@ -18,10 +18,10 @@ import contextlib
 import errno
 import mmap
 import os
-import tempfile
 from typing import TYPE_CHECKING, Final, Self
 
 from hostlib.threads import afterwards
+from hostlib.unnamed_files import open_unnamed
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
 
 if TYPE_CHECKING:
@@ -226,7 +226,9 @@ class PayloadBudget:
         """
         room_size = _room_for(size)
         if self.used_bytes + room_size > self._limit:
-            return Payload(self, size, None, self._open_spool())
+            spool = open_unnamed(self._spool_dir)
+            self.spooled += 1
+            return Payload(self, size, None, spool)
         free = self._free.get(room_size)
         room = free.pop() if free else mmap.mmap(-1, room_size)
         self.used_bytes += room_size
@@ -269,20 +271,6 @@ class PayloadBudget:
             afterwards(_unmap, room)
         else:
             _unmap(room)
-
-    def _open_spool(self) -> int:
-        """Open an unnamed file for one payload."""
-        directory = self._spool_dir or tempfile.gettempdir()
-        flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
-        try:
-            fd = os.open(directory, flags, 0o600)
-        except OSError as why:
-            if why.errno not in _NO_TMPFILE:
-                raise
-            fd, name = tempfile.mkstemp(dir=directory)
-            os.unlink(name)
-        self.spooled += 1
-        return fd
 
 
 class Reservation:
@@ -334,9 +322,6 @@ class Reservation:
     def close(self) -> None:
         """Give everything back; safe to call twice."""
         self.resize(0)
-
-
-_NO_TMPFILE: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 
 
 def _room_for(size: int) -> int:

@@ -22,10 +22,11 @@ import re
 import resource
 import select
 import struct
-import threading
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from hostlib.threads import ThreadLock
 
 UNKNOWN = "unknown"
 """The kind of a file system that the table does not name."""
@@ -129,7 +130,7 @@ class MountTable:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = ThreadLock()
         self._fd = -1
         self._poll = select.poll()
         self._rows: _Rows | None = None

@@ -864,7 +864,7 @@ class Child:
 
     def _report(self) -> None:
         journal = self._host.journal
-        self._host.denials.forget(self.id)
+        self._host.events.forget(self.id)
         if self.exit is not None:
             journal.write(
                 "child.exited",

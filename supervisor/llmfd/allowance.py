@@ -12,9 +12,9 @@ Rules of this file.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Self
 
+from hostlib.threads import ThreadLock
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Allowance:
         self.limit = limit
         self.used = 0
         self._held: dict[bytes, int] = {}  # holders, by the key of a blob
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
 
     def take(self, size: int) -> None:
         """Take room for bytes on their way.

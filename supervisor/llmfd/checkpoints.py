@@ -26,12 +26,12 @@ import fcntl
 import os
 import secrets
 import sqlite3
-import threading
 import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from hostlib.threads import ThreadLock
 from hostlib.unnamed_files import descriptors_of
 from supervisor.llmfd.checkpoint_blobs import BlobFiles
 from supervisor.llmfd.checkpoint_rows import (
@@ -121,7 +121,7 @@ class Checkpoints:
         self._most_bytes = most_bytes
         self._retention = retention or Retention()
         self.living: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
         self._database: sqlite3.Connection | None = None
         self._path = os.path.join(directory, DATABASE)
         # Before what is in it: a mode given to makedirs counts for the last name only.

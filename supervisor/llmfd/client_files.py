@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
-from hostlib.threads import in_thread
+from hostlib.threads import in_loop, in_thread
 from supervisor.llmfd.store import STEP_BYTES
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.ledger import turn_of
@@ -247,11 +247,11 @@ def _put(file: OpenFile, piece: bytes) -> None:
     if file.ledger is None:
         file.write(piece)
         return
-    growth = trio.from_thread.run_sync(file.charge_growth, len(piece))
+    growth = in_loop(file.charge_growth, len(piece))
     try:
         file.write(piece)
     except BaseException:
-        trio.from_thread.run_sync(file.give_back, growth)
+        in_loop(file.give_back, growth)
         raise
 
 

@@ -6,9 +6,9 @@ counts against the allowance by its bytes; once it is a content, that counts ins
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
+from hostlib.threads import ThreadLock
 from supervisor.llmfd.errors import INVALID_PARAMETER, FdError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Begun:
         self._store = store
         self._allowance = allowance
         self._writers: dict[str, Writer] = {}
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
 
     def __contains__(self, token: str) -> bool:
         return token in self._writers

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 import re2
 import stringzilla
 
+from hostlib.threads import stop_if_cancelled
 from supervisor.llmfd.errors import INVALID_PARAMETER, FdError
 from supervisor.llmfd.index import Span
-from supervisor.llmfd.threads import stop_if_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

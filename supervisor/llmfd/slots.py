@@ -21,11 +21,10 @@ import ctypes
 import errno
 import mmap
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from hostlib.threads import afterwards, eventually
+from hostlib.threads import ThreadLock, afterwards, eventually
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ class KeptMaps:
     def __init__(self, most: int) -> None:
         self._most = most
         self._maps: dict[int, SlotMap] = {}  # in the order of their use
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
 
     def add(self, used: SlotMap) -> SlotMap | None:
         """Keep a mapping; return the one that goes for it, not used for longest."""
@@ -209,7 +208,7 @@ class SlotFile:
         self.slot_bytes = slot_bytes
         self.kept = kept
         self.leaving: set[int] = set()
-        self.lock = threading.Lock()
+        self.lock = ThreadLock()
         self._files = files
         self._free: list[int] = []
         self._count = 0

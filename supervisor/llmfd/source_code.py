@@ -6,7 +6,6 @@ in which it ends.
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import re2
 
+from hostlib.threads import ThreadLock, stop_if_cancelled
 from supervisor.llmfd.errors import INVALID_PARAMETER, FdError
 from supervisor.llmfd.index import Span
-from supervisor.llmfd.threads import stop_if_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -249,7 +248,7 @@ def find_code(fd: LlmFd, unit: str, name: str | None = None) -> Iterator[Code]:
                 yield Code(_name_of(node, data), wrapper or _span(node), found)
 
 
-_one_long_source = threading.Lock()
+_one_long_source = ThreadLock()
 
 
 @contextmanager

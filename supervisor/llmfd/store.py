@@ -17,13 +17,12 @@ Rules of this file.
 from __future__ import annotations
 
 import binascii
-import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from hostlib.threads import afterwards, beside
+from hostlib.threads import ThreadLock, afterwards, beside
 from hostlib.unnamed_files import descriptors_of
 from supervisor.llmfd.blob import Blob, Content
 from supervisor.llmfd.errors import FdError
@@ -79,8 +78,8 @@ class Store:
         self.memory_bytes = 0
         self.spool = Spool(directory)
         self._max_memory = max_memory
-        self._lock = threading.Lock()
-        self._moving = threading.Lock()
+        self._lock = ThreadLock()
+        self._moving = ThreadLock()
         # Of the blobs in memory those that may move, in the order in which they came.
         self._movable: OrderedDict[bytes, Blob] = OrderedDict()
 

@@ -14,11 +14,11 @@ Rules of this file.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, NewType
 
+from hostlib.threads import NestedThreadLock
 from supervisor.llmfd.allowance import Exchange
 from supervisor.llmfd.errors import (
     FILE_OPERATION,
@@ -105,7 +105,7 @@ class FdTable:
         self._allowance = allowance
         self._names: dict[str, int] = {}
         self._own: set[int] = set()  # what nobody else shares (rule 3)
-        self._lock = threading.RLock()
+        self._lock = NestedThreadLock()
         self._is_closed = False
 
     def add(

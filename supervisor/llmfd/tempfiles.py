@@ -7,10 +7,10 @@ They are gone when the child is.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hostlib.threads import ThreadLock
 from supervisor.llmfd.errors import CONFLICT, FILE_OPERATION, NOT_FOUND, FdError
 from supervisor.llmfd.release import give_back
 
@@ -46,7 +46,7 @@ class TempFiles:
         self._made = 0
         self._store: Store | None = None
         self._allowance: Allowance | None = None
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
 
     def belong_to(self, store: Store, allowance: Allowance | None) -> None:
         """Say where contents are kept and what they are charged to."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from trio.from_thread import check_cancelled
-
 from hostlib import threads
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
 
@@ -35,20 +33,3 @@ async def in_thread(
         text = f"Cannot work on content: {reason}"
         details = "The host can start no thread, and nothing was done; ask again"
         raise FdError(FILE_OPERATION, text, details) from None
-
-
-# Long work in a worker thread ends soon after nobody waits for it any more.
-#
-# A call that has begun in a worker thread is always waited for (``hostlib.threads``), so that
-# what takes seconds has to ask between its steps.
-
-
-def stop_if_cancelled() -> None:
-    """Raise ``trio.Cancelled`` if the call that this thread works for is cancelled.
-
-    Work that no task waits for, as that of ``Process.call_now``, always goes on.
-    """
-    try:
-        check_cancelled()
-    except RuntimeError:  # no worker thread of Trio
-        return

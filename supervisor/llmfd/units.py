@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import re2
 
+from hostlib.threads import stop_if_cancelled
 from supervisor.llmfd.index import Span
-from supervisor.llmfd.threads import stop_if_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from supervisor.llmfd.threads import stop_if_cancelled
+from hostlib.threads import stop_if_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

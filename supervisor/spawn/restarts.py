@@ -5,8 +5,8 @@ Decisions, pure: the clock and the dice are given.
 Rules of this file.
 
 1. ``TABLE`` has an entry for every (phase, event); a missing one is found by the import.
-2. The wait doubles with each restart in a row, up to ``MAX_BACKOFF_S``, and is spread by
-   a quarter to either side: children that failed together do not come back together.
+2. The wait doubles with each restart in a row, up to a longest one, and is spread to
+   either side: children that failed together do not come back together.
 3. A child that ran for as long as the period begins anew with the shortest wait.
 4. More than ``max_restarts`` within the period, and it is given up, with the reason.
 """
@@ -139,12 +139,16 @@ class RestartPolicy:
         backoff_s: the first wait, seconds.
         max_restarts: most restarts within the period.
         within_s: the period, seconds.
+        max_backoff_s: the longest wait, seconds.
+        spread: part of a wait by which it may be shorter or longer.
     """
 
     restart: str = "no"
     backoff_s: float = 1.0
     max_restarts: int = 5
     within_s: float = 300.0
+    max_backoff_s: float = MAX_BACKOFF_S
+    spread: float = SPREAD
 
     def wants(self, status: int) -> bool:
         """Tell whether a child that ended with this status comes back."""
@@ -157,7 +161,7 @@ class RestartPolicy:
         """
         waits_s, wait_s = 0.0, self.backoff_s
         for _ in range(self.max_restarts):
-            waits_s += min(wait_s, MAX_BACKOFF_S)
+            waits_s += min(wait_s, self.max_backoff_s)
             wait_s *= 2
             if waits_s >= self.within_s:
                 return True
@@ -221,8 +225,8 @@ class Restarts:
         # 2.0 ** 1024 is none, and the cap is reached long before.
         wait_s = self.policy.backoff_s * 2.0 ** min(self._in_a_row, 64)
         self._in_a_row += 1
-        spread = 1 + SPREAD * (2 * self._dice() - 1)
-        return min(wait_s, MAX_BACKOFF_S) * spread
+        spread = 1 + self.policy.spread * (2 * self._dice() - 1)
+        return min(wait_s, self.policy.max_backoff_s) * spread
 
     def begin_anew(self) -> None:
         """Forget the past: somebody asked for this start."""

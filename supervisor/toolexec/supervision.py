@@ -12,27 +12,31 @@ Rules of this file.
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
+import sys
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import trio
 
 from supervisor.spawn.process import LaunchpadLost
 from supervisor.spawn.request import SpawnError
+from supervisor.spawn.restarts import RestartPolicy, Restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
 
-FIRST_PAUSE_S = 0.5
-"""Before the first restart: a server whose port is still taken needs a moment."""
-
-LONGEST_PAUSE_S = 30.0
-"""Between restarts of what never stays up: somebody is going to repair it."""
-
-STEADY_S = 10.0
-"""A run that long was no failed start."""
+PAUSES = RestartPolicy(
+    restart="always",
+    backoff_s=0.5,  # a server whose port is still taken needs a moment
+    max_restarts=sys.maxsize,
+    within_s=10.0,  # a run that long was no failed start
+    max_backoff_s=30.0,
+    spread=0.0,
+)
+"""Of what never stays up: somebody is going to repair it."""
 
 GRACE_S = 2.0
 """Between SIGTERM and SIGKILL when the host stops."""
@@ -99,9 +103,9 @@ async def supervise(
 
     Cancellation: ends its process, bounded.
     """
-    pause_s = FIRST_PAUSE_S
+    restarts = Restarts(PAUSES, trio.current_time, random.random)
     while True:
-        began = trio.current_time()
+        restarts.started()
         try:
             first, running = running, None
             why = await _run_once(sidecar, tried, tell, first)
@@ -109,13 +113,12 @@ async def supervise(
             why = str(failure)
         finally:
             tried.set()
-        if trio.current_time() - began >= STEADY_S:
-            pause_s = FIRST_PAUSE_S
+        restarts.ended(1)
+        pause_s = restarts.wait_s()
         text = f"Sidecar '{sidecar.name}' is down: {why}; next start in {pause_s:g} s"
         log("WARNING", text, sidecar=sidecar.name, reason=why)
         tell("sidecar.restarting", sidecar=sidecar.name, reason=why, pause_s=pause_s)
         await trio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 async def _run_once(

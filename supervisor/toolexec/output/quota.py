@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hostlib.file_closing import close_file
+from hostlib.unnamed_files import open_unnamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,21 +125,3 @@ class Quota:
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors."""
         return (self._spare[0],) if self._spare is not None else ()
-
-
-def open_unnamed(directory: str) -> int:
-    """Open a file that has no name, or none any more.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    flags = os.O_RDWR | os.O_CLOEXEC
-    try:
-        return os.open(directory, os.O_TMPFILE | flags, 0o600)
-    except OSError as why:
-        # Not every file system has O_TMPFILE: open(2).
-        if why.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT}:
-            raise
-    fd, name = tempfile.mkstemp(dir=directory)
-    os.unlink(name)  # noqa: PTH108 - of what was made here
-    return fd

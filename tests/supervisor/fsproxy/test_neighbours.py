@@ -225,7 +225,7 @@ async def test_a_payload_for_which_there_is_no_room(
         raise OSError(code, os.strerror(code))
 
     if when == "begin":
-        monkeypatch.setattr(type(hall.budget), "_open_spool", refuse)
+        monkeypatch.setattr("vfs.payload.open_unnamed", refuse)
     else:
         monkeypatch.setattr("vfs.payload._write_all", refuse)
     for size in (9000, 300_000):

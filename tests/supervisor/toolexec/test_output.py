@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from hostlib.unnamed_files import open_unnamed
 from supervisor.toolexec.output import quota as output_quota
 from supervisor.toolexec.output import splice as output_splice
 from supervisor.toolexec.output import stores
@@ -344,7 +345,7 @@ async def test_without_a_place_for_files_nothing_is_lost(tmp_path: Path) -> None
 async def test_an_output_that_must_be_whole_waits_for_a_descriptor(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, tries = output_quota.open_unnamed, []
+    real, tries = open_unnamed, []
 
     def lacking(directory: str) -> int:
         tries.append(directory)

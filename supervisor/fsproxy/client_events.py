@@ -1,9 +1,10 @@
-"""What clients were denied, in the journal and the log (spec A1): bounded for each child.
+"""What clients did, in the journal and the log: open files (spec S3), denials (spec A1).
 
 Rules of this file.
 
-1. A child names what it likes, as often as it likes: of a name ``NAME_CHARS`` are written,
-   with the length of the whole; of many denials ``BURST`` at once, then ``PER_S`` a second.
+1. A child names what it likes, as often as it likes: of the name in a denial ``NAME_CHARS``
+   are written, with the length of the whole; of many denials ``BURST`` at once, then
+   ``PER_S`` a second.
 2. What is left out is counted, and the count is told: ``security.left_out``, with the next
    denial that is written, and at the latest when the child is gone.
 """
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hostlib.journal import Journal
-    from vfs.filesystem import Client
+    from vfs.filesystem import Client, OpenFile
 
 NAME_CHARS = 256
 """As much of a name as tells which it is; a line of the wire has room for 64 KiB."""
@@ -32,8 +33,8 @@ PER_S = 1.0
 """Afterwards: a day of it is 20 MB of journal, and nobody else's events leave for it."""
 
 
-class Denials:
-    """Tells of what clients were denied.
+class ClientEvents:
+    """Writes down what the VFS reports of clients, each event with its child.
 
     Args:
         journal: where events go.
@@ -52,14 +53,34 @@ class Denials:
         self._log = log
         self._rates: dict[str, EventRate] = {}
 
-    def tell(self, client: Client, what: str, name: bytes) -> None:
+    def file_opened(self, file: OpenFile) -> None:
+        """Report an OPEN."""
+        self._write("file.opened", file, mode=file.mode.text)
+
+    def file_closed(self, file: OpenFile, *, why: str | None) -> None:
+        """Report the end of an open file; ``why`` where its client did not ask."""
+        if why is None:
+            self._write("file.closed", file)
+            return
+        self._log(
+            "INFO",
+            f"Auto-closed fileno {file.fileno} for client {file.client.id} ({why})",
+            child_id=self._child_of(file.client),
+            client_id=file.client.id,
+            fileno=file.fileno,
+            filename=text_of(file.name),
+            reason=why,
+        )
+        self._write("file.auto_closed", file, reason=why)
+
+    def denied(self, client: Client, what: str, name: bytes) -> None:
         """Report that a client reached for what it may not (spec A1)."""
         child_id = self._child_of(client)
         rate = self._rates.setdefault(child_id, EventRate(BURST, PER_S))
         if not rate.take(time.monotonic()):
             self._journal.count("security.denied", command=what)
             return
-        self._tell_left_out(child_id)
+        self._tell_left_out_of(child_id)
         # A character has 4 bytes at most: none of those that are kept is cut.
         shown = text_of(name[: 4 * NAME_CHARS])[:NAME_CHARS]
         fields: dict[str, object] = {
@@ -75,15 +96,28 @@ class Denials:
 
     def forget(self, child_id: str) -> None:
         """Tell what was left out of a child that is gone."""
-        self._tell_left_out(child_id)
+        self._tell_left_out_of(child_id)
         self._rates.pop(child_id, None)
 
-    def tell_all(self) -> None:
+    def tell_left_out(self) -> None:
         """Tell what was left out so far: what comes next counts anew."""
         for child_id in self._rates:
-            self._tell_left_out(child_id)
+            self._tell_left_out_of(child_id)
 
-    def _tell_left_out(self, child_id: str) -> None:
+    def _write(self, event: str, file: OpenFile, **fields: object) -> None:
+        if not self._journal.is_on:
+            return
+        client = file.client
+        self._journal.write(
+            event,
+            child_id=self._child_of(client),
+            client_id=client.id,
+            fileno=file.fileno,
+            filename=text_of(file.name),
+            **fields,
+        )
+
+    def _tell_left_out_of(self, child_id: str) -> None:
         rate = self._rates.get(child_id)
         if rate is None or not rate.left_out:
             return
