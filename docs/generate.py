@@ -79,10 +79,10 @@ def _agent_row(recipe: Recipe) -> str:
 
 
 DOCUMENTS: tuple[tuple[str, Callable[[str, Named], str]], ...] = (
-    ("docs/design.md", design),
-    ("docs/security.md", security),
-    ("docs/invariants.md", invariants),
-    ("docs/agents.md", agents),
+    ("docs/explanation/design.md", design),
+    ("docs/explanation/security.md", security),
+    ("docs/explanation/invariants.md", invariants),
+    ("docs/reference/agents.md", agents),
 )
 
 

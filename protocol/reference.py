@@ -3,7 +3,7 @@
     python -m protocol.reference [--check] [FILE]
 
 Writes the table of commands and the table of limits between their marker comments in
-FILE (``docs/protocol.md`` of this project where none is named).  With ``--check`` it
+FILE (``docs/reference/protocol.md`` of this project where none is named).  With ``--check`` it
 only compares, and exits with 1 if what stands there is not what the code says; 2 means
 that the arguments or the file are of no use.
 
@@ -20,7 +20,7 @@ from protocol import limits
 from protocol.commands import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parent
-PAGE = PACKAGE.parent / "docs" / "protocol.md"
+PAGE = PACKAGE.parent / "docs" / "reference" / "protocol.md"
 USAGE = "usage: python -m protocol.reference [--check] [FILE]\n"
 
 

@@ -2,5 +2,5 @@
 
 Nothing is imported here, so that `supervisor.__main__` and `supervisor.spawn.launchpad.main`
 start without the weight of the host. Uses `vfs` by its doors and `protocol` by its
-root; nothing imports this package. Read on in `docs/design.md`.
+root; nothing imports this package. Read on in `docs/explanation/design.md`.
 """

@@ -7,5 +7,5 @@ files lie, and `vfs.handover` for the next program; `vfs.client` (a child's side
 library only; `vfs.client.aio` is its Trio twin, `vfs.client.shell.fs`,
 `vfs.client.shell.fd` and `vfs.client.shell.llm` those for shells); `vfs.relay` (a proxy
 between the two); `vfs.errors`. Everything else is private to this package. Knows no
-processes and no HTTP. Read on in `docs/design.md`.
+processes and no HTTP. Read on in `docs/explanation/design.md`.
 """

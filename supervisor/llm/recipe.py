@@ -1,8 +1,8 @@
 """Recipes: what an agent needs to run behind the host's doors, as data.
 
 Each is a file of ``recipes/``.  Its texts hold places such as ``${OPENAI_BASE_URL}``,
-which the host fills in when the child starts (``supervisor/children/environment.py``).  ``docs/agents.md``
-has the table of them, and ``tests/agents`` runs each.
+which the host fills in when the child starts (``supervisor/children/environment.py``).
+``docs/reference/agents.md`` has the table of them, and ``tests/agents`` runs each.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A store of immutable contents, tables of descriptors, and the calls on them. A
     answer = await process.call("read_fd", fd="fd:1", page=2)
 
 An ``LlmFd`` is not an open file: another type, another table, another word. Read on in
-``docs/llm-fds.md``.
+``docs/reference/llm-fds.md``.
 """
 
 from supervisor.llmfd.allowance import Allowance

@@ -7,5 +7,5 @@
 ``service`` is what a host plugs in; ``server`` listens; ``connection`` serves one
 request, with what all share in ``context``; ``executions``, ``execution`` and ``ending``
 run and end tools; ``log`` keeps what they print, in ``stores``, within a
-``quota``; ``routes`` is the seam to the sidecars.  Start with ``docs/toolexec.md``.
+``quota``; ``routes`` is the seam to the sidecars.  Start with ``docs/reference/toolexec.md``.
 """

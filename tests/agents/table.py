@@ -153,7 +153,7 @@ AGENTS = (
         passes=("starts", "asks", "keyless", "charged", "ends", "clean"),
     ),
 )  # fmt: skip
-"""Each agent that is tried; docs/agents.md says what came of it."""
+"""Each agent that is tried; docs/reference/agents.md says what came of it."""
 
 SMALLEST = ("qwen", "llm", "pydantic-ai")
 """The agents of least size: 55, 83 and 111 MB; Codex has 424, mini-swe-agent 754."""

@@ -31,7 +31,7 @@ def cache(otherwise: Path) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", smallest())
 def test_a_real_agent_goes_through_its_steps(name: str, tmp_path: Path) -> None:
-    """An agent passes every column of docs/agents.md that it can pass."""
+    """An agent passes every column of docs/reference/agents.md that it can pass."""
     if shutil.which("git") is None:
         pytest.skip("git is not on this machine, which the agent's project needs")
     (agent,) = (one for one in AGENTS if one.name == name)

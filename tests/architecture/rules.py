@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.architecture.tree import ROOT, parsed, relative, tree_files
 
-# The rules of docs/protocol.md that are in force.
+# The rules of docs/reference/protocol.md that are in force.
 SPEC = (
     *(f"T{n}" for n in range(1, 6)),
     *(f"F{n}" for n in range(1, 10)),
@@ -27,7 +27,7 @@ SPEC = (
     *(f"N{n}" for n in range(1, 5)),
     *(f"L{n}" for n in range(1, 16)),
 )
-# docs/toolexec.md.
+# docs/reference/toolexec.md.
 TOOLEXEC = tuple(f"E{n}" for n in range(1, 38))
 # Workspaces, and what programs find that know nothing of the host.
 WORKSPACES = (
@@ -47,11 +47,11 @@ MODEL_DOORS = tuple(f"MD{n}" for n in range(1, 9))
 NETWORK = tuple(f"NET{n}" for n in range(1, 16))
 NETWORK_TO_BUILD: tuple[str, ...] = ("NET9", "NET14", "NET15")
 """Those that no code keeps yet; none is ever added."""
-# docs/invariants.md.
+# docs/explanation/invariants.md.
 INVARIANTS = tuple(f"I{n}" for n in range(1, 11))
 INVARIANTS_IN_FORCE = INVARIANTS
-# docs/security.md.
-_SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+# docs/explanation/security.md.
+_SECURITY = (ROOT / "docs" / "explanation" / "security.md").read_text(encoding="utf-8")
 _STATED = re.findall(r"^\| (\d+) \|", _SECURITY, re.MULTILINE)
 ATTACKS = tuple(
     name for name in map(str, range(1, 71)) if int(name) <= 40 or name in _STATED

@@ -1,4 +1,4 @@
-"""Each attack runs in each kind of walls, as docs/security.md says; and as which users.
+"""Each attack runs in each kind of walls, as docs/explanation/security.md says; and as which users.
 
 Asked of pytest itself, which collects what it would run; no test is run here.
 """
@@ -58,7 +58,7 @@ def kinds_of_attacks() -> dict[str, set[str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_each_attack_runs_in_the_walls_that_the_document_says() -> None:
-    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "explanation" / "security.md").read_text(encoding="utf-8")
     stated = {
         number: set(KINDS) if walls == "all" else set(re.findall(r"`(\w+)`", walls))
         for number, walls in ROW.findall(text)

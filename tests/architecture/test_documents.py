@@ -151,10 +151,9 @@ def test_the_tests_of_an_invariant_are_those_that_name_it() -> None:
 
 
 def places_told(page: str) -> dict[str, set[str]]:
-    """Return the names in each table of "Where things are", by what they are beneath."""
-    part = page.partition("\n## Where things are\n")[2].partition("\n## ")[0]
+    """Return the names in each table of the map, by what they are beneath."""
     told = {}
-    for table in part.split("\n\n"):
+    for table in page.split("\n\n"):
         rows = [line.split("|")[1] for line in table.splitlines() if line[:1] == "|"]
         if rows:
             (beneath,) = re.findall(r"`(\w+)/`", rows[0]) or [""]
@@ -178,9 +177,9 @@ def places_there() -> dict[str, set[str]]:
 # A file that nobody finds is written a second time.
 @pytest.mark.parametrize("beneath", [*PACKAGES, ""])
 def test_the_map_names_what_is_there(beneath: str) -> None:
-    told = places_told((ROOT / "docs" / "design.md").read_text(encoding="utf-8"))[
-        beneath
-    ]
+    told = places_told(
+        (ROOT / "docs" / "reference" / "map.md").read_text(encoding="utf-8")
+    )[beneath]
     there = places_there()[beneath]
     found = {pattern: set(fnmatch.filter(there, pattern)) for pattern in told}
     assert not there - set().union(*found.values())
@@ -242,7 +241,7 @@ def beginnings() -> set[str]:
 
 
 def test_every_reply_of_the_code_is_in_the_table() -> None:
-    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
     replies = page.partition("\n## Replies\n")[2].partition("\n## ")[0]
     told = {text for text in beginnings() if " requires " not in text}  # F9
     assert len(told) > 20
@@ -250,9 +249,8 @@ def test_every_reply_of_the_code_is_in_the_table() -> None:
 
 
 def test_every_event_of_the_journal_is_told_to_operators() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    part = page.partition("\n## Journal\n")[2].partition("\n## ")[0]
-    told = set(re.findall(r"`([a-z]+\.[a-z_]+)`", part))
+    page = (ROOT / "docs" / "reference" / "journal.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`([a-z]+\.[a-z_]+)`", page))
     assert told == set(EVENTS)
 
 
@@ -268,7 +266,7 @@ def test_every_event_of_the_journal_is_told_to_operators() -> None:
 def test_every_key_of_the_daemon_has_its_row(
     name: str, section: type[msgspec.Struct]
 ) -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "daemon.md").read_text(encoding="utf-8")
     table = page.partition(f"\n| key of `[{name}]` |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line[:1] == "|"]
     told = re.findall(r"`([a-z_]+)`", "".join(rows))

@@ -77,10 +77,10 @@ def test_no_test_names_a_rule_that_does_not_exist() -> None:
 @pytest.mark.parametrize(
     ("document", "pattern", "wanted"),
     [
-        ("docs/protocol.md", r"\b([A-Z]\d+b?)\b", rules.SPEC),
-        ("docs/toolexec.md", r"\((E\d+)\)", rules.TOOLEXEC),
-        ("docs/invariants.md", r"^## (I\d+)\b", rules.INVARIANTS),
-        ("docs/security.md", r"^\| (\d+) \|", rules.ATTACKS),
+        ("docs/reference/protocol.md", r"\b([A-Z]\d+b?)\b", rules.SPEC),
+        ("docs/reference/toolexec.md", r"\((E\d+)\)", rules.TOOLEXEC),
+        ("docs/explanation/invariants.md", r"^## (I\d+)\b", rules.INVARIANTS),
+        ("docs/explanation/security.md", r"^\| (\d+) \|", rules.ATTACKS),
     ],
 )
 def test_the_document_states_every_rule(

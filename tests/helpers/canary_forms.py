@@ -1,6 +1,6 @@
 """A stand-in for a provider that gives a key away, in every form that is promised.
 
-The forms that docs/security.md names, and what an answer of `demo/provider` says of the
+The forms that docs/explanation/security.md names, and what an answer of `demo/provider` says of the
 key with them.
 """
 

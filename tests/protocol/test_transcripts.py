@@ -9,7 +9,7 @@ import pytest
 from protocol import ClientConnection, HostConnection, messages
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
-PAGE = VECTORS.parents[1] / "docs" / "protocol.md"
+PAGE = VECTORS.parents[1] / "docs" / "reference" / "protocol.md"
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""docs/llm-fds.md names every call and its parameters as they are."""
+"""docs/reference/llm-fds.md names every call and its parameters as they are."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ CALL = re.compile(r"`([a-z_]+)\(([^)`]*)\)`")
 
 def documented() -> dict[str, set[str]]:
     """Return the parameters of each call in the table of calls."""
-    page = (ROOT / "docs" / "llm-fds.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "llm-fds.md").read_text(encoding="utf-8")
     part = page.partition("\n## Calls\n")[2].partition("\n## ")[0]
     rows = "\n".join(line for line in part.splitlines() if line.startswith("|"))
     return {

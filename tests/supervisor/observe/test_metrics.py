@@ -225,7 +225,7 @@ async def test_names_follow_the_usage_of_prometheus(stage: Stage) -> None:
 
 
 async def test_every_metric_is_documented_and_no_other(stage: Stage) -> None:
-    page = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/observability.md").read_text(encoding="utf-8")
     told = set(re.findall(r"^\| `((?:sandhost|process)_\w+)", page, re.MULTILINE))
     made = {
         f"{f.name}_total" if f.kind == "counter" else f.name

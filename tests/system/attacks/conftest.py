@@ -3,7 +3,7 @@
 What holds without walls is what the door alone stops; with them, the same has to hold. A
 test that has the argument `kind`, or a stage that has it, runs once in each; one for which
 some kind promises nothing names the others (`@only(...)`) and says why. The column "walls"
-of the attacks in docs/security.md is compared with what is collected here.
+of the attacks in docs/explanation/security.md is compared with what is collected here.
 
 A test with other parameters as well tries each of them in `auto` and in one more kind, the
 next one in turn, and each kind with some of them; the whole product is marked `chaos`, for

@@ -1,4 +1,4 @@
-"""The transcript of docs/llm-fds.md, run as it stands there."""
+"""The transcript of docs/how-to/large-content.md, run as it stands there."""
 
 import re
 from pathlib import Path
@@ -9,15 +9,17 @@ from supervisor.llmfd import TOOLS
 from supervisor.llmfd.prompt import INSTRUCTIONS
 from tests.helpers.command import SANDHOST, sandhost
 
-PAGE = Path(__file__).parents[3] / "docs" / "llm-fds.md"
+DOCS = Path(__file__).parents[3] / "docs"
+HOW_TO = DOCS / "how-to" / "large-content.md"
+PAGE = DOCS / "reference" / "llm-fds.md"
 
 
-def block(language: str, number: int = 0) -> str:
-    """Return a code block of the page."""
+def block(language: str, page: Path = HOW_TO) -> str:
+    """Return the first code block of a language in a page."""
     found: list[str] = re.findall(
-        rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL
+        rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL
     )
-    return found[number]
+    return found[0]
 
 
 @pytest.mark.slow
@@ -40,7 +42,7 @@ def _quoted(text: str) -> str:
 
 @pytest.mark.slow
 def test_the_whole_configuration_is_one(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(block("toml", 1))
+    (tmp_path / "config.toml").write_text(block("toml", PAGE))
     outcome = sandhost("run", "--config", "config.toml", "--", "true", cwd=tmp_path)
     assert (outcome.status, outcome.err) == (0, b"")
 

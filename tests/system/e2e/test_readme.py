@@ -1,4 +1,4 @@
-"""The examples of README.md and docs/files.md, run as they stand there."""
+"""The examples of README.md and docs/tutorials/files.md, run as they stand there."""
 
 import os
 import re
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[3]
 README = REPOSITORY / "README.md"
-FILES = REPOSITORY / "docs" / "files.md"
+FILES = REPOSITORY / "docs" / "tutorials" / "files.md"
 
 
 def blocks(language: str, page: Path) -> list[str]:
@@ -93,7 +93,7 @@ def test_an_agent_works_is_looked_at_and_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_page_of_agents_says_what_came_of_each() -> None:
-    page = (REPOSITORY / "docs" / "agents.md").read_text()
+    page = (REPOSITORY / "docs" / "reference" / "agents.md").read_text()
     for agent in AGENTS:
         version = re.escape(read_recipe(agent.name).version_tried)
         assert re.search(rf"^\| `{agent.name}` \| {version} \|", page, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The examples of docs/workspaces.md: every command prints what stands below it."""
+"""The examples of docs/how-to/workspaces.md: every command prints what stands below it."""
 
 import re
 import subprocess
@@ -10,11 +10,11 @@ from tests.helpers.command import ENVIRONMENT
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[3] / "docs" / "workspaces.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "workspaces.md"
 EXAMPLES = dict(
     re.findall(
-        r"^### (.*?)\n\n```console\n(.*?)```",
-        PAGE.read_text().partition("\n## Examples\n")[2].partition("\n## ")[0],
+        r"^## (.*?)\n\n```console\n(.*?)```",
+        PAGE.read_text(),
         re.MULTILINE | re.DOTALL,
     )
 )

@@ -194,11 +194,11 @@ def test_a_control_socket_of_the_manager_starts_the_host(tmp_path: Path) -> None
 
 
 def steps() -> list[str]:
-    """The commands of docs/operations.md that lead to a hardened unit, in order.
+    """The commands of docs/how-to/daemon.md that lead to a hardened unit, in order.
 
     Left out is what fetches: the checkout stands where pip would install it.
     """
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "daemon.md").read_text()
     _, _, text = text.partition("## From an empty machine to a hardened unit\n")
     section, _, _ = text.partition("\n## ")
     blocks = section.split("```sh\n")[1:]
