@@ -18,6 +18,8 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 PARALLEL = -n $(WORKERS) --maxprocesses 4
 # Set where `make test` comes after `make check`: the quick tests are in it.
 TESTS_FOLLOW ?=
+# Whose unit tests `make unit` runs: vfs, hostlib, supervisor/llm, ...
+PKG ?=
 # More arguments for pytest, as in `make test ARGS="-k relay"`.
 ARGS ?=
 # Rounds of random kill -9, and seconds of fuzzing.
@@ -35,7 +37,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
   --allow-unsafe --no-header --no-emit-index-url --no-emit-trusted-host \
   --no-emit-find-links --no-emit-options --annotation-style=line
 
-.PHONY: help install demo test check quick format lint types imports docs generate man cover \
+.PHONY: help install demo test check unit quick format lint types imports docs generate man cover \
   agents bench fuzz soak chaos lock clean
 
 help:  ## this list
@@ -87,7 +89,12 @@ test: $(STAMP)  ## every test, chaos in its short form
 
 check: format lint types imports docs cover $(if $(TESTS_FOLLOW),,quick)  ## format, lint, types, imports, docs, quick tests
 
-quick: $(STAMP)
+unit: $(STAMP)  ## the quick tests of one package: make unit PKG=vfs, PKG=supervisor/llm
+	@test -n "$(PKG)" -a -d "tests/$(PKG)" || \
+	  { echo "make: name a directory of tests: make unit PKG=vfs" >&2; exit 2; }
+	$(BIN)/python -m pytest -q -m "not slow and not chaos" tests/$(PKG) $(ARGS)
+
+quick: $(STAMP)  ## the quick tests of all packages
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not chaos" $(ARGS)
 
 format: $(STAMP)

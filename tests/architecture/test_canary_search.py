@@ -18,9 +18,11 @@ from urllib.parse import quote, quote_plus, urlencode
 import pytest
 import trio
 
+from supervisor.llm import keys
 from tests.architecture.tree import ROOT
 from tests.helpers.canary import (
     PIECE_BYTES,
+    VARIABLE,
     Account,
     forms,
     found_in,
@@ -60,6 +62,10 @@ WRITTEN: dict[str, Callable[[str], str]] = {
     "hexadecimal, upper case": lambda key: key.encode().hex().upper(),
 }
 BASE64 = (base64.b64encode, base64.urlsafe_b64encode)
+
+
+def test_the_hosts_of_tests_have_the_key_where_a_host_takes_it_from() -> None:
+    assert VARIABLE == keys.ENVIRONMENT
 
 
 @pytest.mark.parametrize("written", WRITTEN.values(), ids=WRITTEN)

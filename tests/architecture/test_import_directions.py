@@ -181,3 +181,18 @@ def test_imports_for_types_only_are_told_apart() -> None:
     tree = ast.parse(source)
     assert [name for _, name in uses.imported(uses.at_run_time(tree))] == ["a", "c"]
     assert {name for _, name in uses.imported(tree)} == {"a", "b", "c"}
+
+
+def test_the_tests_start_without_the_product() -> None:
+    program = f"""
+import sys
+import tests.conftest
+found = [name for name in sys.modules if name.partition(".")[0] in {PACKAGES!r}]
+assert not found, found
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+        # As in a worker: no directory for temporary files is made.
+        env={**os.environ, "PYTEST_XDIST_WORKER": "gw0"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -19,9 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from supervisor.llm.keys import ENVIRONMENT, read_key
-
-VARIABLE = ENVIRONMENT
+VARIABLE = "OPENAI_API_KEY"
 """Of the environment: where a host has its key from when no file is configured."""
 
 MIDDLE = secrets.token_hex(12)
@@ -135,6 +133,8 @@ def held() -> Iterator[None]:
     It was read from a file by the module that reads keys; and it is in the environment, where
     a host without a model leaves it, for whatever is started with too much of it.
     """
+    from supervisor.llm.keys import read_key  # noqa: PLC0415 - not for each test
+
     ACCOUNT.hosts += 1
     fd = os.memfd_create("key", os.MFD_CLOEXEC)
     try:
