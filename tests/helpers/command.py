@@ -21,6 +21,7 @@ import pytest
 
 from tests.helpers import canary
 from tests.helpers.forkserver import ForkServer
+from tests.helpers.steps import Steps
 
 SANDHOST = str(Path(sys.executable).with_name("sandhost"))
 """The command as it was installed beside this interpreter."""
@@ -88,14 +89,17 @@ def forked_commands(server: ForkServer) -> Iterator[None]:
 def sandhost(*words: str | Path, **changes: Any) -> Outcome:
     """Run the command to its end, without a terminal and without input.
 
-    With words, directory and environment alone it is forked, where that is usual.
+    With words, directory, environment and steps alone it is forked, where that is usual.
     """
     texts = [os.fsdecode(word) for word in words]
     env = changes.get("env", ENVIRONMENT)
-    if _SERVERS and changes.keys() <= {"cwd", "env"} and _SERVERS[0].takes(texts, env):
+    wrapper = changes.get("wrapper") or None
+    is_forked = changes.keys() <= {"cwd", "env", "wrapper"}
+    is_forked &= wrapper is None or isinstance(wrapper, Steps)
+    if _SERVERS and is_forked and _SERVERS[0].takes(texts, env):
         _count_host(words)
         cwd = os.fsdecode(changes.get("cwd") or os.getcwd())
-        return outcome(*_SERVERS[0].run(texts, cwd, env, TIMEOUT_S))
+        return outcome(*_SERVERS[0].run(texts, cwd, env, TIMEOUT_S, wrapper))
     with running(*words, **changes) as process:
         return finished(process)
 

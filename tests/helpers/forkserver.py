@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from tests.helpers.steps import Steps
+
 PROGRAM = Path(__file__).parent / "children" / "forkserver.py"
 
 MOST_BYTES = 100_000
@@ -65,14 +67,28 @@ class ForkServer:
         )
 
     def run(
-        self, words: list[str], cwd: str, env: Mapping[str, str], timeout_s: float
+        self,
+        words: list[str],
+        cwd: str,
+        env: Mapping[str, str],
+        timeout_s: float,
+        steps: Steps | None = None,
     ) -> tuple[int, bytes, bytes]:
         """Run a command to its end; return its status and what it said.
+
+        Args:
+            words: of the command.
+            cwd: its working directory.
+            env: its environment.
+            timeout_s: how long it may take.
+            steps: what its process does before.
 
         Raises:
             subprocess.TimeoutExpired: it took too long, and was killed.
         """
-        request = {"words": words, "cwd": cwd, "env": dict(env)}
+        request = {"words": words, "cwd": cwd, "env": dict(env), "steps": None}
+        if steps is not None:
+            request["steps"] = (steps.code, steps.args)
         with ExitStack() as stack:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, null)

@@ -5,8 +5,9 @@ Each run begins where the installed script calls `main`, with descriptors, direc
 environment and words of its own. See `helpers/forkserver.py`.
 
 argv[1]: the number of a socket (SOCK_SEQPACKET); its end ends this program.
-A request: a JSON object with `words`, `cwd` and `env`, and four descriptors: stdin, stdout,
-stderr, and a pipe that is told the pid in a line and, at the command's end, its status.
+A request: a JSON object with `words`, `cwd`, `env` and `steps` (code that runs before, and
+its arguments; null for none), and four descriptors: stdin, stdout, stderr, and a pipe that
+is told the pid in a line and, at the command's end, its status.
 """
 
 import gc
@@ -107,11 +108,22 @@ def _run(request: dict[str, Any], fds: list[int]) -> None:
     sys.argv = [SANDHOST, *request["words"]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if request["steps"] is not None:
+            _take(*request["steps"])
         from supervisor.__main__ import main as command  # noqa: PLC0415
 
         command()
     finally:
         os._exit(70)
+
+
+def _take(code: str, args: list[str]) -> None:
+    """Take the steps before a command (`helpers/steps.py`)."""
+    try:
+        exec(code, {"args": args, "os": os, "sys": sys})  # noqa: S102 - a test's own
+    except SystemExit as why:
+        sys.stderr.write(f"{why}\n")
+        os._exit(1)
 
 
 main()

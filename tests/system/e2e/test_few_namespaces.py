@@ -10,8 +10,8 @@ import pytest
 
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 from tests.helpers.fewer import allowing
+from tests.helpers.layers import as_root, layers, present
 from tests.helpers.rounds import LONG_ALONE
-from tests.system.e2e.test_sandbox import as_root, layers, present
 
 UNSHARE = shutil.which("unshare") or "false"
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, TIMEOUT_S, finished, running
+from tests.helpers.fewer import allowing
 from tests.helpers.forkserver import ForkServer
 
 pytestmark = pytest.mark.slow
@@ -48,6 +50,26 @@ def test_it_ends_and_says_the_same(
     assert status == started.status
     assert DRAWN.sub(b"*", out) == DRAWN.sub(b"*", started.out)
     assert err == started.err
+
+
+# Steps of a wrapper are the fork's own; what an exec changes after them is changed.
+@pytest.mark.parametrize("uid", [None, 0, 1000])
+def test_it_says_the_same_after_steps(
+    tmp_path: Path, fork_server: ForkServer, uid: int | None
+) -> None:
+    steps = older.without(444, 38) if uid is None else allowing("net=0", uid=uid)
+    (tmp_path / "c.toml").write_text(
+        "[sandbox.x]\nlayers = ['landlock', 'netns', 'seccomp']\n"
+    )
+    seen = "id -u; grep -E '^(Cap|Seccomp:|NoNewPrivs)' /proc/self/status; " + SEEN
+    words = ["run", "--config", "c.toml", "--sandbox", "x", "--", "sh", "-c", seen]
+    env = {**ENVIRONMENT, "HOME": str(tmp_path)}
+    with running(*words, cwd=tmp_path, env=env, wrapper=steps) as process:
+        started = finished(process)
+    assert started.status == 7
+    forked = fork_server.run(words, str(tmp_path), env, TIMEOUT_S, steps)
+    assert (forked[0], forked[2]) == (started.status, started.err)
+    assert DRAWN.sub(b"*", forked[1]) == DRAWN.sub(b"*", started.out)
 
 
 def test_what_a_start_would_see_is_not_forked(

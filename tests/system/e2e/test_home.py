@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
+from tests.helpers.layers import TABLE, layers, present
 from tests.system.attacks.test_unprivileged import nobodys_command
 
 IS_ROOT = os.geteuid() == 0
@@ -22,8 +23,7 @@ IS_ROOT = os.geteuid() == 0
 @cache
 def gives_mounts() -> bool:
     """Tell whether a child here gets mounts of its own."""
-    said = json.loads(sandhost("doctor", "--json").out)
-    return "mountns" in said["isolation"]["layers"]
+    return "mountns" in present(layers())
 
 
 def shell(script: str, *options: str) -> Outcome:
@@ -298,12 +298,11 @@ def test_the_child_of_a_host_without_rights_has_them_too(place: Path) -> None:
     assert (ended.stdout.split(), ended.stderr) == (["child", "x", "/dev/pts/0"], "")
 
 
-def layers_of(words: list[str], env: dict[str, str]) -> list[str]:
+def layers_of(words: list[str], env: dict[str, str]) -> set[str]:
     """Return the layers that a user's child gets."""
-    ask = [*words, "-m", "supervisor", "doctor", "--json"]
+    ask = [*words, "-c", TABLE]
     said = subprocess.run(ask, env=env, cwd="/", capture_output=True, check=False)
-    layers: list[str] = json.loads(said.stdout)["isolation"]["layers"]
-    return layers
+    return present({row["layer"]: row for row in json.loads(said.stdout)["layers"]})
 
 
 # spec HM8

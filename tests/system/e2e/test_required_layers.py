@@ -16,6 +16,8 @@ from supervisor.sandbox.plan import LAYERS
 from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
 from tests.helpers.daemon import daemon
+from tests.helpers.layers import layers as table_of_layers
+from tests.helpers.layers import present
 from tests.helpers.replacing import assert_clean
 
 pytestmark = pytest.mark.slow
@@ -124,12 +126,11 @@ def test_what_takes_root_is_not_required_of_anybody_else(
 def test_what_this_machine_gives_is_no_fault_however_much_is_required(
     tmp_path: Path,
 ) -> None:
-    outcome = sandhost("doctor", "--json")
-    layers = json.loads(outcome.out)["layers"]
-    given = [row["layer"] for row in layers if row["state"] == "present"]
+    table = table_of_layers()
+    given = sorted(present(table))
     text = f"[sandbox.s]\nrequired = {given}\n[policy.p]\nsandbox = 's'\n"
     assert checked(tmp_path, text).status == 0
-    for row in layers:
+    for row in table.values():
         if row["state"] == "missing":
             assert checked(tmp_path, profile(row["layer"])).status == 2, row
 
@@ -228,8 +229,7 @@ def groups_of(pid: int) -> set[str]:
 # A daemon is told to reload for as long as it lives: a trial leaves nothing in it, gone
 # well or not.
 def test_trials_of_reloads_leave_nothing(tmp_path: Path) -> None:
-    rows = json.loads(sandhost("doctor", "--json").out)["layers"]
-    given = [row["layer"] for row in rows if row["state"] == "present"]
+    given = sorted(present(table_of_layers()))
     missing = "userns" if os.geteuid() == 0 else "uid"
     text = f"[sandbox.s]\nrequired = {given}\n[policy.p]\nsandbox = 's'\n"
     with daemon(tmp_path, text + SLEEPER.format("a")) as running:

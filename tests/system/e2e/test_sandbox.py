@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from supervisor.sandbox.plan import LAYERS, PROFILES
+from supervisor.sandbox.plan import PROFILES
 from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
+from tests.helpers.layers import as_root, layers, present
 from tests.helpers.older import without
 from tests.helpers.trees import SHM
 
@@ -25,22 +26,10 @@ DROP = ("setpriv", "--inh-caps", "-all", "--bounding-set")
 """What takes a right from root, and which one."""
 
 
-def layers(wrapper: tuple[str, ...] = ()) -> dict[str, dict[str, str]]:
-    """Return doctor's table, by layer."""
-    outcome = sandhost("doctor", "--json", wrapper=wrapper)
-    assert outcome.err == b""
-    return {row["layer"]: row for row in json.loads(outcome.out)["layers"]}
-
-
-def present(table: dict[str, dict[str, str]]) -> set[str]:
-    """Return the layers that are there."""
-    return {layer for layer, row in table.items() if row["state"] == "present"}
-
-
 @pytest.fixture(scope="module")
 def whole() -> set[str]:
     """What this machine gives when nothing is switched off."""
-    return present(layers())
+    return present(layers(()))
 
 
 NAMESPACES = {"mountns", "pidns", "netns", "ipcns", "utsns"}
@@ -353,14 +342,6 @@ def test_a_limit_that_the_kernel_does_not_keep_for_root_is_told(tmp_path: Path) 
     assert list(spawned["isolation"]["missing"]) == ["limit of processes"]
     outcome = sandhost("run", "--limit", "processes=8", "--", "true", cwd=tmp_path)
     assert (outcome.status, outcome.err) == (0, b"")
-
-
-def as_root(where: Path) -> tuple[str | Path, ...]:
-    """Return options of `run` for a child that stays root; others' are as ever."""
-    config = where / "as-root.toml"
-    layers = sorted(LAYERS.keys() - {"uid"})
-    config.write_text(f"[sandbox.as-root]\nlayers = {layers}\n")
-    return "--config", config, "--sandbox", "as-root"
 
 
 def spawned_in(journal: Path) -> list[dict[str, Any]]:
