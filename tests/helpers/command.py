@@ -75,15 +75,25 @@ class Outcome:
 _SERVERS: list[ForkServer] = []
 """What runs commands that are not to be seen starting; empty where each is started."""
 
+_DAEMON_SERVERS: list[ForkServer] = []
+"""What runs `serve`; empty where each is started."""
+
 
 @contextmanager
-def forked_commands(server: ForkServer) -> Iterator[None]:
-    """Have `sandhost` fork commands from a process that has imported them."""
+def forked_commands(server: ForkServer, daemons: ForkServer) -> Iterator[None]:
+    """Have commands forked from processes that have imported them."""
     _SERVERS.append(server)
+    _DAEMON_SERVERS.append(daemons)
     try:
         yield
     finally:
         _SERVERS.remove(server)
+        _DAEMON_SERVERS.remove(daemons)
+
+
+def server_of_daemons() -> ForkServer | None:
+    """Return what runs `serve`; None where each is started."""
+    return _DAEMON_SERVERS[0] if _DAEMON_SERVERS else None
 
 
 def sandhost(*words: str | Path, **changes: Any) -> Outcome:

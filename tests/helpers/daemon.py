@@ -13,13 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from supervisor.client import ChildRow, HostClient
 from supervisor.config.directories import directories_of
 from supervisor.config.host import HostSection
 from tests.helpers import canary
-from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S
+from tests.helpers.command import (
+    ENVIRONMENT,
+    SANDHOST,
+    TIMEOUT_S,
+    server_of_daemons,
+)
+
+if TYPE_CHECKING:
+    from tests.helpers.forkserver import Forked
 
 HEAD = """
 [host]
@@ -51,7 +59,10 @@ class Daemon:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], where: Path, ear: socket.socket
+        self,
+        process: "subprocess.Popen[bytes] | Forked",
+        where: Path,
+        ear: socket.socket,
     ) -> None:
         self.process = process
         self.where = where
@@ -109,28 +120,44 @@ def daemon(
     *options: str,
     grace: str = "5s",
     ready: bool = True,
+    forked: bool = True,
     **changes: Any,
 ) -> Iterator[Daemon]:
-    """Start a daemon; at the end it is killed if it still runs."""
+    """Start a daemon; at the end it is killed if it still runs.
+
+    Args:
+        where: its directories are made in it.
+        config: its configuration, beside those.
+        options: of `serve`.
+        grace: that of its children.
+        ready: whether to wait until it says so.
+        forked: False for one that is looked at as a start leaves it.
+        changes: as for `subprocess.Popen`; then it is started, but for `env`.
+    """
     (where / "c.toml").write_text(HEAD.format(where=where, grace=grace) + config)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         address = f"@sandhost-test-{os.urandom(8).hex()}"
         ear.bind("\0" + address[1:])
         env = {**ENVIRONMENT, "NOTIFY_SOCKET": address, **changes.pop("env", {})}
         wrapper = changes.pop("wrapper", ())
-        config_path = str(where / "c.toml")
-        command = [*wrapper, SANDHOST, "serve", "--config", config_path, *options]
+        words = ["serve", "--config", str(where / "c.toml"), *options]
+        server = server_of_daemons() if forked and not wrapper and not changes else None
         canary.ACCOUNT.hosts += 1
-        with (where / "stderr").open("ab") as err:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=err,
-                stderr=err,
-                env=env,
-                cwd=where,
-                **changes,
-            )
+        process: subprocess.Popen[bytes] | Forked
+        with (where / "stderr").open("ab") as err, open(os.devnull, "rb") as null:
+            if server is not None and server.takes(words, env):
+                streams = [null.fileno(), err.fileno(), err.fileno()]
+                process = server.start(words, str(where), env, streams)
+            else:
+                process = subprocess.Popen(
+                    [*wrapper, SANDHOST, *words],
+                    stdin=null,
+                    stdout=err,
+                    stderr=err,
+                    env=env,
+                    cwd=where,
+                    **changes,
+                )
         with process:
             try:
                 running = Daemon(process, where, ear)

@@ -1,9 +1,9 @@
 """The command `sandhost` without its start: forks of a process that has imported it.
 
-For `command.sandhost`, which runs a command to its end. A command that is to be seen
-starting, or that takes something else than words, directory and environment from its
-caller, is started as it is installed. Used in directories whose conftest has
-`forked_commands`.
+For `command.sandhost`, which runs a command to its end, and for `daemon.daemon`. A command
+that is to be seen starting, or that takes something else than words, directory, environment
+and streams from its caller, is started as it is installed. Used in directories whose
+conftest has `forked_commands`.
 """
 
 import json
@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Self
 
 from tests.helpers.steps import Steps
 
@@ -34,21 +35,83 @@ SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.
 """What may be ignored from the start on."""
 
 
+class Forked:
+    """A command that was forked, with what tests use of `subprocess.Popen`.
+
+    Attributes:
+        pid: its own.
+        returncode: its exit status, negative by signal; None until `poll` or `wait` saw it.
+    """
+
+    def __init__(self, words: list[str], told: int) -> None:
+        self._words = words
+        self._told = told
+        self._text = b""
+        self.returncode: int | None = None
+        while b"\n" not in self._text:
+            self._text += os.read(told, 100)
+        self.pid = int(self._text.split()[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+        os.close(self._told)
+
+    def poll(self) -> int | None:
+        """Return the exit status; None if it runs."""
+        return self.returncode if self._has_ended(0.0) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it takes longer.
+        """
+        if not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired(self._words, timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it was not seen to have ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+    def _has_ended(self, timeout_s: float | None) -> bool:
+        """Take its status, if that was told meanwhile."""
+        while self.returncode is None:
+            if not select.select([self._told], [], [], timeout_s)[0]:
+                return False
+            more = os.read(self._told, 100)
+            self._text += more
+            if not more:
+                self.returncode = int(self._text.split()[1])
+        return True
+
+
 class ForkServer:
     """A process that runs commands; nobody's child, so that no test takes it for its own.
 
     Args:
         env: what the interpreter of the commands starts with.
+        command: what it has imported: `run`, or `serve`, which has more.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], command: str = "run") -> None:
         self._env = _of_the_start(env)
         self._inherited = _inherited()
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = str(theirs.fileno())
             subprocess.run(
-                [sys.executable, str(PROGRAM), number],
+                [sys.executable, str(PROGRAM), number, command],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -86,9 +149,6 @@ class ForkServer:
         Raises:
             subprocess.TimeoutExpired: it took too long, and was killed.
         """
-        request = {"words": words, "cwd": cwd, "env": dict(env), "steps": None}
-        if steps is not None:
-            request["steps"] = (steps.code, steps.args)
         with ExitStack() as stack:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, null)
@@ -99,13 +159,43 @@ class ForkServer:
                 ours.append(reads)
                 theirs.append(writes)
             try:
-                data = json.dumps(request).encode()
-                socket.send_fds(self._sock, [data], [null, *theirs])
+                self._send(words, cwd, env, [null, *theirs], steps)
             finally:
                 for fd in theirs:
                     os.close(fd)
             out, err, told = _read_all(ours, words, timeout_s)
         return int(told.split()[1]), out, err
+
+    def start(
+        self, words: list[str], cwd: str, env: Mapping[str, str], streams: list[int]
+    ) -> Forked:
+        """Start a command.
+
+        Args:
+            words: of the command.
+            cwd: its working directory.
+            env: its environment.
+            streams: descriptors of its stdin, stdout and stderr.
+        """
+        told, tells = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._send(words, cwd, env, [*streams, tells], None)
+        finally:
+            os.close(tells)
+        return Forked(words, told)
+
+    def _send(
+        self,
+        words: list[str],
+        cwd: str,
+        env: Mapping[str, str],
+        fds: list[int],
+        steps: Steps | None,
+    ) -> None:
+        request = {"words": words, "cwd": cwd, "env": dict(env), "steps": None}
+        if steps is not None:
+            request["steps"] = (steps.code, steps.args)
+        socket.send_fds(self._sock, [json.dumps(request).encode()], fds)
 
     def close(self) -> None:
         """End the process."""

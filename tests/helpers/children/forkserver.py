@@ -5,6 +5,7 @@ Each run begins where the installed script calls `main`, with descriptors, direc
 environment and words of its own. See `helpers/forkserver.py`.
 
 argv[1]: the number of a socket (SOCK_SEQPACKET); its end ends this program.
+argv[2]: what is imported: `run`, or `serve`.
 A request: a JSON object with `words`, `cwd`, `env` and `steps` (code that runs before, and
 its arguments; null for none), and four descriptors: stdin, stdout, stderr, and a pipe that
 is told the pid in a line and, at the command's end, its status.
@@ -22,7 +23,7 @@ from typing import Any
 
 SANDHOST = os.path.join(os.path.dirname(sys.executable), "sandhost")
 
-MODULES = (
+RUN = (
     "supervisor.__main__",
     "supervisor.cli.app",
     "supervisor.cli.check_config",
@@ -34,6 +35,15 @@ MODULES = (
     "supervisor.workspace.store",
 )
 """What `run` and `check-config` import, and nothing that they do not."""
+
+SERVE = (
+    *RUN,
+    "supervisor.cli.serve",
+    "supervisor.control.server",
+    "supervisor.daemon.serve",
+    "supervisor.kept_children.roster",
+)
+"""What `serve` imports at its start."""
 
 LOW = 10
 """Numbers of descriptors that a command finds free: 3 is that of a child's door."""
@@ -63,7 +73,9 @@ def main() -> None:
 
 def _import_command() -> None:
     low = [os.open(os.devnull, os.O_RDONLY) for _ in range(LOW)]
-    for name in MODULES:  # one holds a descriptor from its import on
+    for name in (
+        SERVE if sys.argv[2] == "serve" else RUN
+    ):  # one holds a descriptor from its import on
         import_module(name)
     for fd in low:
         os.close(fd)
@@ -106,6 +118,7 @@ def _run(request: dict[str, Any], fds: list[int]) -> None:
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
     sys.argv = [SANDHOST, *request["words"]]
+    sys.orig_argv = [sys.executable, *sys.argv]  # what the next program is started by
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if request["steps"] is not None:

@@ -13,6 +13,8 @@ from tests.helpers.forkserver import ForkServer
 
 
 @pytest.fixture(autouse=True)
-def _forked_commands(fork_server: ForkServer) -> Iterator[None]:
-    with forked_commands(fork_server):
+def _forked_commands(
+    fork_server: ForkServer, daemon_server: ForkServer
+) -> Iterator[None]:
+    with forked_commands(fork_server, daemon_server):
         yield

@@ -188,7 +188,9 @@ def test_a_daemon_with_children_imports_nothing_in_its_own_thread(
     port = free_port()
     imports = Imports(place)
     script = FILES + MODEL + CONTENTS + TOOLS + NESTED
-    with daemon(place, configured(place, provider, port), env=imports.env) as running:
+    with daemon(
+        place, configured(place, provider, port), env=imports.env, forked=False
+    ) as running:
         assert imports.new()[0] == "began"
         for policy in ("open", "walled"):
             said = have_done(running, policy, policy, script)
@@ -275,7 +277,9 @@ def test_a_daemon_with_a_workspace_imports_nothing_in_its_own_thread(
     (place / "work").mkdir()
     (place / "work").chmod(0o777)
     imports = Imports(place)
-    with daemon(place, WORKSPACE.format(where=place), env=imports.env) as running:
+    with daemon(
+        place, WORKSPACE.format(where=place), env=imports.env, forked=False
+    ) as running:
         assert imports.new()[0] == "began"
         for number in range(2):
             said = have_done(running, f"c{number}", "p", FILES + "echo hi > made\n")
