@@ -98,7 +98,8 @@ def test_the_oldest_snapshots_go_when_there_are_more_than_are_kept(
     place: Place,
 ) -> None:
     for number in range(12):
-        run_in(place, "w", f"echo {number} > a.txt")
+        if number < 3:
+            run_in(place, "w", f"echo {number} > a.txt")
         assert place.ask("snapshot", "w").status == 0
     assert labels(place) == [str(number) for number in range(3, 13)]
     assert place.ask("restore", "w", "3").status == 0
