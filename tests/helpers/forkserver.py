@@ -192,9 +192,12 @@ class ForkServer:
         fds: list[int],
         steps: Steps | None,
     ) -> None:
-        request = {"words": words, "cwd": cwd, "env": dict(env), "steps": None}
-        if steps is not None:
-            request["steps"] = (steps.code, steps.args)
+        request = {
+            "words": words,
+            "cwd": cwd,
+            "env": dict(env),
+            "steps": None if steps is None else (steps.code, steps.args),
+        }
         socket.send_fds(self._sock, [json.dumps(request).encode()], fds)
 
     def close(self) -> None:

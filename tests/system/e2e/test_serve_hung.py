@@ -135,9 +135,10 @@ def test_an_order_whose_client_was_interrupted_is_not_done(served: Daemon) -> No
 # that is quiet show signs of life meanwhile.
 def test_a_quiet_stream_and_a_long_order_show_signs_of_life(served: Daemon) -> None:
     stubborn = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]
-    for name in ("one", "other"):
+    names = ("one", "other")
+    for name in names:
         served.client.spawn(stubborn, name=name)
-        served.wait(lambda name=name: b"ready" in served.log(name), "its word")
+    served.wait(lambda: all(map(served.log, names)), "their word")
     with ExitStack() as stack:
         lines = []
         for line in (
