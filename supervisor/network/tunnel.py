@@ -73,34 +73,48 @@ class Filter(Protocol):
 
 
 class Pipes:
-    """Empty pipes of a host, for all of its tunnels."""
+    """Pipes of a host, for all of its tunnels."""
 
     def __init__(self) -> None:
         self._spare: list[Pipe] = []
+        self._open: set[Pipe] = set()
+
+    @property
+    def open(self) -> int:
+        """How many there are, those included through which bytes move."""
+        return len(self._open)
 
     async def take(self) -> Pipe:
         """Return an empty pipe; wait while the host has no descriptors for one."""
         while True:
             try:
-                return self._spare.pop() if self._spare else open_pipe(PIPE_BYTES)
+                pipe = self._spare.pop() if self._spare else open_pipe(PIPE_BYTES)
             except OSError:
                 await trio.sleep(_PIPE_PAUSE_S)
+            else:
+                self._open.add(pipe)
+                return pipe
 
     def give_back(self, pipe: Pipe) -> None:
         """Keep an empty pipe for others, or close it."""
         if len(self._spare) < MAX_SPARE_PIPES:
             self._spare.append(pipe)
         else:
-            pipe.close()
+            self.drop(pipe)
+
+    def drop(self, pipe: Pipe) -> None:
+        """Close a pipe that may not be empty."""
+        self._open.discard(pipe)
+        pipe.close()
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what is held of the host's descriptors while no bytes move."""
-        return tuple(end for pipe in self._spare for end in pipe)
+        """Return what is held of the host's descriptors."""
+        return tuple(end for pipe in self._open for end in pipe)
 
     def close(self) -> None:
         """Close all pipes that are kept."""
         while self._spare:
-            self._spare.pop().close()
+            self.drop(self._spare.pop())
 
 
 class Tunnel:
@@ -213,7 +227,7 @@ class Tunnel:
                 if is_empty:
                     self._pipes.give_back(pipe)
                 else:
-                    pipe.close()
+                    self._pipes.drop(pipe)
         sink.shutdown(socket.SHUT_WR)
 
     async def _splice_burst(

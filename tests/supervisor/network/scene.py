@@ -3,7 +3,7 @@
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Self
@@ -22,6 +22,7 @@ from tests.supervisor.network import dnsclient as dns
 from tests.supervisor.network.netns import CHILD, OUTSIDE, Namespace, inner_sockets
 
 Handler = Callable[[trio.SocketStream], Awaitable[None]]
+IPV6_FREEBIND = 78  # ipv6(7): an address that is local by its route alone
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -71,6 +72,7 @@ class Scene:
         self.outside = self._outside()
         self._nursery = nursery
         self._change = trio.Event()
+        self._streams: list[trio.SocketStream] = []
 
     def _outside(self) -> Outside:
         journal = Journal(-1, lambda _: None)
@@ -97,6 +99,9 @@ class Scene:
         """Serve at an address of the world; return the list of what was accepted."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         sock = socket.socket(family)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_FREEBIND, 1)
         sock.bind((address, port))
         sock.listen(1024)
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
@@ -104,6 +109,7 @@ class Scene:
 
         async def handle(stream: trio.SocketStream) -> None:
             accepted.append(stream)
+            self._streams.append(stream)
             async with stream:
                 await handler(stream)
 
@@ -152,7 +158,14 @@ class Scene:
         except BaseException:
             sock.close()
             raise
-        return trio.SocketStream(sock)
+        stream = trio.SocketStream(sock)
+        self._streams.append(stream)
+        return stream
+
+    def close_streams(self) -> None:
+        """Close what the test has left open on both sides."""
+        for stream in self._streams:
+            stream.socket.close()
 
     def _note(self, name: str, fields: dict[str, object]) -> None:
         self.events.append(Event(name, fields))
@@ -168,8 +181,9 @@ class Scene:
 
 
 @contextmanager
-def _namespaces() -> Iterator[Namespace]:
-    child, outside = Namespace(CHILD), Namespace(OUTSIDE)
+def _namespaces(routes: Iterable[str]) -> Iterator[Namespace]:
+    lines = "".join(f"route add local {route} dev lo\n" for route in routes)
+    child, outside = Namespace(CHILD + lines), Namespace(OUTSIDE)
     try:
         with outside.entered():
             yield child
@@ -184,6 +198,7 @@ async def scene(
     names: dict[str, list[str]] | None = None,
     section: NetworkSection | None = None,
     bounds: Bounds | None = None,
+    routes: Iterable[str] = (),
 ) -> AsyncIterator[Scene]:
     """Run a child's network.
 
@@ -192,8 +207,9 @@ async def scene(
         names: what the host's resolver answers.
         section: all of the child's settings, in the place of rules.
         bounds: of the child.
+        routes: networks of rules for addresses, local in its namespace.
     """
-    with _namespaces() as child:
+    with _namespaces(routes) as child:
         async with trio.open_nursery() as nursery:
             stage = Scene(child, Names({**(names or {})}), nursery)
             stage.open(section or NetworkSection(list(rules)), bounds)
@@ -201,15 +217,17 @@ async def scene(
                 yield stage
             finally:
                 await stage.network.aclose()
+                stage.close_streams()
                 nursery.cancel_scope.cancel()
         stage.outside.pipes.close()
 
 
 async def echo(stream: trio.SocketStream) -> None:
-    """Send everything back, then the end."""
-    async for data in stream:
-        await stream.send_all(data)
-    await stream.send_eof()
+    """Send everything back, then the end; a reset ends it as well."""
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        async for data in stream:
+            await stream.send_all(data)
+        await stream.send_eof()
 
 
 async def read_all(stream: trio.SocketStream) -> bytes:
