@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import socket
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -15,11 +16,10 @@ import trio
 from hostlib.listener import only_this_one
 from supervisor.network.access import DeniedError
 from supervisor.network.reasons import Reason, Refused
-from supervisor.network.sockets import reset_socket
-from supervisor.network.tunnel import FilterError, MeterError
+from supervisor.network.sockets import close_socket, receive, reset_socket, send_all
+from supervisor.network.tunnel import READ_BYTES, FilterError, MeterError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from hostlib.log import Log
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from supervisor.network.notices import Notices
     from supervisor.network.traffic import Counts, Traffic
 
+REPLY_TIMEOUT_S = 2.0
+"""How long a program may take to read why it is refused."""
 MAX_CONNECTIONS = 1024
 """Open connections of a child for which nothing else is said."""
 
@@ -64,6 +66,7 @@ class Connection:
         sni: the name in its ClientHello, where that was read.
         addresses: what the host stands for.
         outer: sockets to it; several while it is dialled.
+        last_words: what is sent to the child before the connection is closed.
     """
 
     def __init__(self, inner: socket.socket, host: str | Address, port: int) -> None:
@@ -74,6 +77,7 @@ class Connection:
         self.sni: str | None = None
         self.addresses: Sequence[Address] = ()
         self.outer: set[socket.socket] = set()
+        self.last_words = b""
 
 
 class ConnectionMeter:
@@ -168,6 +172,8 @@ class Connections:
         try:
             with only_this_one(self._log, "a child's connection"), connection.scope:
                 await self._attempt(connection, handle)
+                if connection.last_words:
+                    await _take_leave(connection)
         finally:
             del self._open[connection]
             self._places.charge(-1)
@@ -189,3 +195,15 @@ class Connections:
             self._notices.tell_failed(connection.host, connection.port, why.reason)
         except (OSError, FilterError):
             pass  # the child has reset it, or sent what nobody could read
+
+
+async def _take_leave(connection: Connection) -> None:
+    """Send the last words of a connection, and close it once they were read."""
+    sock = connection.inner
+    with trio.move_on_after(REPLY_TIMEOUT_S), suppress(OSError):
+        await send_all(sock, connection.last_words)
+        sock.shutdown(socket.SHUT_WR)
+        # A close with bytes unread would be a reset, and take the words away.
+        while await receive(sock, READ_BYTES):
+            pass
+        close_socket(sock)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -15,10 +13,12 @@ from supervisor.network import proxy
 from supervisor.network.access import DeniedError
 from supervisor.network.connections import UnreachableError
 from supervisor.network.proxy_dialogue import ProxyError
-from supervisor.network.sockets import close_socket, receive, reset_socket, send_all
+from supervisor.network.sockets import receive, reset_socket, send_all
 from supervisor.network.tunnel import READ_BYTES, FilterError
 
 if TYPE_CHECKING:
+    import socket
+
     from supervisor.network.access import Access
     from supervisor.network.connections import Connection
     from supervisor.network.outbound import Outbound
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 """How long a program may take to say what it wants."""
-REPLY_TIMEOUT_S = 2.0
-"""How long it may take to read why it is refused."""
 
 
 class ProxyServer:
@@ -52,8 +50,7 @@ class ProxyServer:
         """Do what a program asks for on a connection.
 
         Raises:
-            DeniedError, UnreachableError, TunnelError: as `Outbound` does; the program
-                was told.
+            DeniedError, UnreachableError, TunnelError: as `Outbound` does.
             OSError: the program has reset the connection.
         """
         dialogue = None
@@ -61,7 +58,7 @@ class ProxyServer:
             with trio.move_on_after(TIMEOUT_S):
                 dialogue = await self._listen(connection)
         except ProxyError as why:
-            await _end(connection, why.reply)
+            connection.last_words = why.reply
             return
         if dialogue is None:
             return
@@ -72,10 +69,10 @@ class ProxyServer:
             is_late = grant.checks_tls and bool(accepted)
             outer = None if is_late else await self._outbound.connect(connection)
         except DeniedError as why:
-            await _end(connection, dialogue.refuse(why.refused))
+            connection.last_words = dialogue.refuse(why.refused)
             raise
         except UnreachableError:
-            await _end(connection, dialogue.fail())
+            connection.last_words = dialogue.fail()
             raise
         if outer is None:
             await self._open_tls(connection, grant, dialogue)
@@ -94,7 +91,10 @@ class ProxyServer:
             if not data:
                 return None
             dialogue = dialogue or proxy.open_dialogue(data[0])
-            asked = dialogue.receive(data)
+            try:
+                asked = dialogue.receive(data)
+            except ProxyError as why:
+                raise ProxyError(str(why), dialogue.take_reply() + why.reply) from None
             await send_all(connection.inner, dialogue.take_reply())
         connection.host, connection.port = asked.host, asked.port
         return dialogue
@@ -140,15 +140,3 @@ class _Request:
             return self._dialogue.forward(data)
         except ProxyError as why:
             raise FilterError(str(why)) from None
-
-
-async def _end(connection: Connection, reply: bytes) -> None:
-    """Send the last words, and close once they were read."""
-    sock = connection.inner
-    with trio.move_on_after(REPLY_TIMEOUT_S), suppress(OSError):
-        await send_all(sock, reply)
-        sock.shutdown(socket.SHUT_WR)
-        # A close with bytes unread would be a reset, and take the reply away.
-        while await receive(sock, READ_BYTES):
-            pass
-        close_socket(sock)
