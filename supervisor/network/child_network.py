@@ -26,6 +26,7 @@ from supervisor.network.outbound import Outbound
 from supervisor.network.own_addresses import read_own_addresses
 from supervisor.network.ports import Ports
 from supervisor.network.proxy_server import ProxyServer
+from supervisor.network.publisher import Publisher
 from supervisor.network.resolver import Resolver
 from supervisor.network.rule import RuleError
 from supervisor.network.statistics import NetworkStatistics, name_row, refused_row
@@ -100,6 +101,10 @@ class ChildNetwork:
         sockets: of its namespace; owned.
         outside: of the host.
         bounds: of the child.
+
+    Raises:
+        OSError: a port of the host that is to be published is taken; its `filename` is
+            the port, and the sockets are the caller's still.
     """
 
     def __init__(
@@ -137,6 +142,9 @@ class ChildNetwork:
             ProxyServer(self._access, self._outbound),
             outside.log,
         )
+        self._publisher = Publisher(
+            settings.publish, sockets, self._connections, outside.pipes
+        )
         self._ports: Ports | None = None
         self._scope = trio.CancelScope()
         self._has_ended: trio.Event | None = None
@@ -151,6 +159,7 @@ class ChildNetwork:
         self._scope.cancel()
         if self._has_ended is not None:
             await self._has_ended.wait()
+        self._publisher.close()
         self._sockets.close()
 
     @property
@@ -179,7 +188,8 @@ class ChildNetwork:
         self._access.rules = rules
         if cut:
             for connection in self._connections:
-                if not self._outbound.is_allowed(connection):
+                is_outbound = not connection.is_inbound
+                if is_outbound and not self._outbound.is_allowed(connection):
                     connection.scope.cancel()
         texts = ([rule.written for rule in rules] for rules in (allow, deny))
         self._notices.tell_changed(*texts, cut=cut)
@@ -203,7 +213,7 @@ class ChildNetwork:
             rules=self._access.rules.texts(),
             names=tuple(name_row(*row) for row in self._traffic.rows()),
             refused=tuple(map(refused_row, self._notices.rows())),
-            published=(),
+            published=self._publisher.rows(),
             connections=total.connections,
             open=total.open,
             bytes_in=total.bytes_in,
@@ -225,12 +235,15 @@ class ChildNetwork:
                     yield sock.fileno(), "connection of a child"
         for number in self._dns.descriptors():
             yield number, "DNS of a child"
+        for number in self._publisher.descriptors():
+            yield number, "published port of a child"
 
     async def _run(self, has_ended: trio.Event) -> None:
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     self._ports = Ports(self._sockets, self._forwarder, nursery)
+                    self._publisher.start(nursery, self._forwarder.tell_shortage)
                     await self._dns.serve_datagrams(self._sockets.dns_datagram)
         finally:
             has_ended.set()

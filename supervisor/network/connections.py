@@ -54,12 +54,13 @@ class Account(Protocol):
 
 
 class Connection:
-    """A connection that a child has made.
+    """A connection that a child has made, or one to a port that it publishes.
 
     Args:
-        inner: of the child, as the host accepted it.
+        inner: as the host accepted it.
         host: it is for; the address that it came to, before more is known.
         port: of that.
+        is_inbound: it is to the child.
 
     Attributes:
         scope: ends it, by reset.
@@ -69,8 +70,16 @@ class Connection:
         last_words: what is sent to the child before the connection is closed.
     """
 
-    def __init__(self, inner: socket.socket, host: str | Address, port: int) -> None:
+    def __init__(
+        self,
+        inner: socket.socket,
+        host: str | Address,
+        port: int,
+        *,
+        is_inbound: bool = False,
+    ) -> None:
         self.inner = inner
+        self.is_inbound = is_inbound
         self.host = host
         self.port = port
         self.scope = trio.CancelScope()
@@ -138,11 +147,13 @@ class Connections:
 
     @contextmanager
     def counted(self, connection: Connection) -> Iterator[ConnectionMeter]:
-        """Count a connection that was made, while it is open, by its host and port."""
-        counts = (
-            self._traffic.total,
-            self._traffic.row(connection.host, connection.port),
-        )
+        """Count a connection that was made, while it is open.
+
+        One that the child has made is counted by its host and port as well.
+        """
+        counts = [self._traffic.total]
+        if not connection.is_inbound:
+            counts.append(self._traffic.row(connection.host, connection.port))
         for row in counts:
             row.connections += 1
             row.open += 1

@@ -70,7 +70,7 @@ class Forwarder:
         """
         while True:
             try:
-                sock = await accepted_socket(listener, self._tell_shortage)
+                sock = await accepted_socket(listener, self.tell_shortage)
             except OSError as why:
                 text = f"network: cannot accept connections: {why.strerror}"
                 self._log.write("ERROR", text)
@@ -106,7 +106,8 @@ class Forwarder:
         outer = await self._outbound.connect(connection)
         await self._outbound.join(connection, outer, hello)
 
-    def _tell_shortage(self, why: OSError) -> None:
+    def tell_shortage(self, why: OSError) -> None:
+        """Tell what the host lacks for a connection, once a minute."""
         if self._shortages.take(trio.current_time()):
             text = f"network: cannot accept a connection: {why.strerror}"
             self._log.write("ERROR", f"{text}; those that come wait")

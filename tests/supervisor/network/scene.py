@@ -79,10 +79,12 @@ class Scene:
         journal.taps.append(self._note)
         return Outside(journal, Log("ERROR"), Resolver(self.names.look_up))
 
-    def open(self, section: NetworkSection, bounds: Bounds | None = None) -> Self:
+    def open(
+        self, section: NetworkSection, bounds: Bounds | None = None, stock: int = 8
+    ) -> Self:
         """Start the network."""
         settings = settings_from(section)
-        sockets = inner_sockets(self.child, settings.rules.ports())
+        sockets = inner_sockets(self.child, settings.rules.ports(), stock)
         identity = Identity("c1", "alice")
         self.network = ChildNetwork(identity, settings, sockets, self.outside, bounds)
         self.network.start(self._nursery)
@@ -104,6 +106,12 @@ class Scene:
             sock.setsockopt(socket.IPPROTO_IPV6, IPV6_FREEBIND, 1)
         sock.bind((address, port))
         sock.listen(1024)
+        return self.serve_in(sock, handler)
+
+    def serve_in(
+        self, sock: socket.socket, handler: Handler
+    ) -> list[trio.SocketStream]:
+        """Serve at a listener that is there; return the list of what was accepted."""
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
         accepted: list[trio.SocketStream] = []
 
@@ -199,6 +207,7 @@ async def scene(
     section: NetworkSection | None = None,
     bounds: Bounds | None = None,
     routes: Iterable[str] = (),
+    stock: int = 8,
 ) -> AsyncIterator[Scene]:
     """Run a child's network.
 
@@ -208,11 +217,12 @@ async def scene(
         section: all of the child's settings, in the place of rules.
         bounds: of the child.
         routes: networks of rules for addresses, local in its namespace.
+        stock: unbound sockets of each family.
     """
     with _namespaces(routes) as child:
         async with trio.open_nursery() as nursery:
             stage = Scene(child, Names({**(names or {})}), nursery)
-            stage.open(section or NetworkSection(list(rules)), bounds)
+            stage.open(section or NetworkSection(list(rules)), bounds, stock)
             try:
                 yield stage
             finally:

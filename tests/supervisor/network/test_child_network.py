@@ -1,0 +1,307 @@
+"""Changes of a running child's rules, limits, what is learned, and figures."""
+
+import errno
+import socket
+
+import msgspec
+import pytest
+import trio
+
+from hostlib.accounts import Account
+from supervisor.network.addresses import Network
+from supervisor.network.child_network import Bounds
+from supervisor.network.rule import RuleError
+from supervisor.network.rules import parse_rules
+from supervisor.network.settings import NetworkSection
+from tests.supervisor.network import dnsclient as dns
+from tests.supervisor.network.hellos import client_hello
+from tests.supervisor.network.scene import Scene, echo, is_reset, scene
+
+NAMES = {
+    "web.test": ["203.0.113.5"],
+    "new.test": ["203.0.113.6"],
+    "db.test": ["10.1.0.5"],
+}
+
+
+async def _works(stage: Scene, host: str, port: int, kind: int = dns.A) -> bool:
+    async with await stage.connect(host, port, kind) as stream:
+        try:
+            await stream.send_all(b"x")
+            return await stream.receive_some() == b"x"
+        except trio.BrokenResourceError:
+            return False
+
+
+def _serve(stage: Scene) -> None:
+    for port in (53, 80, 81, 3128):
+        stage.serve("0.0.0.0", port, echo)  # noqa: S104 - of a namespace
+
+
+# spec NET12: the next connection obeys, and what is open stays.
+async def test_a_name_that_is_denied_is_refused_from_then_on() -> None:
+    async with scene("web.test:80", "new.test:80", names=NAMES) as stage:
+        _serve(stage)
+        async with await stage.connect("web.test", 80) as stream:
+            await stream.send_all(b"x")
+            assert await stream.receive_some() == b"x"
+            (address,) = (await stage.ask("web.test")).texts
+            await stage.change(deny=["web.test:80"])
+            assert (await stage.ask("web.test")).code == 3
+            # What a program has remembered stands for the same name still.
+            assert not await _works(stage, address, 80)
+            await stream.send_all(b"y")
+            assert await stream.receive_some() == b"y"
+        assert await _works(stage, "new.test", 80)
+        assert await stage.event("network.changed") == {
+            "child_id": "c1",
+            "allow": [],
+            "deny": ["web.test:80"],
+            "cut": False,
+        }
+        assert [row[1:] for row in stage.told()] == [
+            (None, "refused-by-rule", "!web.test:80"),
+            (80, "refused-by-rule", "!web.test:80"),
+        ]
+        assert stage.figures.rules == ("new.test:80", "!web.test:80")
+        await stage.change(allow=["web.test:80"])
+        assert await _works(stage, address, 80)
+
+
+# spec NET12: `--cut` ends what is open and not allowed any more, by reset.
+async def test_a_cut_resets_what_is_not_allowed_any_more() -> None:
+    async with scene("web.test:80", "new.test:80", names=NAMES) as stage:
+        _serve(stage)
+        streams = {}
+        for name in ("web.test", "new.test"):
+            streams[name] = await stage.connect(name, 80)
+            await streams[name].send_all(b"x")
+            assert await streams[name].receive_some() == b"x"
+        await stage.change(deny=["web.test:80"], cut=True)
+        assert await is_reset(streams["web.test"])
+        await streams["new.test"].send_all(b"y")
+        assert await streams["new.test"].receive_some() == b"y"
+
+
+# spec NET12: a port that is new is listened on, for v4 and v6.
+# spec NET4: later sockets are made of the stock.
+@pytest.mark.parametrize("port", [81, 53, 3128])
+async def test_a_port_that_is_new_is_listened_on(port: int) -> None:
+    async with scene("web.test:80", names=NAMES) as stage:
+        _serve(stage)
+        await stage.change(allow=[f"new.test:{port}"])
+        for kind in (dns.A, dns.AAAA):
+            assert await _works(stage, "new.test", port, kind)
+        # Port 53 of 127.0.0.1 is the DNS, and 3128 the proxy, as before.
+        async with await stage.connect("127.0.0.1", 3128) as stream:
+            await stream.send_all(b"CONNECT web.test:80 HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+        async with await stage.connect("127.0.0.1", 53) as stream:
+            question = dns.question("web.test")
+            await stream.send_all(len(question).to_bytes(2, "big") + question)
+            assert dns.read((await stream.receive_some())[2:]).texts
+        await stage.change(deny=[f"new.test:{port}"])
+        if port == 81:
+            with pytest.raises(ConnectionRefusedError):
+                await stage.connect("198.18.0.2", 81)
+            for _ in range(20):  # the stock is not used up
+                await stage.change(allow=["new.test:81"])
+                await stage.change(deny=["new.test:81"])
+            await stage.change(allow=["new.test:81"])
+            assert await _works(stage, "new.test", 81)
+
+
+# spec NET12: a faulty change changes nothing.
+async def test_a_change_that_cannot_be_made_changes_nothing() -> None:
+    async with scene("web.test:80", names=NAMES, stock=2) as stage:
+        _serve(stage)
+        taken = stage.child.listener("127.0.0.1", 82)
+        before = stage.figures
+        with pytest.raises(RuleError, match="port 82: the child listens on it itself"):
+            await stage.change(allow=["new.test:81,82"])
+        taken.close()
+        with pytest.raises(RuleError, match="Too many open files"):
+            await stage.change(allow=["new.test:83,84,85"])
+        with pytest.raises(RuleError, match="no address can be added"):
+            await stage.change(allow=["203.0.113.7:80"])
+        assert stage.figures == before
+        assert not stage.events
+        with pytest.raises(ConnectionRefusedError):
+            await stage.connect("198.18.0.2", 81)
+
+
+# spec NET12: an address that is allowed later gets a route.
+async def test_an_address_that_is_allowed_later_gets_a_route() -> None:
+    added: list[Network] = []
+
+    async def add(networks: object) -> None:
+        await trio.lowlevel.checkpoint()
+        assert isinstance(networks, list)
+        added.extend(networks)
+
+    async def fail(_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    rules = ("198.51.100.0/24:80",)
+    routes = ("198.51.100.0/24", "203.0.113.0/24")
+    async with scene(*rules, routes=routes, bounds=Bounds(add_routes=add)) as stage:
+        stage.serve("203.0.113.5", 80, echo)
+        await stage.change(allow=["203.0.113.5:80", "198.51.100.0/24:81"])
+        assert [str(network) for network in added] == ["203.0.113.5/32"]
+        assert await _works(stage, "203.0.113.5", 80)
+    async with scene(bounds=Bounds(add_routes=fail)) as stage:
+        with pytest.raises(RuleError, match="not permitted"):
+            await stage.change(allow=["203.0.113.5:80"])
+
+
+# spec NET2: a change gives no more than the parent has.
+async def test_a_nested_child_gets_no_more_than_its_parent() -> None:
+    parent = parse_rules(["*.test:80"])
+    async with scene(
+        "web.test:80", bounds=Bounds(parent_rules=lambda: parent)
+    ) as stage:
+        await stage.change(allow=["new.test:80"])
+        with pytest.raises(RuleError, match="the parent has no rule"):
+            await stage.change(allow=["new.test:81"])
+
+
+# spec NET14: bytes are charged to a child and every ancestor; over the limit: reset.
+@pytest.mark.parametrize("of_parent", [True, False])
+async def test_bytes_beyond_a_limit_are_not_passed_on(*, of_parent: bool) -> None:
+    parent = Account[int](None, 1000 if of_parent else None)
+    account = Account[int](parent, None if of_parent else 1000)
+    bounds = Bounds(net_bytes=account)
+    async with scene("web.test:80", names=NAMES, bounds=bounds) as stage:
+        _serve(stage)
+        async with await stage.connect("web.test", 80) as stream:
+            await stream.send_all(bytes(400))
+            got = b""
+            while len(got) < 400:
+                got += await stream.receive_some()
+            await stream.send_all(bytes(300))
+            assert await is_reset(stream)
+        fields = await stage.event("network.refused")
+        assert fields["reason"] == "limit-net_bytes"
+        assert parent.used == account.used <= 1000
+        assert stage.figures.bytes_in + stage.figures.bytes_out == account.used
+
+
+# spec NET14: connections are charged to a child and every ancestor.
+async def test_connections_beyond_the_limit_of_a_parent_are_refused() -> None:
+    parent = Account[int](None, 3)
+    bounds = Bounds(connections=Account(parent))
+    async with scene("web.test:80", names=NAMES, bounds=bounds) as stage:
+        _serve(stage)
+        streams = []
+        for _ in range(3):
+            streams.append(await stage.connect("web.test", 80))
+            await streams[-1].send_all(b"x")
+            assert await streams[-1].receive_some() == b"x"
+        assert not await _works(stage, "web.test", 80)
+        assert [row[2] for row in stage.told()] == ["limit-connections"]
+        assert parent.used == 3
+    assert parent.used == 0
+
+
+# spec NET13: what is used is noted, and the smallest list of it.
+async def test_a_child_that_learns_notes_what_it_has_used() -> None:
+    section = NetworkSection(
+        "learn",
+        within=["*:443@tls=any", "*:80,81@private", "203.0.113.0/24:80"],
+    )
+    names = {**NAMES, "tls.test": ["203.0.113.5"], "ssh.test": ["203.0.113.5"]}
+    routes = ["203.0.113.0/24"]
+    async with scene(section=section, names=names, routes=routes) as stage:
+        _serve(stage)
+        stage.serve("203.0.113.5", 443, echo)
+        for host in ("web.test", "db.test", "203.0.113.9"):
+            assert await _works(stage, host, 80)
+        assert await _works(stage, "web.test", 81)
+        for host, data in (
+            ("tls.test", client_hello("tls.test")),
+            ("ssh.test", b"SSH-2.0-x\r\n"),
+        ):
+            async with await stage.connect(host, 443) as stream:
+                await stream.send_all(data[:3])
+                assert await stream.receive_some(3) == data[:3]
+                await stream.send_all(data[3:])
+                got = data[:3]
+                while got != data:
+                    got += await stream.receive_some()
+        async with await stage.connect("gone.test", 80) as stream:
+            assert await is_reset(stream)
+        assert stage.network.learned_rules() == (
+            "203.0.113.9:80",
+            "db.test:80@private",
+            "ssh.test:443@tls=any",
+            "tls.test:443",
+            "web.test:80,81",
+        )
+        assert stage.figures.mode == "learn"
+
+
+# spec NET11: the figures of a child have one form, and stay after connections.
+async def test_figures_are_those_of_the_forms() -> None:
+    async with scene("web.test:80", names=NAMES) as stage:
+        _serve(stage)
+        async with await stage.connect("web.test", 80) as stream:
+            await stream.send_all(b"x")
+            assert await stream.receive_some() == b"x"
+            row = msgspec.to_builtins(stage.figures)["names"][0]
+            assert row == {
+                "name": "web.test",
+                "port": 80,
+                "connections": 1,
+                "open": 1,
+                "bytes_in": 1,
+                "bytes_out": 1,
+            }
+        await stage.ask("other.test")
+        figures = msgspec.to_builtins(stage.figures)
+        refused = figures.pop("refused")
+        assert [list(row) for row in refused] == [
+            ["name", "port", "reason", "rule", "count", "time"]
+        ]
+        figures.pop("names")
+        figures.pop("open")
+        assert figures == {
+            "child_id": "c1",
+            "name": "alice",
+            "mode": "rules",
+            "rules": ["web.test:80"],
+            "published": [],
+            "connections": 1,
+            "bytes_in": 1,
+            "bytes_out": 1,
+        }
+        assert stage.network.refused == 1
+
+
+# spec NET4: half-open connections cost the host nothing, and others get through.
+async def test_half_open_connections_hold_up_nobody() -> None:
+    async with scene("web.test:80", names=NAMES) as stage:
+        _serve(stage)
+        (address,) = (await stage.ask("web.test")).texts
+        with stage.child.entered():
+            raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+        with raw:
+            for port in range(1, 20_001):
+                raw.sendto(_syn(address, 10_000 + port, 80), (address, 0))
+        for _ in range(5):
+            assert await _works(stage, "web.test", 80)
+        assert stage.figures.connections == 5
+
+
+def _syn(address: str, source: int, port: int) -> bytes:
+    """Return a SYN from a source that never answers."""
+    head = source.to_bytes(2, "big") + port.to_bytes(2, "big") + bytes(8)
+    rest = b"\x50\x02\xff\xff"
+    pseudo = socket.inet_aton("198.18.0.1") + socket.inet_aton(address) + b"\0\6\0\x14"
+    data = pseudo + head + rest + bytes(4)
+    total = sum(
+        int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)
+    )
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return head + rest + (total ^ 0xFFFF).to_bytes(2, "big") + bytes(2)
