@@ -145,7 +145,7 @@ class ChildNetwork:
         self._publisher = Publisher(
             settings.publish, sockets, self._connections, outside.pipes
         )
-        self._ports: Ports | None = None
+        self._ports = Ports(sockets, self._forwarder)
         self._scope = trio.CancelScope()
         self._has_ended: trio.Event | None = None
 
@@ -242,7 +242,7 @@ class ChildNetwork:
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    self._ports = Ports(self._sockets, self._forwarder, nursery)
+                    self._ports.start(nursery)
                     self._publisher.start(nursery, self._forwarder.tell_shortage)
                     await self._dns.serve_datagrams(self._sockets.dns_datagram)
         finally:
@@ -273,8 +273,6 @@ class ChildNetwork:
         self._routes |= frozenset(networks)
 
     def _listen(self, rules: Rules, allow: Sequence[Rule]) -> None:
-        if self._ports is None:
-            return
         try:
             self._ports.change(rules.ports())
         except OSError as why:

@@ -36,19 +36,22 @@ class Ports:
     Args:
         sockets: of its namespace.
         forwarder: accepts.
-        nursery: where that is done.
     """
 
-    def __init__(
-        self, sockets: InnerSockets, forwarder: Forwarder, nursery: trio.Nursery
-    ) -> None:
+    def __init__(self, sockets: InnerSockets, forwarder: Forwarder) -> None:
         self._sockets = sockets
         self._forwarder = forwarder
-        self._nursery = nursery
+        self._nursery: trio.Nursery | None = None
         self._scopes: dict[socket.socket, trio.CancelScope] = {}
         self._closed: set[int] = set()
-        for sock in dict.fromkeys(self._first()):
-            self._serve(sock)
+        for sock in self._first():
+            self._scopes[sock] = trio.CancelScope()
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begin to accept, in a nursery."""
+        self._nursery = nursery
+        for sock, scope in self._scopes.items():
+            nursery.start_soon(self._accept, sock, scope, nursery)
 
     def change(self, ports: Iterable[int]) -> None:
         """Listen on some ports, and on no others.
@@ -59,13 +62,14 @@ class Ports:
         """
         wanted = frozenset(ports)
         begun: list[int] = []
+        port = 0
         try:
             for port in sorted(wanted - self._listening()):
                 self._open(port)
                 begun.append(port)
         except OSError as why:
-            for port in begun:
-                self._close(port)
+            for other in begun:
+                self._close(other)
             raise OSError(why.errno, why.strerror, str(port)) from None
         for port in self._listening() - wanted:
             self._close(port)
@@ -148,12 +152,14 @@ class Ports:
 
     def _serve(self, sock: socket.socket) -> None:
         scope = self._scopes[sock] = trio.CancelScope()
+        if self._nursery is not None:
+            self._nursery.start_soon(self._accept, sock, scope, self._nursery)
 
-        async def run() -> None:
-            with scope:
-                await self._forwarder.serve(sock, self._nursery)
-
-        self._nursery.start_soon(run)
+    async def _accept(
+        self, sock: socket.socket, scope: trio.CancelScope, nursery: trio.Nursery
+    ) -> None:
+        with scope:
+            await self._forwarder.serve(sock, nursery)
 
     def _stop(self, sock: socket.socket) -> None:
         self._scopes.pop(sock).cancel()

@@ -45,7 +45,7 @@ WORKSPACES_OF_ROOT = {
 MODEL_DOORS = tuple(f"MD{n}" for n in range(1, 9))
 # The network by name.
 NETWORK = tuple(f"NET{n}" for n in range(1, 16))
-NETWORK_TO_BUILD: tuple[str, ...] = ("NET9", "NET14", "NET15")
+NETWORK_TO_BUILD: tuple[str, ...] = ("NET9", "NET15")
 """Those that no code keeps yet; none is ever added."""
 # docs/explanation/invariants.md.
 INVARIANTS = tuple(f"I{n}" for n in range(1, 11))
