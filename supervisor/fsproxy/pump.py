@@ -24,6 +24,7 @@ import errno
 import os
 import select
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -87,6 +88,23 @@ class Served(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PumpStatistics:
+    """What a pump has to look after.
+
+    Attributes:
+        attached: sessions in the set that are not their child's first.
+        left_over: sessions that have more to be served.
+        deadlines: sessions whose message has to be complete in time.
+        unwatched: descriptors that are not in the epoll set.
+    """
+
+    attached: int
+    left_over: int
+    deadlines: int
+    unwatched: int
+
+
 class Pump:
     """Serves sessions.
 
@@ -128,6 +146,15 @@ class Pump:
         paused, self._paused = self._paused, None
         if paused is not None:
             paused.set()
+
+    def statistics(self) -> PumpStatistics:
+        """Return how much there is to look after."""
+        return PumpStatistics(
+            self._attached,
+            len(self._left_over),
+            len(self._deadlines),
+            len(self._unwatched),
+        )
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what the pump holds of the process's descriptors."""

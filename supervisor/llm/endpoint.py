@@ -18,6 +18,7 @@ import secrets
 import socket
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -147,6 +148,23 @@ class _Connection:
         self.over = trio.Event()
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointStatistics:
+    """Whom an endpoint serves.
+
+    Attributes:
+        listeners: its own, and those of children.
+        connections: that are open.
+        strangers: connections of these that have shown no token.
+        accounts: of children.
+    """
+
+    listeners: int
+    connections: int
+    strangers: int
+    accounts: int
+
+
 class Endpoint:
     """Made by ``open_endpoint``."""
 
@@ -191,6 +209,15 @@ class Endpoint:
             "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
             "ANTHROPIC_AUTH_TOKEN": token,
         }
+
+    def statistics(self) -> EndpointStatistics:
+        """Return whom it serves."""
+        return EndpointStatistics(
+            len(self._listeners),
+            len(self._connections),
+            len(self._strangers),
+            len(self._accounts),
+        )
 
     def doors_of(self, client: Client) -> Doors | None:
         """See ``services.ModelService``."""

@@ -234,6 +234,11 @@ class Machine:
         self._users[user] += 1
         return user
 
+    @property
+    def users(self) -> frozenset[int]:
+        """The user numbers that children have."""
+        return frozenset(self._users)
+
     def keep_user(self, user: int) -> None:
         """Count one more child that has a user."""
         self._users[user] += 1

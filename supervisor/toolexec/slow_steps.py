@@ -36,6 +36,11 @@ class Lookout:
         self._under_way: set[Brief] = set()
         self._some = trio.Event()
 
+    @property
+    def under_way(self) -> frozenset[Brief]:
+        """What is not over."""
+        return frozenset(self._under_way)
+
     def put_down(self, one: Brief) -> None:
         """Have an eye on something."""
         self._under_way.add(one)

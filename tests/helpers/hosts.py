@@ -149,7 +149,7 @@ class Stage:
         assert not host.fs.tables.clients
         assert not host.fs.tables.files
         assert not host.pump.sessions
-        assert not host.pump._deadlines
+        assert host.pump.statistics().deadlines == 0
         assert host.budget.used_bytes == 0
         assert only_stock_beneath(self.launchpad)
         left = left_over(self._before, self._held())

@@ -81,7 +81,7 @@ class Scene:
 
     def listeners(self) -> int:
         """How many listeners it has beside that of all."""
-        return len(self.endpoint._listeners) - 1
+        return self.endpoint.statistics().listeners - 1
 
 
 @pytest.fixture

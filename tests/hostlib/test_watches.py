@@ -59,7 +59,7 @@ async def test_a_client_for_whom_no_watch_is_left_is_served(
     few.left = True
     refused = few.refused
     await trio.testing.wait_all_tasks_blocked(0.05)
-    assert not hall.pump._unwatched
+    assert hall.pump.statistics().unwatched == 0
     for line in lines:
         assert await line.ask(b"PING\n") == b"OK"
         line.close()
@@ -74,14 +74,14 @@ async def test_its_end_is_noticed_without_a_watch(hall: Hall, few: FewWatches) -
     line.close()
     with trio.fail_after(10):
         await line.session.wait_over()
-    assert not hall.pump._unwatched
+    assert hall.pump.statistics().unwatched == 0
     assert few.refused
 
 
 async def test_nobody_looks_where_all_is_watched(hall: Hall) -> None:
     line = hall.connect()
     assert await line.ask(b"PING\n") == b"OK"
-    assert not hall.pump._unwatched
+    assert hall.pump.statistics().unwatched == 0
 
 
 async def unwatched(fd: object) -> None:

@@ -110,7 +110,7 @@ async def test_a_profile_is_tried_once(
 ) -> None:
     assert await tried(stage) == Findings()
     assert len(taken) == 3
-    assert not stage.host.machine._users
+    assert not stage.host.machine.users
     await eventually(lambda: not strangers(stage.launchpad))  # reaped a moment later
 
 
@@ -123,7 +123,7 @@ async def test_what_cannot_be_had_leaves_nothing_either(
     assert "'seccomp', which is required, is missing" in found.faults[0].reason
     assert found.untried == ()
     assert len(taken) == 3
-    assert not stage.host.machine._users
+    assert not stage.host.machine.users
 
 
 # A host has so many users for its children: a trial that kept one would take it away
@@ -143,10 +143,10 @@ async def test_users_of_trials_are_given_back(
     assert found.faults == ()
     assert [key for key, _ in found.untried] == KEYS
     assert "users of this host have one" in found.untried[0][1]
-    assert set(machine._users) == others
+    assert machine.users == others
     machine.give_user_back(others.pop())
     assert await tried(stage) == Findings()
-    assert set(machine._users) == others
+    assert machine.users == others
 
 
 # attack 18: what may be there in a moment says nothing of the machine.
@@ -175,7 +175,7 @@ async def test_what_this_host_lacks_for_a_moment_is_told_and_no_fault(
         found = await tried(stage)
     text = "what it requires could not be tried: request: Too many open files"
     assert found == Findings(untried=tuple((key, text) for key in KEYS))
-    assert not stage.host.machine._users
+    assert not stage.host.machine.users
     assert descriptors() == before
     assert await tried(stage) == Findings()
 
@@ -194,7 +194,7 @@ async def test_two_are_tried_at_once(
             nursery.start_soon(trying)
     assert found == [Findings()] * 3
     assert len(taken) == 9
-    assert not stage.host.machine._users
+    assert not stage.host.machine.users
 
 
 async def test_a_trial_that_is_broken_off_leaves_nothing(
@@ -206,7 +206,7 @@ async def test_a_trial_that_is_broken_off_leaves_nothing(
             for _ in range(turns):
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-        assert not stage.host.machine._users
+        assert not stage.host.machine.users
         assert not trials_in(groups)
     assert taken
 

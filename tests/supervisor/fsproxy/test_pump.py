@@ -99,7 +99,7 @@ def test_who_is_left_over_is_not_left_over_for_ever(tmp_path: Path) -> None:
         dialogue.ours.sendall(b"PING\n" * (PIPELINED + 2))
         for left_over in (1, 0):
             pump._serve(pump._epoll.poll(0))
-            assert len(pump._left_over) == left_over
+            assert pump.statistics().left_over == left_over
         assert dialogue.session.requests == PIPELINED + 2
     finally:
         pump.forget(dialogue.session)
@@ -116,7 +116,7 @@ def test_a_connection_that_cannot_be_watched_is_not_counted(tmp_path: Path) -> N
         with pytest.raises(PermissionError):  # a directory has nothing to wait for
             pump.add(session)
         assert not pump.sessions
-        assert not pump._attached
+        assert pump.statistics().attached == 0
     finally:
         os.close(session.read_fd)
         session.read_fd = fd
@@ -149,7 +149,7 @@ def test_of_one_childs_connections_a_turn_serves_a_few(tmp_path: Path) -> None:
         assert max(answered) - min(answered) <= 2 * PIPELINED  # each has its turn
         for one in many[1:]:
             pump.forget(one.session)
-        assert not pump._attached
+        assert pump.statistics().attached == 0
     finally:
         for one in (many[0], calm):
             pump.forget(one.session)
@@ -235,10 +235,10 @@ async def test_no_clock_ticks_between_messages(hall: Hall) -> None:
     line = hall.connect(deadline_s=1.0)
     await line.send(b"PI")
     await trio.testing.wait_all_tasks_blocked()
-    assert len(hall.pump._deadlines) == 1
+    assert hall.pump.statistics().deadlines == 1
     assert await line.ask(b"NG\n") == b"OK"
     await trio.testing.wait_all_tasks_blocked()
-    assert not hall.pump._deadlines
+    assert hall.pump.statistics().deadlines == 0
     await trio.sleep(1.1)  # the deadline passes
     steps = Steps()
     trio.lowlevel.add_instrument(steps)
@@ -292,8 +292,8 @@ async def test_a_session_that_is_over_is_forgotten(hall: Hall) -> None:
     for line in lines:
         await line.gone()
     assert not hall.pump.sessions
-    assert not hall.pump._left_over
-    assert not hall.pump._deadlines
+    assert hall.pump.statistics().left_over == 0
+    assert hall.pump.statistics().deadlines == 0
     # I1: what it is asked again about one that is over is nothing to its successor.
     successor = hall.connect()
     for line in lines:

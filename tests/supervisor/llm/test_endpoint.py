@@ -559,7 +559,9 @@ async def test_a_childs_connections_are_bounded(
     assert (await other.ask(ask("a")))[0] == 200
     for stream in held:
         await stream.aclose()
-    await eventually(lambda: not scene.service.endpoint.__dict__["_connections"])
+    served = scene.service.endpoint
+    assert served is not None
+    await eventually(lambda: not served.statistics().connections)
     assert (await door.ask(ask("a")))[0] == 200
 
 
@@ -583,7 +585,7 @@ async def test_a_child_that_does_not_start_leaves_no_token(scene: Scene) -> None
     assert child.failure is not None
     await child.gone.wait()
     assert scene.service.endpoint is not None
-    assert not scene.service.endpoint._accounts
+    assert scene.service.endpoint.statistics().accounts == 0
     assert not os.listdir(run_dir)
 
 

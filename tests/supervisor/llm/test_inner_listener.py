@@ -94,20 +94,21 @@ async def test_a_token_opens_its_own_account_by_whatever_way(scene: Scene) -> No
 @pytest.mark.nobody
 async def test_what_a_child_has_begun_ends_with_it(scene: Scene) -> None:
     spare = scene.stage.host.fs.spare
+    statistics = scene.endpoint.statistics
     one, other = await scene.puppet(), await scene.puppet()
     await one.do("hold(3)")
     await one.do("held.append(connect()), get(sock=held[-1])")
     await other.do("hold(2)")
-    await eventually(lambda: len(scene.endpoint._connections) == 6)
+    await eventually(lambda: statistics().connections == 6)
     assert {"model endpoint"} == {
         held(scene.stage.host)[one.socket.fileno()] for one in scene.endpoint._listeners
     }
     await one.kill()
-    await eventually(lambda: len(scene.endpoint._connections) == 2)
+    await eventually(lambda: statistics().connections == 2)
     assert scene.listeners() == 1
     assert await other.do("get(sock=held[0])") == 200
     await other.leave()
-    await eventually(lambda: not scene.endpoint._connections and not scene.listeners())
+    await eventually(lambda: not statistics().connections and not scene.listeners())
     assert scene.stage.host.fs.spare == spare
 
 
@@ -128,9 +129,9 @@ async def test_connections_without_a_token_end_with_their_child(
     finally:
         os.close(pidfd)
     with socket.socket(fileno=taken):
-        await eventually(lambda: scene.endpoint._connections)
+        await eventually(lambda: scene.endpoint.statistics().connections)
         await puppet.kill()
-        await eventually(lambda: not scene.endpoint._connections)
+        await eventually(lambda: not scene.endpoint.statistics().connections)
 
 
 # spec S5, S7: who floods its own listeners keeps nobody else out of theirs.
@@ -142,7 +143,7 @@ async def test_a_flood_by_a_childs_own_listener_ends_nobody_elses_connection(
     run_dir.mkdir()
     patient = await scene.puppet()
     await patient.do("hold(1)")
-    await eventually(lambda: len(scene.endpoint._strangers) == 1)
+    await eventually(lambda: scene.endpoint.statistics().strangers == 1)
     flood = await scene.puppet(run_dir=str(run_dir), sandbox=PROFILES["none"])
     if not by_path:
         flood = await scene.puppet()
@@ -338,7 +339,7 @@ async def test_a_child_that_does_not_start_leaves_no_pair(
                     scope.cancel()
     await eventually(lambda: not host.children)
     await eventually(lambda: not scene.listeners())
-    assert not scene.endpoint._accounts
+    assert scene.endpoint.statistics().accounts == 0
     await eventually(lambda: descriptors() == before)
 
 

@@ -7,7 +7,7 @@ computes is no part of either.
 
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from math import inf
 from pathlib import Path
 
@@ -188,21 +188,27 @@ ROWS: dict[str, tuple[Callable[[], bytes], bytes]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def base_url() -> Iterator[str]:
+    """Return where a provider in another process is asked."""
+    with provider_process() as url:
+        yield url
+
+
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+async def scene(tmp_path: Path, base_url: str) -> AsyncIterator[Scene]:
     """Return a host with LLM fds, whose provider is another process."""
-    with provider_process() as base_url:
-        fds = msgspec.convert(FDS, Config)
-        async with open_scene(
-            tmp_path, fds=fds, base_url=base_url, presets=TOOLS
-        ) as opened:
-            root = opened.hall.root
-            (root / "one").write_text("1")
-            (root / "cjk").write_text(CJK * (CHAT // 3))
-            (root / "emoji").write_text("a" * CHAT + EMOJI)
-            (root / "short").write_text(CJK * 8000)
-            (root / "many").mkdir()
-            yield opened
+    fds = msgspec.convert(FDS, Config)
+    async with open_scene(
+        tmp_path, fds=fds, base_url=base_url, presets=TOOLS
+    ) as opened:
+        root = opened.hall.root
+        (root / "one").write_text("1")
+        (root / "cjk").write_text(CJK * (CHAT // 3))
+        (root / "emoji").write_text("a" * CHAT + EMOJI)
+        (root / "short").write_text(CJK * 8000)
+        (root / "many").mkdir()
+        yield opened
 
 
 async def whole(line: ChatLine) -> bytes:

@@ -297,9 +297,9 @@ async def test_a_sidecars_own_process_has_walls(stage: Stage) -> None:
         assert int(lines[2]) == interfaces()
         assert lines[3] == "NoNewPrivs:\t1"
         assert (shared / "told").stat().st_uid == 0  # the host's, as all files there
-        assert len(stage.host.machine._users) == 1
+        assert len(stage.host.machine.users) == 1
         del sidecars
-    assert not stage.host.machine._users
+    assert not stage.host.machine.users
 
 
 # attack 11: what it leaves in its HOME is not gone through again, however much it is.
@@ -322,7 +322,7 @@ async def test_a_sidecar_keeps_its_user_over_restarts(stage: Stage) -> None:
     users = (shared / "told").read_text().split()
     assert len(users) == 2
     assert len({*users, "0"}) == 2
-    assert not stage.host.machine._users
+    assert not stage.host.machine.users
 
 
 def interfaces() -> int:

@@ -92,7 +92,7 @@ async def test_a_start_whose_client_has_gone_is_given_up(
                 await eventually(lambda: not executions(scene).live, 3.0)
         await eventually(lambda: not executions(scene).live, 3.0)
     assert not scene.tool.slots.used
-    assert not scene.tool.context.lookout._under_way
+    assert not scene.tool.context.lookout.under_way
 
 
 # What it sent, and what was sent to it, is forgotten by TCP in both directions.
@@ -120,7 +120,7 @@ async def test_a_start_whose_client_sends_more_goes_on(scene: Scene) -> None:
             extra = f"X-Aifo-Exec-Id: {EXEC_ID}"
             await send(sock, scene.request(b"tool=true", extra))
             await eventually(lambda: EXEC_ID in executions(scene).live)
-            (start,) = scene.tool.context.lookout._under_way
+            (start,) = scene.tool.context.lookout.under_way
             assert isinstance(start, Start)
             with trio.fail_after(10):  # more than a socket holds: somebody reads it
                 await send(sock, b"x" * 4_000_000)
@@ -244,7 +244,7 @@ async def test_a_notification_is_signalled_while_it_is_started(tmp_path: Path) -
         (failed,) = scene.stage.events("exec.failed")
         assert (failed["sidecar"], failed["code"]) == ("notify", 143)
         assert not scene.tool.slots.used
-        assert not scene.tool.context.lookout._under_way
+        assert not scene.tool.context.lookout.under_way
 
 
 # spec E25: nobody can ask for it again, so nothing of it is kept.
@@ -258,7 +258,7 @@ async def test_a_notification_whose_client_has_gone_is_not_started(
                 await eventually(lambda: executions(scene).live)
             await eventually(lambda: not executions(scene).live, 3.0)
         assert not scene.tool.slots.used
-        assert not scene.tool.context.lookout._under_way
+        assert not scene.tool.context.lookout.under_way
         assert not scene.stage.events("exec.failed")
 
 

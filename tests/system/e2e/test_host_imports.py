@@ -38,7 +38,7 @@ def place() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def provider() -> Iterator[str]:
     """A stand-in for a provider in a process of its own; its base URL."""
     with provider_process() as base_url:
