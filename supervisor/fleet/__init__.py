@@ -1,0 +1,7 @@
+"""Children on many machines: which node runs what, under which lease, for which quota.
+
+`directory` decides for the fleet, `node` for one machine; `lease`, `placement`, `slices`
+and `held_slices` are what they decide by, `states` the tables, `messages` what travels
+between them. None of these does I/O: clocks and ids come in as arguments, changes to be
+stored and messages to be sent go out (`step`). `store` alone opens files.
+"""

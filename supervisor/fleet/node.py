@@ -1,0 +1,470 @@
+"""One node of the fleet: what it does with orders, leases and slices, as decisions.
+
+Messages, ends of children and the time come in; a `NodeStep` goes out: changes of the
+ledger, messages, and actions that the caller does on this machine once both are done.
+
+Rules of this file.
+
+1. Nothing starts and no effect goes out unless the lease is held: the launchpad has armed
+   its deadline, and that lies ahead (FL5, FL6).
+2. An order of another session, or of a lower epoch, is ignored; the same order twice is
+   one child; an incarnation that was ended here is never started (FL4).
+3. A new session begins only when nothing runs of the one before.
+4. What has ended is told until the directory confirms it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+from msgspec.structs import replace
+
+from supervisor.fleet.lease import BEAT_S, NodeLease
+from supervisor.fleet.messages import (
+    VERSION,
+    Beat,
+    ChildNews,
+    ChildReport,
+    Confirm,
+    End,
+    HandBack,
+    Join,
+    Joined,
+    Leave,
+    Program,
+    Refused,
+    Renewed,
+    Session,
+    SliceGranted,
+    SliceNews,
+    SliceRefused,
+    SlicesSettled,
+    Start,
+)
+from supervisor.fleet.states import Phase, PhaseAction, PhaseEvent, step_of_phase
+from supervisor.fleet.step import Step
+
+if TYPE_CHECKING:
+    from supervisor.fleet.held_slices import HeldSlices, Reserved
+    from supervisor.fleet.messages import FromDirectory
+    from supervisor.fleet.step import Moment
+
+STARTING, RUNNING = "starting", "running"
+"""States of a child here that are not over; the first is never reported."""
+
+
+class FencedError(Exception):
+    """An effect of a child may not go out; the text says why (FL6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskDaemon:
+    """Ask the daemon whether it answers; `daemon_answered` is to follow, or `failed`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Let the launchpad arm a deadline; `armed` is to follow."""
+
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartChild:
+    """Start a child; `child_started` or `child_over` is to follow."""
+
+    child: str
+    name: str
+    incarnation: int
+    program: Program
+
+
+@dataclass(frozen=True, slots=True)
+class EndChild:
+    """End a child; `child_over` is to follow."""
+
+    child: str
+    incarnation: int
+    signal: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndAll:
+    """End all children of the fleet here; `all_gone` is to follow, once it is proved."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallsDecided:
+    """Calls that wait for a slice of this account try again, or are refused."""
+
+    account: str
+    is_refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The fleet does not take this node; the text is for the operator."""
+
+    reason: str
+
+
+Action: TypeAlias = (
+    AskDaemon | Arm | StartChild | EndChild | EndAll | CallsDecided | Told
+)
+
+
+@dataclass(slots=True)
+class NodeStep(Step):
+    """What follows from one event on a node.
+
+    Attributes:
+        actions: to be done on this machine, after the changes are stored.
+    """
+
+    actions: list[Action] = field(default_factory=list)
+
+
+class Node:
+    """One node, from its start to its end.
+
+    Args:
+        name: of the node, unique in the fleet.
+        labels: what children may need.
+        capacity: children that it takes.
+        held: the slices of its ledger.
+        version: of its daemon and node actor.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        labels: tuple[str, ...],
+        capacity: int,
+        held: HeldSlices,
+        version: str = VERSION,
+    ) -> None:
+        self.name = name
+        self.phase = Phase.OUT
+        self.session: Session | None = None
+        self.held = held
+        self._labels = labels
+        self._capacity = capacity
+        self._version = version
+        self._lease = NodeLease()
+        self._epoch = 0
+        self._tell_s = float("-inf")
+        self._children: dict[str, ChildReport] = {}
+        self._unconfirmed: dict[str, None] = {}
+
+    # Membership
+
+    @property
+    def deadline_s(self) -> float:
+        """Until when the launchpad lets the children live."""
+        return self._lease.deadline_s
+
+    def is_member(self, now: Moment) -> bool:
+        """Return whether the lease is held."""
+        return self.phase is Phase.MEMBER and self._lease.is_held(now.clock_s)
+
+    def join(self, now: Moment) -> NodeStep:
+        """Ask to be a member, with a new session.
+
+        Precondition: no child of the fleet runs here.
+        """
+        return self._on(PhaseEvent.JOIN, now)
+
+    def leave(self, now: Moment) -> NodeStep:
+        """End what runs here, then say that the node has left."""
+        return self._on(PhaseEvent.LEAVE, now)
+
+    def all_gone(self, now: Moment) -> NodeStep:
+        """Go on after `EndAll`: no process of the session is left."""
+        return self._on(PhaseEvent.GONE, now)
+
+    def tick(self, now: Moment) -> NodeStep:
+        """Decide what follows from the time: due ten times a second."""
+        step = NodeStep()
+        if self._lease.is_over(now.clock_s) and self.phase is Phase.MEMBER:
+            self._on(PhaseEvent.EXPIRED, now, step)
+        elif now.clock_s >= self._lease.next_s:
+            if self.phase is Phase.JOINING:
+                self._send_join(now, step)
+            elif self.phase is Phase.MEMBER:
+                step.actions.append(AskDaemon(self._lease.begin(now.clock_s)))
+        if now.clock_s >= self._tell_s:
+            self._tell_s = now.clock_s + BEAT_S
+            self._tell_slices(step)
+        return step
+
+    def daemon_answered(self, number: int, others: int) -> NodeStep:
+        """Send the beat that the daemon's answer allows.
+
+        Args:
+            number: of the attempt, as `AskDaemon` had it.
+            others: children that the daemon has beside those of the fleet.
+        """
+        step = NodeStep()
+        if self.phase is Phase.MEMBER and self.session is not None:
+            step.send(self.name, Beat(self.name, self.session, number, others))
+            for child_id in self._unconfirmed:
+                self._send_report(self._children[child_id], step)
+            for request in self.held.asked():
+                step.send(self.name, request)
+        return step
+
+    def failed(self, now: Moment) -> None:
+        """Try again soon: the daemon or the directory could not be asked."""
+        self._lease.fail(now.clock_s)
+
+    def armed(self, deadline_s: float) -> None:
+        """Count on a deadline that the launchpad has armed."""
+        self._lease.confirm(deadline_s)
+
+    def receive(self, message: FromDirectory, now: Moment) -> NodeStep:
+        """Decide what follows from a message of the directory."""
+        step = NodeStep()
+        if message.epoch < self._epoch:
+            return step
+        if isinstance(message, SlicesSettled):
+            # It concerns a ledger, whatever session it is in.
+            self._slice_message(message, step)
+            return step
+        if self.session is None or message.session != self.session:
+            return step
+        if message.epoch > self._epoch:
+            self._meet_directory(message.epoch, now, step)
+        self._dispatch(message, now, step)
+        return step
+
+    def _meet_directory(self, epoch: int, now: Moment, step: NodeStep) -> None:
+        """Tell a directory that has just started what runs here."""
+        is_first = self._epoch == 0
+        self._epoch = epoch
+        if self.phase is Phase.MEMBER and not is_first:
+            self._send_join(now, step)
+
+    def _dispatch(self, message: FromDirectory, now: Moment, step: NodeStep) -> None:
+        match message:
+            case Joined() | Renewed() | Refused():
+                self._membership_message(message, now, step)
+            case Start():
+                self._start(message, now, step)
+            case End():
+                self._end(message, step)
+            case Confirm():
+                report = self._children.get(message.child)
+                if report is not None and report.incarnation == message.incarnation:
+                    self._unconfirmed.pop(message.child, None)
+            case SliceGranted() | SliceRefused() | HandBack() | SlicesSettled():
+                self._slice_message(message, step)
+            case _:
+                assert_never(message)
+
+    def _membership_message(
+        self, message: Joined | Renewed | Refused, now: Moment, step: NodeStep
+    ) -> None:
+        if isinstance(message, Refused):
+            is_final = message.is_final
+            event = PhaseEvent.REJECTED if is_final else PhaseEvent.REFUSED
+            self._on(event, now, step, message.reason)
+            return
+        if isinstance(message, Joined):
+            self._lease.lease_s = message.lease_s
+        self._renew(message.number, step)
+        if isinstance(message, Joined):
+            self._on(PhaseEvent.JOINED, now, step)
+
+    def _renew(self, number: int, step: NodeStep) -> None:
+        deadline_s = self._lease.renew(number)
+        if deadline_s is not None and self.phase in (Phase.JOINING, Phase.MEMBER):
+            step.actions.append(Arm(deadline_s))
+
+    def _on(
+        self,
+        event: PhaseEvent,
+        now: Moment,
+        step: NodeStep | None = None,
+        reason: str = "",
+    ) -> NodeStep:
+        step = NodeStep() if step is None else step
+        self.phase, action = step_of_phase(self.phase, event)
+        match action:
+            case PhaseAction.ASK:
+                self._lease = NodeLease(self._lease.lease_s)
+                self._children.clear()
+                self._unconfirmed.clear()
+                self.session = self.held.begin_session(step)
+                self._send_join(now, step)
+            case PhaseAction.END_ALL:
+                # What is reserved stays until its call ends; no new call is paid.
+                self.held.stop(step)
+                step.actions.append(EndAll())
+            case PhaseAction.TELL:
+                step.actions.append(Told(reason))
+            case PhaseAction.SAY_LEFT:
+                self.held.stop(step)
+                self._tell_slices(step)
+                if self.session is not None:
+                    step.send(self.name, Leave(self.name, self.session))
+            case PhaseAction.NOTHING | PhaseAction.BEGIN:
+                pass
+            case _:
+                assert_never(action)
+        return step
+
+    def _send_join(self, now: Moment, step: NodeStep) -> None:
+        if self.session is None:
+            return
+        number = self._lease.begin(now.clock_s)
+        children = tuple(
+            report
+            for report in self._children.values()
+            if report.state == "running" or report.child in self._unconfirmed
+        )
+        step.send(
+            self.name,
+            Join(
+                self.name,
+                self.session,
+                number,
+                self._version,
+                self._labels,
+                self._capacity,
+                tuple(one for one in children if one.state != STARTING),
+                self.held.inventory(),
+            ),
+        )
+
+    # Children
+
+    def _start(self, order: Start, now: Moment, step: NodeStep) -> None:
+        if not self.is_member(now):
+            return  # it is sent again
+        known = self._children.get(order.child)
+        if known is None or known.incarnation < order.incarnation:
+            if known is not None and known.state in (STARTING, RUNNING):
+                return  # its end has not been seen here: the order comes again
+            self._unconfirmed.pop(order.child, None)
+            self._children[order.child] = ChildReport(
+                order.child, order.incarnation, STARTING
+            )
+            step.actions.append(
+                StartChild(order.child, order.name, order.incarnation, order.program)
+            )
+        elif known.incarnation == order.incarnation and known.state != STARTING:
+            self._send_report(known, step)
+
+    def _end(self, order: End, step: NodeStep) -> None:
+        known = self._children.get(order.child)
+        if known is None or known.incarnation < order.incarnation:
+            report = ChildReport(
+                order.child, order.incarnation, "ended", reason="ended before it began"
+            )
+            self._over(report, step)
+        elif known.incarnation > order.incarnation:
+            return
+        elif known.state in (STARTING, RUNNING):
+            step.actions.append(EndChild(order.child, order.incarnation, order.signal))
+        else:
+            self._send_report(known, step)
+
+    def child_started(self, child: str, incarnation: int, pid: int) -> NodeStep:
+        """Tell that a child's daemon has started it."""
+        step = NodeStep()
+        known = self._children.get(child)
+        is_awaited = known is not None and known.incarnation == incarnation
+        if known is not None and is_awaited and known.state == STARTING:
+            report = replace(known, state=RUNNING, pid=pid)
+            self._children[child] = report
+            self._send_report(report, step)
+        return step
+
+    def child_over(self, report: ChildReport) -> NodeStep:
+        """Tell that a child has ended, or was not started, until it is confirmed."""
+        step = NodeStep()
+        known = self._children.get(report.child)
+        is_current = known is not None and known.incarnation == report.incarnation
+        if known is not None and is_current and known.state in (STARTING, RUNNING):
+            self._over(report, step)
+        return step
+
+    def _over(self, report: ChildReport, step: NodeStep) -> None:
+        self._children[report.child] = report
+        self._unconfirmed[report.child] = None
+        self._send_report(report, step)
+
+    def _send_report(self, report: ChildReport, step: NodeStep) -> None:
+        if self.session is not None:
+            step.send(self.name, ChildNews(self.name, self.session, report))
+
+    def check_effect(self, child: str, incarnation: int, now: Moment) -> None:
+        """Let an effect of a child go out; due before each, at every door (FL6).
+
+        Raises:
+            FencedError: the lease is over, or it is not this incarnation that runs.
+        """
+        if not self.is_member(now):
+            raise FencedError(
+                f"cannot let {child!r} act: the lease of node {self.name!r} is over"
+            )
+        known = self._children.get(child)
+        if known is None or known.incarnation != incarnation:
+            raise FencedError(
+                f"cannot let {child!r} act: incarnation {incarnation} is not the one"
+                " that runs here"
+            )
+
+    # Slices
+
+    def reserve(
+        self, account: str, call: str, worst: float, now: Moment
+    ) -> tuple[Reserved, NodeStep]:
+        """Reserve a call's worst case; it may be sent once the change is stored.
+
+        Raises:
+            FencedError: the lease is over.
+        """
+        step = NodeStep()
+        if self.session is None or not self.is_member(now):
+            raise FencedError(
+                f"cannot pay a call: the lease of node {self.name!r} is over"
+            )
+        outcome = self.held.reserve(
+            account, call, worst, self.session, now.wall_s, step
+        )
+        return outcome, step
+
+    def settle(self, call: str, cost: float) -> NodeStep:
+        """Count what a call cost; 0 if it was never sent."""
+        step = NodeStep()
+        self.held.settle(call, cost, step)
+        return step
+
+    def _slice_message(
+        self,
+        message: SliceGranted | SliceRefused | HandBack | SlicesSettled,
+        step: NodeStep,
+    ) -> None:
+        session = self.session
+        if isinstance(message, SlicesSettled):
+            if message.ledger == self.held.ledger.id:
+                self.held.forget(message.slices, step)
+        elif isinstance(message, HandBack):
+            self.held.hand_back(message, step)
+            self._tell_slices(step)
+        elif session is None:
+            return
+        elif isinstance(message, SliceGranted):
+            if self.held.take(message, session, step):
+                step.actions.append(CallsDecided(message.account, is_refused=False))
+        elif self.held.refuse(message, session):
+            step.actions.append(CallsDecided(message.account, is_refused=True))
+
+    def _tell_slices(self, step: NodeStep) -> None:
+        reports = self.held.reports()
+        if reports:
+            step.send(self.name, SliceNews(self.name, self.held.ledger.id, reports))
