@@ -67,15 +67,20 @@ class AskDaemon:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Let the launchpad arm a deadline; `armed` is to follow."""
+    """Let the launchpad of a session arm a deadline; `armed` is to follow."""
 
+    session: Session
     deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start a child; `child_started` or `child_over` is to follow."""
+    """Start a child under the launchpad of its session, and under no later one.
 
+    `child_started` or `child_over` is to follow.
+    """
+
+    session: Session
     child: str
     name: str
     incarnation: int
@@ -93,7 +98,10 @@ class EndChild:
 
 @dataclass(frozen=True, slots=True)
 class EndAll:
-    """End all children of the fleet here; `all_gone` is to follow, once it is proved."""
+    """End all children here, starts under way included, and their launchpad.
+
+    `all_gone` is to follow, once it is proved.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +193,13 @@ class Node:
         """Go on after `EndAll`: no process of the session is left."""
         return self._on(PhaseEvent.GONE, now)
 
+    def launchpad_gone(self, now: Moment) -> NodeStep:
+        """End the session: the timer has fired, or the launchpad was killed.
+
+        Its children are gone with it, whatever renewal has come since.
+        """
+        return self._on(PhaseEvent.EXPIRED, now)
+
     def tick(self, now: Moment) -> NodeStep:
         """Decide what follows from the time: due ten times a second."""
         step = NodeStep()
@@ -221,7 +236,7 @@ class Node:
         self._lease.fail(now.clock_s)
 
     def armed(self, deadline_s: float) -> None:
-        """Count on a deadline that the launchpad has armed."""
+        """Count on a deadline that the launchpad has armed; not if it is gone."""
         self._lease.confirm(deadline_s)
 
     def receive(self, message: FromDirectory, now: Moment) -> NodeStep:
@@ -280,8 +295,9 @@ class Node:
 
     def _renew(self, number: int, step: NodeStep) -> None:
         deadline_s = self._lease.renew(number)
-        if deadline_s is not None and self.phase in (Phase.JOINING, Phase.MEMBER):
-            step.actions.append(Arm(deadline_s))
+        is_in = self.phase in (Phase.JOINING, Phase.MEMBER)
+        if deadline_s is not None and self.session is not None and is_in:
+            step.actions.append(Arm(self.session, deadline_s))
 
     def _on(
         self,
@@ -353,7 +369,13 @@ class Node:
                 order.child, order.incarnation, STARTING
             )
             step.actions.append(
-                StartChild(order.child, order.name, order.incarnation, order.program)
+                StartChild(
+                    order.session,
+                    order.child,
+                    order.name,
+                    order.incarnation,
+                    order.program,
+                )
             )
         elif known.incarnation == order.incarnation and known.state != STARTING:
             self._send_report(known, step)

@@ -1,0 +1,134 @@
+"""The parts of the quota with one rule of FL7 left out each: the simulation finds them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from supervisor.fleet.directory import RESEND_S, Directory
+from supervisor.fleet.held_slices import HeldRow, HeldSlices, HeldState
+from supervisor.fleet.messages import Session, SliceGranted, SliceReport
+from supervisor.fleet.slices import LOST, RootAccount, SliceRow
+from supervisor.fleet.states import ChildEvent, ChildState
+from supervisor.fleet.step import Moment, Step
+from tests.supervisor.fleet.simulation import Rules
+
+
+class _BackByClock(RootAccount):
+    """Slices of lost nodes come back after a while."""
+
+    def take_back(self, after_s: float, real_s: float, step: Step) -> None:
+        """Close those that were lost long enough ago."""
+        lost_s: dict[str, float] = self.__dict__.setdefault("lost_s", {})
+        for one in self.slices():
+            if one.state != LOST:
+                continue
+            if real_s - lost_s.setdefault(one.id, real_s) >= after_s:
+                self._close(one, one.spent, step)
+
+
+class _AllSessions(RootAccount):
+    """An inventory is compared with slices of the session itself, too."""
+
+    def _is_earlier(self, one: SliceRow, session: Session) -> bool:
+        return True
+
+
+class _NoLedgerId(RootAccount):
+    """An inventory of another ledger counts as one of the same."""
+
+    def _is_of_ledger(self, one: SliceRow, session: Session) -> bool:
+        return True
+
+
+class _NoInventory(RootAccount):
+    """A join says nothing of slices whose grants were lost."""
+
+    def take_inventory(
+        self, node: str, session: Session, held: frozenset[str], step: Step
+    ) -> None:
+        """Compare nothing."""
+
+
+class _Differences(RootAccount):
+    """Reports are added up."""
+
+    def _total(self, one: SliceRow, report: SliceReport) -> float:
+        return one.spent + report.spent
+
+
+class _TellsDifferences(HeldSlices):
+    """Reports say what was settled since the one before."""
+
+    def _report(self, row: HeldRow) -> SliceReport:
+        told: dict[str, float] = self.__dict__.setdefault("told_of", {})
+        news = row.settled - told.get(row.id, 0.0)
+        told[row.id] = row.settled
+        return SliceReport(row.id, news, row.state is HeldState.CLOSED)
+
+
+class _NotWritten(HeldSlices):
+    """Reservations are kept in memory alone."""
+
+    def _stored(self, row: HeldRow) -> HeldRow:
+        return replace(row, reserved={})
+
+
+class _Forgotten(HeldSlices):
+    """What was reserved when the process died counts as never spent."""
+
+    def _recovered(self, row: HeldRow) -> HeldRow:
+        return replace(row, reserved={}, state=HeldState.CLOSED)
+
+
+class _LastTooEarly(HeldSlices):
+    """The last report goes out while calls are in flight."""
+
+    def _retired(self, row: HeldRow) -> HeldRow:
+        return replace(row, state=HeldState.CLOSED)
+
+
+class _TakenTwice(HeldSlices):
+    """A grant is taken whenever it comes."""
+
+    def _is_expected(self, grant: SliceGranted, session: Session) -> bool:
+        return grant.session == session
+
+
+class _TriesElsewhere(Directory):
+    """An order without an answer is tried on another node."""
+
+    def _send_again(self, now: Moment, step: Step) -> None:
+        for child_id, sent_s in tuple(self._sent.items()):
+            row = self._children.get(child_id)
+            is_placing = row is not None and row.state is ChildState.PLACING
+            if row is not None and is_placing and now.clock_s - sent_s > RESEND_S:
+                self._on_child(row, ChildEvent.LOSE_AGAIN, step)
+        super()._send_again(now, step)
+
+
+BROKEN: Mapping[str, Rules] = MappingProxyType(
+    {
+        "back by the root's clock": Rules(account=_BackByClock, back_after_s=0.0),
+        "back by the root's clock, with grace": Rules(
+            account=_BackByClock, back_after_s=5.0
+        ),
+        "inventory over all sessions": Rules(account=_AllSessions),
+        "ledger without an id": Rules(account=_NoLedgerId),
+        "reservation not written": Rules(held=_NotWritten),
+        "reservation forgotten by a crash": Rules(held=_Forgotten),
+        "last report with calls in flight": Rules(held=_LastTooEarly),
+        "differences instead of totals": Rules(_Differences, _TellsDifferences),
+        "a grant taken twice": Rules(held=_TakenTwice),
+        "no inventory": Rules(account=_NoInventory),
+    }
+)
+"""Rules of FL7: what is left out, and what decides instead."""
+
+BROKEN_LIVES: Mapping[str, Rules] = MappingProxyType(
+    {
+        "no timer in the kernel": Rules(has_timer=False),
+        "tried elsewhere without an answer": Rules(directory=_TriesElsewhere),
+    }
+)
+"""Rules of FL4 and FL6, likewise."""

@@ -1,0 +1,42 @@
+"""What travels: whole there and back, and other versions refused by name."""
+
+import msgspec
+import pytest
+
+from supervisor.fleet import messages
+from supervisor.fleet.messages import ChildReport, Join, Joined, Session, SliceReport
+
+SESSION = Session("L1", 3)
+
+
+# spec FL2
+def test_a_join_is_the_same_on_the_other_side() -> None:
+    join = Join(
+        "a",
+        SESSION,
+        1,
+        messages.VERSION,
+        ("gpu",),
+        4,
+        (ChildReport("c1", 2, "running", pid=7),),
+        (SliceReport("tokens/1", 2.5, is_last=True),),
+    )
+    assert messages.decode_from_node(messages.encode(join)) == join
+
+
+# spec FL2
+def test_an_answer_is_the_same_on_the_other_side() -> None:
+    joined = Joined(2, SESSION, 1, 5.0)
+    assert messages.decode_from_directory(messages.encode(joined)) == joined
+
+
+# spec FL2
+def test_a_node_cannot_speak_as_the_directory() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        messages.decode_from_node(messages.encode(Joined(2, SESSION, 1, 5.0)))
+
+
+# spec FL11
+def test_another_version_is_refused_with_both_named() -> None:
+    with pytest.raises(messages.VersionError, match=r"'fleet-0'.*'fleet-1'"):
+        messages.check_version("node 'a'", "fleet-0")

@@ -1,0 +1,277 @@
+"""A node: which orders it follows, and what it lets out under its lease."""
+
+import pytest
+
+from supervisor.fleet.held_slices import HeldSlices, LedgerRow, Reserved
+from supervisor.fleet.lease import LEASE_S, MARGIN_S
+from supervisor.fleet.messages import (
+    Beat,
+    ChildNews,
+    ChildReport,
+    Confirm,
+    End,
+    FromDirectory,
+    Join,
+    Joined,
+    Leave,
+    Message,
+    Program,
+    Refused,
+    Renewed,
+    Session,
+    SliceGranted,
+    Start,
+)
+from supervisor.fleet.node import (
+    Action,
+    Arm,
+    AskDaemon,
+    CallsDecided,
+    EndAll,
+    EndChild,
+    FencedError,
+    Node,
+    NodeStep,
+    StartChild,
+    Told,
+)
+from supervisor.fleet.states import Phase
+from supervisor.fleet.step import Moment
+
+TRUE = Program(("true",))
+
+
+class Scene:
+    """A node, and a clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.node = Node("a", (), 2, HeldSlices("a", LedgerRow("L1")))
+
+    @property
+    def now(self) -> Moment:
+        """The time."""
+        return Moment(self.now_s, 0.0)
+
+    @property
+    def session(self) -> Session:
+        """The node's session."""
+        assert self.node.session is not None
+        return self.node.session
+
+    def hear(self, message: FromDirectory) -> NodeStep:
+        """Let the directory send a message."""
+        return self.node.receive(message, self.now)
+
+    def enter(self, epoch: int = 1) -> None:
+        """Join, with a lease that is armed."""
+        (join,) = messages(self.node.join(self.now))
+        assert isinstance(join, Join)
+        self.arm(self.hear(Joined(epoch, self.session, join.number, LEASE_S)))
+
+    def arm(self, step: NodeStep) -> None:
+        """Arm what a step says."""
+        for action in step.actions:
+            if isinstance(action, Arm):
+                self.node.armed(action.deadline_s)
+
+    def start(
+        self, incarnation: int = 1, session: Session | None = None, epoch: int = 1
+    ) -> list[Action]:
+        """Order a start; return what is done."""
+        order = Start(epoch, session or self.session, "c1", "x", incarnation, TRUE)
+        return self.hear(order).actions
+
+
+def messages(step: NodeStep) -> list[Message]:
+    """Return what a step sends."""
+    return [send.message for send in step.sends]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A member whose lease began at 100 s."""
+    scene = Scene()
+    scene.enter()
+    return scene
+
+
+# spec FL5
+def test_nothing_starts_before_the_launchpad_has_armed_the_deadline() -> None:
+    scene = Scene()
+    scene.node.join(scene.now)
+    step = scene.hear(Joined(1, scene.session, 1, LEASE_S))
+    assert step.actions == [Arm(scene.session, 100.0 + LEASE_S - MARGIN_S)]
+    assert scene.start() == []
+    scene.arm(step)
+    assert len(scene.start()) == 1
+
+
+# spec FL5
+def test_a_beat_goes_out_only_when_the_daemon_has_answered(scene: Scene) -> None:
+    scene.now_s = 101.0
+    step = scene.node.tick(scene.now)
+    assert messages(step) == []
+    (question,) = step.actions
+    assert isinstance(question, AskDaemon)
+    answered = scene.node.daemon_answered(question.number, 1)
+    assert messages(answered) == [Beat("a", scene.session, question.number, 1)]
+    renewed = scene.hear(Renewed(1, scene.session, question.number))
+    assert renewed.actions == [Arm(scene.session, 101.0 + LEASE_S - MARGIN_S)]
+
+
+# spec FL5
+def test_at_its_deadline_a_node_ends_its_children_then_joins_anew(scene: Scene) -> None:
+    before = scene.session
+    scene.now_s = 104.0
+    assert scene.node.tick(scene.now).actions == [EndAll()]
+    assert scene.node.phase is Phase.ENDING
+    assert scene.start() == []
+    (join,) = messages(scene.node.all_gone(scene.now))
+    assert isinstance(join, Join)
+    assert join.session.number == before.number + 1
+
+
+# spec FL5
+def test_a_renewal_that_is_refused_ends_the_children(scene: Scene) -> None:
+    step = scene.hear(Refused(1, scene.session, "lost", is_final=False))
+    assert step.actions == [EndAll()]
+
+
+# spec FL6
+def test_a_launchpad_that_is_gone_ends_the_session(scene: Scene) -> None:
+    assert scene.node.launchpad_gone(scene.now).actions == [EndAll()]
+
+
+# spec FL4
+def test_the_same_order_twice_is_one_child(scene: Scene) -> None:
+    assert scene.start() == [StartChild(scene.session, "c1", "x", 1, TRUE)]
+    assert scene.start() == []
+    (news,) = messages(scene.node.child_started("c1", 1, 7))
+    again = scene.hear(Start(1, scene.session, "c1", "x", 1, TRUE))
+    assert (again.actions, messages(again)) == ([], [news])
+
+
+# spec FL4
+def test_an_order_of_another_session_is_refused(scene: Scene) -> None:
+    assert scene.start(session=Session("L1", 7)) == []
+    assert scene.start(session=Session("L9", 1)) == []
+
+
+# spec FL2
+def test_an_order_of_a_lower_epoch_is_refused() -> None:
+    scene = Scene()
+    scene.enter(epoch=3)
+    assert scene.start(epoch=2) == []
+    assert len(scene.start(epoch=3)) == 1
+
+
+# spec FL2
+def test_a_directory_that_has_started_anew_is_told_what_runs(scene: Scene) -> None:
+    scene.start()
+    scene.node.child_started("c1", 1, 7)
+    (join,) = messages(scene.hear(Renewed(2, scene.session, 99)))
+    assert isinstance(join, Join)
+    assert join.session == scene.session
+    assert [(one.child, one.state) for one in join.children] == [("c1", "running")]
+
+
+# spec FL4
+def test_an_incarnation_that_was_ended_before_it_began_never_starts(
+    scene: Scene,
+) -> None:
+    (news,) = messages(scene.hear(End(1, scene.session, "c1", 1)))
+    assert isinstance(news, ChildNews)
+    assert news.report.state == "ended"
+    assert scene.start() == []
+
+
+# spec FL4
+def test_a_later_incarnation_starts_only_after_the_one_before_is_over(
+    scene: Scene,
+) -> None:
+    scene.start()
+    scene.node.child_started("c1", 1, 7)
+    assert scene.start(incarnation=2) == []
+    scene.node.child_over(ChildReport("c1", 1, "ended", status=0))
+    assert len(scene.start(incarnation=2)) == 1
+    assert scene.start(incarnation=1) == []
+
+
+# spec FL4
+def test_an_end_is_passed_on_to_what_runs(scene: Scene) -> None:
+    scene.start()
+    step = scene.hear(End(1, scene.session, "c1", 1, "INT"))
+    assert step.actions == [EndChild("c1", 1, "INT")]
+    assert scene.hear(End(1, scene.session, "c1", 0, "INT")).actions == []
+
+
+# spec FL1
+def test_an_end_is_told_with_each_beat_until_it_is_confirmed(scene: Scene) -> None:
+    scene.start()
+    over = ChildReport("c1", 1, "ended", status=4)
+    news = ChildNews("a", scene.session, over)
+    assert messages(scene.node.child_over(over)) == [news]
+    assert news in messages(scene.node.daemon_answered(1, 0))
+    scene.hear(Confirm(1, scene.session, "c1", 1))
+    assert news not in messages(scene.node.daemon_answered(1, 0))
+
+
+# spec FL6
+def test_before_each_effect_the_lease_and_the_incarnation_are_compared(
+    scene: Scene,
+) -> None:
+    scene.start()
+    scene.node.check_effect("c1", 1, scene.now)
+    with pytest.raises(FencedError, match="incarnation 2 is not the one"):
+        scene.node.check_effect("c1", 2, scene.now)
+    scene.now_s = 104.0
+    with pytest.raises(FencedError, match="the lease of node 'a' is over"):
+        scene.node.check_effect("c1", 1, scene.now)
+
+
+# spec FL6, FL7
+def test_no_call_is_paid_after_the_lease(scene: Scene) -> None:
+    scene.now_s = 104.0
+    with pytest.raises(FencedError, match="cannot pay a call"):
+        scene.node.reserve("t", "call", 1.0, scene.now)
+
+
+# spec FL7
+def test_calls_that_wait_for_a_slice_try_again_when_it_has_come(scene: Scene) -> None:
+    outcome, _ = scene.node.reserve("t", "call", 1.0, scene.now)
+    assert outcome is Reserved.ASKED
+    step = scene.hear(SliceGranted(1, scene.session, "t", 1, "t/1", 10.0, "never"))
+    assert step.actions == [CallsDecided("t", is_refused=False)]
+    outcome, step = scene.node.reserve("t", "call", 1.0, scene.now)
+    assert outcome is Reserved.YES
+    assert [change.table for change in step.changes] == ["held"]
+
+
+# spec FL1
+def test_a_node_that_the_fleet_does_not_take_says_why() -> None:
+    scene = Scene()
+    scene.node.join(scene.now)
+    step = scene.hear(Refused(1, scene.session, "the name is taken", is_final=True))
+    assert step.actions == [Told("the name is taken")]
+    assert scene.node.phase is Phase.OUT
+
+
+# spec FL5
+def test_a_join_without_an_answer_is_tried_again_with_the_same_session() -> None:
+    scene = Scene()
+    (first,) = messages(scene.node.join(scene.now))
+    scene.now_s += 0.6
+    (second,) = messages(scene.node.tick(scene.now))
+    assert isinstance(first, Join)
+    assert isinstance(second, Join)
+    assert second.session == first.session
+    assert second.number > first.number
+
+
+# spec FL8
+def test_a_node_that_leaves_ends_its_children_first(scene: Scene) -> None:
+    scene.start()
+    step = scene.node.leave(scene.now)
+    assert (step.actions, messages(step)) == ([EndAll()], [])
+    assert messages(scene.node.all_gone(scene.now)) == [Leave("a", scene.session)]
