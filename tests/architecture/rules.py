@@ -47,6 +47,10 @@ MODEL_DOORS = tuple(f"MD{n}" for n in range(1, 9))
 NETWORK = tuple(f"NET{n}" for n in range(1, 16))
 NETWORK_TO_BUILD: tuple[str, ...] = ("NET9", "NET15")
 """Those that no code keeps yet; none is ever added."""
+# Children on many machines.
+FLEET = tuple(f"FL{n}" for n in range(1, 12))
+FLEET_TO_BUILD: tuple[str, ...] = ("FL1", "FL3", "FL8", "FL9", "FL10")
+"""Those that no code keeps yet; none is ever added."""
 # docs/explanation/invariants.md.
 INVARIANTS = tuple(f"I{n}" for n in range(1, 11))
 INVARIANTS_IN_FORCE = INVARIANTS
@@ -60,7 +64,7 @@ ATTACKS = tuple(
 ATTACKS_IN_FORCE = ATTACKS
 
 _AND = r"(?:\s*,\s*(?:and\s+)?|\s+and\s+)"
-_RULE = r"(?:(?:WS|HM|MD|NET)\d+[abc]?|[A-Z]\d+b?)\b"
+_RULE = r"(?:(?:WS|HM|MD|NET|FL)\d+[abc]?|[A-Z]\d+b?)\b"
 _NAMED = (
     re.compile(rf"\bspec\s+({_RULE}(?:{_AND}{_RULE})*)"),
     re.compile(rf"\battacks?\s+(\d+\b(?:{_AND}\d+\b)*)"),

@@ -42,8 +42,15 @@ def test_every_rule_of_the_network_that_is_kept_has_a_test() -> None:
     assert not missing, f"no test says '# spec NET1' (for instance) for: {missing}"
 
 
+def test_every_rule_of_the_fleet_that_is_kept_has_a_test() -> None:
+    wanted = tuple(name for name in rules.FLEET if name not in rules.FLEET_TO_BUILD)
+    missing = missing_from_tests(wanted)
+    assert not missing, f"no test says '# spec FL1' (for instance) for: {missing}"
+
+
 def test_a_rule_that_has_a_test_is_none_to_build() -> None:
     to_build = {*rules.WORKSPACES_TO_BUILD, *rules.NETWORK_TO_BUILD}
+    to_build |= {*rules.FLEET_TO_BUILD}
     built = to_build & rules.named_by_tests().keys()
     assert not built, f"take out of what is to be built, for tests name them: {built}"
 
@@ -66,6 +73,7 @@ def test_every_invariant_in_force_has_a_test() -> None:
 def test_no_test_names_a_rule_that_does_not_exist() -> None:
     known = {*rules.SPEC, *rules.TOOLEXEC, *rules.INVARIANTS, *rules.ATTACKS}
     known |= {*rules.WORKSPACES, *rules.MODEL_DOORS, *rules.NETWORK}
+    known |= {*rules.FLEET}
     unknown = {
         name: files
         for name, files in rules.named_by_tests().items()

@@ -8,23 +8,10 @@ from msgspec.structs import replace
 from supervisor.fleet.directory import RESEND_S, Directory
 from supervisor.fleet.held_slices import HeldRow, HeldSlices, HeldState
 from supervisor.fleet.messages import Session, SliceGranted, SliceReport
-from supervisor.fleet.slices import LOST, RootAccount, SliceRow
+from supervisor.fleet.slices import RootAccount, SliceRow
 from supervisor.fleet.states import ChildEvent, ChildState
 from supervisor.fleet.step import Moment, Step
-from tests.supervisor.fleet.simulation import Rules
-
-
-class _BackByClock(RootAccount):
-    """Slices of lost nodes come back after a while."""
-
-    def take_back(self, after_s: float, real_s: float, step: Step) -> None:
-        """Close those that were lost long enough ago."""
-        lost_s: dict[str, float] = self.__dict__.setdefault("lost_s", {})
-        for one in self.slices():
-            if one.state != LOST:
-                continue
-            if real_s - lost_s.setdefault(one.id, real_s) >= after_s:
-                self._close(one, one.spent, step)
+from tests.supervisor.fleet.simulation import BackByClock, Rules
 
 
 class _AllSessions(RootAccount):
@@ -109,9 +96,9 @@ class _TriesElsewhere(Directory):
 
 BROKEN: Mapping[str, Rules] = MappingProxyType(
     {
-        "back by the root's clock": Rules(account=_BackByClock, back_after_s=0.0),
+        "back by the root's clock": Rules(account=BackByClock, back_after_s=0.0),
         "back by the root's clock, with grace": Rules(
-            account=_BackByClock, back_after_s=5.0
+            account=BackByClock, back_after_s=5.0
         ),
         "inventory over all sessions": Rules(account=_AllSessions),
         "ledger without an id": Rules(account=_NoLedgerId),

@@ -11,7 +11,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -30,7 +30,7 @@ from supervisor.fleet.messages import (
     Program,
 )
 from supervisor.fleet.node import FencedError, Node, NodeStep
-from supervisor.fleet.slices import NEVER, RootAccount
+from supervisor.fleet.slices import LOST, NEVER, RootAccount
 from supervisor.fleet.states import Phase
 from supervisor.fleet.step import Moment, Step
 
@@ -130,6 +130,19 @@ class Machine:
     calls: dict[str, float] = field(default_factory=dict)
     worsts: dict[str, float] = field(default_factory=dict)
     unsent: list[float] = field(default_factory=list)
+
+
+class BackByClock(RootAccount):
+    """Break FL7.5: slices of lost nodes come back after a while."""
+
+    def take_back(self, after_s: float, real_s: float, step: Step) -> None:
+        """Close those that were lost long enough ago."""
+        lost_s: dict[str, float] = self.__dict__.setdefault("lost_s", {})
+        for one in self.slices():
+            if one.state != LOST:
+                continue
+            if real_s - lost_s.setdefault(one.id, real_s) >= after_s:
+                self._close(one, one.spent, step)
 
 
 class Simulation:
@@ -254,7 +267,9 @@ class Simulation:
         """Break FL7.5: give slices of lost nodes back by the root's clock."""
         assert self.directory is not None
         step = Step()
-        self.directory.take_back(after_s, self.real_s, step)  # type: ignore[attr-defined]
+        for account in self.directory._accounts.values():
+            assert isinstance(account, BackByClock)
+            account.take_back(after_s, self.real_s, step)
         self._carry_out(step)
 
     def _carry_out(self, step: Step) -> None:
@@ -405,7 +420,7 @@ class Simulation:
             machine.node.armed(order.deadline_s)
 
     def _fire(self, machine: Machine, generation: int) -> None:
-        """End the children if it is time: whoever is stopped, the kernel does it."""
+        """End the children if it is time: the kernel does it whatever is stopped."""
         if generation != machine.timer_generation or machine.armed_s is None:
             return
         if not self.rules.has_timer:
@@ -729,14 +744,8 @@ class Simulation:
 
 
 def _directory_type(rules: Rules) -> type[Directory]:
-    class ChosenDirectory(rules.directory):  # type: ignore[name-defined]
-        account_type = rules.account
-
-        def take_back(self, after_s: float, real_s: float, step: Step) -> None:
-            for account in self._accounts.values():
-                account.take_back(after_s, real_s, step)  # type: ignore[attr-defined]
-
-    return ChosenDirectory
+    members = {"account_type": rules.account}
+    return cast("type[Directory]", type("Chosen", (rules.directory,), members))
 
 
 def _encoded(row: msgspec.Struct) -> bytes:

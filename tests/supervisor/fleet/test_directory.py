@@ -393,7 +393,7 @@ def test_a_store_holds_all_that_a_directory_knows(scene: Scene) -> None:
     assert (scene.directory.ps(), scene.directory.quota()) == before
 
 
-# spec FL1
+# spec FL2
 def test_a_name_that_is_in_the_fleet_is_refused_and_its_node_untouched(
     scene: Scene,
 ) -> None:
@@ -413,7 +413,7 @@ def test_a_node_of_another_version_is_refused(scene: Scene) -> None:
     assert VERSION in refused.reason
 
 
-# spec FL8
+# spec FL2
 def test_a_node_that_leaves_is_left_and_its_children_go_elsewhere(
     scene: Scene,
 ) -> None:
@@ -479,7 +479,7 @@ def test_a_lost_node_can_be_forgotten_and_no_other(scene: Scene) -> None:
         scene.directory.forget("z", scene.now)
 
 
-# spec FL3
+# spec FL2
 def test_children_that_are_over_are_listed_up_to_a_bound(scene: Scene) -> None:
     scene.join("c", capacity=MOST_OVER + 5)
     scene.spawn(count=MOST_OVER + 5, needs=Needs(node="c"))
@@ -490,7 +490,7 @@ def test_children_that_are_over_are_listed_up_to_a_bound(scene: Scene) -> None:
     assert len(stored) == MOST_OVER
 
 
-# spec FL3
+# spec FL2
 def test_the_name_of_a_child_that_is_over_is_free_again(scene: Scene) -> None:
     scene.spawn()
     scene.report("a", "ended")

@@ -206,7 +206,7 @@ def test_an_end_is_passed_on_to_what_runs(scene: Scene) -> None:
     assert scene.hear(End(1, scene.session, "c1", 0, "INT")).actions == []
 
 
-# spec FL1
+# spec FL2
 def test_an_end_is_told_with_each_beat_until_it_is_confirmed(scene: Scene) -> None:
     scene.start()
     over = ChildReport("c1", 1, "ended", status=4)
@@ -248,7 +248,7 @@ def test_calls_that_wait_for_a_slice_try_again_when_it_has_come(scene: Scene) ->
     assert [change.table for change in step.changes] == ["held"]
 
 
-# spec FL1
+# spec FL2
 def test_a_node_that_the_fleet_does_not_take_says_why() -> None:
     scene = Scene()
     scene.node.join(scene.now)
@@ -269,7 +269,7 @@ def test_a_join_without_an_answer_is_tried_again_with_the_same_session() -> None
     assert second.number > first.number
 
 
-# spec FL8
+# spec FL2
 def test_a_node_that_leaves_ends_its_children_first(scene: Scene) -> None:
     scene.start()
     step = scene.node.leave(scene.now)

@@ -9,26 +9,13 @@ import pytest
 
 from tests.helpers.rounds import LONG, LONG_ALONE
 from tests.supervisor.fleet.broken_rules import BROKEN, BROKEN_LIVES
-from tests.supervisor.fleet.simulation import Rules, violation
+from tests.supervisor.fleet.simulation import violation
 
 SEEDS = 10_000 if LONG else 20
 BROKEN_SEEDS = 2_000
 
-FOUND_BY = {
-    "back by the root's clock": 0,
-    "back by the root's clock, with grace": 2,
-    "inventory over all sessions": 6,
-    "ledger without an id": 1,
-    "reservation not written": 3,
-    "reservation forgotten by a crash": 3,
-    "last report with calls in flight": 0,
-    "differences instead of totals": 0,
-    "a grant taken twice": 4,
-    "no inventory": 1,
-    "no timer in the kernel": 0,
-    "tried elsewhere without an answer": 0,
-}
-"""A seed that finds what was left out."""
+FEW = 150
+"""Seeds of which one at least finds what was left out."""
 
 
 # spec FL4, FL5, FL6 and FL7; I3
@@ -45,8 +32,7 @@ def test_the_rules_hold_under_faults() -> None:
 @pytest.mark.parametrize("name", [*BROKEN, *BROKEN_LIVES])
 def test_a_rule_that_is_left_out_is_found(name: str) -> None:
     rules = {**BROKEN, **BROKEN_LIVES}[name]
-    assert violation(FOUND_BY[name], Rules()) is None
-    assert violation(FOUND_BY[name], rules) is not None
+    assert any(violation(seed, rules) is not None for seed in range(FEW))
 
 
 # spec FL7

@@ -1,0 +1,200 @@
+"""Where a directory, or a node's ledger, keeps its rows: SQLite in one directory (FL2).
+
+Rules of this file.
+
+1. One directory at a time: a lock (flock) is held for as long as the store is open, and
+   the kernel drops it with its process.
+2. The epoch is counted up under the lock; each transaction compares it first.
+3. One thread call at a time writes, and takes all steps that wait; nothing of a step is
+   sent before its rows are on the disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+import trio
+
+from hostlib.threads import in_thread
+from supervisor.fleet.step import StaleEpochError, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from supervisor.fleet.step import Change
+
+FILE = "fleet.sqlite3"
+LOCK = "fleet.lock"
+
+BUSY_S = 5.0
+"""Longest wait for a process that reads the file, such as a backup."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS epoch (
+    only INTEGER PRIMARY KEY CHECK (only = 1), number INTEGER NOT NULL
+);
+INSERT OR IGNORE INTO epoch VALUES (1, 0);
+CREATE TABLE IF NOT EXISTS rows (
+    name TEXT, key TEXT, row BLOB NOT NULL, PRIMARY KEY (name, key)
+) WITHOUT ROWID;
+"""
+
+
+class StoreError(Exception):
+    """The store cannot be used; the text says why and what to do."""
+
+
+class FleetStore:
+    """The rows of one directory; its methods block.
+
+    Args:
+        directory: made if it is missing; nobody else may look into it.
+
+    Attributes:
+        epoch: counted up when it was opened; no process before had it.
+
+    Raises:
+        StoreError: another process has it, or the files cannot be used.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._path = os.path.join(directory, FILE)  # noqa: PTH118 - a str is wanted
+        try:
+            with ExitStack() as stack:
+                os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103
+                self._lock = _private_file(f"{directory}/{LOCK}")
+                stack.callback(os.close, self._lock)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.close(_private_file(self._path))
+                self._base = _opened(self._path)
+                stack.callback(self._base.close)
+                self.epoch = self._count_epoch()
+                stack.pop_all()
+        except BlockingIOError:
+            raise StoreError(
+                f"cannot open the fleet's store in {directory!r}: another directory has"
+                " it; end that one first"
+            ) from None
+        except (OSError, sqlite3.Error) as why:
+            text = getattr(why, "strerror", None) or why
+            raise StoreError(
+                f"cannot open the fleet's store in {directory!r}: {text}; make it"
+                " writable, or move a damaged file away"
+            ) from None
+
+    def _count_epoch(self) -> int:
+        with self._base:
+            self._base.execute("BEGIN IMMEDIATE")
+            query = "UPDATE epoch SET number = number + 1 RETURNING number"
+            ((number,),) = self._base.execute(query).fetchall()
+        return int(number)
+
+    def load(self) -> list[tuple[str, str, bytes]]:
+        """Return (table, key, row) of all that is stored, rows as msgpack."""
+        return self._base.execute("SELECT name, key, row FROM rows").fetchall()
+
+    def put(self, changes: Sequence[Change]) -> None:
+        """Store all changes, or none.
+
+        Raises:
+            StaleEpochError: another process has counted the epoch up since.
+            sqlite3.Error: they cannot be written.
+        """
+        self._base.execute("BEGIN IMMEDIATE")
+        with self._base:  # commits, or rolls back
+            ((number,),) = self._base.execute("SELECT number FROM epoch").fetchall()
+            if number != self.epoch:
+                raise StaleEpochError(
+                    f"cannot write the fleet's store: its epoch is {number}, this"
+                    f" directory's is {self.epoch}; this one ends"
+                )
+            for name, key, row in changes:
+                if row is None:
+                    query = "DELETE FROM rows WHERE name = ? AND key = ?"
+                    self._base.execute(query, (name, key))
+                else:
+                    query = "INSERT OR REPLACE INTO rows VALUES (?, ?, ?)"
+                    data = msgspec.msgpack.encode(row)
+                    self._base.execute(query, (name, key, data))
+
+    def close(self) -> None:
+        """Close the file, and let another process have it."""
+        self._base.close()
+        os.close(self._lock)
+
+
+def _private_file(path: str) -> int:
+    """Return a descriptor of a file that is its owner's alone; follow no link."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o600)
+    try:
+        os.fchmod(fd, 0o600)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    # One thread at a time uses it, not always the same one.
+    base = sqlite3.connect(
+        path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
+    )
+    try:
+        base.execute("PRAGMA journal_mode = WAL")
+        # A machine that loses its power has lost no slice that it has granted.
+        base.execute("PRAGMA synchronous = FULL")
+        base.executescript(_SCHEMA)
+    except BaseException:
+        base.close()
+        raise
+    return base
+
+
+S = TypeVar("S", bound=Step)
+
+
+class StepWriter(Generic[S]):
+    """Stores steps in the order in which they were decided, then carries them out.
+
+    Args:
+        store: where their changes go.
+        carry_out: sends what a step says; called in the Trio thread, in order.
+    """
+
+    def __init__(self, store: FleetStore, carry_out: Callable[[S], None]) -> None:
+        self._store = store
+        self._carry_out = carry_out
+        self._waiting: list[S] = []
+        self._turn = trio.Lock()
+
+    def add(self, step: S) -> None:
+        """Put a step behind those that wait; ``flush`` is to follow."""
+        self._waiting.append(step)
+
+    async def flush(self) -> None:
+        """Return when every step so far is stored and carried out.
+
+        Raises:
+            StaleEpochError: another process has the store: this one has to end.
+            sqlite3.Error: the steps cannot be stored, and none of them was carried out.
+
+        Cancellation: a transaction that has begun is waited for, and carried out.
+        """
+        async with self._turn:  # a task that waited finds the work done
+            while self._waiting:
+                steps, self._waiting = self._waiting, []
+                changes = [change for step in steps for change in step.changes]
+                try:
+                    if changes:
+                        await in_thread(self._store.put, changes)
+                except BaseException:
+                    self._waiting = steps + self._waiting
+                    raise
+                for step in steps:
+                    self._carry_out(step)

@@ -1,0 +1,145 @@
+"""The store: one directory at a time, under its epoch; rows before messages."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervisor.fleet.held_slices import LedgerRow
+from supervisor.fleet.step import Change, StaleEpochError, Step
+from supervisor.fleet.store import FILE, FleetStore, StepWriter, StoreError
+
+ROW = LedgerRow("L1", 2, 3)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A directory for a store, not made yet."""
+    return str(tmp_path / "fleet")
+
+
+# spec FL2
+def test_what_was_put_is_loaded_and_what_was_deleted_is_not(path: str) -> None:
+    store = FleetStore(path)
+    store.put([Change("ledger", "a", ROW), Change("ledger", "b", ROW)])
+    store.put([Change("ledger", "b", None)])
+    store.close()
+    store = FleetStore(path)
+    ((table, key, _),) = store.load()
+    assert (table, key) == ("ledger", "a")
+    store.close()
+
+
+# spec FL2
+def test_each_start_counts_the_epoch_up(path: str) -> None:
+    epochs = []
+    for _ in range(3):
+        store = FleetStore(path)
+        epochs.append(store.epoch)
+        store.close()
+    assert epochs == [1, 2, 3]
+
+
+# spec FL2
+def test_only_one_directory_has_a_store(path: str) -> None:
+    store = FleetStore(path)
+    with pytest.raises(StoreError, match="another directory has it; end that one"):
+        FleetStore(path)
+    store.close()
+    FleetStore(path).close()
+
+
+# spec FL2
+def test_another_epoch_writes_nothing(path: str) -> None:
+    store = FleetStore(path)
+    other = sqlite3.connect(os.path.join(path, FILE))
+    with other:
+        other.execute("UPDATE epoch SET number = number + 1")
+    other.close()
+    with pytest.raises(StaleEpochError, match="its epoch is 2, this directory's is 1"):
+        store.put([Change("ledger", "a", ROW)])
+    assert store.load() == []
+    store.close()
+
+
+# spec FL2
+@pytest.mark.slow
+def test_a_directory_that_was_killed_leaves_its_rows_and_its_lock(path: str) -> None:
+    program = (
+        "from supervisor.fleet.store import FleetStore\n"
+        "from supervisor.fleet.step import Change\n"
+        "from supervisor.fleet.held_slices import LedgerRow\n"
+        "import sys, signal\n"
+        f"store = FleetStore({path!r})\n"
+        "store.put([Change('ledger', 'a', LedgerRow('L1'))])\n"
+        "print('stored', flush=True)\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stored\n"
+        process.send_signal(signal.SIGKILL)
+    store = FleetStore(path)
+    assert store.epoch == 2
+    assert [key for _, key, _ in store.load()] == ["a"]
+    store.close()
+
+
+# spec FL2
+def test_a_store_is_its_owners_alone(path: str) -> None:
+    store = FleetStore(path)
+    for name in os.listdir(path):
+        assert stat.S_IMODE(os.stat(os.path.join(path, name)).st_mode) == 0o600
+    store.close()
+
+
+# spec FL2
+def test_a_store_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no database" * 100)
+    with pytest.raises(StoreError, match="move a damaged file away"):
+        FleetStore(str(tmp_path))
+    (tmp_path / FILE).unlink()
+    FleetStore(str(tmp_path)).close()
+
+
+# spec FL2
+async def test_a_step_is_carried_out_after_it_is_stored(path: str) -> None:
+    store = FleetStore(path)
+    seen: list[int] = []
+    writer: StepWriter[Step] = StepWriter(
+        store, lambda _: seen.append(len(store.load()))
+    )
+    for key in "ab":
+        step = Step()
+        step.put("ledger", key, ROW)
+        writer.add(step)
+    writer.add(Step())
+    assert seen == []
+    await writer.flush()
+    assert seen == [2, 2, 2]
+    store.close()
+
+
+# spec FL2
+async def test_a_step_that_cannot_be_stored_is_not_carried_out(path: str) -> None:
+    store = FleetStore(path)
+    other = sqlite3.connect(os.path.join(path, FILE))
+    with other:
+        other.execute("UPDATE epoch SET number = number + 1")
+    other.close()
+    seen: list[Step] = []
+    writer = StepWriter(store, seen.append)
+    step = Step()
+    step.put("ledger", "a", ROW)
+    writer.add(step)
+    with pytest.raises(StaleEpochError):
+        await writer.flush()
+    assert seen == []
+    store.close()
