@@ -26,6 +26,7 @@ from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
 from supervisor.llm.outputs import Outputs, OutputsError
 from supervisor.llm.presets import DEFAULT_PRESET
 from supervisor.llm.quota import QuotaError
+from vfs import names
 from vfs.errors import AccessDeniedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ async def _read_input(caller: Caller, name: bytes, most: int, *, claim: bool) ->
     fs, client = caller.fs, caller.client
     try:
         if client.policy.is_distant and not claim:
-            await fs.knock(client, name)
+            await names.wait_reachable(client, name)
         file = fs.open(client, name, b"r", claim)
     except AccessDeniedError:
         denied(caller, "LLM_CHAT", name)

@@ -19,6 +19,7 @@ import trio
 
 from protocol import echo, error
 from supervisor.fsproxy.replies import UNAVAILABLE, denied, reason
+from vfs import names
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.filesystem import KEPT_WORD
 from vfs.policy import PUBLISH_ON_CLOSE
@@ -79,7 +80,7 @@ class Outputs:
         fs, client = caller.fs, caller.client
         try:
             if client.policy.is_distant and not self._claim:
-                await fs.knock(client, name)
+                await names.wait_reachable(client, name)
             try:
                 return fs.open(client, name, KEPT_WORD, self._claim)
             except FileNotFoundError:
@@ -130,6 +131,6 @@ class Outputs:
             mine = file.handle.identity() == identity and not file.handle.size()
             await fs.close_waiting(file)
             if mine:
-                await fs.remove_waiting(client, name, claim=self._claim)
+                await names.remove_waiting(client, name, claim=self._claim)
         except (OSError, AccessDeniedError, UnavailableError):
             return  # somebody was quicker, or it cannot be reached any more

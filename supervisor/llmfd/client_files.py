@@ -23,6 +23,7 @@ import trio
 
 from hostlib.threads import in_loop, in_thread
 from supervisor.llmfd.store import STEP_BYTES
+from vfs import names
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.ledger import turn_of
 
@@ -96,7 +97,7 @@ class ClientFiles:
     async def _knock(self, name: bytes) -> None:
         """Wait, where the OPEN that follows would."""
         if self._may_wait:
-            await self._fs.knock(self._client, name)
+            await names.wait_reachable(self._client, name)
 
     async def _abandon(self, file: OpenFile) -> None:
         """Close a file as the end of a client does; it is gone whatever happens."""
@@ -111,9 +112,9 @@ class ClientFiles:
         name = os.fsencode(path)
         try:
             if self._may_wait:
-                await self._fs.stat_waiting(self._client, name, claim=self._claim)
+                await names.stat_waiting(self._client, name, claim=self._claim)
             else:
-                self._fs.stat(self._client, name, claim=self._claim)
+                names.stat(self._client, name, claim=self._claim)
         except FileNotFoundError:
             return False
         except (AccessDeniedError, UnavailableError) as why:
@@ -130,7 +131,7 @@ class ClientFiles:
             parent = os.path.dirname(parent)
         for directory in reversed(missing):
             try:
-                await self._fs.make_directory_waiting(
+                await names.make_directory_waiting(
                     self._client, directory, claim=self._claim
                 )
             except FileExistsError:

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -379,7 +380,10 @@ def test_a_long_file_of_a_client_that_goes_is_closed_in_a_thread(
     world: World, monkeypatch: pytest.MonkeyPatch, publish: str
 ) -> None:
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr("hostlib.file_closing.afterwards", later.append)
+    monkeypatch.setattr(
+        "hostlib.file_closing.afterwards",
+        lambda call, *args: later.append(partial(call, *args)),
+    )
     monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
     grant = world.place("out", read=True, write=True, publish=publish)
     client = world.client(world.policy(grant))

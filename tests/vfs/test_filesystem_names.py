@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.worlds import World, world
+from vfs import names
 from vfs.errors import AccessDeniedError
 from vfs.places import close_places
 
@@ -31,25 +32,25 @@ async def test_names_take_the_rights_of_files(world: World) -> None:
     fs = world.fs
     client = world.client(world.policy(read, write))
     readable, writable = world.name("in/file"), world.name("out/file")
-    assert fs.stat(client, readable, claim=False).size == 2
+    assert names.stat(client, readable, claim=False).size == 2
     for name in (writable, world.name("else/file"), b"../else"):
         with pytest.raises(AccessDeniedError):
-            fs.stat(client, name, claim=False)
+            names.stat(client, name, claim=False)
     for name in (readable, world.name("in/d"), world.name("else/d"), b"../d"):
         with pytest.raises(AccessDeniedError):
-            fs.make_directory(client, name, claim=False)
+            names.make_directory(client, name, claim=False)
         with pytest.raises(AccessDeniedError):
-            await fs.remove_waiting(client, name, claim=False)
+            await names.remove_waiting(client, name, claim=False)
         with pytest.raises(AccessDeniedError):
-            await fs.rename_waiting(client, b"file", name, claim=False)
+            await names.rename_waiting(client, b"file", name, claim=False)
         with pytest.raises(AccessDeniedError):
-            await fs.rename_waiting(client, name, b"new", claim=False)
-    fs.make_directory(client, world.name("out/d"), claim=False)
+            await names.rename_waiting(client, name, b"new", claim=False)
+    names.make_directory(client, world.name("out/d"), claim=False)
     # To move a file is to read it, so what can only be written stays where it is.
     with pytest.raises(AccessDeniedError):
-        await fs.rename_waiting(client, writable, b"new", claim=False)
-    await fs.rename_waiting(client, b"file", world.name("out/moved"), claim=False)
-    await fs.remove_waiting(client, writable, claim=False)
+        await names.rename_waiting(client, writable, b"new", claim=False)
+    await names.rename_waiting(client, b"file", world.name("out/moved"), claim=False)
+    await names.remove_waiting(client, writable, claim=False)
     assert sorted(os.listdir(world.where / "out")) == ["d", "moved"]
     fs.disconnect(client, "test")
 
@@ -59,24 +60,24 @@ async def test_a_false_claim_is_denied_for_names_too(world: World) -> None:
     client = world.client(world.policy())
     fs = world.fs
     with pytest.raises(AccessDeniedError):
-        fs.stat(client, b"file", claim=True)
+        names.stat(client, b"file", claim=True)
     with pytest.raises(AccessDeniedError):
-        await fs.list_waiting(client, b".", claim=True, limit=10)
+        await names.list_waiting(client, b".", claim=True, limit=10)
     with pytest.raises(AccessDeniedError):
-        await fs.rename_waiting(client, b"file", b"new", claim=True)
+        await names.rename_waiting(client, b"file", b"new", claim=True)
     fs.disconnect(client, "test")
 
 
 # spec X1
 async def test_listing(world: World) -> None:
     client = world.client(world.policy(top_level=True))
-    assert await world.fs.list_waiting(client, b".", claim=False, limit=10) == [
+    assert await names.list_waiting(client, b".", claim=False, limit=10) == [
         (b"file", "file")
     ]
-    tops = await world.fs.list_waiting(client, b".", claim=True, limit=10)
+    tops = await names.list_waiting(client, b".", claim=True, limit=10)
     assert (b"root", "directory") in tops
     with pytest.raises(OSError, match="too large"):
-        await world.fs.list_waiting(client, b".", claim=True, limit=2)
+        await names.list_waiting(client, b".", claim=True, limit=2)
     world.fs.disconnect(client, "test")
 
 
@@ -92,7 +93,7 @@ async def test_renaming_to_another_file_system(world: World) -> None:
         other = world.place(os.fspath(target), read=True, write=True)
         client = world.client(world.policy(other))
         with pytest.raises(OSError, match="cross-device") as raised:
-            await world.fs.rename_waiting(
+            await names.rename_waiting(
                 client, b"file", os.fsencode(target / "file"), claim=False
             )
         assert raised.value.errno == errno.EXDEV
@@ -107,7 +108,7 @@ def test_a_loop_in_the_top_level_view(world: World) -> None:
     client = world.client(world.policy(top_level=True))
     for call in (
         lambda: world.fs.open(client, b"loop", b"r", True),
-        lambda: world.fs.stat(client, b"loop", claim=True),
+        lambda: names.stat(client, b"loop", claim=True),
     ):
         with pytest.raises(OSError, match="symbolic links") as raised:
             call()
@@ -126,29 +127,29 @@ async def test_every_place_is_asked_for_a_name(world: World) -> None:
     client = world.client(world.policy(*grants))
     fs = world.fs
     link = world.name("out/sub/link")
-    assert fs.stat(client, link, claim=False).kind == "directory"
-    fs.make_directory(client, link + b"/a", claim=False)
-    await fs.make_directory_waiting(client, link + b"/b", claim=False)
-    listed = await fs.list_waiting(client, link, claim=False, limit=9)
+    assert names.stat(client, link, claim=False).kind == "directory"
+    names.make_directory(client, link + b"/a", claim=False)
+    await names.make_directory_waiting(client, link + b"/b", claim=False)
+    listed = await names.list_waiting(client, link, claim=False, limit=9)
     assert listed == [(b"a", "directory"), (b"b", "directory")]
-    await fs.rename_waiting(client, link + b"/a", link + b"/c", claim=False)
-    await fs.remove_waiting(client, link + b"/c", claim=False)
+    await names.rename_waiting(client, link + b"/a", link + b"/c", claim=False)
+    await names.remove_waiting(client, link + b"/c", claim=False)
     assert os.listdir(outer / "other") == ["b"]
     narrowed = json.dumps({"read": [os.fsdecode(link)]})
     close_places(client.policy.narrowed(narrowed.encode()).places)
     away = world.name("out/sub/away") + b"/file"
     for call in (
-        partial(fs.stat_waiting, client, away),
-        partial(fs.list_waiting, client, away, limit=9),
-        partial(fs.make_directory_waiting, client, away),
-        partial(fs.remove_waiting, client, away),
-        partial(fs.rename_waiting, client, away, link + b"/f"),
-        partial(fs.rename_waiting, client, link + b"/b", away),
+        partial(names.stat_waiting, client, away),
+        partial(names.list_waiting, client, away, limit=9),
+        partial(names.make_directory_waiting, client, away),
+        partial(names.remove_waiting, client, away),
+        partial(names.rename_waiting, client, away, link + b"/f"),
+        partial(names.rename_waiting, client, link + b"/b", away),
     ):
         with pytest.raises(AccessDeniedError):
             await call(claim=False)
     with pytest.raises(AccessDeniedError):
-        fs.make_directory(client, away, claim=False)
+        names.make_directory(client, away, claim=False)
     assert os.listdir(outer / "other") == ["b"]
     assert (world.where / "else" / "file").read_text() == "else"
     fs.disconnect(client, "test")

@@ -362,7 +362,10 @@ def test_a_long_file_without_a_name_is_closed_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr("hostlib.file_closing.afterwards", later.append)
+    monkeypatch.setattr(
+        "hostlib.file_closing.afterwards",
+        lambda call, *args: later.append(partial(call, *args)),
+    )
     monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
     (tmp_path / "named").write_bytes(b"x" * 200_000)
     named = os.open(tmp_path / "named", os.O_RDONLY | os.O_CLOEXEC)

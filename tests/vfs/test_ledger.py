@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from tests.helpers.worlds import World, close, world
+from vfs import names
 from vfs.backends.host_file import HostHandle
 from vfs.filesystem import (
     ATTACHED_DESCRIPTORS,
@@ -176,12 +177,12 @@ async def test_what_is_removed_is_free_again(world: World) -> None:
             room.fs.close(file)
         assert room.used == {"open_files": 0, "clients": 1, "bytes": 100, "files": 2}
         held = room.open(b"a", b"r")
-        await room.fs.remove_waiting(room.client, b"a", claim=False)
-        await room.fs.rename_waiting(room.client, b"b", b"c", claim=False)
+        await names.remove_waiting(room.client, b"a", claim=False)
+        await names.rename_waiting(room.client, b"b", b"c", claim=False)
         assert room.used["bytes"] == 100  # somebody has it open
         room.fs.close(held)
         assert room.used["bytes"] == 50
-        await room.fs.remove_waiting(room.client, b"c", claim=False)
+        await names.remove_waiting(room.client, b"c", claim=False)
         assert room.used == {"open_files": 0, "clients": 1, "bytes": 0, "files": 0}
     room.fs.disconnect(room.client, "test")
 
@@ -193,7 +194,7 @@ async def test_what_a_renaming_replaces_is_free_again(world: World) -> None:
         room.fs.write(file, bytes(50))
         room.fs.close(file)
     held = [room.open(b"b", b"r") for _ in range(2)]
-    await room.fs.rename_waiting(room.client, b"a", b"b", claim=False)
+    await names.rename_waiting(room.client, b"a", b"b", claim=False)
     room.fs.close(held[0])
     assert room.used["bytes"] == 100
     room.fs.close(held[1])
@@ -211,7 +212,7 @@ async def test_the_end_of_a_client_looks_at_each_open_file_once(
         file = room.open(name, b"w")
         room.fs.write(file, bytes(10))
         room.open(name, b"r")  # the last close of the two gives back
-        await room.fs.remove_waiting(room.client, name, claim=False)
+        await names.remove_waiting(room.client, name, claim=False)
     assert room.used["bytes"] == 500
     looked = 0
     identity = HostHandle.identity
@@ -235,10 +236,10 @@ async def test_a_renaming_that_does_nothing_frees_nothing(world: World) -> None:
     room.fs.close(file)
     (world.where / "root" / "second").hardlink_to(world.where / "root" / "a")
     for new in (b"second", b"a", b"./a"):
-        await room.fs.rename_waiting(room.client, b"a", new, claim=False)
+        await names.rename_waiting(room.client, b"a", new, claim=False)
     (world.where / "root" / "second").unlink()
     for new in (b"a", b"./a"):
-        await room.fs.rename_waiting(room.client, b"a", new, claim=False)
+        await names.rename_waiting(room.client, b"a", new, claim=False)
     assert (room.used["bytes"], room.used["files"]) == (60, 1)
     room.fs.disconnect(room.client, "test")
 
@@ -248,26 +249,20 @@ async def test_files_are_bounded(world: World) -> None:
     room = Room(world, files=2)
     room.fs.close(room.open(b"file", b"w"))  # was there
     room.fs.close(room.open(b"a", b"w"))
-    room.fs.make_directory(room.client, b"d", claim=False)
+    names.make_directory(room.client, b"d", claim=False)
     for mode in (b"w", b"a", b"w+", b"a+"):
         refused(lambda m=mode: room.open(b"b", m), errno.EDQUOT)  # type: ignore[misc]
-    refused(
-        lambda: room.fs.make_directory(room.client, b"e", claim=False), errno.EDQUOT
-    )
+    refused(lambda: names.make_directory(room.client, b"e", claim=False), errno.EDQUOT)
     assert sorted(os.listdir(world.where / "root")) == ["a", "d", "file"]
-    refused(
-        lambda: room.fs.make_directory(room.client, b"d", claim=False), errno.EDQUOT
-    )
+    refused(lambda: names.make_directory(room.client, b"d", claim=False), errno.EDQUOT)
     # What fails for another reason costs nothing.
-    await room.fs.remove_waiting(room.client, b"a", claim=False)
+    await names.remove_waiting(room.client, b"a", claim=False)
     for name, code in ((b"a/", errno.EISDIR), (b"no/a", errno.ENOENT)):
         refused(lambda n=name: room.open(n, b"w"), code)  # type: ignore[misc]
     assert room.used["files"] == 1
     room.fs.close(room.open(b"a", b"w"))
-    await room.fs.remove_waiting(room.client, b"d", claim=False)
-    refused(
-        lambda: room.fs.make_directory(room.client, b"a", claim=False), errno.EEXIST
-    )
+    await names.remove_waiting(room.client, b"d", claim=False)
+    refused(lambda: names.make_directory(room.client, b"a", claim=False), errno.EEXIST)
     room.fs.close(room.open(b"b", b"a+"))
     assert room.used["files"] == 2
     room.fs.disconnect(room.client, "test")
@@ -278,19 +273,19 @@ async def test_a_file_that_a_renaming_replaces_counts_no_more(world: World) -> N
     room = Room(world, files=2)
     for _ in range(4):
         room.fs.close(room.open(b"new", b"w"))
-        await room.fs.rename_waiting(room.client, b"new", b"saved", claim=False)
+        await names.rename_waiting(room.client, b"new", b"saved", claim=False)
         assert room.used["files"] == 1
     for name in (b"d", b"e"):
         if name == b"e":
-            await room.fs.remove_waiting(room.client, b"saved", claim=False)
-        room.fs.make_directory(room.client, name, claim=False)
-    await room.fs.rename_waiting(room.client, b"d", b"e", claim=False)
+            await names.remove_waiting(room.client, b"saved", claim=False)
+        names.make_directory(room.client, name, claim=False)
+    await names.rename_waiting(room.client, b"d", b"e", claim=False)
     assert room.used["files"] == 1
     # What was there before was not charged, and gives nothing.
-    await room.fs.rename_waiting(room.client, b"e", b"f", claim=False)
-    await room.fs.remove_waiting(room.client, b"f", claim=False)
+    await names.rename_waiting(room.client, b"e", b"f", claim=False)
+    await names.remove_waiting(room.client, b"f", claim=False)
     (world.where / "root" / "old").touch()
-    await room.fs.rename_waiting(room.client, b"old", b"file", claim=False)
+    await names.rename_waiting(room.client, b"old", b"file", claim=False)
     assert room.used["files"] == 0
     room.fs.disconnect(room.client, "test")
 
@@ -360,7 +355,7 @@ async def test_the_entry_of_what_was_staged_and_dropped_is_free_again(
         file = room.fs.open(client, b"new", b"w", False)
         refused(lambda: room.open(b"other", b"w"), errno.EDQUOT)
         refused(
-            lambda: room.fs.make_directory(room.client, b"d", claim=False), errno.EDQUOT
+            lambda: names.make_directory(room.client, b"d", claim=False), errno.EDQUOT
         )
         if end == "abandoned":
             room.fs.abandon(file)
@@ -389,7 +384,7 @@ async def test_two_that_are_staged_for_one_name_are_one_file(staging: Room) -> N
         assert (room.used["files"], room.top.files.reserved) == (1, 1)
         room.fs.close(second)
         assert (room.used["files"], room.top.files.reserved) == (1, 0)
-        await room.fs.remove_waiting(room.client, b"new", claim=False)
+        await names.remove_waiting(room.client, b"new", claim=False)
         assert room.used["files"] == 0
     room.fs.disconnect(room.client, "test")
 
@@ -403,30 +398,30 @@ async def test_a_staged_file_whose_old_one_has_gone_is_a_new_one(
     room.policy.places[0].publish = "on-close"
     room.fs.close(room.open(b"a", b"w"))
     file = room.open(b"a", b"w")
-    await room.fs.remove_waiting(room.client, b"a", claim=False)
+    await names.remove_waiting(room.client, b"a", claim=False)
     assert (room.used["files"], room.top.files.reserved) == (0, 0)
     await close(room.fs, file, waiting=waiting)
     assert (room.used["files"], room.top.files.reserved) == (1, 0)
     # Where there is no room for it, it never appears.
     for gone in ("removed", "renamed"):
         if gone == "renamed":
-            await room.fs.remove_waiting(room.client, b"other", claim=False)
+            await names.remove_waiting(room.client, b"other", claim=False)
             room.fs.close(room.open(b"a", b"w"))
             room.fs.close(room.open(b"c", b"w"))
         file = room.open(b"a", b"w")
         if gone == "removed":
-            await room.fs.remove_waiting(room.client, b"a", claim=False)
+            await names.remove_waiting(room.client, b"a", claim=False)
             for name in (b"b", b"other"):
                 room.fs.close(room.open(name, b"w"))
-            await room.fs.rename_waiting(room.client, b"b", b"c", claim=False)
+            await names.rename_waiting(room.client, b"b", b"c", claim=False)
         else:
-            await room.fs.rename_waiting(room.client, b"a", b"d", claim=False)
+            await names.rename_waiting(room.client, b"a", b"d", claim=False)
         with pytest.raises(OSError, match="quota"):
             await close(room.fs, file, waiting=waiting)
         assert (room.used["files"], room.top.files.reserved) == (2, 0)
         assert "a" not in os.listdir(world.where / "root")
         if gone == "removed":
-            await room.fs.remove_waiting(room.client, b"c", claim=False)
+            await names.remove_waiting(room.client, b"c", claim=False)
     # To replace something takes no room.
     await close(room.fs, room.open(b"d", b"w"), waiting=waiting)
     assert (room.used["files"], room.top.files.reserved) == (2, 0)

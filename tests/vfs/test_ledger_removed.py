@@ -6,6 +6,7 @@ import pytest
 
 from tests.helpers.worlds import World, world
 from tests.vfs.test_ledger import Room
+from vfs import names
 from vfs.backends import Removed, host
 from vfs.backends.host_file import what_goes
 
@@ -47,11 +48,11 @@ async def test_of_two_children_one_has_it_back(world: World, how: str) -> None:
         put(one, b"shared", 300)
         held = one.open(b"shared", b"r")
         if how == "removed":
-            await other.fs.remove_waiting(other.client, b"shared", claim=False)
+            await names.remove_waiting(other.client, b"shared", claim=False)
         else:
             put(other, b"new", 300)
-            await other.fs.rename_waiting(other.client, b"new", b"shared", claim=False)
-            await other.fs.remove_waiting(other.client, b"shared", claim=False)
+            await names.rename_waiting(other.client, b"new", b"shared", claim=False)
+            await names.remove_waiting(other.client, b"shared", claim=False)
         one.fs.close(held)
     # What the one has grown by, the other has taken away.
     assert (one.used["bytes"], other.used["bytes"]) == (900, -900)
@@ -79,7 +80,7 @@ def test_what_a_publication_replaces_is_given_back_to_its_child(world: World) ->
 async def test_what_grows_after_it_was_removed_is_given_back(world: World) -> None:
     room = Room(world, size_bytes=1000)
     file = room.open(b"a", b"w")
-    await room.fs.remove_waiting(room.client, b"a", claim=False)
+    await names.remove_waiting(room.client, b"a", claim=False)
     room.fs.write(file, bytes(700))
     assert room.used["bytes"] == 700
     room.fs.close(file)
@@ -94,7 +95,7 @@ async def test_a_name_that_is_not_the_last_gives_nothing_back(world: World) -> N
     put(room, b"a", 300)
     os.link(root / "a", root / "b")
     held = room.open(b"a", b"r")
-    await room.fs.remove_waiting(room.client, b"a", claim=False)
+    await names.remove_waiting(room.client, b"a", claim=False)
     (root / "b").unlink()  # somebody else took the last one
     room.fs.close(held)
     assert room.used["bytes"] == 300
@@ -115,7 +116,7 @@ async def test_what_got_another_name_meanwhile_is_not_given_back(
 
     monkeypatch.setattr(host, "what_goes", looked)
     held = room.open(b"a", b"r")
-    await room.fs.remove_waiting(room.client, b"a", claim=False)
+    await names.remove_waiting(room.client, b"a", claim=False)
     room.fs.close(held)
     assert (set(os.listdir(root)), room.used["bytes"]) == ({"file", "b"}, 300)
     room.fs.disconnect(room.client, "test")
@@ -137,7 +138,7 @@ async def test_a_staged_file_that_was_removed_is_given_back_once(
         file = room.fs.open(client, b"report", b"w", False)
         room.fs.write(file, bytes(900))
         (hidden,) = (n for n in os.listdir(world.where / "root") if n.startswith("."))
-        await room.fs.remove_waiting(client, os.fsencode(hidden), claim=False)
+        await names.remove_waiting(client, os.fsencode(hidden), claim=False)
         if how == "closed":
             with pytest.raises(FileNotFoundError):
                 room.fs.close(file)

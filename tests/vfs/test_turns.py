@@ -14,7 +14,7 @@ from hostlib.threads import calls_at_work
 from supervisor.llmfd import ClientFiles
 from tests.helpers.leaks import give_back
 from tests.helpers.worlds import World, world
-from vfs import opening
+from vfs import names, opening
 from vfs.backends import HostDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle
 from vfs.filesystem import Client, OpenFile
@@ -162,14 +162,14 @@ async def test_a_removed_file_is_given_back_once(pair: Pair, how: str) -> None:
         else:
             pair.fs.disconnect(pair.other, "test")
 
-    await both(lambda: pair.fs.remove_waiting(pair.one, b"f", claim=False), close)
+    await both(lambda: names.remove_waiting(pair.one, b"f", claim=False), close)
     assert pair.used == (0, 0)
 
 
 async def test_what_two_renamings_replace_is_given_back_once(pair: Pair) -> None:
     for name in (b"t", b"a", b"b"):
         pair.make(name)
-    rename = pair.fs.rename_waiting
+    rename = names.rename_waiting
     await both(
         lambda: rename(pair.one, b"a", b"t", claim=False),
         lambda: rename(pair.other, b"b", b"t", claim=False),
@@ -179,7 +179,7 @@ async def test_what_two_renamings_replace_is_given_back_once(pair: Pair) -> None
 
 async def test_two_that_remove_one_file_give_it_back_once(pair: Pair) -> None:
     pair.make(b"f")
-    remove = pair.fs.remove_waiting
+    remove = names.remove_waiting
     await both(
         lambda: remove(pair.one, b"f", claim=False),
         lambda: remove(pair.other, b"f", claim=False),

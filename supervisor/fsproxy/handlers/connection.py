@@ -9,6 +9,7 @@ from protocol import COMMANDS, echo, error, invalid, limits
 from protocol.chat import ChatBody
 from supervisor.fsproxy.handlers.names import body, name_field
 from supervisor.fsproxy.replies import OK, reason
+from vfs import names
 from vfs.errors import RightsError
 from vfs.policy import names_in
 
@@ -82,7 +83,7 @@ async def _narrow(session: Session, document: bytes) -> bytes:
     try:
         if client.policy.is_distant:
             for name in names_in(document):
-                await session.fs.knock(client, name)
+                await names.wait_reachable(client, name)
         session.narrow(document)
     except OSError as why:  # no thread can be started
         return error(b"invalid rights: " + reason(why))

@@ -20,6 +20,7 @@ from supervisor.fsproxy.replies import (
     unavailable,
     unknown,
 )
+from vfs import names
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.mounts import INLINE_WRITE_BYTES
 from vfs.policy import must_wait
@@ -71,7 +72,7 @@ def _not_opened(session: Session, request: m.Open, why: Exception) -> bytes:
 async def _open_distant(session: Session, request: m.Open) -> bytes:
     """Open where a file system may wait for another machine (``Filesystem.knock``)."""
     try:
-        await session.fs.knock(session.client, request.name)
+        await names.wait_reachable(session.client, request.name)
     except OSError as why:  # no thread can be started
         return _not_opened(session, request, why)
     return await _open_in_turn(session, request)

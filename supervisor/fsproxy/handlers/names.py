@@ -17,6 +17,7 @@ import msgspec
 from hostlib.threads import in_thread
 from protocol import echo, error, limits
 from supervisor.fsproxy.replies import OK, denied, reason, unavailable
+from vfs import names
 from vfs.errors import AccessDeniedError, TargetDeniedError, UnavailableError
 from vfs.policy import must_wait
 
@@ -104,13 +105,12 @@ def named_by_place(now: Handler, waiting: Handler) -> Handler:
 
 
 def _stat(session: Session, request: m.NameRequest) -> bytes:
-    status = session.fs.stat(session.client, request.name, claim=request.flag)
+    status = names.stat(session.client, request.name, claim=request.flag)
     return _status(status.size, status.mtime_ns, status.kind)
 
 
 async def _stat_waiting(session: Session, request: m.NameRequest) -> bytes:
-    fs = session.fs
-    status = await fs.stat_waiting(session.client, request.name, claim=request.flag)
+    status = await names.stat_waiting(session.client, request.name, claim=request.flag)
     return _status(status.size, status.mtime_ns, status.kind)
 
 
@@ -120,7 +120,7 @@ def _status(size: int, mtime_ns: int, kind: str) -> bytes:
 
 async def _list(session: Session, request: m.NameRequest) -> bytes:
     most = limits.MAX_LIST_ENTRIES
-    entries = await session.fs.list_waiting(
+    entries = await names.list_waiting(
         session.client, request.name, claim=request.flag, limit=most
     )
     session.reserved_memory().add(LISTED_BYTES * len(entries))
@@ -144,19 +144,17 @@ def name_field(name: bytes) -> dict[str, str]:
 
 
 def _make(session: Session, request: m.NameRequest) -> bytes:
-    session.fs.make_directory(session.client, request.name, claim=request.flag)
+    names.make_directory(session.client, request.name, claim=request.flag)
     return OK
 
 
 async def _make_waiting(session: Session, request: m.NameRequest) -> bytes:
-    await session.fs.make_directory_waiting(
-        session.client, request.name, claim=request.flag
-    )
+    await names.make_directory_waiting(session.client, request.name, claim=request.flag)
     return OK
 
 
 async def _remove(session: Session, request: m.NameRequest) -> bytes:
-    await session.fs.remove_waiting(session.client, request.name, claim=request.flag)
+    await names.remove_waiting(session.client, request.name, claim=request.flag)
     return OK
 
 
@@ -185,7 +183,7 @@ async def _rename_waiting(
     session: Session, old: bytes, new: bytes, claim: bool
 ) -> bytes:
     try:
-        await session.fs.rename_waiting(session.client, old, new, claim=claim)
+        await names.rename_waiting(session.client, old, new, claim=claim)
     except (AccessDeniedError, UnavailableError, OSError) as why:
         name = new if isinstance(why, TargetDeniedError) else old
         return _failure(session, ("RENAME", "rename", name, claim), why)

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -313,7 +314,10 @@ async def test_a_long_file_that_is_removed_meanwhile_is_closed_in_a_thread(
     monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
     (hall.root / "a").write_bytes(b"x" * 300_000)
     closing: list[Callable[[], None]] = []
-    monkeypatch.setattr("hostlib.file_closing.afterwards", closing.append)
+    monkeypatch.setattr(
+        "hostlib.file_closing.afterwards",
+        lambda call, *args: closing.append(partial(call, *args)),
+    )
     ends = ClientFiles(hall.fs, hall.connect().client)
 
     def take(_: bytes) -> None:
