@@ -1,7 +1,7 @@
 """What a name or a number of a child stands for: grants, paths, open files.
 
 Nothing is imported here, so that a child pays for what it uses. The doors are
-`vfs.filesystem` (the host's side, one facade), with `vfs.policy`, `vfs.payload`,
+`vfs.filesystem` and `vfs.names` (the host's side), with `vfs.policy`, `vfs.payload`,
 `vfs.ledger` and `vfs.growth` for what it is given, `vfs.backends` and `vfs.mounts` for where
 files lie, and `vfs.handover` for the next program; `vfs.client` (a child's side, standard
 library only; `vfs.client.aio` is its Trio twin, `vfs.client.shell.fs`,

@@ -27,6 +27,7 @@ from tests.architecture.tree import (
 # The host's side, the child's side, what is in between, and what all three speak in.
 VFS_DOORS = (
     "vfs.filesystem",
+    "vfs.names",
     "vfs.client",
     "vfs.client.aio",
     "vfs.client.shell.fs",

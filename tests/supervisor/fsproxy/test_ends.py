@@ -358,7 +358,7 @@ async def test_a_fault_in_a_job_costs_one_client(
     async def broken(*_: object, **__: object) -> list[tuple[bytes, str]]:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(hall.fs, "list_waiting", broken)
+    monkeypatch.setattr("vfs.names.list_waiting", broken)
     await line.send(b"LIST false .\n")
     await line.gone()
     assert line.session.why_closed == FAULT
