@@ -96,21 +96,21 @@ class Resolver:
         Raises:
             ResolverError: it is not known what the name stands for.
         """
-        while True:
-            kept = self._kept.get(name)
-            if kept is not None and trio.current_time() < kept[0]:
-                break
+        while (answer := self._kept_answer(name)) is None:
             if name in self._under_way:
                 await self._under_way[name].wait()
                 continue
-            # Others ask meanwhile, and do not wait for this child's turn.
             async with share:
-                if name not in self._under_way:
+                # Others ask meanwhile, and do not wait for this child's turn.
+                if name not in self._under_way and self._kept_answer(name) is None:
                     await self._ask(name)
-        answer = kept[1]
         if isinstance(answer, ResolverError):
             raise ResolverError(answer.reason)
         return answer
+
+    def _kept_answer(self, name: str) -> tuple[Address, ...] | ResolverError | None:
+        kept_until, answer = self._kept.get(name, (0.0, None))
+        return answer if trio.current_time() < kept_until else None
 
     async def _ask(self, name: str) -> None:
         done = self._under_way[name] = trio.Event()
