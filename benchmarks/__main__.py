@@ -28,6 +28,7 @@ PROGRAMS = {
     "llm": 120.0,
     "doors": 180.0,
     "metrics": 120.0,
+    "network": 120.0,
 }
 STOP_S = 10.0  # for a program over its limit, to remove what it has made
 

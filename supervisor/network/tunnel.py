@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PIPE_BYTES = 262_144
+TURN_BYTES = 1024 * 1024
+"""What is moved before others have their turn: as much as a READ takes."""
 MAX_SPARE_PIPES = 8
 """Empty pipes that are kept for the next bytes: to make one takes 20 us."""
 IDLE_S = 3600.0
@@ -239,6 +241,7 @@ class Tunnel:
     ) -> bool:
         """Move what is there until nothing is left; tell whether more may come."""
         source_fd, sink_fd = source.fileno(), sink.fileno()
+        turn_bytes = 0
         while True:
             try:
                 size = os.splice(source_fd, pipe.into, PIPE_BYTES, flags=_FLAGS)
@@ -247,13 +250,16 @@ class Tunnel:
             if not size:
                 return False
             count(size)
+            turn_bytes += size
             while size:
                 try:
                     size -= os.splice(pipe.out, sink_fd, size, flags=_FLAGS)
                 except BlockingIOError:
                     await wait_writable(sink)
             self._note_life()
-            await trio.lowlevel.checkpoint()
+            if turn_bytes >= TURN_BYTES:
+                turn_bytes = 0
+                await trio.lowlevel.checkpoint()
 
     def _note_life(self) -> None:
         """Put off the end of a connection that is silent."""

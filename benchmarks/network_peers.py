@@ -1,0 +1,147 @@
+"""What stands beside the host in `benchmarks.network`: a server, a copier, a client.
+
+A program of its own, of the standard library alone; listeners come as descriptors.
+
+    network_peers.py serve FD_BULK FD_FIRST MEBIBYTES
+    network_peers.py copy FD ADDRESS PORT [FD ADDRESS PORT]
+    network_peers.py ask
+
+`serve` sends so many MiB to each connection of the one listener, and a byte to each of
+the other. `copy` joins each connection to another one by splice(2), in two threads that
+block: no copier of this interpreter does less. `ask` reads a question from each line:
+`name NAME`, `bulk ADDRESS PORT` (prints seconds), `first ADDRESS PORT COUNT` (prints the
+median of milliseconds from connect to the first byte).
+"""
+
+import os
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+PIECE = bytes(1 << 20)
+PIPE_BYTES = 262_144
+F_SETPIPE_SZ = 1031
+
+
+def serve(bulk: int, first: int, mebibytes: int) -> None:
+    """Serve at two listeners."""
+
+    def send_bulk(sock: socket.socket) -> None:
+        for _ in range(mebibytes):
+            sock.sendall(PIECE)
+
+    thread = threading.Thread(target=accept, args=(first, lambda s: s.sendall(b"x")))
+    thread.start()
+    accept(bulk, send_bulk)
+
+
+def accept(fd: int, handle: Callable[[socket.socket], None]) -> None:
+    """Handle one connection after another."""
+    listener = socket.socket(fileno=fd)
+    while True:
+        sock, _ = listener.accept()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with sock, suppress(OSError):
+            handle(sock)
+
+
+def copy(fd: int, address: str, port: int) -> None:
+    """Join what comes at a listener to connections to an address."""
+
+    def join(inner: socket.socket) -> None:
+        with socket.create_connection((address, port)) as outer:
+            outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            back = threading.Thread(target=splice, args=(inner, outer))
+            back.start()
+            splice(outer, inner)
+            back.join()
+
+    accept(fd, join)
+
+
+def splice(source: socket.socket, sink: socket.socket) -> None:
+    """Move all of one direction, and its end."""
+    import fcntl  # noqa: PLC0415 - a client needs none
+
+    out, into = os.pipe()
+    fcntl.fcntl(into, F_SETPIPE_SZ, PIPE_BYTES)
+    with suppress(OSError):
+        while size := os.splice(source.fileno(), into, PIPE_BYTES):
+            while size:
+                size -= os.splice(out, sink.fileno(), size)
+        sink.shutdown(socket.SHUT_WR)
+    os.close(out)
+    os.close(into)
+
+
+def ask() -> None:
+    """Answer questions from stdin."""
+    for line in sys.stdin:
+        match line.split():
+            case ["name", name]:
+                print(resolve(name), flush=True)
+            case ["bulk", address, port]:
+                print(bulk(address, int(port)), flush=True)
+            case ["first", address, port, count]:
+                print(first(address, int(port), int(count)), flush=True)
+            case _:
+                sys.exit(f"no question: {line}")
+
+
+def resolve(name: str) -> str:
+    """Return the address of a name by the DNS of this namespace."""
+    labels = b"".join(bytes([len(word)]) + word.encode() for word in name.split("."))
+    question = struct.pack("!6H", 1, 256, 1, 0, 0, 0) + labels + b"\0\0\1\0\1"
+    with socket.socket(type=socket.SOCK_DGRAM) as sock:
+        sock.settimeout(5)
+        sock.connect(("127.0.0.1", 53))
+        sock.send(question)
+        return socket.inet_ntoa(sock.recv(512)[-4:])
+
+
+def bulk(address: str, port: int) -> float:
+    """Return how long it takes to read all that a server sends."""
+    buffer = bytearray(1 << 20)
+    begun = time.perf_counter()
+    with socket.create_connection((address, port)) as sock:
+        size = 0
+        while count := sock.recv_into(buffer):
+            size += count
+    taken_s = time.perf_counter() - begun
+    if size % len(PIECE) or not size:
+        sys.exit(f"{size} bytes have come")
+    return taken_s
+
+
+def first(address: str, port: int, count: int) -> float:
+    """Return the median of milliseconds until the first byte is there."""
+    times = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        with socket.create_connection((address, port)) as sock:
+            if sock.recv(1) != b"x":
+                sys.exit("no byte has come")
+            times.append(time.perf_counter() - begun)
+    return statistics.median(times) * 1000
+
+
+def main(argv: list[str]) -> None:
+    """Be one of the peers, until killed."""
+    if argv[0] == "serve":
+        serve(*map(int, argv[1:]))
+    elif argv[0] == "copy":
+        for at in range(4, len(argv), 3):
+            more = (int(argv[at]), argv[at + 1], int(argv[at + 2]))
+            threading.Thread(target=copy, args=more, daemon=True).start()
+        copy(int(argv[1]), argv[2], int(argv[3]))
+    else:
+        ask()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
