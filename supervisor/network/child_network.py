@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from hostlib.accounts import Account
+from hostlib.listener import only_this_one
 from supervisor.network.access import Access
 from supervisor.network.connections import MAX_CONNECTIONS, Connections
 from supervisor.network.dns_sockets import DnsSockets
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from hostlib.journal import Journal
     from hostlib.log import Log
     from supervisor.network.addresses import Network
-    from supervisor.network.connections import Account
     from supervisor.network.hosts import Address
     from supervisor.network.inner_sockets import InnerSockets
     from supervisor.network.rule import Rule
@@ -86,8 +87,8 @@ class Bounds:
             fails; None where it cannot be done any more.
     """
 
-    connections: Account | None = None
-    net_bytes: Account | None = None
+    connections: Account[int] | None = None
+    net_bytes: Account[int] | None = None
     parent_rules: Callable[[], Rules] | None = None
     add_routes: Callable[[Sequence[Network]], Awaitable[None]] | None = None
 
@@ -127,13 +128,16 @@ class ChildNetwork:
             self._traffic,
             self._notices,
             outside.log,
-            bounds.connections or _Places(MAX_CONNECTIONS),
+            bounds.connections or Account(limit=MAX_CONNECTIONS),
             bounds.net_bytes,
         )
         self._outbound = Outbound(
             settings, self._access, self._connections, outside.resolver, outside.pipes
         )
-        self._dns = DnsSockets(self._access, self._notices, has_v6=sockets.has_v6)
+        self._log = outside.log
+        self._dns = DnsSockets(
+            self._access, self._notices, outside.log, has_v6=sockets.has_v6
+        )
         self._forwarder = Forwarder(
             self._access,
             self._connections,
@@ -157,10 +161,12 @@ class ChildNetwork:
     async def aclose(self) -> None:
         """Reset what is open, end all tasks and close the sockets."""
         self._scope.cancel()
-        if self._has_ended is not None:
-            await self._has_ended.wait()
-        self._publisher.close()
-        self._sockets.close()
+        try:
+            if self._has_ended is not None:
+                await self._has_ended.wait()
+        finally:
+            self._publisher.close()
+            self._sockets.close()
 
     @property
     def rules(self) -> Rules:
@@ -188,8 +194,8 @@ class ChildNetwork:
         self._access.rules = rules
         if cut:
             for connection in self._connections:
-                is_outbound = not connection.is_inbound
-                if is_outbound and not self._outbound.is_allowed(connection):
+                # What is not dialled yet is judged by then, by the rules of then.
+                if connection.outer and not self._outbound.is_allowed(connection):
                     connection.scope.cancel()
         texts = ([rule.written for rule in rules] for rules in (allow, deny))
         self._notices.tell_changed(*texts, cut=cut)
@@ -240,7 +246,8 @@ class ChildNetwork:
 
     async def _run(self, has_ended: trio.Event) -> None:
         try:
-            with self._scope:
+            # A fault here is one child's: its network ends, and no other.
+            with only_this_one(self._log, "a child's network"), self._scope:
                 async with trio.open_nursery() as nursery:
                     self._ports.start(nursery)
                     self._publisher.start(nursery, self._forwarder.tell_shortage)
@@ -283,17 +290,3 @@ class ChildNetwork:
                 f"cannot allow '{text}': no listener on port {why.filename}:"
                 f" {reason}; free the port, or start the child anew with the rule"
             ) from None
-
-
-class _Places:
-    """An account of so many, beneath no other."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def charge(self, amount: int) -> bool:
-        """Take places, or give them back; see `Account`."""
-        if amount > self._left:
-            return False
-        self._left -= amount
-        return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -22,6 +22,7 @@ from supervisor.network.tunnel import READ_BYTES, FilterError, MeterError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+    from hostlib.accounts import Account
     from hostlib.log import Log
     from supervisor.network.hosts import Address
     from supervisor.network.notices import Notices
@@ -43,14 +44,6 @@ class UnreachableError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class Account(Protocol):
-    """How much of one thing a child may use, with its ancestors."""
-
-    def charge(self, amount: int) -> bool:
-        """Charge an amount here and above, or nowhere; tell whether it was charged."""
-        ...
 
 
 class Connection:
@@ -92,7 +85,7 @@ class Connection:
 class ConnectionMeter:
     """Counts the bytes of one connection, and against what its child may have."""
 
-    def __init__(self, counts: Sequence[Counts], account: Account | None) -> None:
+    def __init__(self, counts: Sequence[Counts], account: Account[int] | None) -> None:
         self._counts = counts
         self._account = account
 
@@ -129,8 +122,8 @@ class Connections:
         traffic: Traffic,
         notices: Notices,
         log: Log,
-        places: Account,
-        size: Account | None = None,
+        places: Account[int],
+        size: Account[int] | None = None,
     ) -> None:
         self._traffic = traffic
         self._notices = notices

@@ -35,6 +35,8 @@ async def dial(
         OSError: none can be reached; it says why of the first that failed.
     """
     race = _Race(port, held)
+    if len(addresses) == 1:
+        return await race.connect(addresses[0])
     try:
         async with trio.open_nursery() as nursery:
             for address in addresses[:MAX_TRIED]:
@@ -70,7 +72,7 @@ class _Race:
     ) -> None:
         """Try one address."""
         try:
-            sock = await self._connect(address)
+            sock = await self.connect(address)
         except OSError as why:
             self.errors.append(why)
             has_failed.set()
@@ -86,7 +88,8 @@ class _Race:
         self._held.discard(sock)
         close_socket(sock)
 
-    async def _connect(self, address: Address) -> socket.socket:
+    async def connect(self, address: Address) -> socket.socket:
+        """Return a socket that is connected to one address."""
         is_v6 = isinstance(address, IPv6Address)
         family = socket.AF_INET6 if is_v6 else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.listener import make_room
+from hostlib.listener import make_room, only_this_one
 from hostlib.readiness import wait_readable
 from supervisor.network import dns
 from supervisor.network.sockets import close_socket, receive, send_all
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
+    from hostlib.log import Log
     from supervisor.network.access import Access
     from supervisor.network.notices import Notices
 
@@ -52,12 +53,16 @@ class DnsSockets:
     Args:
         access: what the child may reach.
         notices: told of refused names.
+        log: told of faults of this program.
         has_v6: names have v6 addresses as well.
     """
 
-    def __init__(self, access: Access, notices: Notices, *, has_v6: bool) -> None:
+    def __init__(
+        self, access: Access, notices: Notices, log: Log, *, has_v6: bool
+    ) -> None:
         self._access = access
         self._notices = notices
+        self._log = log
         self._server = dns.NameServer(access.pool, has_v6=has_v6)
         self._connections: set[DnsConnection] = set()
 
@@ -93,7 +98,11 @@ class DnsSockets:
         connection = DnsConnection(sock)
         self._connections.add(connection)
         try:
-            with connection.scope, suppress(OSError, ValueError):
+            with (
+                only_this_one(self._log, "a child's DNS"),
+                connection.scope,
+                suppress(OSError, ValueError),
+            ):
                 await self._converse(connection)
         finally:
             self._connections.discard(connection)
@@ -133,10 +142,11 @@ class DnsSockets:
             return False
         except OSError:
             return True  # an answer before did not arrive
-        answer = self._answer(packet)
-        if answer is not None:
-            with suppress(OSError):  # it is lost, as packets are
-                sock.sendto(answer, peer)
+        with only_this_one(self._log, "a child's DNS"):
+            answer = self._answer(packet)
+            if answer is not None:
+                with suppress(OSError):  # it is lost, as packets are
+                    sock.sendto(answer, peer)
         return True
 
     def _answer(self, packet: bytes) -> bytes | None:

@@ -14,6 +14,7 @@ from hostlib.journal import Journal
 from hostlib.log import Log
 from supervisor.network.child_network import Bounds, ChildNetwork, Identity, Outside
 from supervisor.network.hosts import Address
+from supervisor.network.own_addresses import read_own_addresses
 from supervisor.network.resolver import Resolver, ResolverError
 from supervisor.network.rule import parse_rule
 from supervisor.network.settings import NetworkSection, settings_from
@@ -62,6 +63,7 @@ class Scene:
         child: the child's namespace.
         names: the host's resolver.
         events: what the journal was told.
+        own_addresses: reads those of the host.
         network: what is tested.
     """
 
@@ -69,6 +71,7 @@ class Scene:
         self.child = child
         self.names = names
         self.events: list[Event] = []
+        self.own_addresses: Callable[[], frozenset[Address]] = read_own_addresses
         self.outside = self._outside()
         self._nursery = nursery
         self._change = trio.Event()
@@ -77,7 +80,11 @@ class Scene:
     def _outside(self) -> Outside:
         journal = Journal(-1, lambda _: None)
         journal.taps.append(self._note)
-        return Outside(journal, Log("ERROR"), Resolver(self.names.look_up))
+        resolver = Resolver(self.names.look_up)
+        return Outside(journal, Log("ERROR"), resolver, self._read_own)
+
+    def _read_own(self) -> frozenset[Address]:
+        return self.own_addresses()
 
     def open(
         self, section: NetworkSection, bounds: Bounds | None = None, stock: int = 8

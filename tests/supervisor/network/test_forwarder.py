@@ -1,5 +1,6 @@
 """Connections of a child to names: over real sockets, between two net namespaces."""
 
+import errno
 import hashlib
 import random
 import resource
@@ -8,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from supervisor.network.hosts import Address
 from supervisor.network.resolver import ResolverError
 from tests.supervisor.network import dnsclient as dns
 from tests.supervisor.network.scene import (
@@ -333,6 +335,40 @@ async def test_what_cannot_be_reached_is_reset(
         assert sum(row.count for row in stage.figures.refused) == (
             3 if event == "network.refused" else 0
         )
+
+
+# spec NET3: where the host's own addresses are not known, nothing is dialled.
+async def test_nothing_is_dialled_while_own_addresses_are_not_known() -> None:
+    def fail() -> frozenset[Address]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with scene("web.test:80", names=WEB) as stage:
+        accepted = stage.serve("203.0.113.5", 80, echo)
+        stage.own_addresses = fail
+        async with await stage.connect("web.test", 80) as stream:
+            assert await is_reset(stream)
+        assert (await stage.event("network.failed"))["reason"] == "EMFILE"
+        assert not accepted
+
+
+# spec NET6: a fault of the host ends one connection, and is told in its log.
+async def test_a_fault_ends_one_connection(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> frozenset[Address]:
+        raise ZeroDivisionError
+
+    async with scene("web.test:80", names=WEB) as stage:
+        stage.serve("203.0.113.5", 80, echo)
+        before, stage.own_addresses = stage.own_addresses, fail
+        async with await stage.connect("web.test", 80) as stream:
+            assert await is_reset(stream)
+        stage.own_addresses = before
+        async with await stage.connect("web.test", 80) as stream:
+            await stream.send_all(b"x")
+            assert await stream.receive_some() == b"x"
+    assert (
+        "Fault serving a child's connection: ZeroDivisionError"
+        in capfd.readouterr().err
+    )
 
 
 # spec NET3: a wide rule for addresses is the public internet, and nothing closed.
