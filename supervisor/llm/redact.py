@@ -159,6 +159,20 @@ class _Wanted:
         return max(places), is_cut
 
 
+def _is_escaped(text: str, begin: int, at: int) -> bool:
+    """Tell whether a backslash stands at a place that the one before it escapes.
+
+    Args:
+        text: from ``begin`` on.
+        begin: where a backslash would be the first of its row.
+        at: the place.
+    """
+    if not text.startswith("\\", at):
+        return False
+    before = text[begin:at]
+    return (len(before) - len(before.rstrip("\\"))) % 2 == 1
+
+
 def _longest(char: str) -> int:
     return max(map(len, _writings(char)))
 
@@ -228,9 +242,8 @@ class Redactor:
             ends = (one.end(text, start) for one in self._wanted)
             end = next((end for end in ends if end is not None), None)
             if end is not None:
-                before = text[done:start]
                 # A backslash that was left would take what follows it, in JSON.
-                yield before.rstrip("\\") if text[start] == "\\" else before
+                yield text[done : start - _is_escaped(text, done, start)]
                 yield BLOT
                 done = end
         yield text[done:]
@@ -277,6 +290,8 @@ class StreamRedactor:
         while not text.startswith(whole[:told]):
             told -= 1
         end = len(text) - self._redactor.held_back(text)
+        # So that a row of backslashes is passed on in pairs: see ``Redactor._without``.
+        end -= _is_escaped(text, 0, end)
         self._held, self._told = text[end:], max(0, told - end)
         return text[told:end]
 

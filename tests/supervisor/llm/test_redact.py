@@ -216,6 +216,35 @@ def test_the_rest_of_a_key_whose_beginning_was_told_is_blotted_out() -> None:
     assert stream.feed(f"{KEY[12:]} b") == f"{BLOT} b"
 
 
+# spec L11: a row of backslashes before a key loses one if it is left odd, in one piece and
+# in many: the last of them would escape what follows.
+@given(
+    count=st.integers(0, 60),
+    sizes=st.lists(st.integers(1, 30), max_size=12),
+    data=st.data(),
+)
+def test_a_row_of_backslashes_is_cut_alike_in_one_piece_and_in_many(
+    count: int, sizes: list[int], data: st.DataObject
+) -> None:
+    written = data.draw(st.sampled_from((KEY, json.dumps(KEY)[1:-1], _as_units(KEY))))
+    text = "a" + "\\" * count + written + "b"
+    whole = Redactor([KEY]).text(text)
+    row = whole.removeprefix("a").removesuffix(f"{BLOT}b")
+    assert row == "\\" * len(row)
+    assert written[0] != "\\" or len(row) % 2 == 0
+    stream = StreamRedactor(Redactor([KEY]))
+    passed = []
+    for size in sizes:
+        passed.append(stream.feed(text[:size]))
+        text = text[size:]
+    passed += [stream.feed(text), stream.rest()]
+    assert "".join(passed) == whole
+
+
+def _as_units(text: str) -> str:
+    return "".join(f"\\u{ord(char):04x}" for char in text)
+
+
 # spec L11: what ends in a backslash takes the quote behind it along, in JSON within JSON.
 def test_an_answer_that_is_nothing_without_the_key_is_none() -> None:
     key = "pass+word\\"
