@@ -33,7 +33,8 @@ from supervisor.network.inner_sockets import InnerSockets
 from supervisor.network.own_addresses import read_own_addresses
 from supervisor.network.pool import NAMESPACE_V4
 from supervisor.network.resolver import Resolver
-from supervisor.network.settings import NetworkSection, settings_from
+from supervisor.network.section import NetworkSection
+from supervisor.network.settings import settings_from
 
 NAME = "network"
 METHOD = "host and copier in turn, between the same two namespaces, medians of ratios"

@@ -47,7 +47,15 @@ class ReaderGone(Exception):  # noqa: N818 - it is no fault
 
 
 class UsageFault(CommandError):  # noqa: N818 - beside click's own words
-    """The words of the command are off."""
+    """The words of the command are off.
+
+    Attributes:
+        status: to exit with; None for the command's own.
+    """
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 _CONTROLS, _DELETE = 0x20, 0x7F

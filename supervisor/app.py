@@ -39,6 +39,7 @@ async def offered(
     left: Mapping[str, object] = NOTHING,
     *,
     but: str | None = None,
+    names: bool = False,
 ) -> AsyncIterator[None]:
     """Offer the children of a host what a configuration asks for.
 
@@ -50,11 +51,16 @@ async def offered(
         toolexec_sockets: opened by the service manager, for tools; owned.
         left: what the program before has left of its services, by their names.
         but: a policy of which somebody else warns, in part (``loader.warnings``).
+        names: children may have a network by name.
 
     Raises:
         OSError: a service cannot be had.
     """
     async with AsyncExitStack() as stack:
+        if names:
+            from supervisor.network.service import open_network  # noqa: PLC0415 - seldom
+
+            await stack.enter_async_context(open_network(host))
         if config is not None:
             _tell_warnings(host, config, but)
             llm: LlmService | None = None

@@ -184,7 +184,8 @@ async def _run(command: str, launchpad: LaunchpadProcess, options: RunOptions) -
                 launchpad, options.settings, journal=journal, log=log
             ) as host:
                 _tell_odd_options(log, options)
-                async with offered(host, options.config, but="run"):
+                names = options.network_keys is not None
+                async with offered(host, options.config, but="run", names=names):
                     return await _run_in(host, command, options, signals)
         finally:
             journal.close()

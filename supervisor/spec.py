@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hostlib.linux.syscalls import open_exactly
 from hostlib.messages import remedy
 from hostlib.user_values import Limits
+from supervisor.network.section import NetworkSection  # noqa: TC001 - as below
 from supervisor.sandbox.link_checks import check_ways
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.workspace.use import WorkspaceUse  # noqa: TC001 - a hand-over reads it
@@ -60,7 +61,10 @@ class ChildSpec:
         tools: the tools that may be run for it; None for those of every sidecar.
         umask: None for the host's.
         sandbox: the layers that it runs in.
-        network: ``none`` or ``host``; without layers it has the host's.
+        network: ``none``, ``host``, ``rules`` or ``learn``; without layers it has the
+            host's in place of ``none``.
+        network_keys: what says which names it may reach, and which of its ports are
+            published; None if the host serves nothing in its net namespace.
         group_limits: what its cgroups bound, over all its processes.
         tmp_dir: its TMPDIR, if that is its own to write in a sandbox.
         home_dir: its HOME, as above.
@@ -107,6 +111,7 @@ class ChildSpec:
     tools: frozenset[str] | None = None
     sandbox: Profile = PROFILES["none"]
     network: str = "none"
+    network_keys: NetworkSection | None = None
     tmp_dir: str | None = None
     group_limits: Limits = _UNLIMITED
     model: str | None = None

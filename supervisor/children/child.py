@@ -41,6 +41,7 @@ from supervisor.fsproxy.session_state import snapshot_session
 from supervisor.sandbox import start
 from supervisor.sandbox.groups import Groups
 from supervisor.sandbox.home import check_owner
+from supervisor.sandbox.host_directories import resolver_locations
 from supervisor.sandbox.plan import PROFILES, Walls, Wanted
 from supervisor.spawn.ends import Ends
 from supervisor.spawn.inner_pair import InnerListener
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.traffic import Traffic
     from supervisor.parts import Parts
     from supervisor.sandbox.plan import Machine
+    from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
     from vfs.handover import Numbered, Numbering
@@ -385,6 +387,8 @@ class Child:
         env.update(spec.walls_env)
         env.pop(VARIABLE, None)
         env.update(self.clients.open_door(spec, stack))
+        if spec.network_keys is not None and self._host.services.network is None:
+            raise start.names_not_served()
         for service in self._host.services:
             offered = await service.child_starting(self, stack)
             self._warn(add_offered(env, offered, spec))
@@ -446,6 +450,8 @@ class Child:
         spec = self.spec
         others = dict.fromkeys(self._host.settings.written, False)
         hidden = self._host.apart.locations(spec.made_in) if spec.sandbox.layers else ()
+        if spec.network_keys is not None:
+            hidden += resolver_locations()
         return Wanted(
             spec.sandbox,
             spec.network,
@@ -458,6 +464,7 @@ class Child:
             home=spec.kept_home or "",
             has_command=True,
             exposed=spec.expose,
+            is_served=spec.network_keys is not None,
         )
 
     def _watch_forks(self, stack: AsyncExitStack) -> None:
@@ -675,12 +682,36 @@ class Child:
             OSError: there is no descriptor for its way to the host.
         """
         self._has_services_inside = True
-        if self.spec.network == "none" and "netns" in self.spec.sandbox.layers:
-            if self._inner is None:
-                self._inner = InnerListener()
-                stack.callback(self._inner.close)
-            return self._inner.want(port, serve)
+        if self.spec.network != "host" and "netns" in self.spec.sandbox.layers:
+            return self._open_inner(stack).want(port, serve)
         return port
+
+    def make_within(
+        self,
+        order: LoopbackOrder,
+        serve: Callable[[list[socket.socket], bool], None],
+        stack: AsyncExitStack,
+    ) -> None:
+        """Make what a network by name takes, in its own net namespace.
+
+        To be said before it is spawned, and before ``listen_within``.
+
+        Args:
+            order: what is made; the child is not started without it.
+            serve: is given the sockets once the child runs, those of v6 only if the
+                namespace has it, and whether it has; they are non-blocking.
+            stack: closes what nobody took over.
+
+        Raises:
+            OSError: there is no descriptor for their way to the host.
+        """
+        self._open_inner(stack).want_sockets(order, serve)
+
+    def _open_inner(self, stack: AsyncExitStack) -> InnerListener:
+        if self._inner is None:
+            self._inner = InnerListener()
+            stack.callback(self._inner.close)
+        return self._inner
 
     def _missing_services(self) -> dict[str, str]:
         """Say of a service's port on loopback that it is out of reach, if it is."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hostlib.paths import absolute, working_directory
 from hostlib.user_values import Limits, OptionError, parse_limits
+from supervisor.network.section import NetworkSection  # noqa: TC001 - as below
 from supervisor.sandbox.home import make_home
 from supervisor.sandbox.plan import PROFILES, Profile
 from supervisor.spec import ChildSpec, minimal_env
@@ -50,6 +51,7 @@ class ChildOptions:
     stop_signal: int = signal.SIGTERM
     sandbox: Profile = PROFILES["auto"]
     network: str = "none"
+    network_keys: NetworkSection | None = None
     tools: frozenset[str] | None = None
     model: str | None = None
     quota: float | None = None
@@ -81,7 +83,12 @@ def policy_options(
     """
     if policy is None:
         return ChildOptions()
-    from supervisor.config.policy import limit_texts  # noqa: PLC0415 - with a policy
+    from supervisor.config.policy import (  # noqa: PLC0415 - with a policy
+        limit_texts,
+        network_keys_of,
+        network_word,
+        publish_word,
+    )
     from supervisor.config.sandbox import profile_named  # noqa: PLC0415 - as above
 
     recipe = None
@@ -98,10 +105,11 @@ def policy_options(
         root=policy.root,
         read=tuple(policy.read),
         write=tuple(policy.write),
-        publish=policy.publish,
+        publish=publish_word(policy),
         durability=policy.durability,
         sandbox=profile,
-        network=policy.network or "none",
+        network=network_word(policy) or "none",
+        network_keys=network_keys_of(policy),
         tools=None if policy.tools is None else frozenset(policy.tools),
         model=policy.model,
         quota=policy.quota,
@@ -178,6 +186,7 @@ def make_spec(
         stop_signal=options.stop_signal,
         sandbox=options.sandbox,
         network=options.network,
+        network_keys=options.network_keys,
         tmp_dir=scratch.tmp,
         home_dir=scratch.home if is_walled and kept_home is None else None,
         kept_home=kept_home,

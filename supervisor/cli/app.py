@@ -169,6 +169,8 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
         said = why.format_message() if isinstance(why, click.ClickException) else why
         text = " ".join(str(said).split()).rstrip(".")
         say(title, f"{text}; see '{title} --help'")
+        if isinstance(why, UsageFault) and why.status is not None:
+            status = why.status
     except CommandError as why:
         say(title, str(why))
     except ReaderGone:

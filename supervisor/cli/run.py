@@ -25,6 +25,7 @@ from hostlib.user_values import (
     parse_names,
 )
 from supervisor.cli.help import Command
+from supervisor.cli.network_options import FAULTY_NETWORK, NetworkFault, network_of
 from supervisor.cli.options import (
     COMMAND_LINE,
     agents,
@@ -36,6 +37,7 @@ from supervisor.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
+    from supervisor.cli.network_options import Network
     from supervisor.config.document import Config
     from supervisor.llm.recipe import Recipe
     from supervisor.sandbox.plan import Profile
@@ -152,9 +154,30 @@ _OPTIONS = (
     ),
     click.option(
         "--network",
-        metavar="none|host",
-        shell_complete=one_of("none", "host"),
-        help="Default none: no network of its own.",
+        metavar="none|host|learn|RULE",
+        multiple=True,
+        shell_complete=one_of("none", "host", "learn"),
+        help="Names it may reach, as example.com:443; repeatable; default none.",
+    ),
+    click.option(
+        "--within",
+        metavar="RULE",
+        multiple=True,
+        help="What '--network learn' may allow and note; repeatable.",
+    ),
+    click.option(
+        "--publish",
+        metavar="[H:]C",
+        multiple=True,
+        help="Reach its port C at port H, or any, of 127.0.0.1; repeatable.",
+    ),
+    click.option(
+        "--proxy-env", is_flag=True, help="Name the proxy of --network to it."
+    ),
+    click.option(
+        "--upstream",
+        metavar="URL",
+        help="Make its connections through this http:// proxy.",
     ),
     click.option(
         "--recipe",
@@ -332,7 +355,8 @@ def run_commands(
         timeout = "0" if given["timeout"] is None else given["timeout"]
         asked = _about("limit", parse_limits, given["limit"]).bounds()
         limits = base.limits._replace(**asked)
-        walls = _walls(configured, policy, given["sandbox"], given["network"])
+        network = network_of(given, policy)
+        walls = _walls(configured, policy, given["sandbox"], network)
         _check_kept(limits, asked, walls["sandbox"])
         cwd = _about("cwd", _existing, given["cwd"])
         places = {"cwd": cwd, **_workspaces(given, configured)}
@@ -389,7 +413,8 @@ def run_commands(
         )
     except OptionError as why:
         _drop_unused(places)
-        raise UsageFault(str(why)) from None
+        status = FAULTY_NETWORK if isinstance(why, NetworkFault) else None
+        raise UsageFault(str(why), status) from None
     return run_children(name, launchpad, options)
 
 
@@ -411,10 +436,11 @@ def _about(option: str, read: Callable[[*Ts], T], *values: *Ts) -> T:
 
 
 def _walls(
-    config: Config | None, policy: Any, sandbox: str | None, network: str | None
+    config: Config | None, policy: Any, sandbox: str | None, network: Network
 ) -> dict[str, Any]:
     """Return the profile and the network that children get."""
     from supervisor.config.sandbox import (  # noqa: PLC0415 - with the configuration
+        RULES,
         check_network,
         check_use,
         profile_named,
@@ -424,22 +450,23 @@ def _walls(
     name = sandbox
     if name is None:
         name = policy.sandbox if policy is not None else "auto"
-    # What stands on the command line goes before what a file says.
-    asked = network
-    if asked is None and policy is not None:
-        asked = policy.network
-    named = {
-        "sandbox": "--sandbox",
-        "network": "policy.run.network" if network is None else "--network",
-    }
-    for key, why in check_use(name, asked, known):
+    named = {"sandbox": "--sandbox", "network": network.key}
+    for key, why in check_use(name, network.word, known):
         raise OptionError(f"{named[key]}: {why}")
     profile = profile_named(name, known)
     if profile is None:
         raise RuntimeError(f"no profile {name!r}, though it was found before")
-    for key, why in check_network(profile, asked):
-        raise OptionError(f"{named[key]}: {why}")
-    return {"sandbox": profile, "network": asked or "none"}
+    words = [network.word]
+    if network.section is not None and network.word in {None, "none"}:
+        words.append(RULES)  # for its published ports
+    for word in words:
+        for key, why in check_network(profile, word):
+            raise OptionError(f"{named[key]}: {why}")
+    return {
+        "sandbox": profile,
+        "network": network.word or "none",
+        "network_keys": network.section,
+    }
 
 
 def _check_fresh(places: dict[str, Any]) -> None:

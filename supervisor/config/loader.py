@@ -43,7 +43,7 @@ from supervisor.config.places import (
     odd_places_of_daemon,
     odd_programs,
 )
-from supervisor.config.policy import check_policies, odd_policy_limits
+from supervisor.config.policy import check_policies, network_word, odd_policy_limits
 from supervisor.config.read import Fault, Reader, joined, text_of
 from supervisor.config.sandbox import check_sandboxes, profile_named
 from supervisor.config.sidecar import check_sidecars
@@ -137,7 +137,9 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
         profile = profile_named(policy.sandbox, config.sandbox)
         if name != but and profile is not None:
             has_tools = policy.tools != []
-            walls = odd_walls(config, profile, policy.network, has_tools=has_tools)
+            walls = odd_walls(
+                config, profile, network_word(policy), has_tools=has_tools
+            )
             odd = chain(odd, odd_policy_limits(policy), walls)
         for key, text in odd:
             yield f"policy.{joined(name)}.{key}", text

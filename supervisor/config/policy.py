@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -10,17 +10,23 @@ from hostlib.linux.descriptors import odd_open_files
 from hostlib.user_values import OptionError, limit_faults, parse_limits
 from supervisor.config.llm import check_policy
 from supervisor.config.read import joined, named
+from supervisor.config.sandbox import NETWORKS, RULES
 from supervisor.sandbox.home import is_home_file
 from supervisor.toolexec.kinds import is_tool_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from supervisor.network.section import NetworkSection
+
 
 _WORDS = {
-    "publish": ("direct", "on-close"),
     "durability": ("none", "close", "write"),
+    "pool": ("own", "outer"),
 }
+
+_PUBLISH_WORDS = ("direct", "on-close")
+"""When a written file shows; what else stands in the list is a port to publish."""
 
 
 class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
@@ -31,10 +37,14 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     read: list[str] = []
     write: list[str] = []
     sandbox: str = "auto"
-    publish: str = "direct"
+    publish: str | list[str] = "direct"
     durability: str = "none"
     limits: dict[str, int | float | str] = {}
-    network: str | None = None
+    network: str | list[str] | None = None
+    within: list[str] = []
+    upstream: str | None = None
+    proxy_env: bool = False
+    pool: str = "own"
     model: str | None = None
     quota: float | None = None
     image_tokens: int | None = None
@@ -60,6 +70,8 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
         value = getattr(policy, key)
         if value not in allowed:
             yield key, f"one of {', '.join(allowed)}, not {value!r}"
+    yield from _check_publish(policy)
+    yield from _check_network(policy)
     yield from _check_lists(policy)
     if policy.recipe is not None:
         from supervisor.llm.recipe import (  # noqa: PLC0415 - with one
@@ -70,6 +82,57 @@ def _check(policy: PolicySection) -> Iterator[tuple[str, str]]:
         yield from named("recipe", usable_recipe, policy.recipe, RecipeError)
     for name, reason in limit_faults(policy.limits):
         yield f"limits.{joined(name)}", reason
+
+
+def _check_publish(policy: PolicySection) -> Iterator[tuple[str, str]]:
+    value = policy.publish
+    if isinstance(value, str):
+        if value not in _PUBLISH_WORDS:
+            allowed = ", ".join(_PUBLISH_WORDS)
+            yield "publish", f"one of {allowed}, or a list of ports, not {value!r}"
+    elif len([word for word in value if word in _PUBLISH_WORDS]) > 1:
+        yield "publish", "direct or on-close, not both; leave one out"
+
+
+def _check_network(policy: PolicySection) -> Iterator[tuple[str, str]]:
+    if isinstance(policy.network, str) and policy.network not in NETWORKS:
+        return  # told with the profile
+    section = network_keys_of(policy)
+    if section is not None:
+        from supervisor.network.settings import faults  # noqa: PLC0415 - with one
+
+        yield from faults(section)
+
+
+def network_word(policy: PolicySection) -> str | None:
+    """Return a word for the network of a policy, also for rules; None if it has none."""
+    return RULES if isinstance(policy.network, list) else policy.network
+
+
+def publish_word(policy: PolicySection) -> str:
+    """Return when a written file shows."""
+    value = [policy.publish] if isinstance(policy.publish, str) else policy.publish
+    return next((word for word in value if word in _PUBLISH_WORDS), _PUBLISH_WORDS[0])
+
+
+def network_keys_of(policy: PolicySection) -> NetworkSection | None:
+    """Return the keys that say what a policy's children reach; None if it is a word."""
+    value = [] if isinstance(policy.publish, str) else policy.publish
+    ports = [port for port in value if port not in _PUBLISH_WORDS]
+    is_more = bool(policy.within or ports or policy.upstream or policy.proxy_env)
+    is_word = policy.network in (None, "none", "host")
+    if is_word and not is_more and policy.pool == "own":
+        return None
+    from supervisor.network.section import NetworkSection  # noqa: PLC0415 - with one
+
+    return NetworkSection(
+        network=cast("Any", "none" if policy.network is None else policy.network),
+        within=policy.within,
+        publish=ports,
+        upstream=policy.upstream,
+        proxy_env=policy.proxy_env,
+        pool="outer" if policy.pool == "outer" else "own",
+    )
 
 
 def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ from supervisor.sandbox.plan import (
     NEEDS_MOUNTNS,
     NONE,
     PROFILES,
+    SERVES_NETWORK,
     Machine,
     Plan,
     Profile,
@@ -31,7 +32,12 @@ from supervisor.spawn.request import SpawnError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-NETWORKS = ("none", "host")
+NETWORKS = ("none", "host", "learn")
+"""The words of a policy's network; a list of rules stands for `RULES`."""
+RULES = "rules"
+
+_SERVED = (RULES, "learn")
+"""Networks by name, which the host serves in the child's own net namespace."""
 
 
 class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,17 +85,20 @@ def check_use(
 
     Args:
         sandbox: the profile that it names.
-        network: ``none`` or ``host``; None for nothing said.
+        network: a word for it, also for rules; None for nothing said.
         known: names of the configuration's own profiles; None if they cannot be told.
     """
     if known is not None and sandbox not in (*PROFILES, *known):
         names = ", ".join(dict.fromkeys((*PROFILES, *known)))
         yield "sandbox", f"no profile {sandbox!r}; there are {names}"
-    if network is not None and network not in NETWORKS:
-        yield "network", f"none or host, not {network!r}"
+    if network is not None and network not in (*NETWORKS, RULES):
+        yield "network", f"none, host, learn or a list of rules, not {network!r}"
     if sandbox == NONE and network == "none":
         why = "'none' contradicts sandbox 'none', which keeps nobody from the network"
         yield "network", f"{why}; choose another sandbox, or network = 'host'"
+    if sandbox == NONE and network in _SERVED:
+        why = "sandbox 'none' makes no net namespace, so that rules cannot be kept"
+        yield "network", f"{why}; choose another sandbox"
 
 
 def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, str]]:
@@ -97,8 +106,10 @@ def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, 
 
     Args:
         profile: what the policy names.
-        network: ``none`` or ``host``; None for nothing said.
+        network: as of ``check_use``.
     """
+    if network in _SERVED and profile.layers:
+        yield from _check_served(profile)
     if network == "host" and "netns" in profile.required:
         why = f"'host' contradicts sandbox {profile.name!r}, which requires the layer netns"
         yield "network", f"{why}; take it out of one of them"
@@ -111,6 +122,19 @@ def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, 
         else:
             lacks = "without the layer netns or seccomp; add one to its layers"
             yield "network", f"{why} network {lacks}, or set network = 'host'"
+
+
+def _check_served(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) where rules cannot be kept in a profile, as far as is known."""
+    for layer in SERVES_NETWORK:
+        if layer not in profile.layers:
+            why = f"sandbox {profile.name!r} lacks the layer {layer!r}"
+            yield "network", f"cannot keep the rules: {why}; add it to its layers"
+        elif layer not in foreseen(profile):
+            why = no_netns(profile)[0] or f"the layer {layer!r} cannot be had here"
+            how = f"it takes {LAYERS[layer]}"
+            yield "network", f"cannot keep the rules: {why}; {how}"
+            return
 
 
 def without_netns(profile: Profile) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from supervisor.config.policy import network_keys_of, network_word
 from supervisor.config.read import joined, names_of
 from supervisor.config.sandbox import (
+    RULES,
     check_kept,
     check_kernel,
     check_network,
@@ -38,16 +40,27 @@ def check_walls(
     """Yield (key, reason) for each policy whose walls cannot be as it says."""
     known = names_of(document, "sandbox")
     for name, policy in config.policy.items():
-        for key, why in check_use(policy.sandbox, policy.network, known):
+        network = network_word(policy)
+        for key, why in check_use(policy.sandbox, network, known):
             yield f"policy.{joined(name)}.{key}", why
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None:  # else a fault that is told elsewhere
-            for key, why in check_network(profile, policy.network):
+            for key, why in _check_network(profile, policy):
                 yield f"policy.{joined(name)}.{key}", why
             for limit, why in check_kept(profile, policy.limits):
                 yield f"policy.{joined(name)}.limits.{limit}", why
             for why in check_kernel(profile):
                 yield f"policy.{joined(name)}.sandbox", why
+
+
+def _check_network(
+    profile: Profile, policy: PolicySection
+) -> Iterator[tuple[str, str]]:
+    network = network_word(policy)
+    yield from check_network(profile, network)
+    if network in {None, "none"} and network_keys_of(policy) is not None:
+        for _, why in check_network(profile, RULES):
+            yield "publish", why
 
 
 def check_walls_of_sidecars(
@@ -71,7 +84,7 @@ def check_ways(
         if profile is None or config.toolexec is None or policy.tools == []:
             continue
         instead = "have a layer netns, or tools = []"
-        if why := no_way(profile, policy.network, "their tools", instead):
+        if why := no_way(profile, network_word(policy), "their tools", instead):
             yield f"policy.{joined(name)}.sandbox", why
 
 
@@ -170,7 +183,7 @@ def requiring(config: Config) -> Iterator[tuple[str, Profile, str]]:
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None and profile.required:
             key = f"policy.{joined(name)}.sandbox"
-            yield key, profile, policy.network or "none"
+            yield key, profile, network_word(policy) or "none"
     for name, sidecar in config.sidecar.items():
         # A fault of its name is told elsewhere.
         profile = PROFILES.get(sidecar.sandbox)

@@ -255,7 +255,7 @@ class Daemon:
             state = self._opened.host_state
             left_services = NOTHING if state is None else state.services
             restore_environment(left_services.get("llm"))
-            async with offered(host, config, for_tools, left_services):
+            async with offered(host, config, for_tools, left_services, names=True):
                 await self._begin(host, children, nursery, control)
                 if await children.have_begun(
                     notifier.starting, unless=self._stop_asked

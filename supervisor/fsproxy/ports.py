@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import trio
 
     from supervisor.sandbox.plan import Walls, Wanted
+    from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
@@ -154,6 +155,15 @@ class ChildView(Protocol):
         stack: AsyncExitStack,
     ) -> int:
         """Listen on loopback of its net namespace, if it will have one; return the port."""
+        ...
+
+    def make_within(
+        self,
+        order: LoopbackOrder,
+        serve: Callable[[list[socket.socket], bool], None],
+        stack: AsyncExitStack,
+    ) -> None:
+        """Make sockets, addresses and routes in its net namespace, or start no child."""
         ...
 
     def log_fields(self) -> dict[str, object]:
@@ -386,17 +396,19 @@ class Services:
     """What one host offers its children beside files.
 
     Attributes:
+        network: the network by name; its ports are fixed, so that it is asked first.
         llm: the gateway to the model.
         toolexec: runs tools.
         fds: large content as handles.
     """
 
+    network: Service | None = None
     llm: Model | None = None
     toolexec: Service | None = None
     fds: Contents | None = None
 
     def __iter__(self) -> Iterator[Service]:
         """Yield those that are there."""
-        for service in (self.llm, self.toolexec, self.fds):
+        for service in (self.network, self.llm, self.toolexec, self.fds):
             if service is not None:
                 yield service

@@ -193,20 +193,27 @@ class Endpoint:
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         account = self.open_account(token, client, stack)
-        env = self._variables(token)
+        take = partial(self._take, account, stack)
+        port = child.listen_within(self._port, take, stack)
+        env = self._variables(token, port)
         if child.spec.run_dir is not None:
             listener = _unix_listener(child.spec)
             self.listen_for(account, listener, child.spec, stack)
             env["SANDHOST_LLM_SOCKET"] = account.path
-        child.listen_within(self._port, partial(self._take, account, stack), stack)
         return env
 
-    def _variables(self, token: str) -> dict[str, str]:
-        """Return what tells a program of the endpoint, by the names that clients read."""
+    def _variables(self, token: str, port: int) -> dict[str, str]:
+        """Return what tells a program of the endpoint, by the names that clients read.
+
+        Args:
+            token: of its child.
+            port: the endpoint's, or another one where the child's namespace has that.
+        """
+        url = f"http://127.0.0.1:{port}"
         return {
-            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": token,
-            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_AUTH_TOKEN": token,
         }
 
@@ -224,8 +231,10 @@ class Endpoint:
         for token, account in self._accounts.items():
             if account.client is client:
                 inner = account.inner
-                fd = -1 if inner is None else inner.socket.fileno()
-                return Doors(self._variables(token), fd)
+                if inner is None:
+                    return Doors(self._variables(token, self._port), -1)
+                port = inner.socket.getsockname()[1]
+                return Doors(self._variables(token, port), inner.socket.fileno())
         return None
 
     def _take(

@@ -1,14 +1,7 @@
 """Sockets in a child's net namespace, which the host holds and serves (spec NET4).
 
-`supervisor.network.service` gets them when the child's process is there, and does:
-
-    network = ChildNetwork(settings, sockets, child.id, host)
-    network.start(nursery)            # not async; its tasks live in this nursery
-    stack.push_async_callback(network.aclose)  # ends its tasks, closes the sockets
-
-with `settings` a `NetworkSettings` of mode "rules" or "learn", `host` the `Parts` (its
-journal, its log), and `network.descriptors()` for the leak check: (number, word) of each
-socket that it holds, the ones here among them.
+`supervisor.network.service` asks for them before a child is spawned, and gives them to its
+`ChildNetwork`, which closes them, when the child's process is there.
 """
 
 from __future__ import annotations

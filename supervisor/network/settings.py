@@ -1,12 +1,10 @@
-"""The keys of a policy that say what its children reach: forms, faults, and settings."""
+"""What the keys of a policy say of its children's network: faults, and settings."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from supervisor.network import proxy
 from supervisor.network.contradictions import contradictions
@@ -19,9 +17,7 @@ if TYPE_CHECKING:
 
     from supervisor.network.hosts import Address
     from supervisor.network.rule import Rule
-
-Mode = Literal["none", "host", "learn", "rules"]
-Pool = Literal["own", "outer"]
+    from supervisor.network.section import Mode, NetworkSection
 
 DNS_PORT = 53
 OWN_PORTS = (DNS_PORT, proxy.PORT)
@@ -32,17 +28,6 @@ _PUBLICATION = re.compile(r"(?:(?P<host>[0-9]+):)?(?P<port>[0-9]+)")
 _UPSTREAM = re.compile(
     r"http://(?P<host>\[[^\]]*\]|[^:/?#@]*)(?::(?P<port>[0-9]+))?/?", re.IGNORECASE
 )
-
-
-class NetworkSection(msgspec.Struct, forbid_unknown_fields=True):
-    """The keys; `pool` says whose addresses the host's own resolver gives out."""
-
-    network: Literal["none", "host", "learn"] | list[str] = "none"
-    within: list[str] = []
-    publish: list[str] = []
-    upstream: str | None = None
-    proxy_env: bool = False
-    pool: Pool = "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +98,10 @@ def faults(section: NetworkSection) -> Iterator[tuple[str, str]]:
 
 def settings_from(section: NetworkSection) -> NetworkSettings:
     """Return what a section sets that has no faults."""
-    mode: Mode = "rules" if isinstance(section.network, list) else section.network
     _, texts = _rules_of(section)
     upstream = section.upstream
     return NetworkSettings(
-        mode,
+        section.mode,
         Rules(map(parse_rule, texts)),
         tuple(map(parse_publication, section.publish)),
         None if upstream is None else parse_upstream(upstream),

@@ -44,5 +44,26 @@ def files_of(uid: int, gid: int, home: str) -> OwnFiles:
     )
 
 
+def resolver_files(host_name: str) -> OwnFiles:
+    """Return the files by which names are looked up where the host answers (NET4).
+
+    Args:
+        host_name: of the child.
+    """
+    own = "" if host_name in {"", "localhost"} else f" {host_name}"
+    contents = {
+        "resolv.conf": _lines("nameserver 127.0.0.1", "options ndots:1"),
+        "hosts": _lines(f"127.0.0.1 localhost{own}", f"::1 localhost{own}"),
+        "nsswitch.conf": _lines(
+            *(f"{kind}: files" for kind in ("passwd", "group", "shadow")),
+            "hosts: files dns",
+            *(f"{kind}: files" for kind in ("networks", "protocols", "services")),
+        ),
+    }
+    return tuple(
+        (f"/etc/{name}".encode(), content) for name, content in contents.items()
+    )
+
+
 def _lines(*lines: str) -> bytes:
     return b"".join(os.fsencode(line) + b"\n" for line in lines if line)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from supervisor.sandbox import seccomp_filter
 from supervisor.sandbox import visible as sandbox_paths
 from supervisor.sandbox.command import command_of
-from supervisor.sandbox.etc_files import files_of
+from supervisor.sandbox.etc_files import files_of, resolver_files
 from supervisor.sandbox.groups import as_pair
 from supervisor.sandbox.plan import NAMESPACES
 from supervisor.spawn.launchpad.layers.fresh_root import HIDE
@@ -122,9 +122,10 @@ def _own_files(layers: Collection[str], wanted: Wanted, home: str) -> OwnFiles:
     """Return the files of ``/etc`` that are the child's own; none without a fresh root."""
     if "mountns" not in layers:
         return ()
+    more = resolver_files(os.uname().nodename) if wanted.is_served else ()
     if "uid" in layers and wanted.user is not None:
-        return files_of(wanted.user, wanted.user, home)
-    return files_of(os.geteuid(), os.getegid(), home)
+        return (*files_of(wanted.user, wanted.user, home), *more)
+    return (*files_of(os.geteuid(), os.getegid(), home), *more)
 
 
 def neutral(layers: Mapping[str, object]) -> dict[str, object]:

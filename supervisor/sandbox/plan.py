@@ -79,6 +79,10 @@ NAMESPACES = ("mountns", "pidns", "netns", "ipcns", "utsns")
 KEEP_NETWORK = frozenset({"netns", "seccomp"})
 """Layers of which a child with the network ``none`` has one, or it is not kept so."""
 
+SERVES_NETWORK = ("netns", "mountns")
+"""Layers without which a network by name is not kept: a namespace for its sockets, and a
+root in which no socket is seen by which the host resolves names (spec NET4, NET9)."""
+
 OF_PATHS = frozenset({"mountns", "landlock", "uid"})
 """Layers that can fail for what lies under a child's names; others know none."""
 
@@ -139,7 +143,7 @@ class Walls:
 
     Attributes:
         profile: what was asked for.
-        network: ``none`` or ``host``: what it has.
+        network: ``none``, ``host``, ``rules`` or ``learn``: what it has.
         applied: (layer, detail), as the child said before its exec; without walls, as
             the list of calls says that it made.
         missing: reason by layer that it goes without.
@@ -256,7 +260,7 @@ class Plan:
 
     Attributes:
         profile: the profile.
-        network: ``none`` or ``host``.
+        network: ``none``, ``host``, ``rules`` or ``learn``.
         machine: what is known of the machine.
         missing: reason by layer that this child goes without.
     """
@@ -358,6 +362,13 @@ def missing_layer(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnErro
     return SpawnError(number, layer, text, why)
 
 
+def not_served(layer: str, why: str, number: int = errno.ENOSYS) -> SpawnError:
+    """Word that a network by name cannot be kept: a layer that it takes is missing."""
+    text = f"cannot keep the network's rules: the sandbox layer {layer!r} is missing"
+    text = f"cannot start a child: {text}: {why}; it takes {LAYERS[layer]}"
+    return SpawnError(number, layer, text, why)
+
+
 def would_be_root(why: str, number: int = errno.EPERM) -> SpawnError:
     """Word that a child of a host that is root cannot have a user of its own (rule 4)."""
     how = "to start it as root, name a profile without the layer 'uid'"
@@ -404,7 +415,8 @@ class Wanted:
 
     Attributes:
         profile: the layers.
-        network: ``none`` or ``host``.
+        network: ``none``, ``host``, ``rules`` or ``learn``.
+        is_served: the host serves its net namespace: names, published ports.
         cwd: its working directory, as a path.
         own: directories of its own, to write.
         groups: files of its cgroups that take its pid.
@@ -462,6 +474,7 @@ class Wanted:
     has_command: bool = False
     exposed: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
+    is_served: bool = False
 
     def mount_of(self, path: str) -> ShownMount | None:
         """Return the mount of the host's that a path is in, if it is in one."""

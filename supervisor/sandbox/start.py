@@ -23,10 +23,12 @@ from supervisor.sandbox.orders import layers_on_the_wire, neutral
 from supervisor.sandbox.plan import (
     KEEP_NETWORK,
     OF_PATHS,
+    SERVES_NETWORK,
     Plan,
     Walls,
     Wanted,
     is_of_the_machine,
+    not_served,
 )
 from supervisor.spawn.launchpad.layers.fresh_root import HIDE, IF_POSSIBLE
 from supervisor.spawn.request import SpawnError, SpawnRequest
@@ -71,11 +73,7 @@ async def spawn(
     Cancellation: as ``Launcher.spawn``.
     """
     if not wanted.profile.layers:
-        _stay_root(wanted)
-        process = await launcher.spawn(request)
-        walls = Walls(wanted.profile.name, "host", process.applied)
-        walls.missing.update(_unkept(request, wanted))
-        return process, walls
+        return await _spawn_without_walls(launcher, request, wanted)
     plan = Plan(wanted.profile, wanted.network, machine)
     unheard: dict[str, str] = {}
     while True:
@@ -89,7 +87,8 @@ async def spawn(
                 process = await launcher.spawn(attempt)
         except SpawnError as why:
             _forget_sent(attempt)
-            if why.stage == _OF_THE_LISTENER:  # no wall: nothing is open without it
+            # No wall: nothing is open without it.
+            if why.stage == _OF_THE_LISTENER and not wanted.is_served:
                 how = instead_of_listener(wanted.profile)
                 unheard[LISTENER] = f"it cannot be made: {why.reason}; {how}"
                 request = replace(request, listener=None)
@@ -105,6 +104,18 @@ async def spawn(
             walls.missing.update(unheard)
             walls.missing.update(_unreceived(attempt))
             return process, walls
+
+
+async def _spawn_without_walls(
+    launcher: Launcher, request: SpawnRequest, wanted: Wanted
+) -> tuple[SpawnedProcess, Walls]:
+    if wanted.is_served:
+        raise not_served("netns", "sandbox 'none' makes no namespaces")
+    _stay_root(wanted)
+    process = await launcher.spawn(request)
+    walls = Walls(wanted.profile.name, "host", process.applied)
+    walls.missing.update(_unkept(request, wanted))
+    return process, walls
 
 
 def _forget_sent(attempt: SpawnRequest) -> None:
@@ -249,6 +260,13 @@ def shortfalls(walls: Walls, profile: Profile) -> Iterator[str]:
         yield f"has the host's network ({why}); {how}"
 
 
+def names_not_served() -> SpawnError:
+    """Word that a child has rules, and its host nothing that keeps them."""
+    why = "this host was started without it; start it anew"
+    text = f"cannot start a child: cannot keep the network's rules: {why}"
+    return SpawnError(errno.EINVAL, "network", text, why)
+
+
 def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
     """Say of limits, and of what is only to be read, that it is not kept where that is so."""
     limits = {which for which, *_ in request.rlimits}
@@ -341,6 +359,7 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
         OSError: a directory of its own is gone.
     """
     layers = plan.wanted()
+    _check_served(plan, layers, wanted)
     if not wanted.groups:
         plan.leave(layers, "cgroup", wanted.no_groups)
     if wanted.user is None:
@@ -368,6 +387,18 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
     plan.missing.update(lost)
     listener = request.listener if "netns" in layers else None
     return replace(request, layers=asked, rlimits=rlimits, listener=listener)
+
+
+def _check_served(plan: Plan, layers: Collection[str], wanted: Wanted) -> None:
+    """Refuse a start in which a network by name would not be kept (spec NET9).
+
+    Raises:
+        SpawnError: a layer that it takes is not there.
+    """
+    for layer in SERVES_NETWORK if wanted.is_served else ():
+        if layer not in layers:
+            why = plan.missing.get(layer, f"profile {wanted.profile.name!r} lacks it")
+            raise not_served(layer, why)
 
 
 def _asked(

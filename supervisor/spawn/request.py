@@ -77,7 +77,7 @@ class SpawnRequest:
         rlimits: (resource, soft, hard) as for setrlimit(2), -1 is no limit.
         umask: None for the host's.
         layers: What each sandbox layer takes, by its name (``launchpad.child.STEPS``).
-        listener: What it listens on for the host in its net namespace; takes netns.
+        listener: What the host has in its net namespace; takes netns.
         mounts: Mounts of the host's that `layers` names in "mountns"; the caller's.
         locks: What the launchpad keeps open as long as it or what it left is alive,
             also if this host ends; the caller's.
@@ -132,7 +132,7 @@ class SpawnRequest:
     def _layers(self) -> dict[str, object]:
         more: dict[str, object] = {}
         if self.listener is not None:
-            more["listener"] = self.listener.ports
+            more["listener"] = self.listener.order()
         if self.sends is not None:
             more[SENT] = ()
         if self.locks:

@@ -37,6 +37,7 @@ from hostlib.linux.syscalls import (
 from supervisor.spawn.launchpad import wire
 from supervisor.spawn.launchpad.layers import (
     landlock,
+    loopback,
     mounts,
     namespaces,
     privileges,
@@ -234,8 +235,8 @@ def _enter_pids(order: Order, _nothing: None) -> str:
     return said
 
 
-def _listen(order: Order, ports: tuple[int, ...]) -> str:
-    return namespaces.listen(ports, order.listener_fd)
+def _listen(order: Order, wanted: loopback.LoopbackOrder) -> str:
+    return loopback.furnish(wanted, order.listener_fd)
 
 
 def _lead_a_session(order: Order, _launchpad: int) -> None:
@@ -391,7 +392,7 @@ STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
     ("landlock", _prepare_rules),
     ("order", _await_order),
     ("netns", _join_net),
-    # No wall: what a service of the host listens on in there, in a fresh net namespace.
+    # No wall: what the host listens on in there, in a fresh net namespace.
     _layer("listener", _listen),
     _layer("mountns", _change_root),
     ("cwd", _enter_directory),

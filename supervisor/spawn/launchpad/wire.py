@@ -12,7 +12,7 @@ Rules:
     descriptors: the working directory, then as many as ``layers`` has "locks", which
     this process keeps until it says SWEPT, then for each target number its source, then
     the mounts that ``layers`` names in "mountns" by their position, then, if ``layers``
-    has "listener", the socket by which those listeners go to the host.
+    has "listener", the socket by which the sockets of its loopback go to the host.
     ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None to keep the host's;
     ``layers`` maps the name of a sandbox layer to what its apply takes.
     ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 15
+VERSION = 16
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
 OWNERS, OWNED = 9, 10

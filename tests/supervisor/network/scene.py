@@ -17,7 +17,8 @@ from supervisor.network.hosts import Address
 from supervisor.network.own_addresses import read_own_addresses
 from supervisor.network.resolver import Resolver, ResolverError
 from supervisor.network.rule import parse_rule
-from supervisor.network.settings import NetworkSection, settings_from
+from supervisor.network.section import NetworkSection
+from supervisor.network.settings import settings_from
 from supervisor.network.statistics import NetworkStatistics
 from tests.supervisor.network import dnsclient as dns
 from tests.supervisor.network.netns import CHILD, OUTSIDE, Namespace, inner_sockets

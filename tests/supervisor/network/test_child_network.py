@@ -14,7 +14,7 @@ from hostlib.accounts import Account
 from supervisor.network.child_network import Bounds
 from supervisor.network.rule import RuleError
 from supervisor.network.rules import parse_rules
-from supervisor.network.settings import NetworkSection
+from supervisor.network.section import NetworkSection
 from tests.supervisor.network import dnsclient as dns
 from tests.supervisor.network.hellos import client_hello
 from tests.supervisor.network.scene import Scene, echo, is_reset, scene

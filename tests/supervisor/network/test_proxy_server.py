@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from supervisor.network.settings import NetworkSection
+from supervisor.network.section import NetworkSection
 from tests.supervisor.network.hellos import client_hello
 from tests.supervisor.network.scene import Scene, echo, is_reset, read_all, scene
 

@@ -9,7 +9,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from supervisor.network.child_network import ChildNetwork, Identity
-from supervisor.network.settings import NetworkSection, settings_from
+from supervisor.network.section import NetworkSection
+from supervisor.network.settings import settings_from
 from tests.supervisor.network.netns import CHILD, Namespace, inner_sockets
 from tests.supervisor.network.scene import Scene, echo, is_reset, read_all, reset, scene
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from supervisor.network.rules import Rules, parse_rules
+from supervisor.network.section import NetworkSection
 from supervisor.network.settings import (
-    NetworkSection,
     NetworkSettings,
     Publication,
     Upstream,

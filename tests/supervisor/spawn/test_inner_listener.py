@@ -17,7 +17,9 @@ def test_each_service_has_a_port_of_its_own() -> None:
     inner = InnerListener()
     try:
         assert [inner.want(8087, print) for _ in range(3)] == [8087, 8088, 8089]
-        assert inner.ports == (8087, 8088, 8089)
+        sockets, *others = inner.order()
+        assert [port for *_, port in sockets] == [8087, 8088, 8089]
+        assert others == [(), ()]
     finally:
         inner.close()
 
@@ -42,7 +44,7 @@ def test_of_a_message_that_came_in_part_nothing_is_kept(room: int) -> None:
         inner.want(port, served.append)
     with listening(3) as made:
         names = [sock.getsockname() for sock in made]
-        wire.send_message(inner._theirs, inner.ports, [sock.fileno() for sock in made])
+        wire.send_message(inner._theirs, (True,), [sock.fileno() for sock in made])
     with no_descriptor_left(but=room), pytest.raises(OSError, match="Too many") as why:
         inner.receive()
     assert why.value.errno == errno.EMFILE
@@ -64,12 +66,10 @@ def test_what_came_in_part_of_an_attempt_that_failed_is_forgotten(room: int) -> 
         inner.want(port, served.append)
     with listening(2) as failed, listening(2) as made:
         names = [sock.getsockname() for sock in made]
-        wire.send_message(
-            inner._theirs, inner.ports, [sock.fileno() for sock in failed]
-        )
+        wire.send_message(inner._theirs, (True,), [sock.fileno() for sock in failed])
         with no_descriptor_left(but=room):
             inner.forget()
-        wire.send_message(inner._theirs, inner.ports, [sock.fileno() for sock in made])
+        wire.send_message(inner._theirs, (True,), [sock.fileno() for sock in made])
     inner.receive()
     inner.hand_on()
     assert [sock.getsockname() for sock in served] == names

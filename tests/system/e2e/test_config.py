@@ -144,7 +144,10 @@ def test_the_deadline_is_configurable(tmp_path: Path) -> None:
         ("[metrics]\nlisten = 'tcp://0.0.0.0:1'\n", "'0.0.0.0' is not on loopback"),
         ("[metrics]\ntypo = 1\n", "metrics.typo"),
         ("[policy.run]\nsandbox = 'castle'\n", "policy.run.sandbox: no profile"),
-        ("[policy.run]\nnetwork = 'vpn'\n", "policy.run.network: none or host"),
+        (
+            "[policy.run]\nnetwork = 'vpn'\n",
+            "policy.run.network: none, host, learn or a list",
+        ),
         (
             "[policy.run]\nsandbox = 'none'\nnetwork = 'none'\n",
             "policy.run.network: 'none' contradicts sandbox 'none'",

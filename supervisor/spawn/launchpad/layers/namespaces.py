@@ -1,7 +1,6 @@
 """The layers "userns", "netns", "ipcns", "utsns", "mountns" and "pidns": entering them.
 
-One apply for each kind, in a process that has just been forked, and of the net
-namespace the one listener in it that is the host's.
+One apply for each kind, in a process that has just been forked.
 
 Rules:
  1. Root makes namespaces as it is; anybody else makes a user namespace first, in which
@@ -15,20 +14,15 @@ Rules:
  3. The init does nothing but be there: ignored, SIGCHLD reaps by itself. It holds no
     descriptor, and no program of the namespace can end it; when the launchpad does,
     the kernel ends everything in it.
- 4. A socket stays in the net namespace in which it was made, in any hands. So this
-    process makes the listener, before it is anybody's program, and the host serves it:
-    what the host itself listens on is on another loopback.
 """
 
 from __future__ import annotations
 
-import _socket
-import fcntl
 import os
-import struct
 
 from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl, system_call
-from supervisor.spawn.launchpad import fork, wire
+from supervisor.spawn.launchpad import fork
+from supervisor.spawn.launchpad.layers import loopback
 
 # <asm/unistd.h>
 _IS_X86_64 = os.uname().machine == "x86_64"
@@ -43,13 +37,6 @@ _CLONE_NEW = {
     "mountns": 0x00020000,
     "pidns": 0x20000000,
 }
-# <linux/sockios.h>, <linux/if.h>
-_SIOCSIFFLAGS = 0x8914
-_IFF_UP = 1
-
-LOOPBACK = "127.0.0.1"
-BACKLOG = 128
-"""Connections that wait to be accepted: twice what the host serves of one child."""
 
 
 def enter_user(uid: int, gid: int) -> str:
@@ -107,43 +94,9 @@ def enter(kind: str) -> str:
     """
     system_call(_SYS_UNSHARE, _CLONE_NEW[kind])
     if kind == "netns":
-        _raise_loopback()
+        loopback.raise_loopback()
         return "own loopback, nothing else"
     return "own"
-
-
-def _raise_loopback() -> None:
-    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
-    try:
-        request = struct.pack("16sh14x", b"lo", _IFF_UP)
-        fcntl.ioctl(sock.fileno(), _SIOCSIFFLAGS, request)
-    finally:
-        sock.close()
-
-
-def listen(ports: tuple[int, ...], way: int) -> str:
-    """Listen on loopback of the net namespace that was entered, for the host.
-
-    Args:
-        ports: nobody has one in a fresh namespace.
-        way: the descriptor of a socket that the host receives from; it is closed.
-
-    Raises:
-        OSError: one cannot be made, or they cannot be handed over.
-    """
-    line = _socket.socket(fileno=way)
-    kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC
-    listeners = []
-    try:
-        for port in ports:
-            listeners.append(_socket.socket(_socket.AF_INET, kind))
-            listeners[-1].bind((LOOPBACK, port))
-            listeners[-1].listen(BACKLOG)
-        wire.send_message(line, ports, [one.fileno() for one in listeners])
-    finally:
-        for sock in (line, *listeners):
-            sock.close()
-    return f"{LOOPBACK}:{' and '.join(map(str, ports))}, the host's"
 
 
 def fork_into(group: int) -> tuple[int, int, bool]:

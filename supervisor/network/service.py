@@ -1,0 +1,251 @@
+"""The network by name as a service of a host: asked before a child is spawned.
+
+It says what is to be made in the child's net namespace and what stands in its
+environment, and gives what was made to a `ChildNetwork`, which serves it until the child
+has ended (see `inner_sockets`).
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from supervisor.network import proxy
+from supervisor.network.addresses import POOL_V4, POOL_V6
+from supervisor.network.child_network import ChildNetwork, Identity, Outside
+from supervisor.network.inner_sockets import InnerSockets
+from supervisor.network.pool import NAMESPACE_V4, NAMESPACE_V6
+from supervisor.network.settings import DNS_PORT, settings_from
+from vfs.errors import HandoverError
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+    )
+    from contextlib import AsyncExitStack, ExitStack
+
+    from hostlib.journal import Journal
+    from hostlib.log import Log
+    from supervisor.fsproxy.ports import ChildView, Services
+    from supervisor.network.settings import NetworkSettings
+    from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder, SocketOrder
+    from vfs.clients import Client
+    from vfs.filesystem import Filesystem
+
+STOCK = 8
+"""Unbound sockets of each family, for ports that are allowed later."""
+STOCK_TO_PUBLISH = 32
+"""The same of a child with published ports: each connection to one takes a socket as long
+as it lasts. With 64 granted ports there are fewer than a message can hold (253)."""
+
+_LOOPBACK, _ANY_V4, _ANY_V6 = "127.0.0.1", "0.0.0.0", "::"  # noqa: S104 - a child's
+
+_PROXY_URL = f"http://{_LOOPBACK}:{proxy.PORT}"
+
+
+class NetworkHost(Protocol):
+    """What the service needs of its host; `parts.Parts` has it.
+
+    Attributes:
+        holders: each yields (descriptor, a word for it) that is held.
+    """
+
+    journal: Journal
+    log: Log
+    fs: Filesystem
+    services: Services
+    holders: set[Callable[[], Iterable[tuple[int, str]]]]
+
+
+class NetworkService:
+    """Made by `open_network`."""
+
+    def __init__(self, host: NetworkHost, nursery: trio.Nursery) -> None:
+        self._host = host
+        self._nursery = nursery
+        self._outside = Outside(host.journal, host.log)
+        self._networks: dict[str, ChildNetwork] = {}
+
+    async def child_starting(
+        self, child: ChildView, stack: AsyncExitStack
+    ) -> Mapping[str, str]:
+        """Ask for a child's sockets; see `fsproxy.ports.Service`.
+
+        Raises:
+            OSError: there is no descriptor for their way to the host.
+        """
+        keys = child.spec.network_keys
+        if keys is None:
+            return {}
+        settings = settings_from(keys)
+        serve = partial(self._serve, child, settings, stack)
+        child.make_within(order_of(settings), serve, stack)
+        return proxy_variables() if settings.proxy_env else {}
+
+    def network_of(self, child_id: str) -> ChildNetwork | None:
+        """Return what serves a child; None if it has no network by name, or not yet."""
+        return self._networks.get(child_id)
+
+    def client_gone(self, client: Client) -> None:
+        """Do nothing: a network is its child's, and ends with that."""
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what is held for children, with a word for each."""
+        for network in self._networks.values():
+            yield from network.descriptors()
+        for number in self._outside.pipes.descriptors():
+            yield number, "pipe of the network"
+
+    def close(self) -> None:
+        """Close what all children share."""
+        self._outside.pipes.close()
+
+    def _serve(
+        self,
+        child: ChildView,
+        settings: NetworkSettings,
+        stack: AsyncExitStack,
+        made: list[socket.socket],
+        has_v6: bool,
+    ) -> None:
+        sockets = sockets_of(settings, made, has_v6=has_v6)
+        identity = Identity(child.id, child.spec.name)
+        try:
+            network = ChildNetwork(identity, settings, sockets, self._outside)
+        except OSError as why:
+            sockets.close()
+            text = f"cannot publish at port {why.filename} of 127.0.0.1: {why.strerror}"
+            raise OSError(why.errno, f"{text}; name another port") from None
+        self._networks[child.id] = network
+        stack.callback(self._networks.pop, child.id)
+        stack.push_async_callback(network.aclose)
+        count = len(sockets.descriptors())
+        self._host.fs.set_aside(count)
+        stack.callback(self._host.fs.set_aside, -count)
+        network.start(self._nursery)
+
+    # Handed over
+
+    def rest(self) -> None:
+        """Do nothing: with a network by name there is no hand-over."""
+
+    def go_on(self) -> None:
+        """Do nothing."""
+
+    def busy(self) -> str | None:
+        """Return None: a connection may last as long as its child."""
+        return None
+
+    def interrupt(self) -> None:
+        """Do nothing."""
+
+    def hand_over(self, stack: ExitStack) -> tuple[object, Collection[int]]:
+        """Return nothing, where there is nothing.
+
+        Raises:
+            HandoverError: a child has a network by name.
+        """
+        if self._networks:
+            count = len(self._networks)
+            text = f"{count} children have a network by name, which stays here"
+            raise HandoverError(f"{text}; stop them first, or restart the host")
+        return {}, ()
+
+    async def take_over(self, state: object) -> None:
+        """Do nothing: nothing was left."""
+
+    async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
+        """Do nothing: such a child has no network by name."""
+
+    async def all_entered(self) -> None:
+        """Do nothing."""
+
+
+@asynccontextmanager
+async def open_network(host: NetworkHost) -> AsyncIterator[NetworkService]:
+    """Offer a host's children the network by name; it ends with the block."""
+    async with trio.open_nursery() as nursery:
+        service = NetworkService(host, nursery)
+        host.holders.add(service.descriptors)
+        host.services.network = service
+        try:
+            yield service
+        finally:
+            host.services.network = None
+            host.holders.discard(service.descriptors)
+            nursery.cancel_scope.cancel()
+            service.close()
+
+
+def order_of(settings: NetworkSettings) -> LoopbackOrder:
+    """Return what is to be made in the net namespace of a child (spec NET4)."""
+    networks = tuple(
+        (
+            int(socket.AF_INET if network.version == 4 else socket.AF_INET6),
+            network.network_address.packed,
+            network.prefixlen,
+        )
+        for network in settings.rules.networks()
+    )
+    addresses = (
+        (int(socket.AF_INET), NAMESPACE_V4.packed, POOL_V4.prefixlen),
+        (int(socket.AF_INET6), NAMESPACE_V6.packed, POOL_V6.prefixlen),
+    )
+    return tuple(_sockets_wanted(settings)), addresses, networks
+
+
+def _sockets_wanted(settings: NetworkSettings) -> Iterator[SocketOrder]:
+    """Yield the sockets in the order in which `sockets_of` takes them."""
+    v4, v6 = int(socket.AF_INET), int(socket.AF_INET6)
+    stream = int(socket.SOCK_STREAM)
+    granted = settings.rules.ports()
+    yield v4, int(socket.SOCK_DGRAM), _LOOPBACK, DNS_PORT
+    for port in (DNS_PORT, proxy.PORT):
+        yield v4, stream, _ANY_V4 if port in granted else _LOOPBACK, port
+    for port in granted:
+        if port not in {DNS_PORT, proxy.PORT}:
+            yield v4, stream, _ANY_V4, port
+        yield v6, stream, _ANY_V6, port
+    for _ in range(STOCK_TO_PUBLISH if settings.publish else STOCK):
+        yield v4, stream, "", 0
+        yield v6, stream, "", 0
+
+
+def sockets_of(
+    settings: NetworkSettings, made: list[socket.socket], *, has_v6: bool
+) -> InnerSockets:
+    """Return the sockets that were made by `order_of`, by their use.
+
+    Args:
+        settings: the same.
+        made: in that order; without those of v6 where there is none.
+        has_v6: whether there is.
+    """
+    left = iter(made)
+    datagram, stream, proxy_stream = next(left), next(left), next(left)
+    own = {DNS_PORT: stream, proxy.PORT: proxy_stream}
+    listeners: dict[int, tuple[socket.socket, ...]] = {}
+    for port in settings.rules.ports():
+        first = own.get(port) or next(left)
+        listeners[port] = (first, next(left)) if has_v6 else (first,)
+    return InnerSockets(datagram, stream, proxy_stream, listeners, [*left], has_v6)
+
+
+def proxy_variables() -> dict[str, str]:
+    """Return the variables that name the proxy of a namespace (spec NET8)."""
+    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    without = f"localhost,{_LOOPBACK},::1"
+    return {
+        **dict.fromkeys((*names, "all_proxy"), _PROXY_URL),
+        "no_proxy": without,
+        "NO_PROXY": without,
+    }
