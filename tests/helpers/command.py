@@ -91,6 +91,15 @@ def forked_commands(server: ForkServer, daemons: ForkServer) -> Iterator[None]:
         _DAEMON_SERVERS.remove(daemons)
 
 
+@pytest.fixture(autouse=True)
+def commands_are_forked(
+    fork_server: ForkServer, daemon_server: ForkServer
+) -> Iterator[None]:
+    """Fork commands and daemons; for a conftest, whose directory's tests all have it."""
+    with forked_commands(fork_server, daemon_server):
+        yield
+
+
 def server_of_daemons() -> ForkServer | None:
     """Return what runs `serve`; None where each is started."""
     return _DAEMON_SERVERS[0] if _DAEMON_SERVERS else None

@@ -3,17 +3,6 @@
 What a start imports is asked of commands that are started (`test_app.py`).
 """
 
-from collections.abc import Iterator
+from tests.helpers.command import commands_are_forked
 
-import pytest
-
-from tests.helpers.command import forked_commands
-from tests.helpers.forkserver import ForkServer
-
-
-@pytest.fixture(autouse=True)
-def _forked_commands(
-    fork_server: ForkServer, daemon_server: ForkServer
-) -> Iterator[None]:
-    with forked_commands(fork_server, daemon_server):
-        yield
+__all__ = ["commands_are_forked"]

@@ -1,5 +1,6 @@
-"""What the tests of ToolExec get: a host that runs tools."""
+"""What the tests of ToolExec get: a host that runs tools, and commands that are forked."""
 
+from tests.helpers.command import commands_are_forked
 from tests.helpers.toolscene import scene
 
-__all__ = ["scene"]
+__all__ = ["commands_are_forked", "scene"]

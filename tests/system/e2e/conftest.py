@@ -4,17 +4,6 @@ Started as it is installed is each command that is looked at while it runs, that
 another program starts, or that needs more than words, directory and environment.
 """
 
-from collections.abc import Iterator
+from tests.helpers.command import commands_are_forked
 
-import pytest
-
-from tests.helpers.command import forked_commands
-from tests.helpers.forkserver import ForkServer
-
-
-@pytest.fixture(autouse=True)
-def _forked_commands(
-    fork_server: ForkServer, daemon_server: ForkServer
-) -> Iterator[None]:
-    with forked_commands(fork_server, daemon_server):
-        yield
+__all__ = ["commands_are_forked"]

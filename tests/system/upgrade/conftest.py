@@ -1,0 +1,8 @@
+"""What the tests of a replaced program get: a first program that is forked (`forkserver`).
+
+The next one is started by the first, as everywhere.
+"""
+
+from tests.helpers.command import commands_are_forked
+
+__all__ = ["commands_are_forked"]
