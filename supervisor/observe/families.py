@@ -218,7 +218,7 @@ def _memory(metrics: Metrics) -> Iterator[Family]:
     yield _one(
         COUNTER,
         "sandhost_log_dropped_bytes",
-        "What children said and no log could keep",
+        "Bytes of children's output that no log could keep",
         0 if host.roster is None else host.roster.log_dropped_bytes,
     )
     yield Family(
@@ -231,7 +231,7 @@ def _memory(metrics: Metrics) -> Iterator[Family]:
     yield _by(
         COUNTER,
         "sandhost_limit_refusals",
-        "What limits of children refused, by limit",
+        "Requests that limits of children refused, by limit",
         "limit",
         host.refusals(),
     )

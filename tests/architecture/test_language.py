@@ -1,10 +1,11 @@
 """Words that hide the subject of a sentence, in the product: some never, the others fewer."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.architecture.tree import product_files
+from tests.architecture.tree import product_files, relative, tree_files
 
 MOST = {
     r"take note": 0,
@@ -21,3 +22,43 @@ def test_a_word_that_hides_the_subject_is_not_used_more_often(pattern: str) -> N
     texts = (path.read_text(encoding="utf-8") for path in product_files())
     found = sum(len(re.findall(pattern, text, re.IGNORECASE)) for text in texts)
     assert found <= MOST[pattern]
+
+
+HIDES = re.compile(
+    r"(?:^|(?<=[.!?] )|(?<=\| )|(?<=\*\* ))(?:Who|Whoever|What|Nobody)\b"
+)
+"""The beginning of a sentence without a subject that a reader knows."""
+
+PAGES = tuple(
+    path
+    for path in tree_files()
+    if path.suffix == ".md"
+    and path.name != "CHANGELOG.md"
+    and path.parent.name != "old"
+)
+
+
+def paragraphs(page: str) -> list[str]:
+    """Return the paragraphs and items of a page, each as one line, without its code."""
+    prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.)\s?)", prose)
+    return [
+        " ".join(re.sub(r"^\s*(?:[-*#]+|\d+\.)\s", "", part).split()) for part in parts
+    ]
+
+
+# house 3: subjects are child, client, tool, caller, host.
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_a_sentence_of_a_page_has_a_subject(page: Path) -> None:
+    prose = paragraphs(page.read_text(encoding="utf-8"))
+    assert not [part[:80] for part in prose if HIDES.search(part)]
+
+
+def test_the_check_sees_such_a_sentence() -> None:
+    page = "# What it is\n\nFine. Whoever asks.\n- Nobody waits.\n\n```\nWhat is code\n```\n"
+    assert [bool(HIDES.search(part)) for part in paragraphs(page)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
