@@ -94,9 +94,9 @@ class Account(Generic[Amount]):
             account = account.parent
 
     def give_back(self, amount: Amount) -> None:
-        """Give back what may never have been charged: no count falls below 0."""
+        """Give back what may never have been charged: it takes no count below 0."""
         for account in self.path():
-            account.used = max(0, account.used - amount)
+            account.used -= min(amount, max(0, account.used))
 
     def reserve(self, amount: Amount) -> Reservation[Amount] | None:
         """Reserve an amount here and above; None where it does not fit."""

@@ -7,6 +7,9 @@ Rules of this file.
    told of.
 2. Of bounded connections the one that idles longest makes room, once.
 3. Whatever goes wrong with one connection ends that one and no other.
+
+``Server`` is the loop of most listeners. Where connections last a millisecond, a loop of its
+own takes ``accepted_socket``.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import socket
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
 
 import trio
 
@@ -61,7 +64,22 @@ class Idler(Protocol):
     scope: trio.CancelScope
 
 
+class Accepted(Protocol):
+    """A connection as ``Server`` serves it; ``scope`` is that of its service."""
+
+    @property
+    def stream(self) -> trio.SocketStream:
+        """It, as bytes."""
+        ...
+
+    @property
+    def scope(self) -> trio.CancelScope:
+        """Cancelled to end it."""
+        ...
+
+
 C = TypeVar("C", bound=Idler)
+S = TypeVar("S", bound=Accepted)
 T = TypeVar("T")
 
 
@@ -136,6 +154,63 @@ async def _next_socket(listener: _socket.socket) -> socket.socket:
                 raise
             sock.setblocking(False)
             return sock
+
+
+class Server(Generic[S]):
+    """An accept loop: each connection is served in a task of its own.
+
+    Args:
+        listener: where connections come; owned by the caller.
+        enter: makes a connection of a stream, after room was made for it.
+        serve: serves a connection until its end.
+        log: of the host.
+        what: is served, for the log.
+
+    Attributes:
+        connections: those that there are.
+    """
+
+    def __init__(
+        self,
+        listener: trio.SocketListener,
+        enter: Callable[[trio.SocketStream], S],
+        serve: Callable[[S], Awaitable[None]],
+        log: Log,
+        what: str,
+    ) -> None:
+        self.connections: set[S] = set()
+        self._listener = listener
+        self._enter = enter
+        self._serve = serve
+        self._log = log
+        self._what = what
+
+    async def run(self) -> NoReturn:
+        """Accept connections and serve them until cancelled.
+
+        Raises:
+            OSError: the listener is of no use any more.
+        """
+        async with trio.open_nursery() as nursery:
+            while True:
+                connection = self._enter(await accepted(self._listener))
+                self.connections.add(connection)
+                nursery.start_soon(self._serve_to_end, connection)
+
+    async def _serve_to_end(self, connection: S) -> None:
+        try:
+            with only_this_one(self._log, self._what), connection.scope:
+                async with connection.stream:
+                    await self._serve(connection)
+        finally:
+            self.connections.discard(connection)
+
+    def descriptors(self) -> Iterator[int]:
+        """Yield what its connections hold of the host's descriptors."""
+        for connection in self.connections:
+            fd = connection.stream.socket.fileno()
+            if fd >= 0:
+                yield fd
 
 
 @contextmanager

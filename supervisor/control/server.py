@@ -34,12 +34,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from hostlib.listener import (
-    OUT_OF_RESOURCES,
-    accepted,
-    make_room,
-    only_this_one,
-)
+from hostlib.listener import OUT_OF_RESOURCES, Server, make_room
 from hostlib.log import place_of
 from hostlib.readiness import wait_readable
 from hostlib.unix_listener import identity_of, listening, listening_on
@@ -172,11 +167,19 @@ async def serve_control(
 
 
 class _Connection:
-    """One connection; ``idle_since`` is None while a question is under way."""
+    """One connection.
+
+    Attributes:
+        refusal: why it is not served; None: it is.
+        is_long: it has an order or a stream.
+        idle_since: None while a question is under way.
+    """
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self.scope = trio.CancelScope()
+        self.refusal: str | None = None
+        self.is_long = False
         self.idle_since: float | None = trio.current_time()
 
 
@@ -188,66 +191,49 @@ class ControlServer:
     ) -> None:
         self._host = host
         self._orders = orders
-        self._long: set[_Connection] = set()
         self._listener = listener
-        self._connections: set[_Connection] = set()
-        self._refused: set[trio.SocketStream] = set()
+        self._server = Server(
+            listener, self._enter, self._serve, host.log, "the control socket"
+        )
         self._answering = trio.Lock()  # rule 3
         self._answers = Answers(host, [self._row, *orders.stats]).known
 
     def _row(self) -> dict[str, object]:
         """Return what ``stats`` tells of the socket."""
-        return {"control_connections": len(self._connections) + len(self._long)}
+        served = [one for one in self._server.connections if one.refusal is None]
+        return {"control_connections": len(served)}
 
     def descriptors(self) -> Iterable[tuple[int, str]]:
         """Yield what the server holds of the host's descriptors."""
-        among = self._connections | self._long
-        streams = {connection.stream for connection in among}
         yield self._listener.socket.fileno(), "control socket"
-        for stream in streams | self._refused:
-            yield stream.socket.fileno(), "control connection"
+        for fd in self._server.descriptors():
+            yield fd, "control connection"
 
     async def run(self) -> None:
         """Accept connections and serve them until cancelled."""
-        async with trio.open_nursery() as nursery:
-            while True:
-                stream = await accepted(self._listener)
-                why_not = self._refusal(stream)
-                if why_not is None:
-                    connection = _Connection(stream)
-                    self._connections.add(connection)
-                    nursery.start_soon(self._serve, connection)
-                else:
-                    self._refused.add(stream)
-                    nursery.start_soon(self._refuse, stream, why_not)
+        await self._server.run()
 
-    def _refusal(self, stream: trio.SocketStream) -> str | None:
-        """Tell why a new connection is not served; makes room for one that is."""
+    def _enter(self, stream: trio.SocketStream) -> _Connection:
+        """Return a new connection; make room if it is served, or say why it is not."""
+        connection = _Connection(stream)
+        asking = [
+            one
+            for one in self._server.connections
+            if one.refusal is None and not one.is_long
+        ]
         if not _may_ask(stream):
-            return "it answers its own user and root only"
-        is_full = len(self._connections) >= MAX_CONNECTIONS
-        if is_full and make_room(self._connections) is None:
-            return f"it has {MAX_CONNECTIONS} questions to answer; try again"
-        return None
-
-    async def _refuse(self, stream: trio.SocketStream, text: str) -> None:
-        try:
-            with trio.move_on_after(DEADLINE_S):
-                async with stream:
-                    await stream.send_all(_error(text))
-        except trio.BrokenResourceError:
-            return  # it did not wait for it
-        finally:
-            self._refused.discard(stream)
+            connection.refusal = "it answers its own user and root only"
+        elif len(asking) >= MAX_CONNECTIONS and make_room(asking) is None:
+            text = f"it has {MAX_CONNECTIONS} questions to answer; try again"
+            connection.refusal = text
+        return connection
 
     async def _serve(self, connection: _Connection) -> None:
-        try:
-            with only_this_one(self._host.log, "the control socket"), connection.scope:
-                async with connection.stream:
-                    await self._converse(connection)
-        finally:
-            self._connections.discard(connection)
-            self._long.discard(connection)
+        if connection.refusal is None:
+            await self._converse(connection)
+            return
+        with trio.move_on_after(DEADLINE_S):
+            await connection.stream.send_all(_error(connection.refusal))
 
     async def _converse(self, connection: _Connection) -> None:
         stream = connection.stream
@@ -304,12 +290,11 @@ class ControlServer:
     async def _take_time(self, connection: _Connection, question: Question) -> None:
         """Do an order or send a stream, until who asked is gone (rule 4)."""
         stream = connection.stream
-        if len(self._long) >= MAX_LONG:
+        if sum(one.is_long for one in self._server.connections) >= MAX_LONG:
             text = f"it has {MAX_LONG} orders and streams under way; try again"
             await stream.send_all(_error(text))
             return
-        self._connections.discard(connection)
-        self._long.add(connection)
+        connection.is_long = True
         if not self._is_wanted(stream, question):
             connection.scope.cancel()
             return

@@ -29,7 +29,11 @@ from hostlib.gate import Gate
 from hostlib.listener import accepted, listener_on, only_this_one
 from supervisor.fsproxy.ports import Doors
 from supervisor.llm.endpoint_call import Asker, answer
-from supervisor.llm.endpoint_http import ConnectionTestError, HttpConnection
+from supervisor.llm.endpoint_http import (
+    MAX_BODY_BYTES,
+    ConnectionTestError,
+    HttpConnection,
+)
 from supervisor.llm.errors import MalformedRequestError, RefusedRequestError
 
 if TYPE_CHECKING:
@@ -123,7 +127,7 @@ class Account:
         for connection in self.connections:
             if connection.http.received is not None:
                 del self.connections[connection]
-                connection.scope.cancel()
+                connection.http.scope.cancel()
                 return True
         return False
 
@@ -143,7 +147,6 @@ class _Connection:
     ) -> None:
         self.by = by
         self.http = HttpConnection(stream, ahead)
-        self.scope = trio.CancelScope()
         self.answering = trio.CancelScope()
         self.over = trio.Event()
 
@@ -371,7 +374,7 @@ class Endpoint:
         """Close an account; wait until what it had begun is charged."""
         account = self._accounts.pop(token)
         for connection in tuple(account.connections):
-            connection.scope.cancel()
+            connection.http.scope.cancel()
         with trio.CancelScope(shield=True):  # bounded: a cancelled call ends at once
             for connection in tuple(account.connections):
                 await connection.over.wait()
@@ -395,7 +398,7 @@ class Endpoint:
         finally:
             for connection in self._connections:
                 if connection.by is listener:
-                    connection.scope.cancel()
+                    connection.http.scope.cancel()
 
     async def _listen(
         self, listener: trio.SocketListener, scope: trio.CancelScope
@@ -419,14 +422,14 @@ class Endpoint:
         ((most, _),) = Counter(one.by for one in self._strangers).most_common(1)
         oldest = next(one for one in self._strangers if one.by is most)
         del self._strangers[oldest]
-        oldest.scope.cancel()
+        oldest.http.scope.cancel()
 
     async def _serve(self, connection: _Connection, is_stranger: bool) -> None:
         http = connection.http
         try:
-            with only_this_one(self._models.log, "the endpoint"), connection.scope:
+            with only_this_one(self._models.log, "the endpoint"), connection.http.scope:
                 if is_stranger:
-                    connection.scope.deadline = trio.current_time() + STRANGER_S
+                    connection.http.scope.deadline = trio.current_time() + STRANGER_S
                 while await self._serve_one(connection) and http.next_cycle():
                     pass
         finally:
@@ -460,12 +463,12 @@ class Endpoint:
                     await http.interrupt(why)
                 return False
         except ConnectionTestError:
-            await http.reply(200, b"")
-            await http.discard()
+            await http.answer(200, b"")
+            await http.discard(MAX_BODY_BYTES)
         except RefusedRequestError as why:
             http.begin()
             await http.refuse(why)
-            await http.discard()
+            await http.discard(MAX_BODY_BYTES)
             is_last = isinstance(why, MalformedRequestError)
             return not is_last and why.status not in (401, 426, 503)
         return True
@@ -493,7 +496,7 @@ class Endpoint:
                 raise RefusedRequestError(503, text, "overloaded")
             account.connections[connection] = None
             self._strangers.pop(connection, None)
-            connection.scope.deadline = float("inf")
+            connection.http.scope.deadline = float("inf")
         return account
 
     def descriptors(self) -> Iterator[tuple[int, str]]:

@@ -147,7 +147,7 @@ async def answer(asker: Asker, http: HttpConnection, request: HttpRequest) -> No
         case "POST", "/v1/messages/count_tokens":
             await _count_tokens(http, request)
         case "GET" | "HEAD", _ if path == MODELS or path.startswith(f"{MODELS}/"):
-            await http.reply(200, _models(asker, path.removeprefix(MODELS)[1:]))
+            await http.answer(200, _models(asker, path.removeprefix(MODELS)[1:]))
         case _ if api is not None or path in (MODELS, COUNT_TOKENS):
             why = _invalid(f"{request.method} does nothing here", 405)
             allow = "GET, HEAD" if path == MODELS else "POST"
@@ -197,7 +197,7 @@ async def _count_tokens(http: HttpConnection, request: HttpRequest) -> None:
     count = await _in_short(
         body, lambda: count_tokens_estimate(_read(body).whole_value())
     )
-    await http.reply(200, msgspec.json.encode({"input_tokens": count}))
+    await http.answer(200, msgspec.json.encode({"input_tokens": count}))
 
 
 async def _reserve_forms(request: HttpRequest) -> int:
@@ -355,7 +355,7 @@ class _Asking:
         else:
             completion = await self._models.gateway.complete(call)
             reserve_answer(self._memory, 2 * len(completion.data))
-            await self._http.reply(200, await _whole(writer, completion))
+            await self._http.answer(200, await _whole(writer, completion))
 
     def _prepare(self) -> _Prepared:
         """Return what the request comes to."""

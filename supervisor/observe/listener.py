@@ -1,6 +1,6 @@
 """The listener of ``[metrics]``: ``/metrics`` for scrapers, a page for people if wanted.
 
-HTTP/1.1 by h11 on Trio, read-only, on loopback.
+HTTP/1.1, read-only, on loopback.
 
 Rules of this file.
 
@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import h11
 import trio
 
+from hostlib import http1
 from hostlib.extras import check_packages
-from hostlib.listener import accepted, make_room, only_this_one
+from hostlib.listener import Server, make_room
 from hostlib.threads import in_thread
 from supervisor.config.metrics import parse_listen
 from supervisor.observe.families import families
@@ -56,7 +57,6 @@ SILENCE_S = 15.0
 """After so long without news a live page gets a comment: one that is gone is noticed."""
 
 MAX_HEAD_BYTES = 8192
-_RECEIVE_BYTES = 4096
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _TEXT = "text/plain; charset=utf-8"
 
@@ -132,16 +132,6 @@ async def _listen(text: str) -> trio.SocketListener:
     return trio.SocketListener(sock)
 
 
-class _Connection:
-    """One connection; ``idle_since`` is None while a request is under way."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self.stream = stream
-        self.scope = trio.CancelScope()
-        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self.idle_since: float | None = trio.current_time()
-
-
 class _Server:
     """One listener's connections and answers."""
 
@@ -157,8 +147,7 @@ class _Server:
         self._metrics = metrics
         self._listener = listener
         self._render = render
-        self._log = log
-        self._connections: set[_Connection] = set()
+        self._server = Server(listener, self._enter, self._serve, log, "metrics")
         self._streams = 0
         self._watch: Watch | None = None
         self._answers: dict[str, Callable[[h11.Request], Awaitable[Answer]]] = {
@@ -173,97 +162,55 @@ class _Server:
     def descriptors(self) -> Iterable[tuple[int, str]]:
         """Yield what the server holds of the host's descriptors."""
         yield self._listener.socket.fileno(), "metrics listener"
-        for connection in self._connections:
-            fd = connection.stream.socket.fileno()
-            if fd >= 0:
-                yield fd, "metrics connection"
+        for fd in self._server.descriptors():
+            yield fd, "metrics connection"
 
     async def run(self) -> None:
         """Accept connections and serve them until cancelled."""
-        async with trio.open_nursery() as nursery:
-            while True:
-                stream = await accepted(self._listener)
-                self._make_room()
-                connection = _Connection(stream)
-                self._connections.add(connection)
-                nursery.start_soon(self._serve, connection)
+        await self._server.run()
 
-    def _make_room(self) -> None:
-        if len(self._connections) < MAX_CONNECTIONS:
-            return
-        longest = make_room(self._connections)
-        if longest is None:  # all are being served; one of them it has to be
-            longest = next(iter(self._connections))
-            longest.scope.cancel()
-        self._connections.discard(longest)
+    def _enter(self, stream: trio.SocketStream) -> http1.Connection:
+        connections = self._server.connections
+        if len(connections) >= MAX_CONNECTIONS:
+            longest = make_room(connections)
+            if longest is None:  # all are being served; one of them it has to be
+                longest = next(iter(connections))
+                longest.scope.cancel()
+            connections.discard(longest)
+        return http1.Connection(stream, REQUEST_S, max_head_bytes=MAX_HEAD_BYTES)
 
-    async def _serve(self, connection: _Connection) -> None:
+    async def _serve(self, connection: http1.Connection) -> None:
         try:
-            with only_this_one(self._log, "metrics"), connection.scope:
-                async with connection.stream:
-                    # What is no HTTP was told so where it could be.
-                    with suppress(h11.ProtocolError):
-                        while await self._exchange(connection):
-                            connection.idle_since = trio.current_time()
-        finally:
-            self._connections.discard(connection)
+            while await self._exchange(connection) and connection.next_cycle():
+                pass
+        except http1.FramingError as why:
+            if connection.can_reply:
+                answer = Answer(why.status, f"{why}\n".encode())
+                await _send(connection, answer, is_last=True)
 
-    async def _exchange(self, connection: _Connection) -> bool:
+    async def _exchange(self, connection: http1.Connection) -> bool:
         """Answer one request; return whether another may follow."""
-        http = connection.http
-        try:
-            request = await self._receive(connection)
-        except h11.RemoteProtocolError as why:
-            if http.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-                status = why.error_status_hint
-                answer = Answer(status, f"{why}\n".encode())
-                await self._send(connection, answer, is_last=True)
-            return False
+        request = await connection.receive_head()
         if request is None:
             return False
-        is_head = request.method == b"HEAD"
+        connection.begin()
         refusal = self._refusal(request)
-        if refusal is not None:
-            await self._send(connection, refusal, is_head=is_head, is_last=True)
+        if refusal is not None:  # a body is not waited for
+            await _send(connection, refusal, is_last=True)
             return False
+        while await connection.receive_piece():
+            pass
         path = _path(request)
         if path == "/events" and self._watch is not None:
-            await self._stream_events(connection, self._watch, is_head=is_head)
+            await self._stream_events(connection, self._watch)
             return False
         answer_of = self._answers.get(path)
         if answer_of is None:
             answer = Answer(404, b"there is no such page\n")
         else:
             answer = await answer_of(request)
-        await self._send(connection, answer, is_head=is_head)
-        if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
-            return False
-        http.start_next_cycle()
+        await _send(connection, answer)
         return True
-
-    async def _receive(self, connection: _Connection) -> h11.Request | None:
-        """Receive a request; None at the end of the stream."""
-        http, stream = connection.http, connection.stream
-        request: h11.Request | None = None
-        deadline = trio.CancelScope()
-        with deadline:
-            while True:
-                event = http.next_event()
-                if event is h11.NEED_DATA:
-                    data = await stream.receive_some(_RECEIVE_BYTES)
-                    if connection.idle_since is not None:
-                        connection.idle_since = None
-                        deadline.deadline = trio.current_time() + REQUEST_S
-                    http.receive_data(data)
-                elif isinstance(event, h11.Request):
-                    request = event
-                    if event.method not in {b"GET", b"HEAD"}:
-                        return event  # its body is not waited for
-                elif isinstance(event, h11.EndOfMessage):
-                    return request
-                elif isinstance(event, h11.ConnectionClosed | h11.PAUSED):
-                    return None
-        raise trio.TooSlowError
 
     def _refusal(self, request: h11.Request) -> Answer | None:
         if request.method not in {b"GET", b"HEAD"}:
@@ -279,32 +226,6 @@ class _Server:
             name = name.rpartition(":")[0] or name
         own = self._metrics.address[0] if self._metrics.address else ""
         return name in _LOCAL_NAMES or name in {own, f"[{own}]"}
-
-    async def _send(
-        self,
-        connection: _Connection,
-        answer: Answer,
-        *,
-        is_head: bool = False,
-        is_last: bool = False,
-    ) -> None:
-        http = connection.http
-        headers = [
-            ("Content-Type", answer.content_type),
-            ("Content-Length", str(len(answer.body))),
-            *_ALWAYS,
-            *answer.headers,
-        ]
-        if is_last:
-            headers.append(("Connection", "close"))
-        data = (
-            http.send(h11.Response(status_code=answer.status, headers=headers)) or b""
-        )
-        if not is_head:
-            data += http.send(h11.Data(data=answer.body)) or b""
-        data += http.send(h11.EndOfMessage()) or b""
-        with trio.fail_after(REQUEST_S):
-            await connection.stream.send_all(data)
 
     # The answers
 
@@ -330,18 +251,13 @@ class _Server:
         headers = (("Content-Security-Policy", POLICY),)
         return Answer(200, body, "text/html; charset=utf-8", headers)
 
-    async def _stream_events(
-        self, connection: _Connection, watch: Watch, *, is_head: bool
-    ) -> None:
+    async def _stream_events(self, connection: http1.Connection, watch: Watch) -> None:
         if self._streams >= MAX_STREAMS:
             text = f"{MAX_STREAMS} pages are live already\n".encode()
-            answer = Answer(503, text)
-            await self._send(connection, answer, is_head=is_head, is_last=True)
+            await _send(connection, Answer(503, text), is_last=True)
             return
-        if is_head:
-            head = connection.http.send(_EVENTS_BEGIN) or b""
-            with trio.fail_after(REQUEST_S):
-                await connection.stream.send_all(head)
+        if connection.is_head:
+            await connection.send(_EVENTS_BEGIN)
             return
         self._streams += 1
         try:
@@ -351,26 +267,35 @@ class _Server:
         finally:
             self._streams -= 1
 
-    async def _send_events(self, connection: _Connection, watch: Watch) -> None:
+    async def _send_events(self, connection: http1.Connection, watch: Watch) -> None:
         from supervisor.observe.status_page import live_part  # noqa: PLC0415 - where it is on
 
-        http, stream = connection.http, connection.stream
-        data = http.send(_EVENTS_BEGIN) or b""
+        await connection.send(_EVENTS_BEGIN)
         before, said_s = "", trio.current_time()
         while True:
             part = await in_thread(live_part, await watch.look())
             now_s = trio.current_time()
             if part != before:
                 before, said_s = part, now_s
-                data += http.send(h11.Data(data=_event(part))) or b""
+                await connection.send(h11.Data(data=_event(part)))
             elif now_s - said_s > SILENCE_S:
                 said_s = now_s
-                data += http.send(h11.Data(data=b":\n\n")) or b""
-            if data:
-                with trio.fail_after(REQUEST_S):
-                    await stream.send_all(data)
-            data = b""
+                await connection.send(h11.Data(data=b":\n\n"))
             await trio.sleep(REFRESH_S)
+
+
+async def _send(
+    connection: http1.Connection, answer: Answer, *, is_last: bool = False
+) -> None:
+    headers = [
+        ("Content-Type", answer.content_type),
+        ("Content-Length", str(len(answer.body))),
+        *_ALWAYS,
+        *answer.headers,
+    ]
+    if is_last:
+        headers.append(("Connection", "close"))
+    await connection.reply(answer.status, headers, answer.body)
 
 
 _ALWAYS = (
@@ -396,12 +321,9 @@ def _event(part: str) -> bytes:
     return f"event: state\n{lines}\n".encode()
 
 
-async def _cancel_at_end(connection: _Connection, scope: trio.CancelScope) -> None:
-    try:
-        while await connection.stream.receive_some(_RECEIVE_BYTES):
-            pass
-    except trio.BrokenResourceError:
-        pass
+async def _cancel_at_end(connection: http1.Connection, scope: trio.CancelScope) -> None:
+    with suppress(trio.BrokenResourceError):
+        await connection.wait_gone()
     scope.cancel()
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
-from hostlib.listener import accepted, accepted_socket, only_this_one
+from hostlib import unix_listener
+from hostlib.listener import Server, accepted, accepted_socket, only_this_one
 from hostlib.log import Log
 from tests.helpers.control import ask, connected, path
 from tests.helpers.hosts import Stage, stage
@@ -160,3 +162,47 @@ async def test_who_connects_to_it_is_accepted(
     (text,) = told
     assert text is not None
     assert text.endswith("or raise sysctl fs.epoll.max_user_watches")
+
+
+class Line:
+    """A connection that ``Server`` serves."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.scope = trio.CancelScope()
+
+
+# Rule 3 of the module: what goes wrong with one connection ends that one.
+async def test_a_server_goes_on_when_a_connection_fails(
+    tmp_path: Path, no_leaks: None
+) -> None:
+    del no_leaks
+    where = str(tmp_path / "s")
+
+    async def serve(line: Line) -> None:
+        said = await line.stream.receive_some(10)
+        if said == b"fail":
+            raise LookupError
+        await line.stream.send_all(said)
+        await trio.sleep_forever()
+
+    async with (
+        unix_listener.listening(where) as listener,
+        trio.open_nursery() as nursery,
+    ):
+        server = Server(listener, Line, serve, Log("ERROR"), "a test")
+        nursery.start_soon(server.run)
+        failing, lasting = [await trio.open_unix_socket(where) for _ in range(2)]
+        async with failing, lasting:
+            await lasting.send_all(b"ping")
+            assert await lasting.receive_some(10) == b"ping"
+            await failing.send_all(b"fail")
+            assert await failing.receive_some(10) == b""
+            await trio.testing.wait_all_tasks_blocked()
+            (left,) = server.connections
+            assert list(server.descriptors()) == [left.stream.socket.fileno()]
+            left.scope.cancel()
+            assert await lasting.receive_some(10) == b""
+            await trio.testing.wait_all_tasks_blocked()
+            assert not server.connections
+        nursery.cancel_scope.cancel()

@@ -76,7 +76,7 @@ class Tree(RuleBasedStateMachine):
         at = data.draw(st.sampled_from(self.accounts))
         at.give_back(amount)
         for one in at.path():
-            self.used[one] = max(0, self.used[one] - amount)
+            self.used[one] -= min(amount, max(0, self.used[one]))
 
     @rule(data=st.data(), amount=AMOUNTS)
     def record(self, data: st.DataObject, amount: int) -> None:
@@ -126,7 +126,7 @@ class Tree(RuleBasedStateMachine):
         held = at.used + at.reserved if at.reservations else 0
         at.lower(limit)
         assert at.limit == min((max(limit, held), *before))
-        if at.used > limit:
+        if at.used + at.promised > at.limit:  # used before there was such a limit
             self.went_over.add(at)
 
     # I7

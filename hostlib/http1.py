@@ -1,0 +1,221 @@
+"""One HTTP/1.1 connection of a server, on h11: requests in, replies out.
+
+Rules of this file.
+
+1. Between requests a connection may idle. A request that began is complete within its
+   deadline, and each piece of a reply is taken within it.
+2. What h11 does not accept, and what two servers could read in two ways, is refused, and
+   the connection ends (attack 33, RFC 9112 6.1).
+3. However small the pieces of a body are, others have their turn each millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from typing import Any
+
+import h11
+import trio
+
+RECEIVE_BYTES = 65_536
+
+TURN_S = 0.001
+"""How long the pieces of a body are taken apart before others have their turn."""
+
+
+class FramingError(Exception):
+    """A request that is none.
+
+    Attributes:
+        status: what to answer, if anything still can be answered.
+        head: of the request, where that could be read.
+    """
+
+    def __init__(
+        self, text: str, status: int = 400, head: h11.Request | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status = status
+        self.head = head
+
+
+class Connection:
+    """One connection.
+
+    Args:
+        stream: it; closed by its maker.
+        deadline_s: see rule 1.
+        max_head_bytes: longest head of a request.
+        ahead: what another program of this host has received of a request.
+
+    Attributes:
+        stream: as above.
+        scope: of its service: cancelled to make room.
+        idle_since: when it was last done with a request; None while one comes, or is
+            answered.
+        received: what has come of a request for which nothing is done; None while one
+            is answered.
+        is_head: no body is sent for the request.
+        is_sending: a piece of a reply is on its way.
+    """
+
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        deadline_s: float,
+        *,
+        max_head_bytes: int = 16_384,
+        ahead: bytes = b"",
+    ) -> None:
+        self.stream = stream
+        self.scope = trio.CancelScope()
+        self.idle_since: float | None = trio.current_time()
+        self.received: bytearray | None = bytearray(ahead)
+        self.is_head = False
+        self.is_sending = False
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_head_bytes)
+        self._deadline_s = deadline_s
+        self._complete_by_s = math.inf
+        self._turn_s = 0.0
+        if ahead:
+            self.http.receive_data(ahead)
+
+    # The request
+
+    async def receive_head(self) -> h11.Request | None:
+        """Return the head of the next request; None at the end of the connection.
+
+        Raises:
+            FramingError: it is none.
+            TooSlowError: it did not come in time.
+        """
+        if self.http.trailing_data[0]:
+            self._begin_deadline()
+        event = self._next_event()
+        while event is h11.NEED_DATA:
+            if await self._receive():
+                self._begin_deadline()
+            event = self._next_event()
+        if not isinstance(event, h11.Request):
+            return None
+        self.is_head = event.method == b"HEAD"
+        if {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
+            text = "both Content-Length and Transfer-Encoding"
+            raise FramingError(text, head=event)
+        return event
+
+    async def receive_piece(self) -> bytes:
+        """Return the next piece of the request's body; nothing at its end.
+
+        Raises:
+            FramingError: it is no body.
+            TooSlowError: it did not come in time.
+        """
+        if time.monotonic() > self._turn_s:
+            await trio.lowlevel.checkpoint()
+            self._turn_s = time.monotonic() + TURN_S
+        if self.http.they_are_waiting_for_100_continue:
+            await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+        while (event := self._next_event()) is h11.NEED_DATA:
+            await self._receive()
+        return bytes(event.data) if isinstance(event, h11.Data) else b""
+
+    async def discard(self, most_bytes: int) -> None:
+        """Receive what is left of a refused request, and keep nothing of it.
+
+        Raises:
+            TooSlowError: it did not come in time.
+        """
+        if self.http.their_state is not h11.SEND_BODY:
+            return
+        self._complete_by_s = trio.current_time() + self._deadline_s
+        with suppress(FramingError):  # there is no next request then
+            while most_bytes > 0 and (data := await self.receive_piece()):
+                most_bytes -= len(data)
+
+    def begin(self) -> None:
+        """Mark the request as one that is being answered."""
+        self.received = None
+
+    def _begin_deadline(self) -> None:
+        if self.idle_since is not None:
+            self.idle_since = None
+            self._complete_by_s = trio.current_time() + self._deadline_s
+
+    def _next_event(self) -> Any:
+        try:
+            return self.http.next_event()
+        except h11.RemoteProtocolError as why:
+            raise FramingError(str(why), why.error_status_hint) from None
+        except ValueError:  # a length of thousands of digits
+            raise FramingError("bad Content-Length") from None
+
+    async def _receive(self) -> bool:
+        with trio.fail_at(self._complete_by_s):
+            data = await self.stream.receive_some(RECEIVE_BYTES)
+        self._turn_s = time.monotonic() + TURN_S  # others had theirs meanwhile
+        self.http.receive_data(data)
+        if self.received is not None:
+            self.received += data
+        return bool(data)
+
+    async def wait_gone(self) -> None:
+        """Return when the client has closed the connection.
+
+        What it sends before is kept for its next request. Of that no more is kept than
+        ``RECEIVE_BYTES``: a client that sends more is not seen to go.
+        """
+        room_bytes = RECEIVE_BYTES
+        while room_bytes > 0:
+            data = await self.stream.receive_some(room_bytes)
+            if not data:
+                return
+            self.http.receive_data(data)
+            room_bytes -= len(data)
+        await trio.sleep_forever()
+
+    # The reply
+
+    @property
+    def can_reply(self) -> bool:
+        """Whether no reply to the request was begun."""
+        return self.http.our_state in (h11.IDLE, h11.SEND_RESPONSE)
+
+    async def reply(
+        self, status: int, headers: list[tuple[str, str]], body: bytes
+    ) -> None:
+        """Send a whole reply; its length stands among the headers.
+
+        Raises:
+            TooSlowError: the client does not take it.
+        """
+        head = h11.Response(status_code=status, headers=headers)
+        sent = () if self.is_head else (h11.Data(data=body),)
+        await self.send(head, *sent, h11.EndOfMessage())
+
+    async def send(self, *events: Any) -> None:
+        """Send parts of a reply; short ones together, so that the client wakes once.
+
+        Raises:
+            TooSlowError: the client does not take them.
+        """
+        pieces = [data for one in events if (data := self.http.send(one))]
+        if sum(map(len, pieces)) <= RECEIVE_BYTES:
+            pieces = [b"".join(pieces)]
+        for data in filter(None, pieces):
+            self.is_sending = True
+            with trio.fail_after(self._deadline_s):
+                await self.stream.send_all(data)
+            self.is_sending = False
+
+    def next_cycle(self) -> bool:
+        """Make ready for another request; False if there can be none."""
+        if self.http.our_state is h11.DONE and self.http.their_state is h11.DONE:
+            self.http.start_next_cycle()
+            self.received = bytearray(self.http.trailing_data[0])
+            self.idle_since = trio.current_time()
+            self._complete_by_s = math.inf
+            return True
+        return False
