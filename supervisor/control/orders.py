@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from supervisor.config.directories import Places
     from supervisor.config.document import Config
     from supervisor.host import Host
-    from supervisor.kept_children.kept_child import Kept
+    from supervisor.kept_children.kept_child import KeptChild
     from supervisor.kept_children.roster import Changes, Children
 
 
@@ -126,7 +126,7 @@ class DaemonOrders:
             raise OrderError(f"{why}{under}: {child.failure.text}")
         return _born(kept, child)
 
-    async def _begin(self, args: SpawnArgs) -> Kept:
+    async def _begin(self, args: SpawnArgs) -> KeptChild:
         if args.command is None:
             return await self._begin_configured(args.name)
         section = self._section(args, args.command)
@@ -140,7 +140,7 @@ class DaemonOrders:
         except ValueError as why:
             raise OrderError(f"cannot spawn: {why}") from None
 
-    async def _begin_configured(self, name: str | None) -> Kept:
+    async def _begin_configured(self, name: str | None) -> KeptChild:
         kept = None if name is None else self._children.find(name)
         if kept is None:
             raise OrderError(
@@ -276,7 +276,7 @@ def _warnings(*configs: Config) -> list[list[tuple[str, str]]]:
     return [list(warnings(config)) for config in configs]
 
 
-def _born(kept: Kept, child: Child) -> dict[str, object]:
+def _born(kept: KeptChild, child: Child) -> dict[str, object]:
     process, session = child.process, child.session
     return {
         "name": kept.name,

@@ -66,7 +66,7 @@ from supervisor.control.server import Given, OrderError, Orders, serve_control
 from supervisor.control.streams import DaemonStreams, Overdue
 from supervisor.daemon.sweep import sweep
 from supervisor.fsproxy.ports import Portable
-from supervisor.handover.daemon import DaemonSurroundings, left_of, take_over
+from supervisor.handover.daemon import DaemonSurroundings, left_of
 from supervisor.handover.host_state import restore_host
 from supervisor.handover.next_program import SIGNALS, hear_signals, state_of
 from supervisor.handover.orders import Change
@@ -320,7 +320,7 @@ class Daemon:
                 host.log.write("WARNING", f"No section for {name} any more: it is gone")
                 for fd in state.service_fds[name]:
                     os.close(fd)
-        take_over(children, left.kept, await restore_host(host, state))
+        children.restore(left.kept, await restore_host(host, state))
 
     def _close_untaken(self, host: Host) -> None:
         for name, among in self._activated.items():

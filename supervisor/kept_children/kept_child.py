@@ -10,18 +10,21 @@ import os
 import random
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import trio
 
 from hostlib.threads import in_thread
 from supervisor.children.lifecycle import START_PATIENCE_S, State
 from supervisor.children.specs import ChildOptions, make_spec, policy_options
 from supervisor.config.child import restart_policy, stop_signal
+from supervisor.kept_children.kept_state import KeptState
 from supervisor.kept_children.logs import Capture, ChildLog
 from supervisor.sandbox.scratch import Scratch
-from supervisor.spawn.restarts import TABLE, Deed, Happening, Phase, Restarts
+from supervisor.spawn.restarts import TABLE, Action, Event, Phase, Restarts
+from vfs.errors import HandoverError
+from vfs.handover import text_as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -69,7 +72,7 @@ class Shared(NamedTuple):
     room: trio.Semaphore
 
 
-class Kept:
+class KeptChild:
     """One kept child.
 
     Args:
@@ -128,6 +131,79 @@ class Kept:
         self._due_at = -math.inf
         self._last_end: Mapping[str, object] = {}
         self._held: set[Capture | Scratch] = set()
+        self._left: KeptState | None = None  # until its task goes on with it
+
+    # The hand-over
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing of it is being started or cleaned up."""
+        if self.settled.is_set():
+            return True
+        if self.phase is Phase.BACKING_OFF:
+            return self._due_at > trio.current_time() and not self._held
+        child = self.child
+        return child is not None and not child.gone.is_set() and len(self._held) == 2
+
+    def snapshot(self) -> KeptState:
+        """Return what the next program takes over; nothing of it changes.
+
+        Precondition: it is at rest.
+        """
+        state = KeptState(
+            name=self.name,
+            section=text_as_bytes(msgspec.to_builtins(self.section)),
+            options=text_as_bytes(msgspec.to_builtins(self.options)),
+            phase=self.phase.value,
+            reason=self.reason,
+            status=self.status,
+            configured=self.configured,
+            restarts=self.restarts.snapshot(),
+            dropped_bytes=self.log.segments.dropped_bytes,
+        )
+        if self.settled.is_set():
+            return state
+        if self.child is None:
+            state.wait_s = max(0.0, self._due_at - trio.current_time())
+            return state
+        state.child_id = self.child.id
+        for held in self._held:
+            if isinstance(held, Scratch):
+                state.scratch = held.snapshot()
+            else:
+                state.output_fd, state.error_fd = held.fds
+        return state
+
+    def restore(self, state: KeptState, child: Child | None) -> None:
+        """Be what the program before has kept; ``run`` goes on with it.
+
+        Args:
+            state: what was taken down.
+            child: its process now; None between two.
+        """
+        self.phase = Phase(state.phase)
+        self.reason = state.reason
+        self.status = state.status
+        self.configured = state.configured
+        self.log.segments.dropped_bytes = state.dropped_bytes
+        self.restarts.restore(state.restarts)
+        self.begun.set()
+        if self.phase in FINAL:
+            return
+        self.settled = trio.Event()
+        self.child = child  # an order that comes before its task begins finds it
+        self._left = state
+
+    async def _go_on(self, left: KeptState) -> bool:
+        """Wait for the end of what was left; tell whether it comes back."""
+        if self.child is None:
+            return await self._wait(left.wait_s)
+        if left.scratch is None:
+            raise HandoverError(f"child {self.name} has no directories")
+        pipes = self._capturing(left.output_fd, left.error_fd)
+        async with self._holding(Scratch.restore(left.scratch)), pipes:
+            status = await self._live(self.child)
+        return await self._comes_back(status)
 
     # Orders
 
@@ -143,7 +219,7 @@ class Kept:
         self.phase = Phase.WAITING
         self.reason = None
         self._start_until = math.inf
-        self.restarts.begin_anew()
+        self.restarts.reset()
         return True
 
     def _expect_start(self) -> None:
@@ -154,30 +230,35 @@ class Kept:
 
     def stop(self, grace_s: float | None = None) -> None:
         """Ask it to end for good; ``settled`` tells when it has."""
-        deed = self._happened(Happening.STOP)
+        action = self._handle(Event.STOP)
         if self.settled.is_set():
             return
         self.reason = "stopped on request"
-        if deed is Deed.STOP and self.child is not None:
+        if action is Action.STOP and self.child is not None:
             self.child.stop(grace_s)
-        elif deed is Deed.STOP:  # it is being started
+        elif action is Action.STOP:  # it is being started
             patience_s = START_PATIENCE_S if grace_s is None else grace_s
             until_s = trio.current_time() + min(START_PATIENCE_S, patience_s)
             # Who asks again and again does not put it off.
             self._start_until = min(self._start_until, until_s)
             self._starting.deadline = self._start_until
-        elif deed is Deed.LEAVE:
+        elif action is Action.LEAVE:
             self._waiting.cancel()
 
-    async def run(self, after: Iterable[Kept]) -> None:
-        """Own it from its turn to its last end."""
+    async def run(self, after: Iterable[KeptChild]) -> None:
+        """Own it from its turn, or from where it was, to its last end."""
+        left, self._left = self._left, None
         try:
+            if left is not None:
+                if await self._go_on(left):
+                    await self._rounds()
+                return
             with trio.CancelScope() as self._waiting:
                 for other in after:
                     await other.begun.wait()
             if self.phase is not Phase.WAITING:
                 return
-            self._happened(Happening.START)
+            self._handle(Event.START)
             await self._rounds()
         finally:
             self.begun.set()
@@ -195,9 +276,9 @@ class Kept:
         """Record a process's end; wait until the next is due, if there is one."""
         self.status = status
         meaning = self.restarts.ended(status)
-        deed = self._happened(meaning)
+        action = self._handle(meaning)
         self.ended.set()
-        if deed is not Deed.WAIT:
+        if action is not Action.WAIT:
             self._tell_end(meaning)
             return False
         return await self._back_off()
@@ -226,13 +307,13 @@ class Kept:
         self._due_at = trio.current_time() + wait_s
         with trio.CancelScope() as self._waiting:
             await trio.sleep_until(self._due_at)
-        is_wanted = self._happened(Happening.WAITED) is Deed.SPAWN
+        is_wanted = self._handle(Event.WAITED) is Action.SPAWN
         if is_wanted:
             self._expect_start()
         return is_wanted
 
-    def _tell_end(self, meaning: Happening) -> None:
-        if meaning is not Happening.ENDED_TOO_OFTEN or self.phase is not Phase.GIVEN_UP:
+    def _tell_end(self, meaning: Event) -> None:
+        if meaning is not Event.ENDED_TOO_OFTEN or self.phase is not Phase.GIVEN_UP:
             return
         policy = self.restarts.policy
         self.reason = (
@@ -254,9 +335,9 @@ class Kept:
         """Return whose end a line of the log is about, and how it ended."""
         return {"child": self.name, **self._last_end}
 
-    def _happened(self, happening: Happening) -> Deed:
-        self.phase, deed = TABLE[self.phase, happening]
-        return deed
+    def _handle(self, event: Event) -> Action:
+        self.phase, action = TABLE[self.phase, event]
+        return action
 
     # One process
 
@@ -426,22 +507,13 @@ class Kept:
         }
 
 
-_IMPORTED_BY_STARTS = (
-    "supervisor.spawn.inner_pair",
-    "supervisor.children.shared_workspaces",
-    "supervisor.workspace.bounds",
-    "supervisor.workspace.view",
-)
-
-
 def _prepared_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
     """Return uses of workspaces as they are found, or made (for a worker thread)."""
     # With what the start itself will import: in the Trio thread all other children would
     # wait for that (attack 41).
+    import supervisor.children.child_workspaces  # noqa: F401, PLC0415 - with one
     from supervisor.workspace.run import prepare_uses  # noqa: PLC0415 - with one
 
-    for name in _IMPORTED_BY_STARTS:
-        import_module(name)
     return prepare_uses(uses)
 
 

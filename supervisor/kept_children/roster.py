@@ -23,7 +23,7 @@ from hostlib.segments import Segments
 from hostlib.threads import in_thread
 from hostlib.user_values import parse_size
 from supervisor.config.workspace import uses_of
-from supervisor.kept_children.kept_child import Kept, Shared, options_of
+from supervisor.kept_children.kept_child import KeptChild, Shared, options_of
 from supervisor.kept_children.log_marks import Marks
 from supervisor.kept_children.logs import WRITERS, ChildLog
 from supervisor.sandbox.scratch import remove_tree
@@ -33,12 +33,14 @@ from supervisor.workspace.settings import USUAL
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+    from supervisor.children.child import Child
     from supervisor.children.specs import ChildOptions
     from supervisor.config.child import ChildSection
     from supervisor.config.directories import Places
     from supervisor.config.document import Config
     from supervisor.fsproxy.ports import ChildView
     from supervisor.host import Host
+    from supervisor.kept_children.kept_state import KeptState
     from supervisor.workspace.use import WorkspaceUse
 
 T = TypeVar("T")
@@ -95,7 +97,7 @@ class Children:
         self._log_dir = places.logs
         self._shared = Shared(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
         self._nursery = nursery
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, KeptChild] = {}
         self._adhoc_logs = deque(_adhoc_logs(places.logs))
         self._names = count(1 + max(map(_number, self._adhoc_logs), default=0))
         self._stopping = False
@@ -104,14 +106,14 @@ class Children:
         self.log_dropped_bytes = 0
         host.holders.add(self.descriptors)
 
-    def __iter__(self) -> Iterator[Kept]:
+    def __iter__(self) -> Iterator[KeptChild]:
         """Yield them all."""
         yield from tuple(self._kept.values())
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, name: str) -> Kept | None:
+    def find(self, name: str) -> KeptChild | None:
         """Return the one of this name, or whose process has this id."""
         kept = self._kept.get(name)
         if kept is not None:
@@ -130,7 +132,35 @@ class Children:
         for kept in self:
             self.start(kept)
 
-    def start(self, kept: Kept) -> None:
+    @property
+    def is_reloading(self) -> bool:
+        """Whether the configuration is being reloaded."""
+        return self._reloading.locked()
+
+    def restore(self, left: Iterable[KeptState], children: Iterable[Child]) -> None:
+        """Put kept children back, each with its process or its next restart.
+
+        Args:
+            left: what was taken down; there are none here yet.
+            children: those that the host has taken over.
+
+        Raises:
+            HandoverError: this program has no such children.
+        """
+        by_id = {child.id: child for child in children}
+        for state in left:
+            section, options = state.plan()
+            log = self.open_log(state.name, section)
+            kept = KeptChild(
+                self._host, state.name, section, options, log, self._shared
+            )
+            child = None if state.child_id is None else by_id[state.child_id]
+            kept.restore(state, child)
+            self._kept[kept.name] = kept
+            if not kept.settled.is_set():
+                self._nursery.start_soon(self._run, kept, [])
+
+    def start(self, kept: KeptChild) -> None:
         """Begin one; nothing if it runs already, or the host is stopping."""
         if self._stopping:
             kept.begun.set()
@@ -175,7 +205,7 @@ class Children:
             nursery.cancel_scope.cancel()
         return not unless.is_set()
 
-    async def _run(self, kept: Kept, after: list[Kept]) -> None:
+    async def _run(self, kept: KeptChild, after: list[KeptChild]) -> None:
         await kept.run(after)
         if not kept.configured and self._kept.get(kept.name) is kept:
             del self._kept[kept.name]
@@ -190,7 +220,7 @@ class Children:
                     self._adhoc_logs.appendleft(name)
                     return
 
-    def spawn(self, name: str | None, section: ChildSection) -> Kept:
+    def spawn(self, name: str | None, section: ChildSection) -> KeptChild:
         """Begin a child that no configuration names; its row goes when it has ended.
 
         Raises:
@@ -222,10 +252,10 @@ class Children:
         marks = Marks(directory, max_bytes, keep, segments.end)
         return ChildLog(name, segments, marks, self._host.log, self._dropped)
 
-    def _add(self, name: str, section: ChildSection) -> Kept:
+    def _add(self, name: str, section: ChildSection) -> KeptChild:
         log = self.open_log(name, section)
         options = self._options(section)
-        kept = Kept(self._host, name, section, options, log, self._shared)
+        kept = KeptChild(self._host, name, section, options, log, self._shared)
         self._kept[name] = kept
         return kept
 
@@ -234,7 +264,7 @@ class Children:
     async def stop_all(self, grace_s: float | None = None) -> None:
         """Stop all, each when those that came after it are gone (rule 2)."""
         self._stopping = True
-        followers: dict[str, list[Kept]] = {}
+        followers: dict[str, list[KeptChild]] = {}
         for kept in self:
             for name in kept.section.after:
                 followers.setdefault(name, []).append(kept)
@@ -244,7 +274,7 @@ class Children:
                 nursery.start_soon(self._stop_one, kept, followed_by, grace_s)
 
     async def _stop_one(
-        self, kept: Kept, followers: Iterable[Kept], grace_s: float | None
+        self, kept: KeptChild, followers: Iterable[KeptChild], grace_s: float | None
     ) -> None:
         for follower in followers:
             await follower.settled.wait()
@@ -333,7 +363,7 @@ class Children:
             ],
         )
 
-    def _is_the_same(self, kept: Kept, section: ChildSection) -> bool:
+    def _is_the_same(self, kept: KeptChild, section: ChildSection) -> bool:
         """Tell whether a child needs no restart to be what is configured.
 
         What is set for its workspaces counts from its next start on.

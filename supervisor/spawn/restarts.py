@@ -1,4 +1,4 @@
-"""When a child that ended is started anew: a total table, and how long to wait.
+"""When a child that ended is started again: a total table, and how long to wait.
 
 Decisions, pure: the clock and the dice are given.
 
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +53,7 @@ DOWN = (
 """Phases without a process, those first that an operator has to hear of."""
 
 
-class Happening(Enum):
+class Event(Enum):
     """What can happen to it."""
 
     START = "start"  # its turn has come, or somebody asked
@@ -62,7 +64,7 @@ class Happening(Enum):
     STOP = "stop"
 
 
-class Deed(Enum):
+class Action(Enum):
     """What its keeper does then."""
 
     NOTHING = "-"
@@ -72,9 +74,9 @@ class Deed(Enum):
     LEAVE = "leave it"
 
 
-_P, _H, _D = Phase, Happening, Deed
+_P, _H, _D = Phase, Event, Action
 
-_ROWS: dict[Phase, dict[Happening, tuple[Phase, Deed]]] = {
+_ROWS: dict[Phase, dict[Event, tuple[Phase, Action]]] = {
     _P.WAITING: {
         _H.START: (_P.RUNNING, _D.SPAWN),
         _H.ENDED: (_P.WAITING, _D.NOTHING),
@@ -121,13 +123,9 @@ _ROWS: dict[Phase, dict[Happening, tuple[Phase, Deed]]] = {
 }
 
 TABLE = MappingProxyType(
-    {
-        (phase, happening): _ROWS[phase][happening]
-        for phase in Phase
-        for happening in Happening
-    }
+    {(phase, event): _ROWS[phase][event] for phase in Phase for event in Event}
 )
-"""(phase, happening) -> (next phase, deed), for every pair."""
+"""(phase, event) -> (next phase, action), for every pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +168,15 @@ class RestartPolicy:
         return False
 
 
+class RestartsState(msgspec.Struct):
+    """What is handed over of the restarts of one child; ages in seconds."""
+
+    total: int
+    in_a_row: int
+    age_s: float
+    recent_ages_s: list[float]
+
+
 class Restarts:
     """The restarts of one child.
 
@@ -200,7 +207,7 @@ class Restarts:
         """Record that it was started."""
         self._started = self._clock()
 
-    def ended(self, status: int) -> Happening:
+    def ended(self, status: int) -> Event:
         """Tell what its end means.
 
         Args:
@@ -208,17 +215,17 @@ class Restarts:
         """
         policy = self.policy
         if not policy.wants(status):
-            return Happening.ENDED
+            return Event.ENDED
         now = self._clock()
         if now - self._started >= policy.within_s:
             self._in_a_row = 0
         while self._recent and now - self._recent[0] >= policy.within_s:
             self._recent.popleft()
         if len(self._recent) >= policy.max_restarts:
-            return Happening.ENDED_TOO_OFTEN
+            return Event.ENDED_TOO_OFTEN
         self._recent.append(now)
         self.total += 1
-        return Happening.ENDED_AGAIN
+        return Event.ENDED_AGAIN
 
     def wait_s(self) -> float:
         """Return how long to wait before the restart that was just decided."""
@@ -228,7 +235,25 @@ class Restarts:
         spread = 1 + self.policy.spread * (2 * self._dice() - 1)
         return min(wait_s, self.policy.max_backoff_s) * spread
 
-    def begin_anew(self) -> None:
+    def snapshot(self) -> RestartsState:
+        """Return what ``restore`` takes: no two programs count time alike."""
+        now = self._clock()
+        return RestartsState(
+            self.total,
+            self._in_a_row,
+            now - self._started,
+            [now - then for then in self._recent],
+        )
+
+    def restore(self, state: RestartsState) -> None:
+        """Go on where the program before has stopped."""
+        now = self._clock()
+        self.total = state.total
+        self._in_a_row = state.in_a_row
+        self._started = now - state.age_s
+        self._recent = deque(now - age for age in state.recent_ages_s)
+
+    def reset(self) -> None:
         """Forget the past: somebody asked for this start."""
         self._recent.clear()
         self._in_a_row = 0
@@ -237,14 +262,16 @@ class Restarts:
 def diagram() -> str:
     """Return the table as a Markdown table, for the operations page."""
     lines = [
-        "| phase | " + " | ".join(h.value for h in Happening) + " |",
-        "|---" * (len(Happening) + 1) + "|",
+        "| phase | " + " | ".join(h.value for h in Event) + " |",
+        "|---" * (len(Event) + 1) + "|",
     ]
     for phase in Phase:
         cells = []
-        for happening in Happening:
-            following, deed = TABLE[phase, happening]
+        for event in Event:
+            following, action = TABLE[phase, event]
             still = following is phase
-            cells.append(deed.value if still else f"{deed.value} → {following.value}")
+            cells.append(
+                action.value if still else f"{action.value} → {following.value}"
+            )
         lines.append(f"| **{phase.value}** | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

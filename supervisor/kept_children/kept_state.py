@@ -1,0 +1,66 @@
+"""What is handed over of a kept child.
+
+A child goes on under the section that it was started by; what the next program finds in
+the configuration is made so afterwards, as by a reload.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from supervisor.children.specs import ChildOptions
+from supervisor.config.child import ChildSection
+from supervisor.sandbox.scratch import ScratchState  # noqa: TC001 - msgspec looks at it
+from supervisor.spawn.restarts import RestartsState  # noqa: TC001 - as above
+from vfs.errors import HandoverError
+from vfs.handover import bytes_as_text
+
+
+class KeptState(msgspec.Struct):
+    """A kept child.
+
+    Attributes:
+        section, options: what it is, as plain values with bytes for text.
+        output_fd, error_fd: its pipes; -1 for one that it has closed, and for stderr of a
+            child that an older program started, which has one pipe for both.
+        child_id: of its process; None between two.
+        wait_s: until the restart that is due.
+    """
+
+    name: str
+    section: Any
+    options: Any
+    phase: str
+    reason: str | None
+    status: int | None
+    configured: bool
+    restarts: RestartsState
+    dropped_bytes: int
+    child_id: str | None = None
+    scratch: ScratchState | None = None
+    output_fd: int = -1
+    error_fd: int = -1
+    wait_s: float = 0.0
+
+    def plan(self) -> tuple[ChildSection, ChildOptions]:
+        """Return what it is.
+
+        Raises:
+            HandoverError: this program knows no such child.
+        """
+        try:
+            return (
+                msgspec.convert(bytes_as_text(self.section), ChildSection),
+                msgspec.convert(bytes_as_text(self.options), ChildOptions),
+            )
+        except msgspec.ValidationError as why:
+            text = f"cannot take child {self.name} over: {why}"
+            raise HandoverError(text) from None
+
+    def descriptors(self) -> set[int]:
+        """Return the descriptors that are handed over with it."""
+        if self.scratch is None:
+            return set()
+        return {self.scratch.fd, self.output_fd, self.error_fd} - {-1}
