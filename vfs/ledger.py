@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from hostlib.accounts import Account
+from hostlib.fairness import Turn
 from hostlib.threads import THREADS_PER_CHILD
-from hostlib.turns import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -243,7 +243,7 @@ def _put_some(pieces: Iterator[bytes], put: Callable[[bytes], None]) -> bool:
 def _put(file: OpenFile, piece: bytes) -> None:
     """Write a piece in this worker thread; what it counts is charged in the Trio thread.
 
-    Precondition: the caller has the turn (``hostlib.turns``).
+    Precondition: the caller has the turn (``hostlib.fairness``).
     """
     if file.ledger is None:
         file.write(piece)

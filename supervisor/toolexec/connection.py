@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Sequence
 
+    from hostlib.fairness import Share
     from protocol.toolexec.body import Head
     from protocol.toolexec.requests import Request
     from supervisor.toolexec.context import Context
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
     from supervisor.toolexec.routes import SpawnPlan, Target
-    from supervisor.toolexec.throttle import Throttle
 
 MAX_RECEIVING = 64
 """Requests of one child whose bodies are being received: as many as its executions by
@@ -100,7 +100,7 @@ class Connection(Replies):
         scope: of its service.
     """
 
-    def __init__(self, context: Context, sock: socket.socket, heads: Throttle) -> None:
+    def __init__(self, context: Context, sock: socket.socket, heads: Share) -> None:
         super().__init__(context, sock, heads)
         self.idle_since: float | None = trio.current_time()
         self.scope = trio.CancelScope()
@@ -273,7 +273,7 @@ class Connection(Replies):
         if refusal is not None:
             await self.wire.refuse(refusal)
 
-    def _first_look(self, head: Head) -> Refusal | Throttle:
+    def _first_look(self, head: Head) -> Refusal | Share:
         """Refuse what is refused whatever its body will be, or receive that."""
         found = requests.decided(head, self._is_authorized)
         if isinstance(found, Health):

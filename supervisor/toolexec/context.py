@@ -8,13 +8,13 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from hostlib.fairness import Share
 from hostlib.gate import Gate
 from hostlib.log import put_line
 from hostlib.messages import json_line, speaks_json
 from protocol.toolexec import requests
 from supervisor.toolexec.slots import Places
 from supervisor.toolexec.slow_steps import Lookout
-from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Context:
         }
         self.places = Places(descriptors)
         self.lookout = Lookout()
-        self.heads = Throttle()
+        self.heads = Share()
         self.gate = Gate()
         self.large_output: (
             Callable[[ChildView, Execution], Awaitable[bytes | None]] | None

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from hostlib.fairness import Share
 from hostlib.journal import text_of
 from supervisor.toolexec import growth
 from supervisor.toolexec.execution import Execution, ExecutionState
 from supervisor.toolexec.output.log import OutputLog
 from supervisor.toolexec.output.quota import Quota
 from supervisor.toolexec.slots import BusyError, Slots
-from supervisor.toolexec.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,7 +113,7 @@ class ChildExecutions:
         self.live: dict[str, Execution] = {}
         self.kept: OrderedDict[str, Execution] = OrderedDict()
         self.growth = growth.of(child)
-        self.bodies = Throttle()
+        self.bodies = Share()
         self.receiving = 0
         self.lacks_doors = False
         self._slots = means.slots

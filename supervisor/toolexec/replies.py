@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
+    from hostlib.fairness import Share
     from protocol.toolexec.requests import Refusal
     from supervisor.toolexec.context import Context
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.output.log import OutputLog
-    from supervisor.toolexec.throttle import Throttle
 
 
 # What a connection of ToolExec is in the middle of: so that it can be gone on with.
@@ -178,7 +178,7 @@ class Replies:
         task: the execution that is answered with; None before and without one.
     """
 
-    def __init__(self, context: Context, sock: socket.socket, heads: Throttle) -> None:
+    def __init__(self, context: Context, sock: socket.socket, heads: Share) -> None:
         self._context = context
         self.wire = Wire(sock, heads)
         self.task: Task | None = None

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from hostlib.fairness import Share
 from hostlib.listener import accepted_socket, make_room
 from protocol.toolexec.requests import BUSY, Exec, Notify, Replay
 from supervisor.toolexec.connection import Connection
 from supervisor.toolexec.slots import MAX_CONNECTIONS
-from supervisor.toolexec.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ class Server:
         if listener.socket.family in {socket.AF_INET, socket.AF_INET6}:
             for option in (*KEEPALIVE, NO_DELAY):
                 listener.socket.setsockopt(*option)
-        self.heads = Throttle(context.heads)
+        self.heads = Share(context.heads)
         self.connections: dict[int, Connection] = {}
         self._lasting: dict[ChildExecutions, int] = {}
         self._refused: dict[int, Connection] = {}
@@ -234,7 +234,7 @@ class _Shared(Connection):
     """
 
     def __init__(
-        self, server: Server, context: Context, sock: socket.socket, heads: Throttle
+        self, server: Server, context: Context, sock: socket.socket, heads: Share
     ) -> None:
         super().__init__(context, sock, heads)
         self._server = server

@@ -40,10 +40,10 @@ from supervisor.toolexec.http_heads import RefusedAtOnceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hostlib.fairness import Share
     from protocol.toolexec.body import Head
     from protocol.toolexec.requests import Refusal
     from supervisor.toolexec.http_heads import Headers
-    from supervisor.toolexec.throttle import Throttle
 
 HEAD_TIMEOUT_S = 10.0
 """A head is one packet; a client that needs longer holds a connection for nothing."""
@@ -95,7 +95,7 @@ class Wire:
         unsent: what the client has not taken of what is being sent.
     """
 
-    def __init__(self, sock: socket.socket, turn: Throttle) -> None:
+    def __init__(self, sock: socket.socket, turn: Share) -> None:
         self.sock = sock
         self._turn = turn
         self._ahead = b""  # received and not looked at
@@ -107,7 +107,7 @@ class Wire:
     # The request
 
     async def receive(
-        self, first_look: Callable[[Head], Refusal | Throttle]
+        self, first_look: Callable[[Head], Refusal | Share]
     ) -> tuple[Head, bytes]:
         """Receive a request, all of it.
 
@@ -195,7 +195,7 @@ class Wire:
         self,
         head: Head,
         body: BodyReader,
-        first_look: Callable[[Head], Refusal | Throttle],
+        first_look: Callable[[Head], Refusal | Share],
     ) -> None:
         turn = first_look(head)
         if isinstance(turn, requests.Refusal):

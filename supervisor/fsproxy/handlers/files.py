@@ -79,7 +79,7 @@ async def _open_distant(session: Session, request: m.Open) -> bytes:
 
 
 async def _open_in_turn(session: Session, request: m.Open) -> bytes:
-    """Open once nobody changes what the client's bounds count (``hostlib.turns``)."""
+    """Open once nobody changes what the client's bounds count (``hostlib.fairness``)."""
     open_waiting = session.fs.open_waiting
     name, mode, claim = request.name, request.mode, request.flag
     try:

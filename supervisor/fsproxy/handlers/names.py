@@ -93,7 +93,7 @@ def body(document: object) -> bytes:
 def named_by_place(now: Handler, waiting: Handler) -> Handler:
     """Make the handler of a command that is a job only where it has to wait.
 
-    For a place that is distant, or for its turn (``hostlib.turns``).
+    For a place that is distant, or for its turn (``hostlib.fairness``).
     """
 
     def handler(session: Session, request: m.NameRequest) -> bytes | None:

@@ -5,11 +5,11 @@ import socket
 import pytest
 import trio.testing
 
+from hostlib.fairness import Share
 from hostlib.listener import make_room
 from protocol.toolexec import requests
 from supervisor.toolexec import http_heads
 from supervisor.toolexec.connection import Connection
-from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import Wire
 from tests.helpers.toolscene import Scene, pair, parse, receive_all, send
 
@@ -23,13 +23,13 @@ def told(sent: bytes, more: bytes = b"") -> tuple[Wire, socket.socket]:
     theirs.sendall(sent)
     if more:
         theirs.sendall(more)
-    return Wire(ours, Throttle()), theirs
+    return Wire(ours, Share()), theirs
 
 
 async def received(how: Wire) -> object:
     """What a wire makes of a request, or for what it refuses it."""
     try:
-        return await how.receive(lambda _: Throttle())
+        return await how.receive(lambda _: Share())
     except http_heads.RefusedAtOnceError as why:
         return why.refusal
 
@@ -75,7 +75,7 @@ async def test_a_connection_that_is_served_makes_no_room(scene: Scene) -> None:
 async def test_a_connection_that_was_to_make_room_is_not_served(scene: Scene) -> None:
     ours, theirs = pair()
     theirs.sendall(scene.request(b"tool=true"))
-    connection = Connection(scene.tool.context, ours, Throttle())
+    connection = Connection(scene.tool.context, ours, Share())
     assert make_room([connection]) is connection
     await connection.serve()
     assert theirs.recv(1) == b""

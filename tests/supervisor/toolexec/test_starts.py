@@ -14,13 +14,13 @@ import pytest
 import trio
 import trio.testing
 
+from hostlib.fairness import Share
 from protocol.toolexec import requests
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.settings import NotifyCommand
 from supervisor.toolexec.slow_steps import LOOK_S, Lookout
 from supervisor.toolexec.starts import LEAST_S, Start
-from supervisor.toolexec.throttle import Throttle
 from supervisor.toolexec.wire import LOOK_PIECES, Wire
 from tests.helpers.hosts import eventually
 from tests.helpers.spawning import stocked
@@ -141,7 +141,7 @@ def test_who_sends_without_end_is_there() -> None:
             return b"x"
 
     with Endless(socket.AF_UNIX) as sock:
-        Wire(sock, Throttle()).check_there()
+        Wire(sock, Share()).check_there()
         assert sock.pieces == LOOK_PIECES
 
 
