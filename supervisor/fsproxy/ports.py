@@ -231,6 +231,14 @@ class Doors(NamedTuple):
     listener_fd: int
 
 
+class Names(Service, Protocol):
+    """The network by name."""
+
+    def inner_fd(self, child_id: str) -> int:
+        """Return a socket of the net namespace that it serves of a child; -1 for none."""
+        ...
+
+
 class Model(Service, Protocol):
     """The model."""
 
@@ -402,7 +410,7 @@ class Services:
         fds: large content as handles.
     """
 
-    network: Service | None = None
+    network: Names | None = None
     llm: Model | None = None
     toolexec: Service | None = None
     fds: Contents | None = None

@@ -74,6 +74,7 @@ class NetworkService:
         self._nursery = nursery
         self._outside = Outside(host.journal, host.log)
         self._networks: dict[str, ChildNetwork] = {}
+        self._inner_fds: dict[str, int] = {}
 
     async def child_starting(
         self, child: ChildView, stack: AsyncExitStack
@@ -94,6 +95,10 @@ class NetworkService:
     def network_of(self, child_id: str) -> ChildNetwork | None:
         """Return what serves a child; None if it has no network by name, or not yet."""
         return self._networks.get(child_id)
+
+    def inner_fd(self, child_id: str) -> int:
+        """Return a socket of a child's net namespace, which is the network's; -1: none."""
+        return self._inner_fds.get(child_id, -1)
 
     def client_gone(self, client: Client) -> None:
         """Do nothing: a network is its child's, and ends with that."""
@@ -125,9 +130,11 @@ class NetworkService:
             sockets.close()
             text = f"cannot publish at port {why.filename} of 127.0.0.1: {why.strerror}"
             raise OSError(why.errno, f"{text}; name another port") from None
+        stack.push_async_callback(network.aclose)
         self._networks[child.id] = network
         stack.callback(self._networks.pop, child.id)
-        stack.push_async_callback(network.aclose)
+        self._inner_fds[child.id] = sockets.dns_datagram.fileno()
+        stack.callback(self._inner_fds.pop, child.id)
         count = len(sockets.descriptors())
         self._host.fs.set_aside(count)
         stack.callback(self._host.fs.set_aside, -count)

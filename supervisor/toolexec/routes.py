@@ -50,6 +50,7 @@ class SpawnPlan:
         programs: what it may read and execute there.
         asks_model: it joins the net namespace in which its child reaches the model's
             endpoint; else its net namespace is its own, if its child has one.
+        reaches_names: it joins that in which its child has a network by name.
         reads_signals: signals do not reach the tool; it reads their names, one a line,
             from its input, and ends when that ends.
     """
@@ -65,6 +66,7 @@ class SpawnPlan:
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     asks_model: bool = False
+    reaches_names: bool = False
     reads_signals: bool = False
 
     def request(self, cwd_fd: int, fds: tuple[tuple[int, int], ...]) -> SpawnRequest:

@@ -1,6 +1,7 @@
 """Starting a tool's process: in all that its child runs in, or as the host runs.
 
-Rule: what a narrowed token starts has no way to the model, for its holder may have none.
+Rule: what a narrowed token starts has no way to the model, nor to its child's names, for
+its holder may have none.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ class Owner(Protocol):
 
 
 def with_doors(owner: Owner, plan: SpawnPlan) -> SpawnPlan:
-    """Return a plan whose tool reaches the model as its child does (spec MD1).
+    """Return a plan whose tool reaches the model, and names, as its child does (MD1).
 
     What the sidecar sets wins. One that runs as the host does belongs to no child alone.
     Where the kernel does not give the net namespace of the child, a tool starts without.
     """
+    if plan.is_walled and _names_fd(owner) >= 0:
+        plan = replace(plan, reaches_names=True)
     doors = _doors_of(owner) if plan.is_walled else None
     if doors is None or not _can_join(owner, doors):
         return plan
@@ -67,6 +70,12 @@ def _doors_of(owner: Owner) -> Doors | None:
     return model.doors_of(session.client)
 
 
+def _names_fd(owner: Owner) -> int:
+    """Return a socket in the net namespace in which its child has names; -1 for none."""
+    names = owner.host.services.network
+    return -1 if names is None else names.inner_fd(owner.child.id)
+
+
 def _can_join(owner: Owner, doors: Doors) -> bool:
     """Tell whether a tool can join the namespaces of its child's doors; say once if not.
 
@@ -74,7 +83,7 @@ def _can_join(owner: Owner, doors: Doors) -> bool:
         OSError: the host lacks something now.
     """
     try:
-        with _namespaces(doors):
+        with _namespaces(doors.listener_fd):
             return True
     except OSError as why:
         if why.errno not in _NOT_GIVEN:
@@ -98,21 +107,21 @@ def _joined(
     """Give the namespaces that a tool joins, for its start."""
     # Asked for here: a number that was kept may be another socket's by now.
     doors = _doors_of(owner) if plan.asks_model else None
-    if doors is None:
-        yield wanted.joined
-        return
-    with _namespaces(doors) as joined:
+    inner_fd = -1 if doors is None else doors.listener_fd
+    if plan.reaches_names:  # the same namespace
+        inner_fd = _names_fd(owner)
+    with _namespaces(inner_fd) as joined:
         yield {**joined, **wanted.joined}
 
 
 @contextmanager
-def _namespaces(doors: Doors) -> Iterator[Mapping[str, int]]:
-    """Give the namespaces in which doors are: none where they are the host's own."""
-    if doors.listener_fd < 0:
+def _namespaces(inner_fd: int) -> Iterator[Mapping[str, int]]:
+    """Give the namespaces that a child made a socket in; none for -1, the host's own."""
+    if inner_fd < 0:
         yield {}
         return
     with ExitStack() as stack:
-        net = fcntl.ioctl(doors.listener_fd, _SIOCGSKNS)
+        net = fcntl.ioctl(inner_fd, _SIOCGSKNS)
         stack.callback(os.close, net)
         joined = {NET: net}
         if os.geteuid() != 0:  # the user namespace that the child made it in

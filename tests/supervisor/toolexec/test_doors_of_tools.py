@@ -37,7 +37,7 @@ class Log:
 def owner_of(doors: Doors | None, log: Log) -> Any:
     """Return the executions of a child with such doors."""
     model = SimpleNamespace(doors_of=lambda client: doors)
-    host = SimpleNamespace(services=SimpleNamespace(llm=model), log=log)
+    host = SimpleNamespace(services=SimpleNamespace(llm=model, network=None), log=log)
     child = SimpleNamespace(id="c1", session=SimpleNamespace(client=None))
     return SimpleNamespace(host=host, child=child, lacks_doors=False)
 

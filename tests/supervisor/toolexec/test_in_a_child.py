@@ -59,6 +59,19 @@ def test_a_shim_in_a_child_runs_the_hosts_tool(
     assert (outcome.status, outcome.err) == (0, b"")
 
 
+# spec NET4, E1: a tool has its child's names, and none else.
+@pytest.mark.parametrize("rules", [("--network", "a.example"), ()])
+def test_a_tool_reaches_the_names_of_its_child(
+    place: Path, rules: tuple[str, ...]
+) -> None:
+    look_up = "getent ahostsv4 a.example | head -n1; getent hosts b.example; echo $?"
+    program(place / "bin", "go", look_up)
+    outcome = run(place, "go", options=rules)
+    lines = outcome.out.decode().splitlines()
+    assert lines[-1] == "2"
+    assert [line.split()[0] for line in lines[:-1]] == ["198.18.0.2"] * len(rules[:1])
+
+
 # spec E1: of both it is told what its profile leaves it; in the host's network there is no
 # namespace to listen in, whatever its profile has.
 @pytest.mark.parametrize("more", ["", ", 'userns', 'netns'"], ids=["", "netns"])
