@@ -15,13 +15,14 @@ import os
 import re
 import signal
 import tempfile
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from hostlib.journal import Journal
 from hostlib.log import Log
 from hostlib.messages import remedy
 from hostlib.paths import absolute, working_directory
@@ -36,13 +37,16 @@ from supervisor.run import (
 from supervisor.sandbox import start as sandbox_start
 from supervisor.sandbox.plan import AUTO, NONE, PROFILES, Machine, Wanted
 from supervisor.sandbox.scratch import remove_tree
+from supervisor.spawn.inner_pair import InnerListener
 from supervisor.spawn.launcher import Launcher
 from supervisor.spawn.request import SpawnRequest, find_executable
 from vfs.relay import RelayError, open_relay
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import socket
+    from collections.abc import AsyncIterator, Iterator
 
+    from supervisor.network.settings import NetworkSettings
     from supervisor.spawn.launchpad.start import LaunchpadProcess
     from supervisor.spawn.process import SpawnedProcess
     from vfs.relay import FdPart
@@ -54,6 +58,8 @@ _OWN = (
 """This process's own account at the host's model, and its door: not the nested child's."""
 
 _TOOLS_TOKEN = "AIFO_TOOLEEXEC_TOKEN"  # noqa: S105 - the name of a variable
+
+_NETWORK = "FSPROXY_NETWORK"
 
 _LINES = re.compile(
     r"(fd[:-][0-9]{1,18}):(?:([0-9]{1,18})|([0-9]{0,18})-([0-9]{0,18}))", re.ASCII
@@ -74,7 +80,7 @@ def run_nested(
     command: tuple[str, ...],
     rights: dict[str, object] | None,
     fds: tuple[str, ...] | None = None,
-    shown: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+    shown: Shown | None = None,
 ) -> int:
     """Run one nested child to its end.
 
@@ -84,8 +90,7 @@ def run_nested(
         rights: what ``NARROW`` asks for; None leaves all of this process's.
         fds: the only LLM fds that it gets, ``fd:1`` or lines of one,
             ``fd:1:10-20``; None: all of this process's.
-        shown: what it sees by system calls of what this process sees: to read and
-            execute, and to read.
+        shown: what it sees and reaches by system calls of what this process does.
 
     Returns:
         Its exit status as ``run`` gives it.
@@ -94,7 +99,7 @@ def run_nested(
     status = HOST_FAILED
     try:
         with _directory_of_its_own() as tmp:
-            nested = Nested(command, rights, fds, tmp, *shown)
+            nested = Nested(command, rights, fds, tmp, shown or Shown())
             status = guarded("relay", _relay_or_say_why, launchpad, nested)
     except OSError as why:
         where = os.environ.get("TMPDIR")
@@ -105,6 +110,20 @@ def run_nested(
     return status
 
 
+class Shown(NamedTuple):
+    """What a nested child sees and reaches by system calls.
+
+    Attributes:
+        exposed: paths to read and execute.
+        readable: paths to read.
+        network: names that it may reach; None for none.
+    """
+
+    exposed: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    network: NetworkSettings | None = None
+
+
 class Nested(NamedTuple):
     """What a nested child is to be.
 
@@ -113,16 +132,14 @@ class Nested(NamedTuple):
         rights: see ``run_nested``.
         fds: as above.
         tmp: its TMPDIR; None where this process has none.
-        exposed: what it is shown to read and execute.
-        readable: what it is shown to read.
+        shown: see ``run_nested``.
     """
 
     command: tuple[str, ...]
     rights: dict[str, object] | None
     fds: tuple[str, ...] | None
     tmp: str | None
-    exposed: tuple[str, ...] = ()
-    readable: tuple[str, ...] = ()
+    shown: Shown = Shown()
 
     @property
     def is_narrowed(self) -> bool:
@@ -193,14 +210,15 @@ async def _relay(launchpad: LaunchpadProcess, asked: Nested) -> int:
         async with trio.open_nursery() as nursery:
             launcher = Launcher(launchpad)
             await nursery.start(launcher.run)
-            async with open_relay() as relay:
+            async with open_relay() as relay, AsyncExitStack() as stack:
                 fds = asked.fds
                 parts = None if fds is None else [fd_part(fd) for fd in fds]
                 nested = await relay.new_client(asked.rights, parts)
+                network = await stack.enter_async_context(_network(asked, nursery))
                 try:
                     door = nested.child_end.fileno()
                     env = _environment(relay.dialect, asked)
-                    process = await _spawn(launcher, asked, door, env)
+                    process = await _spawn(launcher, asked, door, env, network)
                 finally:
                     nested.child_end.close()
 
@@ -240,6 +258,11 @@ def _environment(dialect: int, asked: Nested) -> dict[str, str]:
     env.pop("TMPDIR", None)
     if asked.tmp is not None:
         env["TMPDIR"] = asked.tmp
+    network = asked.shown.network
+    if network is not None:
+        env[_NETWORK] = " ".join(map(str, network.rules))
+    elif env.get(_NETWORK) != "host":
+        env.pop(_NETWORK, None)
     token = env.get(_TOOLS_TOKEN)
     if token is not None:
         # It stands for this process's rights, which may be more (attack 38), and for its
@@ -249,8 +272,48 @@ def _environment(dialect: int, asked: Nested) -> dict[str, str]:
     return env
 
 
+@asynccontextmanager
+async def _network(
+    asked: Nested, nursery: trio.Nursery
+) -> AsyncIterator[InnerListener | None]:
+    """Give what a nested child with rules makes for this process; serve it then.
+
+    Raises:
+        OSError: there is no descriptor for its way here.
+    """
+    settings = asked.shown.network
+    if settings is None:
+        yield None
+        return
+    from supervisor.network.child_network import (  # noqa: PLC0415 - with one
+        ChildNetwork,
+        Identity,
+        Outside,
+    )
+    from supervisor.network.service import order_of, sockets_of  # noqa: PLC0415 - as above
+
+    outside = Outside(Journal(-1, lambda _: None), Log("WARNING"))
+    async with AsyncExitStack() as stack:
+        stack.callback(outside.pipes.close)
+
+        def serve(made: list[socket.socket], has_v6: bool) -> None:
+            sockets = sockets_of(settings, made, has_v6=has_v6)
+            network = ChildNetwork(Identity("nested"), settings, sockets, outside)
+            stack.push_async_callback(network.aclose)
+            network.start(nursery)
+
+        listener = InnerListener()
+        stack.callback(listener.close)
+        listener.want_sockets(order_of(settings), serve)
+        yield listener
+
+
 async def _spawn(
-    launcher: Launcher, asked: Nested, door: int, env: dict[str, str]
+    launcher: Launcher,
+    asked: Nested,
+    door: int,
+    env: dict[str, str],
+    listener: InnerListener | None,
 ) -> SpawnedProcess:
     command = asked.command
     cwd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -263,20 +326,31 @@ async def _spawn(
             env=env,
             cwd_fd=cwd,
             fds=((0, 0), (1, 1), (2, 2), (door, 3)),
+            listener=listener,
         )
         # A level of its own, inside of what this process is in (spec A5). The host said
         # whether it builds walls; a child that says otherwise weakens what is its own.
         profile = PROFILES[NONE if env.get("FSPROXY_SANDBOX") == NONE else AUTO]
         # It has its parent's user, which nobody in a sandbox can change.
         profile = replace(profile, layers=profile.layers - {"uid"})
-        network = "host" if env.get("FSPROXY_NETWORK") == "host" else "none"
+        network = "host" if env.get(_NETWORK) == "host" else "none"
+        if listener is not None:
+            network = "rules"
         own = () if asked.tmp is None else (asked.tmp,)
         wanted = Wanted(profile, network, working_directory(), own)
-        wanted.exposed, wanted.readable = asked.exposed, asked.readable
+        wanted.exposed, wanted.readable = asked.shown.exposed, asked.shown.readable
+        wanted.is_served = listener is not None
         if not asked.is_narrowed and env.get("FSPROXY_WORKSPACE"):
             wanted.kept = (env["FSPROXY_WORKSPACE"],)
         wanted.no_groups = "a nested child is in its parent's"
         process, walls = await sandbox_start.spawn(launcher, Machine(), request, wanted)
+        if listener is not None:
+            try:
+                listener.hand_on()
+            except OSError:
+                process.send_signal(signal.SIGKILL)
+                process.close()
+                raise
         if "landlock" in walls.missing:
             # Both are of one user, and in one namespace of pids.
             Log("WARNING").write(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING
 
 import click
 
 from hostlib.messages import UsageFault
 from supervisor.cli.help import Command
+from supervisor.cli.network_options import FAULTY_NETWORK
 from supervisor.cli.options import COMMAND_LINE, files
 
 if TYPE_CHECKING:
+    from supervisor.network.settings import NetworkSettings
     from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 
@@ -40,6 +43,12 @@ if TYPE_CHECKING:
     shell_complete=files,
     help="Show P of what this child sees, to read and execute; repeatable.",
 )
+@click.option(
+    "--network",
+    metavar="RULE",
+    multiple=True,
+    help="A name that it may reach, of those of this child; repeatable; default none.",
+)
 @click.option("--model", metavar="M", help="May ask only this one.")
 @click.option(
     "--quota", metavar="N", type=float, help="May use so many weighted tokens."
@@ -59,6 +68,7 @@ def relay(  # noqa: PLR0913 - a command line
     read: tuple[str, ...],
     write: tuple[str, ...],
     expose: tuple[str, ...],
+    network: tuple[str, ...],
     model: str | None,
     quota: float | None,
     fd: tuple[str, ...],
@@ -68,7 +78,7 @@ def relay(  # noqa: PLR0913 - a command line
 
     Inside a child: the nested one is behind a proxy on this child's FD 3.
     """
-    from supervisor.relay import run_nested  # noqa: PLC0415 - needs Trio
+    from supervisor.relay import Shown, run_nested  # noqa: PLC0415 - needs Trio
 
     rights: dict[str, object] = {}
     if read or write:
@@ -82,8 +92,26 @@ def relay(  # noqa: PLR0913 - a command line
             )
         rights["quota"] = quota
     fds = fd if fd or no_fds else None
-    shown = _shown(expose), tuple(path for path in read if path.startswith("/"))
+    readable = tuple(path for path in read if path.startswith("/"))
+    shown = Shown(_shown(expose), readable, _reached(network))
     return run_nested(launchpad, command, rights or None, fds, shown)
+
+
+def _reached(rules: tuple[str, ...]) -> NetworkSettings | None:
+    """Return the network of a nested child with rules; None if it has none.
+
+    Raises:
+        UsageFault: this child has no such network, or the rule cannot be read.
+    """
+    if not rules:
+        return None
+    from supervisor.network.nested import nested_settings  # noqa: PLC0415 - with one
+    from supervisor.network.rule import RuleError  # noqa: PLC0415 - as above
+
+    try:
+        return nested_settings(rules, os.environ.get("FSPROXY_NETWORK", ""))
+    except RuleError as why:
+        raise UsageFault(f"--network: {why}", FAULTY_NETWORK) from None
 
 
 def _shown(paths: tuple[str, ...]) -> tuple[str, ...]:

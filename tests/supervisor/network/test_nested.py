@@ -1,0 +1,48 @@
+"""The network of a nested child is a part of its parent's."""
+
+import pytest
+
+from supervisor.network.nested import nested_settings
+from supervisor.network.rule import RuleError
+
+PARENT = "a.example:80,443 *.b.example:443@private !x.b.example:443"
+
+
+# spec NET2: what it asks for, with its parent's refusals, by its parent's addresses.
+def test_a_nested_child_has_a_part_of_its_parents_rules() -> None:
+    settings = nested_settings(["a.example:80", "c.b.example@private"], PARENT)
+    assert settings.mode == "rules"
+    assert settings.outer_pool
+    assert [*map(str, settings.rules)] == [
+        "a.example:80",
+        "c.b.example:443@private",
+        "!x.b.example:443",
+    ]
+
+
+# spec NET2: a rule or an option that the parent lacks is refused by name.
+@pytest.mark.parametrize(
+    ("rule", "parent"),
+    [
+        ("c.example", PARENT),
+        ("a.example:8080", PARENT),
+        ("a.example@private", PARENT),
+        ("a.example@tls=any", PARENT),
+        ("x.b.example", PARENT),
+        ("a.example", ""),
+        ("http://a.example", "host"),
+    ],
+)
+def test_a_rule_that_the_parent_lacks_is_refused_by_name(
+    rule: str, parent: str
+) -> None:
+    with pytest.raises(RuleError) as refused:
+        nested_settings([rule], parent)
+    assert f"'{rule}'" in str(refused.value)
+
+
+# spec NET2: a child with the host's network may leave any part of it.
+def test_a_child_with_the_hosts_network_leaves_what_it_wants() -> None:
+    settings = nested_settings(["a.example"], "host")
+    assert [*map(str, settings.rules)] == ["a.example:443"]
+    assert not settings.outer_pool

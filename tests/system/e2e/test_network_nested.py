@@ -1,0 +1,68 @@
+"""Rules of a nested child: kept where a namespace can be made, else refused (spec NET2)."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import SANDHOST, sandhost
+
+pytestmark = pytest.mark.slow
+
+OPEN = """
+[policy.run]
+network = ["a.example:80", "b.example:80"]
+sandbox = "open"
+[sandbox.open]
+layers = ["uid", "userns", "mountns", "netns"]
+"""
+"""Neither Landlock, which refuses mounts, nor the filter of system calls."""
+
+CONNECT = """
+import socket
+for name in ("a.example", "b.example"):
+    try:
+        sock = socket.create_connection((name, 80), 60)
+        sock.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+        print(name, "ended", sock.recv(1))
+    except socket.gaierror as why:
+        print(name, "unknown")
+    except OSError as why:
+        print(name, why.errno)
+"""
+
+
+# spec NET2: it has at most what it asked for, and its parent's host decides once more.
+def test_a_nested_child_dials_by_its_parents_names(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip(
+            "a user namespace within another one's root needs a host that is root"
+        )
+    tmp_path.chmod(0o755)
+    (tmp_path / "c.toml").write_text(OPEN)
+    (tmp_path / "connect.py").write_text(CONNECT)
+    words = ("--config", "c.toml", "--journal", "journal")
+    nested = (SANDHOST, "relay", "--network", "a.example:80", "--")
+    outcome = sandhost(
+        *("run", *words, "--", *nested, "python3", "connect.py"), cwd=tmp_path
+    )
+    assert outcome.status == 0, outcome.err
+    first, second = outcome.out.decode().splitlines()
+    assert first == "a.example 104"
+    assert second == "b.example unknown"
+    events = map(json.loads, (tmp_path / "journal").read_text().splitlines())
+    refused = [row for row in events if row["event"].startswith("network.")]
+    assert [(row["name"], row["port"]) for row in refused] == [("a.example", 80)]
+
+
+# spec NET2: in a usual sandbox it may make no namespace, and is told so.
+def test_a_nested_child_that_may_make_no_namespace_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    nested = (SANDHOST, "relay", "--network", "a.example", "--", "touch", "done")
+    outcome = sandhost("run", "--network", "a.example", "--", *nested, cwd=tmp_path)
+    assert outcome.status == 125
+    assert outcome.said("cannot keep the network's rules: the sandbox layer 'netns'")
+    outcome = sandhost("run", "--network", "b.example", "--", *nested, cwd=tmp_path)
+    assert outcome.status == 2
+    assert outcome.said("cannot allow 'a.example': the parent has no rule for port 443")
