@@ -1,4 +1,4 @@
-"""A base directory seen through a copy-on-write layer; its changes, commits and branches."""
+"""A base seen through a copy-on-write layer; its changes, commits and branches."""
 
 from __future__ import annotations
 

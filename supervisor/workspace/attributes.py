@@ -70,7 +70,7 @@ def is_escaped(name: str, marks: str = _USER) -> bool:
 
 
 def program_attributes(fd: int) -> Iterator[tuple[str, str]]:
-    """Yield what is not a user mark, sorted: the name in the layer, and without escape."""
+    """Yield attributes that are no user marks, sorted: in the layer, and unescaped."""
     for name in sorted(attribute_names(fd)):
         if is_escaped(name):
             yield name, _USER + name.removeprefix(f"{_USER}overlay.")

@@ -1,10 +1,10 @@
-"""What an audit adds to the journal: which files a child opened and changed (spec WS20).
+"""An audit's events in the journal: files that a child opened and changed (WS20).
 
 Rules of this file.
 
 1. A child can open and change as many files as it likes: of either kind ``BURST`` events
    are written at once, then ``PER_S`` a second, and of what is changed at its end
-   ``MOST_CHANGES``. What is left out is counted and told.
+   ``MOST_CHANGES``. Events that are left out are counted and told.
 2. Paths are relative to the base. The kernel has them from the opener's root, or from the
    mount's top when the mounts of a child that has ended are gone.
 """

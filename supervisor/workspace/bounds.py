@@ -1,4 +1,4 @@
-"""What bounds the layer of a workspace: its limits, and the disk's reserve (spec WS17).
+"""Bounds of a workspace's layer: its limits, and the disk's reserve (spec WS17).
 
 The kernel bounds neither, as ADR 56 says of what tools make, so the host looks.
 
@@ -33,7 +33,7 @@ PAUSE_LOOKS = 20
 """Or so many times what the last look took: it may use a twentieth of a thread."""
 
 _BYTES_PER_S = 4 << 30
-"""What no disk of today takes; so much room is not used up before the next look."""
+"""More than a disk of today takes: so much room is not used up before the next look."""
 
 _UPPER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -46,7 +46,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Snapshotted:
-    """What a snapshot did.
+    """The outcome of a snapshot.
 
     Attributes:
         label: of the snapshot.
@@ -61,7 +61,7 @@ class Snapshotted:
 
 @dataclass(frozen=True, slots=True)
 class WentBack:
-    """What going back to a snapshot did.
+    """The outcome of going back to a snapshot.
 
     Attributes:
         label: of the snapshot.

@@ -1,4 +1,4 @@
-"""What differs between a base and the tree that a workspace shows.
+"""The differences between a base and the tree that a workspace shows.
 
 The cost depends on what the layers above the base hold and on directories that were
 renamed or made anew, never on the size of the base: a directory that no layer has is
@@ -39,7 +39,7 @@ KINDS = {
     stat.S_IFBLK: "device",
     stat.S_IFSOCK: "socket",
 }
-"""What the types of stat(2) are called in rows."""
+"""Names of the types of stat(2) in rows."""
 
 
 class Change(Enum):
@@ -147,7 +147,7 @@ def compare(
 def compare_views(old: LayeredTree, new: LayeredTree) -> list[Row]:
     """Return what differs between two stacks of layers on one base, sorted by path.
 
-    What both have from the same layers is passed over. Renames have no rows.
+    Paths that both have from the same layers are passed over. Renames have no rows.
 
     Raises:
         OSError: something cannot be read.

@@ -1,4 +1,4 @@
-"""Workspaces as a command line names them: ``DIR[:MODE]``, and where they are kept."""
+"""Workspaces on a command line: ``DIR[:MODE]``, and where they are kept."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What a commit did, or would do.
+    """The outcome of a commit, done or planned.
 
     Attributes:
         applied: the paths that are in the base now.
@@ -66,7 +66,7 @@ class Commits:
 
     def __init__(self, held: HeldWorkspace) -> None:
         self._held = held
-        # What a commit that was undone could not bring back: path -> path where it is.
+        # Objects that an undone commit could not bring back: path -> path where it is.
         self._aside: dict[bytes, bytes] = {}
 
     def commit(self, selection: Selection, *, is_dry: bool) -> CommitResult:

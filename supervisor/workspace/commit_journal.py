@@ -20,7 +20,7 @@ STAGING_PREFIX = b".sandhost-commit-"
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """What a step expects of an object: it tells another one, or other content.
+    """A step's expectation of an object: it tells another one, or other content.
 
     The time of change is not part of it, because a rename changes that.
     """

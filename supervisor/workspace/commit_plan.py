@@ -48,7 +48,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class CommitPlan:
-    """What a commit is to do.
+    """The plan of a commit.
 
     Attributes:
         chosen: the rows that it takes; none of them if it is refused.

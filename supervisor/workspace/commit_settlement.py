@@ -1,8 +1,8 @@
 """The settlement of a commit, applied or undone: its layer and record follow.
 
-What was applied leaves the layer and is recorded as seen. A layer that a child has mounted
-is not changed from outside, so there the paths are left for later: they leave it when no
-child has the workspace.
+An applied change leaves the layer and is recorded as seen. A layer that a child has
+mounted is not changed from outside, so there the paths are left for later: they leave
+it when no child has the workspace.
 
 Spec WS11, WS12.
 """
@@ -91,12 +91,13 @@ def prune_later(held: HeldWorkspace) -> None:
     if not later or held.directory.user():
         return
     if held.state.layers:
-        # What was left is sealed in these, and what hides it over them has to stay.
+        # Paths that were left are sealed in these, and the marks that hide them above
+        # have to stay.
         held.directory.write(_LATER, None)
         return
     with held.trees() as trees:
-        # What has changed again is needed, and so are the marks of the directories
-        # above it: something may have been removed there since.
+        # A path that has changed again is needed, and so are the marks of the
+        # directories above it: something may have been removed there since.
         rows = compare(trees.base, trees.merged)
         changed = with_parents(row.path for row in rows)
         paths = [path for path in later if path not in changed]
@@ -146,8 +147,8 @@ def _settle_undone(held: HeldWorkspace, trees: Trees, journal: CommitJournal) ->
 def _restore_marks(held: HeldWorkspace, trees: Trees, journal: CommitJournal) -> None:
     """Let a layer show again what it does over the base without the commit.
 
-    What the child removed stays so: where it made something anew, or made and removed
-    it, while the base had nothing there, it has marked nothing.
+    A path that the child removed stays removed: where it made something anew, or made
+    and removed it, while the base had nothing there, it has marked nothing.
     """
     put = journal.put_paths()
     missing = [path for path in put if trees.base.find(path) is None]
@@ -243,7 +244,8 @@ def _forget_gone(record: Record, base: LayeredTree, journal: CommitJournal) -> N
 def _record_above(record: Record, trees: Trees, paths: Sequence[bytes]) -> None:
     """Record anew the directories that were made anew: what is new is a commit's.
 
-    What is the operator's has rows of its own: such a directory shows nothing of the base.
+    The operator's changes have rows of their own: such a directory shows nothing of the
+    base.
     """
     for path in with_parents(paths).difference(paths) & record.keys():
         node, seen = trees.base.find(path), record[path]
@@ -260,7 +262,7 @@ def _record_left(record: Record, left: Mapping[bytes, bytes]) -> None:
         if path not in record:
             continue
         record[path] = msgspec.structs.replace(record[path], inside=inside)
-        # What was seen of a directory in it is a part of that.
+        # The record of a directory in it is a part of that.
         for other in [other for other in record if other.startswith(path + b"/")]:
             if record[other].inside:
                 del record[other]

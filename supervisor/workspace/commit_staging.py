@@ -39,7 +39,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 @dataclass(frozen=True, slots=True)
 class MergedFile:
-    """What a file of the base becomes, made of what both sides have.
+    """The new form of a file of the base, made from both sides.
 
     Attributes:
         content: the new one.
@@ -144,7 +144,7 @@ class Staging:
         finally:
             os.close(fd)
         if is_whole and node.is_directory:
-            # What is renamed out of it is gone by then.
+            # A path that is renamed out of it is gone by then.
             inside = digest_inside(self._base, node, self._moved)
             found = msgspec.structs.replace(found, inside=inside)
         return found

@@ -1,10 +1,12 @@
 """The steps of a commit in the base: each is done by a rename, and can be undone.
 
 Rules:
- 1. What a step replaces or removes is looked at again when it has come out. If that is not
-    what was judged, the operator was quicker: every step is undone, in reverse order.
- 2. What was replaced or removed goes back to the directory it was in, wherever the operator
-    has moved that. If its place is taken by then, or gone, it gets a name of its own near it.
+ 1. An object that a step replaces or removes is looked at again when it has come out.
+    If that is not what was judged, the operator was quicker: every step is undone, in
+    reverse order.
+ 2. A replaced or removed object goes back to its directory, wherever the operator has
+    moved that. If its place is taken by then, or gone, it gets a name of its own near
+    it.
  3. Nothing is reached through a link: directories are opened beneath the base exactly.
 
 Spec WS12, WS13.
@@ -286,7 +288,7 @@ class Steps:
                         self._staging, step.staged, directory, name, RENAME_NOREPLACE
                     )
             return
-        # What the operator has made in it meanwhile stays.
+        # Files that the operator has made in it meanwhile stay.
         with contextlib.suppress(OSError):
             os.rmdir(name, dir_fd=directory)
 

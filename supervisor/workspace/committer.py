@@ -5,9 +5,9 @@ Rules:
     mount, and synced. Then the base changes by renames alone.
  2. The steps stand in a journal before the first of them is done. After a crash they are
     done again from the first: a step that was done is known by the inode that it moved.
- 3. What was replaced or removed stays in the staging directory until all is synced.
- 4. Between two syncs a disk may keep any of the steps. What is done in a directory that was
-    moved counts on that, and comes after a sync.
+ 3. Replaced and removed objects stay in the staging directory until all is synced.
+ 4. Between two syncs a disk may keep any of the steps. A step in a directory that was
+    moved counts on the move, and comes after a sync.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MARK_BYTES = 8
 
 
 class Chosen(NamedTuple):
-    """What a commit is to bring about.
+    """The aim of a commit.
 
     Attributes:
         rows: of ``choose_rows``, judged to be in no conflict.

@@ -1,9 +1,10 @@
-"""The changes of a workspace as a file: a patch, or a tar in the form of an OCI layer.
+"""The changes of a workspace as a file: a patch, or a tar as an OCI layer.
 
 Rules:
  1. The file is written beside its place and renamed when it is on the disk.
  2. A tar is the same for the same tree: sorted by the bytes of the paths, owners by number.
- 3. What was deleted is ``.wh.NAME``. A name that begins so cannot be said, and is refused.
+ 3. A deleted path is ``.wh.NAME``. A name that begins so cannot be said, and is
+    refused.
 
 Sources: OCI image-spec, layer.md; pax(1); tar(5), "SCHILY.xattr".
 """

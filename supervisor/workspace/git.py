@@ -1,4 +1,4 @@
-"""git(1), which compares and merges texts: numbered copies, in a directory of their own.
+"""git(1) compares and merges texts: numbered copies in a directory of their own.
 
 No name, attribute file or configuration of a workspace or of the operator reaches it.
 """

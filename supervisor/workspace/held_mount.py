@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MountedWorkspace:
-    """What a host holds of a workspace while a child runs in it.
+    """A host's descriptors of a workspace while a child runs in it.
 
     Attributes:
         mount: None where the child makes it.

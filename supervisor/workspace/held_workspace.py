@@ -214,7 +214,8 @@ class HeldWorkspace:
         pointers, others = self._origins(trees).strays(rows)
         if not (pointers or others) or self.directory.user():
             return rows
-        # What is where one was counts as removed from then on, and the child moved it.
+        # An object in the place of one counts as removed from then on, and the child
+        # moved it.
         torn = (*pointers, *filter(None, pointers.values()))
         self.records.save(self.records.load() | dict.fromkeys(torn, CHANGED))
         self.record_seen(trees, rows)

@@ -1,12 +1,12 @@
-"""What a child does not see of a base: the search for it, and the layer that hides it.
+"""Hidden files of a base: the search for them, and the layer that hides them.
 
 Rules:
  1. The layer lies between upper and base. It has a whiteout for each hidden name, and the
     directories above them with the base's owners, modes and times.
  2. A directory of the layer stays the same inode while the base's one does: the kernel
     notes it as the origin of what the upper has (``load_origins``).
- 3. What a base has hidden is no row if it is missing in the workspace, and no commit takes
-    what would write over it, move it or remove it.
+ 3. A hidden path of a base is no row if it is missing in the workspace, and no commit
+    takes a change that would write over it, move it or remove it.
 
 Spec WS6. Source: Documentation/filesystems/overlayfs.rst ("whiteouts").
 """
@@ -207,7 +207,7 @@ def has_layer(directory: WorkspaceDirectory) -> bool:
 
 
 def load_origins(directory: WorkspaceDirectory) -> dict[bytes, bytes]:
-    """Return the handles of the layer's directories, and of the base's for which they are."""
+    """Return the handles of the layer's directories, and of the base's beneath them."""
     known = directory.read(_INHERITED)
     inherited = {} if known is None else _origins_decoder.decode(known)
     twins = _load(directory).values()

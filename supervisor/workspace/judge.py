@@ -354,7 +354,8 @@ class Judge:
         if not old.is_directory:
             return _CHANGED if self._is_newer(old.path, old.status) else ""
         for path, status in walk_base(self._base, old):
-            # What is made or removed in a directory changes the directory as well.
+            # An entry that is made or removed in a directory changes the directory as
+            # well.
             if self._is_newer(path, status):
                 return f"{os.fsdecode(path)!r} in it was changed in the base"
         return _CHANGED if self._is_newer(old.path, old.status) else ""

@@ -6,7 +6,7 @@ snapshot while a child runs, and a stack that has become too deep.
 Rules:
  1. Files of sealed layers are linked: they are never written to again. Directories are
     made anew, so entries and marks can be taken from the new layer alone.
- 2. What a renamed directory shows of the base is copied, but for what is hidden in it; no
+ 2. The base's content of a renamed directory is copied, but for hidden paths; no
     redirect is written.
  3. A whiteout stands only where the base has something, for overlayfs lists those that
     hide nothing.

@@ -44,7 +44,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class GoneError(OSError):
-    """What a layer had at a path is not there any more: removed, moved or replaced."""
+    """A layer's object at a path is not there any more: removed, moved or replaced."""
 
     reason = "it was removed or replaced meanwhile"
 

@@ -1,4 +1,4 @@
-"""System calls for layers, commits and stops: renameat2, statx, syncfs, setns and such.
+"""System calls for layers, commits and stops: renameat2, statx, syncfs, setns.
 
 Sources: rename(2), statx(2), syncfs(2), open_by_handle_at(2), ioctl_ficlone(2),
 setns(2).
@@ -191,7 +191,7 @@ def sync_file_system(fd: int) -> None:
 
 
 def copy_content(source: int, target: int) -> None:
-    """Copy a file's content into an empty one: by reference if that can be, else by data.
+    """Copy a file's content into an empty one: by reference if possible, else by data.
 
     Holes stay holes.
 

@@ -1,7 +1,8 @@
 """A merge of text that both the workspace and the base have changed.
 
 Rules:
- 1. What cannot be merged for certain stays a conflict: no marker is ever written.
+ 1. A text that cannot be merged for certain stays a conflict: no marker is ever
+    written.
  2. The base's file is merged as one descriptor shows it, and only if it rests: a write that
     follows the look gets a later time of change, so the commit notices it.
  3. Mode bits are merged as the text is. Owners and attributes have to be alike: what they

@@ -1,4 +1,4 @@
-"""Which files of a workspace are opened, as the kernel tells it: fanotify(7), for root.
+"""Opened files of a workspace, as the kernel tells them to root: fanotify(7).
 
 Rules:
  1. All clones of a workspace's mount are one superblock, and nothing else is: what is
@@ -60,7 +60,7 @@ class Opened(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one read has brought.
+    """The result of one read.
 
     Attributes:
         files: in the order of the events.
@@ -107,7 +107,8 @@ def _open_group() -> int:
 def read_opened(fd: int) -> Batch:
     """Return what was opened since the last read, ``MOST_EVENTS`` at most.
 
-    What this process opened itself is left out: the door's files have events of their own.
+    Files that this process opened itself are left out: the door's files have events of
+    their own.
 
     Args:
         fd: of ``watch_mount``.

@@ -1,7 +1,7 @@
 """The origins of a layer's objects: the base's objects that they were copied from.
 
 The kernel marks a copy with a handle of its origin; in a user namespace it marks only that
-there is one. What the marks do not tell is looked for in the base.
+there is one. An origin that the marks do not tell is looked for in the base.
 
 Spec WS11.
 """

@@ -1,4 +1,4 @@
-"""What becomes of a workspace when the run of its child has ended."""
+"""The outcome of a workspace when the run of its child has ended."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """What a patch says of one path: it came, went, or became another.
+    """One path in a patch: it came, went, or became another.
 
     Attributes:
         path: in both trees.

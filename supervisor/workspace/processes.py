@@ -3,7 +3,7 @@
 Rules:
  1. A process sees a workspace if one of its threads has that mount in its table. The table
     of the first thread is not enough: it may have ended, or left the mount namespace.
- 2. What is in the pid namespace of such a process, or stands beneath one, belongs to it. It
+ 2. A process in the pid namespace of such a process, or beneath one, belongs to it. It
     may have hidden the mount from its table (pivot_root(2)) and hold a file in it open.
  3. A look that met a process which ended meanwhile is not whole: that one may have belonged
     to them, and have forked.
@@ -158,7 +158,7 @@ def _states(pid: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _wait_of(pid: int, thread: int) -> bytes:
-    """Return the function of the kernel in which a thread waits; b"" if it is not told."""
+    """Return the kernel's function in which a thread waits; b"" if it is not told."""
     try:
         return Path(f"/proc/{pid}/task/{thread}/wchan").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the base had when a workspace first saw it, for each changed path.
+"""The base's object when a workspace first saw it, for each changed path.
 
 The kernel tells nobody of a copy-up, so what a path was copied from is recorded at every
 end of a run, look and commit.
@@ -26,7 +26,7 @@ _SETS_ATTRIBUTES = frozenset({Change.MODE, Change.RENAMED})
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
-    """What the base had at a path.
+    """The base's object at a path.
 
     Attributes:
         kind: as of ``stat.S_IFMT``; 0 for nothing.
@@ -74,7 +74,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 class RecordUpdate(msgspec.Struct, frozen=True):
-    """What of a record changes with a commit, besides the paths that it takes.
+    """Changes of a record by a commit, besides the paths that it takes.
 
     Attributes:
         linked: other paths whose base object changes with it: hard links.

@@ -1,4 +1,4 @@
-"""One run of a child in a workspace: checked, made or found, mounted, and looked at after."""
+"""One run of a child in a workspace: checked, made or found, mounted, examined."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def _is_mounted(layers: Layers) -> bool:
 
 
 def _shows_owners(directory: int, owners: int) -> bool:
-    """Tell whether a mount of a directory can show owners as a user namespace maps them."""
+    """Tell whether a mount of a directory can map owners by a user namespace."""
     try:
         hold_directory(directory, owners).close()
     except OSError:

@@ -103,7 +103,7 @@ def _text(path: bytes, *, is_directory: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a commit is asked to take.
+    """The choice of a commit: the paths that it is asked to take.
 
     Attributes:
         only: what it takes; everything if there is no pattern.
@@ -333,7 +333,7 @@ def _guarded_beneath(
 def _links_turned_out(
     merged: LayeredTree, directory: Node, path: bytes, origin: bytes, top: bytes
 ) -> list[bytes]:
-    """Return the links in a renamed directory that lead out only from where they are now."""
+    """Return the links in a renamed directory that lead out from their new place only."""
     found = []
     for name, node in things_beneath(merged, directory, path):
         if stat.S_ISLNK(node.status.st_mode):

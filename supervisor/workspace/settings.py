@@ -1,4 +1,4 @@
-"""What the operator sets for a workspace: bounds, and what is kept from whom."""
+"""Settings of a workspace: its bounds, hidden files, and guarded files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ GUARDED = (
     ".claude/**",
     ".codex/**",
 )
-"""What is guarded unless the configuration says otherwise."""
+"""Guarded patterns, unless the configuration says otherwise."""
 
 RESERVE = 0.05
 """The part of a file system that a layer, and what is kept beside it, leaves free."""
 
 
 class DiskRoom(NamedTuple):
-    """What a file system has left.
+    """The free room of a file system.
 
     Attributes:
         free_bytes: for an ordinary user.

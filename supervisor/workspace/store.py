@@ -45,7 +45,8 @@ IN_THE_MAKING = f"{HALF}new-"
 
 _MOUNT = b"mount"
 _VOLATILE_MARK = ("work/work", "work/work/incompat", "work/work/incompat/volatile")
-"""What overlayfs leaves of a mount that synced nothing, and the directories above it."""
+"""The mark that overlayfs leaves of a mount that synced nothing, and the directories
+above it."""
 
 _PAUSE_S = 0.02
 
@@ -84,7 +85,7 @@ class Top(NamedTuple):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What a workspace was at one moment.
+    """The state of a workspace at one moment.
 
     Attributes:
         label: its name in the workspace.
@@ -100,7 +101,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, kw_only=True):
-    """What a workspace is.
+    """The description of a workspace.
 
     Attributes:
         base: the path of the operator's directory.
@@ -385,7 +386,7 @@ def add_process(lock: int, process: ProcessIdentity) -> None:
 
 
 def add_mount(lock: int, mount: int) -> None:
-    """Write into a lock which mount its child has, for what cannot be asked of a child.
+    """Write into a lock which mount its child has; a child cannot be asked.
 
     Args:
         lock: of ``lock_for``.

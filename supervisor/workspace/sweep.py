@@ -1,6 +1,6 @@
-"""What a crash leaves among workspaces: found, and ended where that is certain.
+"""Leftovers of a crash among workspaces: found, and ended where that is certain.
 
-Rule: what another process has locked is at work, and left alone. What was changed in a
+Rule: what another process has locked is at work, and left alone. A changed file of a
 workspace is never removed here: a workspace that a dead host had stays as it is.
 """
 
@@ -51,7 +51,7 @@ class Left(NamedTuple):
 
 
 def sweep_workspaces(state_dir: str) -> Iterator[str]:
-    """End what a crash has left in a state directory; yield what was found, a line each."""
+    """End the leftovers of a crash in a state directory; yield a line for each."""
     for left in find_left(state_dir):
         if left.workspace:
             yield f"{left.what}: {left.path} ({_finish(state_dir, left.workspace)})"
@@ -71,7 +71,7 @@ def finish_removals(state_dir: str) -> Iterator[str]:
 
 
 def _may_be_in_the_making(path: str) -> bool:
-    """Tell whether another command may be making a workspace: a look takes no lock then.
+    """Tell whether another command may be making a workspace: then take no lock.
 
     The maker is refused where it finds a lock, and holds none just before its last rename.
     """
@@ -145,7 +145,7 @@ def _stages(base: bytes, known: set[bytes]) -> Iterator[Left]:
 
 
 def _is_locked(path: str) -> bool:
-    """Tell whether somebody works on a directory; so does one that cannot be looked at."""
+    """Tell whether a process works on a directory, or it cannot be looked at."""
     try:
         fd = os.open(path, _DIRECTORY)
     except OSError:

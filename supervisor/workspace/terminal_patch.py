@@ -1,4 +1,4 @@
-"""A patch as a terminal shows it: coloured, and with nothing that the terminal obeys.
+"""A patch for a terminal: coloured, and without controls that it obeys.
 
 A program that has written into a file can move the cursor or overwrite a line by what it
 wrote, and so hide what it changed from the person who looks.

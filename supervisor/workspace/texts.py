@@ -1,4 +1,4 @@
-"""The texts that files of a workspace began from, for a merge with what the base has now.
+"""The texts from which files of a workspace began, for a merge with the base.
 
 Rules:
  1. A text is kept while the base still has what was seen. It is named by its content, so
@@ -41,7 +41,7 @@ def is_text(content: bytes) -> bool:
 
 
 def rows_to_keep(rows: Sequence[Row], record: Record) -> list[Row]:
-    """Return the rows of which the base still has what they began from, and no text is kept."""
+    """Return the rows whose base is unchanged and whose text is not kept."""
     found = []
     for row in rows:
         seen = record.get(row.path)

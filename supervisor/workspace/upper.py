@@ -1,4 +1,4 @@
-"""What a commit leaves of the layer that a workspace writes to.
+"""The rest of the layer that a workspace writes to, after a commit.
 
 Rules:
  1. An object leaves the layer only if the tree shows the same without it.
@@ -111,7 +111,7 @@ def _directories_in(tree: LayeredTree, paths: Iterable[bytes]) -> set[bytes]:
 def _unneeded_opaque(
     base: LayeredTree, merged: LayeredTree, directories: Iterable[bytes]
 ) -> set[bytes]:
-    """Return opaque directories of the layer that hide nothing which is removed in them.
+    """Return opaque directories of the layer that hide no removed path.
 
     Args:
         base: the base alone.
@@ -129,7 +129,7 @@ def _unneeded_opaque(
     for row in compare(base, merged) if opaque else ():
         gone = row.path if row.change is Change.DELETED else row.origin
         if gone is not None:
-            # What hides it is the nearest one above it.
+            # The nearest one above it hides it.
             needed.update([one for one in parents(gone) if one in opaque][:1])
         if row.change is not Change.MODE:
             needed.add(row.path)  # a new one, where the base's was moved or removed
@@ -234,7 +234,7 @@ def unmark_opaque(upper: int, marks: bytes, paths: Sequence[bytes]) -> None:
 
 
 def put_whiteouts(upper: int, paths: Sequence[bytes]) -> None:
-    """Hide what the base has at some paths where the layer has a directory around them."""
+    """Hide the base's objects at some paths where the layer has a directory around."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             with _directory_of(upper, path) as (fd, name):
@@ -374,7 +374,7 @@ class _Pruning:
 
 
 class LayeredDirectory:
-    """What the layers below the upper one have in a directory.
+    """The content of a directory in the layers below the upper one.
 
     Args:
         tree: the workspace's layers.

@@ -1,4 +1,4 @@
-"""What can be asked of workspaces: each verb with its arguments, its work, its result.
+"""The verbs of workspaces: each with its arguments, its work, its result.
 
 The command line and a host's control socket both go by this table, so a verb that stands
 here can be asked of either, with the same rows. Results are plain JSON values (spec Forms).
@@ -105,7 +105,7 @@ class VerbError(Exception):
 
 
 class Done(msgspec.Struct):
-    """What became of a verb.
+    """The outcome of a verb.
 
     Attributes:
         result: plain JSON values.
@@ -181,7 +181,7 @@ def word_error(why: OSError) -> str:
     return f"cannot use {name or 'the workspace'}: {why.strerror}; nothing changed"
 
 
-# What each does
+# The work of each
 
 
 def _list(state_dir: str, _: NoArguments) -> Done:

@@ -1,4 +1,4 @@
-"""What a child has of its workspaces: mounts that it sees, and one as FD 3's root.
+"""A child's view of its workspaces: mounts that it sees, and one as FD 3's root.
 
 Rule: FD 3's root and what the child sees are copies of one mount, or the same: what is
 written by one way is seen by the other at once (spec WS2).
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 USERS, VIEW = "workspace users", "workspace view"
-"""What the user and the mount namespace of a child that makes its mounts are called."""
+"""Names of the user and the mount namespace of a child that makes its mounts."""
 
 
 def mount_word(index: int) -> str:

@@ -150,7 +150,8 @@ class Workspace:
         result = self._commits.commit(selection, is_dry=is_dry)
         if not is_dry:
             with contextlib.suppress(OSError):  # it is tried again by the next command
-                # What was left for later: this commit may have settled the rest of it.
+                # Work that was left for later: this commit may have settled the rest of
+                # it.
                 prune_later(self._held)
                 self._held.sweep_store()
         return result
