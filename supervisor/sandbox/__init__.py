@@ -1,1 +1,1 @@
-"""What walls a child in: which layers, what this machine gives, how a start asks for it."""
+"""The walls of a child: which layers, which this machine gives, how a start asks."""

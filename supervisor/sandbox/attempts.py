@@ -6,7 +6,7 @@ Rules of this file.
 
 1. Failing with ``OSError`` or ``MissingError`` says that the thing is not there;
    ``UnknownError``, that it could not be tried.
-2. What could harm this process is tried in another one.
+2. A trial that could harm this process runs in another one.
 """
 
 # ruff: noqa: PTH123 - one small file of /proc each

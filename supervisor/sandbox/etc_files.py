@@ -1,4 +1,4 @@
-"""Who a child is by name: files of ``/etc`` that are its own, in a fresh root.
+"""Files of ``/etc`` that are a child's own in a fresh root, with its names.
 
 Rule: they say nothing of the host's users, nor which machine this is.
 """

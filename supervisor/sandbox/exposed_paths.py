@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from supervisor.sandbox.plan import Wanted
 
 _OF_THE_MACHINE = ("/proc", "/sys", "/dev", "/run")
-"""What the kernel and running services show: of the child, another, or none."""
+"""Files of the kernel and running services: of the child, another, or none."""
 
 _OF_A_FRESH_ROOT = ("/etc", "/tmp")  # noqa: S108 - no file
 """Where a fresh root has files of the child's own: a grant to read hides none of them."""

@@ -1,4 +1,4 @@
-"""What a profile comes to here, as far as that is known before anybody is started.
+"""The outcome of a profile here, as far as it is known before a start.
 
 For ``check-config``, and for what has to be refused at a start.
 """
@@ -49,7 +49,7 @@ def no_netns(profile: Profile) -> tuple[str, str]:
     return "", ""
 
 
-# What keeps a child in its groups of processes, so that these keep its limits.
+# Layers that keep a child in its groups of processes, which keep its limits.
 #
 # Layers of which each set is enough.
 

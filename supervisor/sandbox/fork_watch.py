@@ -1,13 +1,13 @@
-"""Who runs into its limit of processes again and again gets few of the processors' time.
+"""Less processor time for a child that is refused forks again and again.
 
 Hearing of refused forks, and bounding the group of a child that tries on and on.
 
 Rules of this file.
 
 1. A fork that is refused costs everybody but its child: a hundred processes that try it
-   without a pause take the processors from all neighbours.  Who is refused ``REFUSALS``
-   or more in ``LOOK_S`` has ``CPUS`` from then on, until nothing was refused for ``CALM_S``;
-   for twice as long whenever it begins again.
+   without a pause take the processors from all neighbours. A child with ``REFUSALS`` or
+   more in ``LOOK_S`` has ``CPUS`` from then on, until nothing was refused for
+   ``CALM_S``; for twice as long each time it begins again.
 2. The kernel counts refusals (``pids.events``), and is asked each ``LOOK_S`` while a child
    with such a limit is there; a host without one is not woken.
 3. It takes a group with the controllers ``pids`` and ``cpu``; a child without has its

@@ -10,11 +10,11 @@ Rules of this file.
 2. Version 1: the hierarchies ``pids`` and ``memory``, where this user may make groups;
    ``cpu`` for a child whose processors' time is limited, or may have to be because its
    number of processes is (``sandbox.fork_watch``).
-3. What cannot be had of these is left out, and the detail of the layer names what was
-   joined.  Nothing at all is a reason.
-4. A group is removed when its child is gone: it is empty then, or it is killed. What
-   dies in it at that moment (a child that came to nothing, say) keeps it: it is tried
-   again when the next child starts, shortly after, and at the end.
+3. A group that cannot be had is left out, and the detail of the layer names the joined
+   ones. Nothing at all is a reason.
+4. A group is removed when its child is gone: it is empty then, or it is killed. A
+   process that dies in it at that moment (of a child that failed to start, say) keeps
+   it: it is tried again when the next child starts, shortly after, and at the end.
 5. A host of several children has the groups of the next one made beforehand, so that a
    child can wait in them (``launchpad.prefork``). They are bounded when they are taken.
 """
@@ -153,7 +153,7 @@ class Groups:
         """Remove them; what is still in one is killed first, where the kernel can.
 
         Returns:
-            Whether none is left. Who is in one was killed, and takes a while to end.
+            Whether none is left. A process in one was killed, and takes a while to end.
         """
         for path in tuple(self.made):
             with contextlib.suppress(OSError):  # version 1, or Linux before 5.14

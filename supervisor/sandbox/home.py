@@ -1,6 +1,6 @@
 """A child's HOME: its first entries, and whether the child can write there.
 
-What the host does to that directory before the child starts.
+The host's work on that directory before the child starts.
 
 Rule: an entry is written only into an empty directory, so that no link of a child that
 had it before is followed.

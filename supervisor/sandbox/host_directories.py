@@ -35,7 +35,7 @@ class Location(NamedTuple):
 def locations_of(*directories: int) -> tuple[Location, ...]:
     """Return where directories are that are held, by their descriptors.
 
-    What is removed lies nowhere, and is left out; so is -1, which is no descriptor.
+    A removed directory lies nowhere, and is left out; so is -1, which is no descriptor.
     """
     found = []
     for directory in directories:

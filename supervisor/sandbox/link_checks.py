@@ -2,9 +2,9 @@
 
 One check of what is held already.
 
-Rule: they are named by the operator, and are resolved anew at each start.  What
-stands where a child or its tools may write may be their work: a link that has come to
-stand in a grant's place would be a right to whatever it names.
+Rule: they are named by the operator, and are resolved anew at each start. A link where
+a child or its tools may write may be their work: a link that has come to stand in a
+grant's place would be a right to whatever it names.
 """
 
 # ruff: noqa: PTH115 - what is asked for is text

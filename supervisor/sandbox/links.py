@@ -10,11 +10,11 @@ Rules of this file.
    (``STEPS``): what is made to take long leads nowhere.
 2. Each part is opened in its directory, which is held: nothing that changes meanwhile
    leads another way than what was looked at.
-3. Who looks may be root, and a link may be the child's.  From there on nothing is looked
-   at but what is the child's and it may read, what it sees anyhow, and what lies on the
-   way to that: whether anything else is there, it does not learn.
-4. What is the child's is so by each name that it has: a directory that is mounted at two
-   places is one.  The kernel's table says which names those are.
+3. The looking process may be root, and a link may be the child's. From there on nothing
+   is looked at but what is the child's and it may read, what it sees anyhow, and what
+   lies on the way to that: whether anything else is there, it does not learn.
+4. A directory is the child's by each name that it has, also if it is mounted at two
+   places. The kernel's table says which names those are.
 5. A link that stands among the programs that the operator has named for it is
    his: where the child's link leads to one, that is a program by its name.
 """
@@ -157,7 +157,7 @@ class Links:
 
 
 class _Bounds:
-    """What may be looked at behind a link that may be the child's.
+    """Paths that may be looked at behind a link that may be the child's.
 
     Args:
         places: where it may lead.

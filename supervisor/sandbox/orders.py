@@ -1,4 +1,4 @@
-"""What goes to the launchpad for the layers that a child is to put on.
+"""The part of an order for the layers that a child is to put on.
 
 The words of each layer, as ``launchpad.child`` takes them, for a child and for a
 process that has nothing of any child's.

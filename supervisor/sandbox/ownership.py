@@ -1,6 +1,6 @@
 """Giving directories to a user, with what is in them.
 
-What the host does before a child of its own user starts.
+The host's work before a child with a user of its own starts.
 
 Rules of this file.
 
@@ -11,11 +11,11 @@ Rules of this file.
    it: who may write what it lies in (``/tmp``) could lead a host that is root anywhere.
 3. The directory itself is given last.  One that is the user's already is passed over:
    all in it was given then, or is its own work.
-4. What it lies in stays the host's alone, but lets the user's group through: a child
-   may see that, where its working directory is around it (``/tmp``, say).
+4. The directory around it stays the host's alone, but lets the user's group through: a
+   child may see that, where its working directory is around it (``/tmp``, say).
 5. The host's alone is what its keeper has, who is nobody: what is root's may be shown to
-   a child as its own (``launchpad.owners``), another host's child too. Who has it is
-   root only for a child that is root itself, and may have no capability to pass by.
+   a child as its own (``launchpad.owners``), another host's child too. It is root's
+   only for a child that is root itself, and may have no capability to pass by.
 """
 
 from __future__ import annotations

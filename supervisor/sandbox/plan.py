@@ -6,14 +6,14 @@ Rules of this file.
 
 1. A layer is asked for or it is not.  One that cannot be had ends the child that tried
    it, so no child runs in less than it reports.
-2. What this machine does not give is left out when the profile does not require it, and
-   the child is started again without it; the reason goes into its report.  A failure
+2. A layer that this machine does not give and the profile does not require is left out:
+   the child is started again without it, and the reason goes into its report. A failure
    that says nothing about the machine (no memory, too many namespaces, 16 layers of
-   Landlock) refuses the start: a child that can bring it about must not weaken a sandbox.
-   What the machine lacks is what a process lacks too that has nothing of any child's
-   (``sandbox.orders``): what lies under a child's names may be its own doing.
-3. What is required and missing refuses the start: which, why, what to install.  So does
-   what is there, but not for what is the child's: which path, why, what to do.
+   Landlock) refuses the start: a child that can bring it about must not weaken a
+   sandbox. The machine lacks a layer if a process without anything of a child's lacks
+   it too (``sandbox.orders``): files under a child's names may be its own doing.
+3. A required layer that is missing refuses the start: which, why, what to install. So
+   does what is there, but not for what is the child's: which path, why, what to do.
 4. A host that is root starts no child as root because a layer failed: where the profile
    has ``uid``, a start without it is refused, and no other layer's loss changes that.
 """
@@ -98,12 +98,12 @@ _OF_THE_MACHINE = frozenset(
         errno.EROFS,
     }
 )
-"""What a kernel answers that has no such thing, or gives it to nobody like us."""
+"""Errors of a kernel that has no such layer, or does not give it to this user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a child is to run in.
+    """The walls that a child is to have.
 
     Attributes:
         name: as the user writes it.
@@ -139,7 +139,7 @@ def named(
 
 @dataclass(slots=True)
 class Walls:
-    """What became of a profile for one child: its effective isolation.
+    """The outcome of a profile for one child: its effective isolation.
 
     Attributes:
         profile: what was asked for.
@@ -185,7 +185,7 @@ class Walls:
 
 
 class Machine:
-    """What one host has learnt of its machine, and the users it has given out.
+    """One host's knowledge of its machine, and the users that it has given out.
 
     Args:
         launchpad_pid: lives as long as the host and is no host: its range of users is
@@ -256,7 +256,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Plan:
-    """What one child is asked to put on itself; made anew for each attempt.
+    """The layers that one child is asked to put on; made again for each attempt.
 
     Attributes:
         profile: the profile.
@@ -411,7 +411,7 @@ class ShownMount:
 
 @dataclass(slots=True)
 class Wanted:
-    """What a child is to run in, and what was made ready for it.
+    """The walls that a child is to have, and the parts made ready for it.
 
     Attributes:
         profile: the layers.
@@ -495,7 +495,7 @@ class Wanted:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """What is not everybody's of what it sees, but for its program."""
+        """Visible files that are not everybody's, but for its program."""
         others = (
             *(*self.own, *self.kept, *self.shared),
             *(*self.programs, *self.unwritten, *self.exposed),

@@ -1,11 +1,12 @@
-"""What this machine gives a host: each thing tried, not looked up in a list of versions.
+"""The layers that this machine gives a host: each one tried, no list of versions.
 
 Rules of this file.
 
-1. A probe tries the thing itself, and undoes it.  What was not tried is "unknown".
+1. A probe tries the thing itself, and undoes it. A layer that was not tried is
+   "unknown".
 2. Each row says what was tried and what a host does without it.
-3. What a child runs in is tried with a child (``cli.doctor_layers``); the rows on layers
-   here say what the kernel has, for any user.
+3. The layers of a child are tried with a child (``cli.doctor_layers``); the rows on
+   layers here say what the kernel has, for any user.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What a program needs beside it, read by a host that may be root.
+"""Files that a program needs beside it, read by a host that may be root.
 
 The interpreter of a script, what env(1) is to look for, what a package manager has
 spread wider than ``bin`` and ``lib``.
 
 Rules of this file.
 
-1. What is read is a regular file, and the one that was looked at: a name is opened
+1. Only a regular file is read, and only the one that was looked at: a name is opened
    without following a link and without opening what it names (O_PATH), and then by its
-   descriptor.  A device is not opened, a FIFO or somebody's lease not waited for.
+   descriptor. A device is not opened, a FIFO or somebody's lease not waited for.
 2. Only the system's own env(1) is taken for one, and only a bare name is looked for.
 """
 
@@ -121,7 +121,7 @@ def _beginning(path: str, size: int = _SETTINGS_BYTES) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):
             return b""
-        # What was looked at, whatever stands under its name now.
+        # The file that was looked at, whatever stands under its name now.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(f"/proc/self/fd/{found}", flags), "rb") as file:
             return file.read(size)

@@ -1,8 +1,9 @@
 """A child's private directories: its root, a TMPDIR and a HOME of its own.
 
 They are made when the child is spawned, 0700, and removed in the background when it has
-ended, before the host ends (spec S4).  What they lie in is kept by nobody, and lets the
-group of a child's own user through (``sandbox.ownership``).
+ended, before the host ends (spec S4). The directory around them belongs to a user
+without processes, and lets the group of a child's own user through
+(``sandbox.ownership``).
 
 Rules of this file.
 
@@ -11,8 +12,8 @@ Rules of this file.
    that is how ``doctor --leaks`` tells (attack 39).
 2. A root that is to be kept has a name of its own: nobody takes it for a leftover.
 3. Removal takes no name on trust and no depth for granted: a child may have made links,
-   3,000 nested directories, or directories that nobody may enter.  What is removed is
-   what is held: who may write where these directories are made (a grant on ``/tmp``, say)
+   3,000 nested directories, or directories that nobody may enter. Only held directories
+   are removed: a process that may write where they are made (a grant on ``/tmp``, say)
    can put a link in the place of one.
 4. Their paths have no links: one that is found on the way to them later is somebody's
    doing, and their users follow none (``sandbox.ownership``, ``spec``).
@@ -54,7 +55,7 @@ REMOVE_TIMEOUT_S = 30.0
 longest removal for which no thread can be started."""
 
 SLICE_S = 0.001
-"""What others wait for at once while a removal has no thread: a directory of any size is
+"""The longest wait of others while a removal has no thread: a directory of any size is
 removed in turns with them."""
 
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -144,7 +145,7 @@ class Scratch:
 
     @property
     def fd(self) -> int:
-        """What the directories were made in, held until they are removed; -1 then."""
+        """The directory around them, held until they are removed; -1 then."""
         return self._fd
 
     def descriptors(self) -> tuple[tuple[int, str], ...]:
@@ -155,7 +156,8 @@ class Scratch:
         """Remove what was made, but a root that is to be kept.
 
         Returns:
-            What could not be removed and why, in one line; None if nothing is left.
+            The rest that could not be removed and why, in one line; None if nothing is
+            left.
 
         Cancellation: it is removed all the same.
         """

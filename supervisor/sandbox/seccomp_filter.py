@@ -5,15 +5,16 @@ A list of calls and an assembler for it, as classic BPF.
 Rules of this file.
 
 1. It is a deny list: what it takes away are doors to the kernel that no child needs, so
-   that a program written for an ordinary user runs.  What a child may open is
-   Landlock's, whom it may see is the namespaces'.
+   that a program written for an ordinary user runs. Files of a child are Landlock's
+   matter, visible processes are the namespaces'.
 2. A call of another architecture than the host's own is refused, all of it.
 3. ``clone3`` hides its flags from a filter: ENOSYS, and the C library takes ``clone``.
    So does ``openat2`` its mode, and who uses that has a way without.
-4. Nobody makes a file set-user-ID or set-group-ID.  In its own mounts that means nothing;
-   but what a tool makes in its child's root is the host's user's on the disk, root's say,
-   and there every local user could run it.
-5. Who sees other processes of its user, the host's among them, sets limits for none but
+4. No file is made set-user-ID or set-group-ID. In its own mounts that means nothing;
+   but what a tool makes in its child's root is the host's user's on the disk, root's
+   say, and there every local user could run it.
+5. A child that sees other processes of its user, the host's among them, sets limits for
+   none but
    itself: with a limit of processor's time the kernel would end them.  Nor does it say
    when others run, and where: a relay that has no processor answers nobody.  Landlock,
    which keeps signals in, knows none of these calls.

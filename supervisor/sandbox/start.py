@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 PROCESSES, MEMORY = "limit of processes", "limit of memory of all its processes"
 OWN_DIRECTORIES, LISTENER = "own directories", "listener on its loopback"
 READ_ONLY = "read-only mount"
-"""What is no layer, and said to be missing all the same: limits; a way to TMPDIR and to the
-sockets of services; a service's port in its net namespace; a workspace that is to be read."""
+"""Parts that are no layers, and are reported missing all the same: limits; a way to
+TMPDIR and to the sockets of services; a service's port in its net namespace; a
+workspace that is to be read."""
 
 NO_LAYERS = (PROCESSES, MEMORY, OWN_DIRECTORIES, LISTENER, READ_ONLY)
 
@@ -406,7 +407,7 @@ def _asked(
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Return what goes to the launchpad, and what a child has no way to.
 
-    Whatever goes wrong is this start's failure.
+    Every fault is this start's failure.
 
     Raises:
         SpawnError: it cannot be found out.

@@ -1,4 +1,4 @@
-"""What a child sees of the file system: rules, and what becomes of them in each layer.
+"""A child's view of the file system: rules, and their form in each layer.
 
 One list, in the forms in which the launchpad takes it.
 
@@ -26,7 +26,7 @@ _TMP = "/tmp"  # noqa: S108 - the child's own
 
 
 class Rule(NamedTuple):
-    """What may be done with a path and all beneath it.
+    """The rights on a path and all beneath it.
 
     Attributes:
         path: without symbolic links.
@@ -50,7 +50,7 @@ class Rule(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a child sees.
+    """The files that a child sees.
 
     Attributes:
         rules: what may be done where.
@@ -176,7 +176,7 @@ def _kind_around(tops: Mapping[bytes, str], path: bytes) -> str:
 
 def _gives(tree: Rule, rule: Rule) -> bool:
     """Tell whether what lies in a tree is there as a rule wants it."""
-    # What is executed from is read as well.
+    # A place to execute from is read as well.
     alike = tree.kind == rule.kind or (tree.kind, rule.kind) == ("execute", "read")
     return alike and tree.mapped == rule.mapped
 

@@ -1,4 +1,4 @@
-"""What of the file system a sandboxed child may see, beside what comes through FD 3.
+"""Files that a sandboxed child may see, beside those through FD 3.
 
 A list of paths with what may be done beneath each, made in the host, which may look
 everywhere.
@@ -10,18 +10,19 @@ Rules of this file.
 2. COMMAND, what its ``#!`` line names, the installation of each (found by following its
    symbolic links, one after the other) and the working directory are read and executed,
    wherever they are.  Of an installation only the directories that hold programs and
-   libraries: ``~/.local`` holds programs, and secrets beside them.  What npm has put
-   beside a program, and the Python that a venv was made from, are part of it.
+   libraries: ``~/.local`` holds programs, and secrets beside them. The packages that
+   npm has put beside a program, and the Python of a venv, are part of it.
 3. A working directory ``/`` adds nothing: a daemon starts there, and everything is
    beneath it.
 4. TMPDIR and the directory of the child's sockets are its own.  Its private root, and
-   the grants to write, are not on the list: they come through FD 3.  What these
-   directories lie in, and a daemon's own, are hidden where they lie in what it sees.
-5. Who looks may be root, and what it looks at may be the child's: a link that the child
-   may have made leads to what is the child's to read or what it sees anyhow, or it leads nowhere,
-   and a program of a project brings nothing along that it names itself.  The one that
-   the operator has named is followed wherever it leads (rule 2).  What the child
-   sees anyhow it sees no better for its link, and what it may write is never behind one.
+   the grants to write, are not on the list: they come through FD 3. The directories
+   around these, and a daemon's own, are hidden where they lie in visible ones.
+5. The looking process may be root, and the files may be the child's: a link that the
+   child may have made leads to what is the child's to read or what it sees anyhow, or
+   it leads nowhere, and a program of a project brings nothing along that it names
+   itself. The one that the operator has named is followed wherever it leads (rule 2).
+   A link gives no better sight of a file that the child sees anyhow, and a writable
+   file is never behind one.
 6. A program or a part of an installation that everybody may read is shown as it is, and
    not as the child's own: an owner may do more than read, take leases (fcntl(2)) say.
 """
@@ -114,7 +115,7 @@ class _Finder:
     def _seen(self) -> Iterator[str]:
         """Yield the places that a link of the child's may lead to (rule 5)."""
         for rule in self.rules.values():
-            # What ``/proc/self`` is to the host is another thing to the child.
+            # ``/proc/self`` is another directory for the host than for the child.
             if rule.kind != "list" and rule.path != "/proc":
                 yield rule.path
 
@@ -199,7 +200,7 @@ class _Finder:
             is_foreign = is_named_by_them and not self._is_theirs(walk.real)
             if is_foreign and not os.access(walk.real, os.X_OK):
                 return
-            # What a file or a link of the child's names is there as it is to others.
+            # The target of a child's file or link is there as it is to others.
             for hop in walk.hops:
                 prefix = os.path.dirname(os.path.dirname(hop))
                 is_mapped = not is_named_by_them or self._is_theirs(prefix)
@@ -250,7 +251,7 @@ class _Finder:
 
     def _add_parts(self, program: str, *, mapped: bool) -> None:
         prefix, kind = os.path.split(os.path.dirname(program))
-        # What stands in "shims" finds the program among installed versions by itself.
+        # A program in "shims" finds the installed version by itself.
         parts = {"bin": _PARTS, "sbin": _PARTS, "shims": _SHIMS_PARTS}.get(kind, ())
         if prefix in ("/", "/usr"):
             return
@@ -358,7 +359,7 @@ def view_of(  # noqa: PLR0913, PLR0917 - a list of places
 def _is_everybodys(path: str) -> bool:
     """Tell whether everybody keeps files in a directory without links, as in ``/tmp``.
 
-    What is root's there is nobody's business: it is shown as it is.
+    Root's files there are no child's business: they are shown as they are.
     """
     mode = _mode(path)
     return bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)

@@ -1,8 +1,8 @@
 """The sockets by which a child that is being started sends descriptors to the host.
 
 Rules:
- 1. One pair serves all attempts to start one child. What an attempt has sent that failed
-    is closed before the next one.
+ 1. One pair serves all attempts to start one child. Descriptors of a failed attempt are
+    closed before the next one.
  2. A child sends before its exec, so what it has sent is there once it has started.
 """
 
@@ -102,7 +102,7 @@ class _Wanted(NamedTuple):
 
 
 class InnerListener(InnerPair):
-    """What services want a child to listen on.
+    """Listeners that services want of a child.
 
     Raises:
         OSError: there is no descriptor for the pair.

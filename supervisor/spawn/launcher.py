@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from supervisor.spawn.process import ProcessState
     from supervisor.spawn.request import SpawnRequest
 
-# The launchpad ends 50 processes in 20 ms and exits. What takes longer (a dead network
-# file system, a fork bomb) is left to it, and it is left alive for that.
+# The launchpad ends 50 processes in 20 ms and exits. Slower work (a dead network file
+# system, a fork bomb) is left to it, and it is left alive for that.
 STOP_TIMEOUT_S = 2.0
 
 # Microseconds, unless it is stopped or has very much to end.
@@ -63,7 +63,7 @@ SPAWN_TURN_S = 1.0
 
 
 class RecordState(msgspec.Struct, array_like=True):
-    """What the launchpad has said of a process.
+    """The launchpad's word on a process.
 
     Attributes:
         ident: its number.
@@ -181,8 +181,8 @@ class Launcher:
     async def stock(self) -> tuple[processes.ProcessIdentity, ...]:
         """Return who waits for an order at the moment: (pid, create_time) of each.
 
-        Nobody is named if the launchpad does not answer in time: it is in trouble, and
-        what it keeps is as suspicious as everything beneath it.
+        No process is named if the launchpad does not answer in time: it is in trouble,
+        and its children are as suspicious as everything beneath it.
 
         Raises:
             LaunchpadLost: nobody waits any more.
@@ -301,7 +301,7 @@ class Launcher:
         """Send one message, whole, when there is room for it.
 
         Raises:
-            LaunchpadLost: Nobody is there to take it.
+            LaunchpadLost: No caller is there to take it.
         """
         async with self._sending:
             while not self._has_put(message, fds):

@@ -1,7 +1,7 @@
 """A child that was started, as the host holds it: by its pidfd, and what was said of it.
 
-What the launchpad has said of one child, the handle of its process, and the error of a
-host that has lost its launchpad.
+The launchpad's word on one child, the handle of its process, and the error of a host
+that has lost its launchpad.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ExitStatus:
     """How a process ended: exactly one of code and signal, or neither if unknown.
 
     Attributes:
-        code: What it exited with.
-        signal: What killed it.
+        code: Its exit status.
+        signal: The signal that killed it.
         utime_s: User time of it and of the children it waited for.
         stime_s: as above, in the kernel.
         maxrss_kib: Largest resident set; includes that of the launchpad it was forked
@@ -57,13 +57,13 @@ Born = tuple[int, int, tuple[tuple[str, str], ...], int, int]
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What the launchpad has said of one child. All events are set when it is lost.
+    """The launchpad's word on one child. All events are set when it is lost.
 
     Attributes:
         started: Set when `born` or `failure` is there.
         exited: Set when `status` is there.
         swept: Set when nothing it left behind is alive.
-        abandoned: Nobody waits for `born` any more.
+        abandoned: No task waits for `born` any more.
         born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
         failure: (errno, stage, detail).
         stock: what a question, which has a record as well, was answered.
@@ -269,7 +269,7 @@ class SpawnedProcess:
     async def end_tree(self) -> None:
         """SIGKILL this process and all beneath it; returns when that is asked for.
 
-        What escapes this by forking is ended after the process's death.
+        A process that escapes this by forking is ended after the process's death.
         """
         await self.signal_tree(signals.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""What a child is to be, and why it could not become that.
+"""The request for a child, and the reason why it could not start.
 
 The request as the host words it, its checks, its form on the wire, the search for its
 program, and the error with the exit status it stands for.
@@ -38,12 +38,12 @@ class SpawnError(Exception):
     """A child could not be started, and nothing is left of it.
 
     Attributes:
-        errno: What the failing step said.
+        errno: The error of the failing step.
         stage: "lookup", "request", "fork", a step of `launchpad.child.STEPS`, or
             "pidfd" if this process may open no more descriptors.
         text: One line: what, to what, why.
         reason: The last part of that, in the kernel's words.
-        missing: What the program needs and does not find: a path, "" for nothing.
+        missing: The path that the program needs and does not find; "" for none.
     """
 
     missing = ""
@@ -57,7 +57,7 @@ class SpawnError(Exception):
 
     @property
     def exit_status(self) -> int:
-        """What `run` exits with: 127 not found, 126 not executable, 125 refused."""
+        """The exit status of `run`: 127 not found, 126 not executable, 125 refused."""
         if self.stage not in {"lookup", "exec"}:
             return 125
         return 127 if self.errno in {errno.ENOENT, errno.ENOTDIR} else 126
@@ -65,22 +65,23 @@ class SpawnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SpawnRequest:
-    """What a child is to be. Text that came from bytes is surrogateescaped.
+    """The request for a child. Text that came from bytes is surrogateescaped.
 
     Attributes:
         executable: An absolute path, as `find_executable` gives it.
-        argv: What the program sees, its own name first.
+        argv: The arguments of the program, its own name first.
         env: All of its environment.
         cwd_fd: Its working directory; the caller's to close.
         fds: (source, number in the child): it has these open and no others. The
             sources are the caller's to close, once `Launcher.spawn` is over.
         rlimits: (resource, soft, hard) as for setrlimit(2), -1 is no limit.
         umask: None for the host's.
-        layers: What each sandbox layer takes, by its name (``launchpad.child.STEPS``).
-        listener: What the host has in its net namespace; takes netns.
+        layers: Arguments of each sandbox layer, by its name
+            (``launchpad.child.STEPS``).
+        listener: Listeners of the host in its net namespace; takes netns.
         mounts: Mounts of the host's that `layers` names in "mountns"; the caller's.
-        locks: What the launchpad keeps open as long as it or what it left is alive,
-            also if this host ends; the caller's.
+        locks: Descriptors that the launchpad keeps open as long as it or a leftover of
+            it lives, also if this host ends; the caller's.
         joined: Namespaces by name of the child whose tool it is, where the words of
             "userns", "netns" or a mount say so; the caller's.
         sends: The way of the mounts that it makes itself; None if the host wants none.
@@ -285,7 +286,7 @@ _TO_DO = {
     errno.EACCES: "; make it executable (chmod +x), or start what runs it",
     errno.EISDIR: "; name a program",
 }
-"""What to do where a program is not to be executed."""
+"""The remedy where a program cannot be executed."""
 
 
 def _of_a_step(stage: str, number: int, shown: str) -> tuple[str, str]:

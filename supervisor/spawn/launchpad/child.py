@@ -1,4 +1,4 @@
-"""What a forked child does to itself before it becomes its program.
+"""The steps of a forked child before it becomes its program.
 
 The steps between fork and exec, and the report of the one that failed. The launchpad's own
 process runs none of them.
@@ -14,7 +14,8 @@ Rules:
  4. Of signals the launchpad blocks SIGCHLD alone, and ignores none; what it catches is
     the default again after exec (execve(2)).
  5. This ends in exec or in `os._exit`; it never returns into the launchpad's loop.
- 6. What waits for its order (``launchpad.prefork``) holds nothing of the launchpad's.
+ 6. A child that waits for its order (``launchpad.prefork``) holds nothing of the
+    launchpad's.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def become(order: Order, launchpad: int, report: int) -> NoReturn:
 
 
 def _missing_interpreter(executable: bytes, number: int) -> bytes:
-    """What execve(2) did not find, if the file itself is there; b"" if it is not.
+    """Return the path that execve(2) did not find beside an existing file, or b"".
 
     ENOENT names the file, the interpreter of its "#!" line or the loader of an ELF
     program alike. Asked in the forked child, where one may block.
@@ -113,7 +114,7 @@ def _missing_interpreter(executable: bytes, number: int) -> bytes:
     if number != errno.ENOENT:
         return b""
     try:
-        # What stands there now may be a FIFO: its child may have put it there.
+        # The file there may be a FIFO now: its child may have put it there.
         fd = os.open(executable, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return b""
@@ -328,9 +329,10 @@ def _limit_resources(order: Order, _launchpad: int) -> None:
 def _fewer_descriptors() -> tuple[int, int, int]:
     """Return a limit of descriptors that is less than the host's.
 
-    What is in flight over unix sockets is counted by user, and a sender compares that
-    with a limit of its own (unix(7), ETOOMANYREFS): a child of its host's user that had as
-    many could stuff its own sockets until the host sends nobody a descriptor.
+    The kernel counts descriptors in flight over unix sockets by user, and a sender
+    compares that with a limit of its own (unix(7), ETOOMANYREFS): a child of its host's
+    user that had as many could stuff its own sockets until the host sends nobody a
+    descriptor.
     """
     soft, hard = resource.prlimit(0, resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:  # Linux knows none; others that play it may

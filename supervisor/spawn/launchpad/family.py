@@ -1,4 +1,4 @@
-"""Who stands beneath a launchpad: its children, from their fork to their burial.
+"""The children of a launchpad, from their fork until they are reaped.
 
 One record a child, and the tables by which it is found.
 
@@ -158,7 +158,7 @@ class Family:
         """
         try:
             # Nothing is asked for: EPOLLHUP always comes, when it is known what becomes
-            # of a child. What it tells before is read with that, or before somebody is
+            # of a child. Its earlier reports are read with that, or before a child is
             # reaped.
             self._epoll.register(report, 0)
         except OSError as why:

@@ -3,11 +3,11 @@
 The calls clone(2) and clone3(2) for a process of one thread.
 
 Rules:
- 1. Only a process without other threads calls this. What `os.fork` does around the call
-    is about threads, and costs as much as the call.
- 2. Who is cloned into a group of version 2 (CLONE_INTO_CGROUP) is never moved: to move a
-    process, the kernel waits until no processor looks at any list of processes, 4 to
-    20 ms.
+ 1. Only a process without other threads calls this. The work of `os.fork` around the
+    call is about threads, and costs as much as the call.
+ 2. A child that is cloned into a group of version 2 (CLONE_INTO_CGROUP) is never moved:
+    to move a process, the kernel waits until no processor looks at any list of
+    processes, 4 to 20 ms.
  3. A pid namespace that root makes is made by the launchpad itself: its init and the
     child are both forked from here, and then it forks into its own namespace again.
 """
@@ -40,7 +40,7 @@ _SIGCHLD = int(_signal.SIGCHLD)
 
 _INIT_NAME = b"sandhost-init"
 
-# Nobody can help by trying in another way.
+# No other way of trying helps.
 _NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
 
 
@@ -147,8 +147,8 @@ class PidNamespaces:
 def be_init() -> NoReturn:
     """Be the init of a pid namespace: do nothing, until the namespace is ended.
 
-    What an init does not handle the kernel keeps from it, but for SIGKILL and SIGSTOP
-    from above (pid_namespaces(7)).
+    The kernel keeps signals from an init that it does not handle, but for SIGKILL and
+    SIGSTOP from above (pid_namespaces(7)).
     """
     try:
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)

@@ -17,8 +17,8 @@ Rules:
     the host, a subreaper too, ends the rest.
  6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
     hangs alone. Without events the launchpad sleeps.
- 7. What is asked for again and again waits forked (``launchpad.prefork``), and is forked
-    while nobody waits for the launchpad.
+ 7. An order that comes again and again finds a child that waits forked
+    (``launchpad.prefork``); it is forked while no caller waits for the launchpad.
  8. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
     no ``json``: it starts in the time of a bare interpreter plus 4 ms.
 
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 _NAME = b"sandhost-pad"
 
-# Who was started runs this long, on this processor, before anybody is forked that is
-# not waited for: that takes as long as a small program does.
+# A started child runs this long on this processor before a child is forked that no
+# caller waits for: as long as a small program takes.
 _HEAD_START_S = 0.0005
 
 
@@ -312,7 +312,7 @@ def main() -> None:
     # Its memory holds other children's environments, its descriptors the control
     # socket: no child of the same user may look at either (ptrace, pidfd_getfd).
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    # What a dead child leaves comes here (rule 2).
+    # Leftovers of a dead child come here (rule 2).
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     # The host waits for what it says, and its children for nothing that it does.
     syscalls.ask_for_slices(syscalls.SHORT_SLICE_NS)

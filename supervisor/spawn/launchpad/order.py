@@ -1,4 +1,4 @@
-"""What one child is to become, and what it tells of itself on its way there.
+"""The order for one child, and the child's reports on its way there.
 
 The order that a forked process carries out, and the frames of the pipe by which it
 reports.
@@ -35,14 +35,14 @@ DETAIL_BYTES = 1024
 # the kernel does at once.
 GROUP_TO_FORK_INTO = b"cgroup.procs"
 
-# What a report says first; the last one is said by nobody, but by the pipe's end.
+# The first word of a report; the last report is the pipe's end.
 FORKING, BECAME, APPLIED, GAVE_UP, ENDED = range(5)
 
 Rules = tuple[tuple[bytes, str], ...]
 
 
 class Order:
-    """What one child is to become.
+    """The order for one child.
 
     Attributes:
         applied: (layer, detail) of what has been put on.

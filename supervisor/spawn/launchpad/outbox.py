@@ -1,4 +1,4 @@
-"""What a launchpad has to say to its host, in order, while the host may not listen.
+"""Messages of a launchpad to its host, in order, while the host may not listen.
 
 A queue with descriptors that travel with its messages.
 """
@@ -69,7 +69,7 @@ class Outbox:
     def _send(self, message: tuple[object, ...], fds: tuple[int, ...]) -> None:
         """Send a message; one whose descriptors may not travel is a start that failed.
 
-        Nobody tells when fewer are in flight again.
+        No event tells when fewer are in flight again.
         """
         try:
             wire.send_message(self._control, message, fds)

@@ -8,8 +8,8 @@ Rules:
     were the same in all orders of that shape so far, its Landlock rules.
  2. A shape that was asked for twice is kept: one child, for the last `SHAPES` of them.
     A host with one child has no stock.
- 3. Who waits in groups of processes gets only an order for exactly these. The host makes
-    them beforehand (SPARE): nobody is moved between groups.
+ 3. A child that waits in groups of processes gets only an order for exactly these. The
+    host makes them beforehand (SPARE): nobody is moved between groups.
  4. A child that fails in stock is nobody's: its shape has to be asked for twice again.
     The order that would have been its own fails, or not, in a child forked for it.
  5. A process that waits holds no descriptor, environment or directory of any child.
@@ -64,7 +64,7 @@ class Kind:
 
 
 class Stock:
-    """Who waits for which order."""
+    """The waiting child of each kind of order."""
 
     def __init__(self) -> None:
         self._kinds: dict[Shape, Kind] = {}  # the last one asked for stands last
@@ -83,7 +83,7 @@ class Stock:
         _share(kind, layers.get("landlock"))
         groups = layers.get("cgroup", ())
         for other in self._kinds.values():
-            # Who waits in the groups of a child of another kind is in its way.
+            # A waiting child in the groups of another kind is in its way.
             if groups and other is not kind and other.groups == groups:
                 self._give_up(other)
         child = kind.child

@@ -34,7 +34,8 @@ _REAPED_AT_ONCE = 1024
 # Groups of ended children that are remembered: a host removes them at once, and only one
 # that is killed meanwhile leaves them.
 _LEFT_GROUPS = 256
-# What fits into a datagram: the host may have no descriptor left for a longer message.
+# As much as fits into a datagram: the host may have no descriptor left for a longer
+# message.
 _SWEPT_AT_ONCE = 8192
 
 
@@ -132,8 +133,8 @@ class Ends:
     def sweep(self) -> bool:
         """Kill what dead children left; whether there was something to kill.
 
-        Only direct children are killed, as fast as they can be listed. What stands
-        beneath them comes here when they die, which is the next SIGCHLD.
+        Only direct children are killed, as fast as they can be listed. Their
+        descendants come here when they die, which is the next SIGCHLD.
         """
         children = self._children.pids()
         # After the list was read: who stands on it and is no leftover was announced.

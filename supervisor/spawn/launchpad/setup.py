@@ -52,8 +52,8 @@ def take_control_socket() -> _socket.socket:
 def set_signals() -> None:
     """Survive what is sent to a whole service or session; ignore nothing.
 
-    What is ignored stays ignored over exec, so children would need it put back; what
-    is caught, they have as the default.
+    An ignored signal stays ignored over exec, so children would need it put back; a
+    caught one is the default for them.
     """
     for number in _signal.valid_signals():
         if number in _CAUGHT_SIGNALS:
@@ -76,7 +76,7 @@ class Deaths:
     """Hears that somebody may have died: signalfd(2) for SIGCHLD, which is blocked.
 
     A handler would cost each death the call of it, a byte in a pipe, and the call that it
-    breaks off. What is forked unblocks the signal.
+    breaks off. A forked child unblocks the signal.
 
     Raises:
         OSError: there is no descriptor to be had.

@@ -114,6 +114,6 @@ def _open_standard_descriptors() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """What an interpreter may need to find its own library, and nothing else."""
+    """Variables that an interpreter may need to find its own library, and no others."""
     path = os.environ.get("LD_LIBRARY_PATH")
     return {} if path is None else {"LD_LIBRARY_PATH": path}

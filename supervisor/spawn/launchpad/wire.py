@@ -1,4 +1,4 @@
-"""What the host and its launchpad say to each other, as datagrams.
+"""The messages between the host and its launchpad, as datagrams.
 
 The messages, and sending and receiving one.
 

@@ -16,7 +16,7 @@ JOINS = "joins"
 """A word of an order, and no layer: which namespaces of another child come with it."""
 
 USERS, VIEW, NET = "users", "view", "net"
-"""What those are called: of users, of mounts, of the network."""
+"""Names of the kinds: of users, of mounts, of the network."""
 
 SENT = "sent"
 """A word of an order, and no layer: the child sends the host its overlays, and its user

@@ -8,9 +8,9 @@ Rules:
     it meanwhile: nothing is made in it, and no name is looked up through it that could
     lead out of it. A place in it is opened without any link, from the fresh root's top;
     what is not there, or not the same file, is passed over.
- 2. What is to be hidden within a copy is covered by an empty directory of ours, to read
-    only, in which there are no places but for trees that lie beneath. Whatever keeps it
-    from being covered ends the start: it may have been moved to where it would be seen.
+ 2. A path to hide within a copy is covered by an empty read-only directory of ours,
+    with places only for trees that lie beneath. A path that cannot be covered ends the
+    start: it may have been moved to where it would be seen.
  3. A place in what is ours is looked up from the top of that, by a descriptor: nobody but
     this process has touched it.
 """
@@ -85,7 +85,7 @@ _fsmount = caller(_SYS_FSMOUNT, "nnn")
 
 
 class Held:
-    """What is held of one of the trees.
+    """The descriptor of one of the trees.
 
     Attributes:
         path: of the tree.
@@ -227,7 +227,7 @@ class Stage:
         ours = self._holder(tree.path)
         try:
             if ours is None:
-                # What stands in a copy under that name may be the child's doing.
+                # A file in a copy under that name may be the child's doing.
                 place = self._the_same(tree)
             elif ours.make_place(tree.path, is_directory=tree.is_directory):
                 place = open_exactly(ours.name(tree.path), ours.top)

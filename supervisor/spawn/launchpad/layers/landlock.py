@@ -42,7 +42,7 @@ _KINDS = {
     "device": _READ_FILE | _WRITE_FILE | _IOCTL_DEV,
     "write": _FILE_SYSTEM_NOW & ~_IOCTL_DEV,
 }
-"""What is allowed beneath a path, by the word for it in a rule."""
+"""Rights beneath a path, by their word in a rule."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -118,7 +118,7 @@ def apply(
             the rules say.
 
     Returns:
-        What was applied, in a few words.
+        The applied rules, in a few words.
 
     Raises:
         OSError: it cannot be had; E2BIG: 16 layers are there already.

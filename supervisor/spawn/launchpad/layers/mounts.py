@@ -4,20 +4,20 @@ A fresh root directory that holds copies of mounts of what a child may see, and 
 else: no ``/run`` with its sockets, no other child's directories, no homes.
 
 Rules:
- 1. Called in a mount namespace of its own (``launchpad.namespaces``). What fails, fails
+ 1. Called in a mount namespace of its own (``launchpad.namespaces``). A failure comes
     before the root changes.
- 2. What is copied is held by a descriptor before anything is covered (open_tree(2)),
-    and is private before that: a copy of a shared mount, as systemd makes all of them,
-    would show in the host's tree what is mounted in it, and here what the host mounts.
- 3. Who owns what there is mapped where the child is another user than the host: what is
-    root's is the child's own to read. Its mounts are read-only, so only to read.
+ 2. A copy is held by a descriptor before anything is covered (open_tree(2)), and is
+    private before that: a copy of a shared mount, as systemd makes all of them, would
+    show its mounts in the host's tree, and the host's mounts here.
+ 3. Owners there are mapped if the child is another user than the host: root's files are
+    the child's own to read. Its mounts are read-only, so only to read.
  4. A child that stays user 0, which it does where owners cannot be mapped, owns the
     settings of the machine in ``/proc/sys``, without any capability. It gets a ``/proc``
     to read only: a program that the kernel is to run at a crash is run outside.
- 5. What is mounted beneath a tree whose owners are mapped, and cannot have its own mapped
-    (a cgroup file system, say), is left out: its place is covered, and the rest is there.
- 6. What is copied is attached beneath the fresh root, and some of it hidden again, as
-    the rules of ``launchpad.fresh_root`` say.
+ 5. A mount beneath a tree with mapped owners that cannot have its own mapped (a cgroup
+    file system, say) is left out: its place is covered, and the rest is there.
+ 6. Copies are attached beneath the fresh root, and parts of them hidden again, as the
+    rules of ``launchpad.fresh_root`` say.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _LINKS = (
 )
 
 _PROGRAMS, _OTHERS_PROGRAMS = b"/.sandhost", b"/usr/local/bin"
-"""What a child has of ours to run, and where that is seen."""
+"""The program of ours that a child may run, and where it is seen."""
 
 _TERMINALS = b"newinstance,ptmxmode=0666,mode=0620,max=256"
 """Of a child's own devpts: as many as it has, others have fewer (kernel.pty.max)."""
@@ -109,7 +109,7 @@ _open_tree = caller(_SYS_OPEN_TREE, "ntn")
 
 
 class Made:
-    """What is made in the fresh root itself.
+    """Entries of the fresh root itself.
 
     Attributes:
         links: (path, target) of symbolic links.
@@ -168,7 +168,7 @@ def build(
         fresh_proc: a ``/proc`` of this process's own pid namespace; else the old one.
 
     Returns:
-        What was made, in a few words.
+        The mounts that were made, in a few words.
 
     Raises:
         PartError: owners cannot be mapped on one of the file systems, the fresh
@@ -375,7 +375,7 @@ def _send(way: int, overlays: list[int]) -> None:
 def _copy_of_joined(namespace: int, path: bytes) -> int:
     """Copy a mount of another mount namespace, by a process that enters that one.
 
-    Nobody comes back from there who is not root outside.
+    Only root outside comes back from there.
 
     Raises:
         PartError: it cannot be had there.

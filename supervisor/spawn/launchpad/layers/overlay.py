@@ -72,7 +72,7 @@ _fsmount = caller(_SYS_FSMOUNT, "nnn")
 def clone_mount(fd: int) -> int:
     """Return a descriptor of a copy of a mount from one directory on, attached nowhere.
 
-    What is mounted beneath is not copied.
+    Mounts beneath are not copied.
 
     Raises:
         OSError: EPERM: this process has no CAP_SYS_ADMIN; EINVAL: a mount of another

@@ -48,8 +48,8 @@ def become_user(uid: int) -> str:
 def _hand_over(number: int, uid: int) -> None:
     """Let a standard descriptor that is a nameless pipe be opened again by its user.
 
-    Shells do that for ``> /dev/stderr``. Who else holds the pipe needs no owner for it;
-    files and terminals have names, and are left alone.
+    Shells do that for ``> /dev/stderr``. Other holders of the pipe need no owner for
+    it; files and terminals have names, and are left alone.
     """
     try:
         if os.readlink(f"/proc/self/fd/{number}").startswith("pipe:"):

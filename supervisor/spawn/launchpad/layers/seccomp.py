@@ -27,7 +27,7 @@ def apply(code: bytes) -> str:
         code: instructions as struct sock_filter, in this machine's byte order.
 
     Returns:
-        What was applied, in a few words.
+        The applied filter, in a few words.
 
     Raises:
         OSError: ENOSYS, EINVAL: the kernel has no filters; EACCES: no no_new_privs.
