@@ -54,7 +54,7 @@ DOWN = (
 
 
 class Event(Enum):
-    """What can happen to it."""
+    """An event of its life."""
 
     START = "start"  # its turn has come, or somebody asked
     ENDED = "ended"  # and it is not to come back
@@ -65,7 +65,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What its keeper does then."""
+    """The keeper's action then."""
 
     NOTHING = "-"
     SPAWN = "spawn"
@@ -169,7 +169,7 @@ class RestartPolicy:
 
 
 class RestartsState(msgspec.Struct):
-    """What is handed over of the restarts of one child; ages in seconds."""
+    """The hand-over of the restarts of one child; ages in seconds."""
 
     total: int
     in_a_row: int
