@@ -5,7 +5,8 @@ host asks it.
 
 Rules of this file.
 
-1. Reserve, call, settle; on every way out the reservation ends (spec L10).
+1. Reserve, call, settle; on every way out the reservation ends (spec L10). It is in the
+   ledger before the call is sent: a host that is killed has forgotten none (spec FL7).
 2. It streams from the provider, so that who is gone costs nothing more, and what was
    received until then is charged.  A request that has gone out whole is charged however
    it ends, and counts as a call, unless the provider refused it (spec L10, L11).
@@ -338,6 +339,7 @@ class Gateway:
             data = await in_thread(call.encode, bound)
         else:
             data = call.encode(bound)
+        await self._spending.kept()
         ask = call.model.provider.ask
         asking = ask(call.api, data, request, call.headers, call.max_retries)
         received = await _receive(asking, answer, take)
@@ -371,18 +373,24 @@ class Gateway:
         is_plain = len(code) <= MAX_CODE_CHARS and _CODE.fullmatch(code)
         return code if is_plain and self._redactor.text(code) == code else ""
 
+    def reserve(self, reservation: ReservedCall) -> int:
+        """Let the ledger keep what a call may cost; return its number there."""
+        return self._spending.reserve(reservation.amounts)
+
+    def settle(self, call: Call, number: int, cost: float, *, counts: bool) -> None:
+        """Let the ledger keep what a call has cost in place of that."""
+        self._spending.add(call.node, cost, int(counts), number)
+
     def charged(
         self,
         call: Call,
         usage: Usage,
         cost: float,
         *,
-        counts: bool,
         outcome: str,
         latency_s: float,
     ) -> None:
         """Tell of a call that has ended (spec L13: no text of it)."""
-        self._spending.add(call.node, cost, int(counts))
         self._journal.write(
             "llm.called",
             child_id=call.child_id,
@@ -481,6 +489,7 @@ class _Meter:
         self._reservation = reservation
         self._answer = answer
         self._request = request
+        self._number = gateway.reserve(reservation)
         self._began = time.monotonic()
 
     def settle(self, outcome: str) -> None:
@@ -497,11 +506,11 @@ class _Meter:
         else:
             reservation.release()
         latency_s = time.monotonic() - self._began
+        self._gateway.settle(self._call, self._number, cost, counts=counts)
         self._gateway.charged(
             self._call,
             usage,
             cost,
-            counts=counts,
             outcome=outcome,
             latency_s=latency_s,
         )

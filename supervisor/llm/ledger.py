@@ -9,16 +9,20 @@ Rules of this file.
    away is gone (``kept``): a host that is killed forgets nothing that anybody has seen.
 3. Hosts that share a directory share the totals: each takes over, with every charge,
    what the others have added.
-4. A child's total outlives the child, by its name; without a file as long as the host.
+4. What a call may cost at most is in the file before the call is sent (spec FL7). When
+   its host is dead it counts as spent: each start looks for dead hosts, by their locks.
+5. A child's total outlives the child, by its name; without a file as long as the host.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import sqlite3
+import struct
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +33,7 @@ from hostlib.threads import in_thread
 from supervisor.llm.quota import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 RUN, DAY, NEVER = "run", "day", "never"
 """When spending is forgotten: with the host, at midnight UTC, not at all."""
@@ -52,6 +56,11 @@ CREATE TABLE IF NOT EXISTS spent_by_child (
     period TEXT, child TEXT, tokens REAL NOT NULL, calls INTEGER NOT NULL,
     PRIMARY KEY (period, child)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS hosts (number INTEGER PRIMARY KEY AUTOINCREMENT);
+CREATE TABLE IF NOT EXISTS reserved (
+    host INTEGER, call INTEGER, account TEXT, period TEXT NOT NULL,
+    tokens REAL NOT NULL, PRIMARY KEY (host, call, account)
+) WITHOUT ROWID;
 """
 _ADD = """
 INSERT INTO spent (period, tokens, calls) VALUES (:period, :tokens, :calls)
@@ -72,6 +81,19 @@ SELECT tokens, calls FROM spent_by_child WHERE period = :period AND child = :acc
 """
 
 
+_RESERVE = """
+INSERT INTO reserved (host, call, account, period, tokens) VALUES (?, ?, ?, ?, ?)
+"""
+_RESERVED_BY = """
+SELECT period, account, sum(tokens), count(*) FROM reserved WHERE host = ?
+GROUP BY period, account
+"""
+_FORGET_HOST = """
+DELETE FROM hosts WHERE number = :host
+AND NOT EXISTS (SELECT 1 FROM reserved WHERE host = :host)
+"""
+
+
 @dataclass(slots=True)
 class Charge:
     """What is to be added to an account."""
@@ -85,6 +107,16 @@ class Charge:
     def key(self) -> tuple[str, str]:
         """What tells where it goes."""
         return self.period, self.account
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What a call that is to be sent may cost an account at most."""
+
+    call: int
+    account: str
+    period: str
+    tokens: float
 
 
 class LedgerError(Exception):
@@ -118,6 +150,12 @@ class _File:
                 self._base.execute("PRAGMA journal_mode = WAL")
                 self._base.execute("PRAGMA synchronous = NORMAL")
                 self._base.executescript(_SCHEMA)
+                # Each living host holds a lock on the byte of its number.
+                _make_private(f"{self.path}-hosts")
+                flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._locks = os.open(f"{self.path}-hosts", flags)
+                stack.callback(os.close, self._locks)
+                self._host = self._count_host()
                 stack.pop_all()
         except (OSError, sqlite3.Error) as why:
             text = getattr(why, "strerror", None) or why
@@ -132,6 +170,39 @@ class _File:
             self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
         )
 
+    def _count_host(self) -> int:
+        """Return this host's number; charge what dead hosts had reserved."""
+        self._base.execute("BEGIN IMMEDIATE")
+        with self._base:
+            query = "INSERT INTO hosts DEFAULT VALUES RETURNING number"
+            ((host,),) = self._base.execute(query).fetchall()
+            self._lock_byte(host)
+            rows = self._base.execute("SELECT number FROM hosts").fetchall()
+            for (other,) in rows:
+                if other != host and self._lock_byte(other):
+                    self._charge_dead(other)
+        return int(host)
+
+    def _lock_byte(self, host: int) -> bool:
+        """Lock the byte of a host's number; return False if that host has it.
+
+        An open file description has the lock (F_OFD_SETLK, fcntl(2)): it is gone with
+        the process, and never with another file of it.
+        """
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, host, 1, 0)
+        try:
+            fcntl.fcntl(self._locks, fcntl.F_OFD_SETLK, lock)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def _charge_dead(self, host: int) -> None:
+        rows = self._base.execute(_RESERVED_BY, (host,)).fetchall()
+        for period, account, tokens, calls in rows:
+            self._add(Charge(period, account, tokens, calls))
+        self._base.execute("DELETE FROM reserved WHERE host = ?", (host,))
+        self._base.execute("DELETE FROM hosts WHERE number = ?", (host,))
+
     def total(self, period: str, account: str) -> tuple[float, int]:
         """Return (tokens, calls) of an account in a period."""
         names = {"period": period, "account": account}
@@ -139,20 +210,39 @@ class _File:
         row = self._base.execute(query, names).fetchone()
         return (float(row[0]), int(row[1])) if row else (0.0, 0)
 
-    def add(self, charges: list[Charge]) -> list[tuple[float, int]]:
-        """Add all of them, or none; return the total of each account."""
-        totals = []
+    def write(
+        self, charges: list[Charge], reserved: list[Reserved], ended: list[int]
+    ) -> list[tuple[float, int]]:
+        """Write all of it, or nothing; return the total of each account charged.
+
+        Args:
+            charges: to be added.
+            reserved: what calls may cost that are to be sent.
+            ended: calls whose reservations are to be removed.
+        """
         self._base.execute("BEGIN IMMEDIATE")
         with self._base:  # commits, or rolls back
-            for charge in charges:
-                query = _ADD if charge.account == HOST else _ADD_CHILDS
-                (row,) = self._base.execute(query, asdict(charge)).fetchall()
-                totals.append((float(row[0]), int(row[1])))
-        return totals
+            rows = [
+                (self._host, one.call, one.account, one.period, one.tokens)
+                for one in reserved
+            ]
+            self._base.executemany(_RESERVE, rows)
+            query = "DELETE FROM reserved WHERE host = ? AND call = ?"
+            self._base.executemany(query, [(self._host, call) for call in ended])
+            return [self._add(charge) for charge in charges]
+
+    def _add(self, charge: Charge) -> tuple[float, int]:
+        query = _ADD if charge.account == HOST else _ADD_CHILDS
+        (row,) = self._base.execute(query, asdict(charge)).fetchall()
+        return float(row[0]), int(row[1])
 
     def close(self) -> None:
         """Close the file, and with it its journal."""
+        # Where it cannot be written, the next start finds a dead host of that number.
+        with suppress(sqlite3.Error):
+            self._base.execute(_FORGET_HOST, {"host": self._host})
         self._base.close()
+        os.close(self._locks)
 
 
 class Spending:
@@ -186,6 +276,9 @@ class Spending:
         self._clock = clock
         self._period = self._period_now()
         self._waiting: dict[tuple[str, str], Charge] = {}
+        self._calls = 0
+        self._reserved: dict[int, list[Reserved]] = {}  # not written yet
+        self._ended: list[int] = []  # written, and to be removed
         self._turn = trio.Lock()
         self._file = None
         if directory is not None and window != RUN:
@@ -212,7 +305,11 @@ class Spending:
     @property
     def is_writing(self) -> bool:
         """Whether a charge is on its way into the file, or waits for that."""
-        return self._turn.locked() or bool(self._waiting)
+        return self._turn.locked() or self._is_waiting
+
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self._waiting or self._reserved or self._ended)
 
     def begin_anew(self) -> bool:
         """Begin a new window if it is time, and tell whether it was.
@@ -262,10 +359,39 @@ class Spending:
             self._accounts[node] = name
             return node
 
-    def add(self, node: Node, tokens: float, calls: int) -> None:
-        """Keep a charge that a node and its ancestors have already."""
+    def reserve(self, amounts: Iterable[tuple[Node, float]]) -> int:
+        """Keep what a call may cost; it may be sent once that is ``kept``.
+
+        Args:
+            amounts: each node that pays, with what is reserved there.
+
+        Returns:
+            A number of the call, for its end.
+        """
+        self._calls += 1
+        if self._file is not None:
+            self._reserved[self._calls] = [
+                Reserved(self._calls, self._accounts[node], self._period, amount)
+                for node, amount in amounts
+                if node in self._accounts
+            ]
+        return self._calls
+
+    def add(
+        self, node: Node, tokens: float, calls: int, reserved: int | None = None
+    ) -> None:
+        """Keep a charge that a node and its ancestors have already.
+
+        Args:
+            node: what was charged.
+            tokens: weighted.
+            calls: that count.
+            reserved: the number of the call that has ended.
+        """
         if self._file is None:
             return
+        if reserved is not None and self._reserved.pop(reserved, None) is None:
+            self._ended.append(reserved)
         for one in node.path():
             account = self._accounts.get(one)
             if account is not None:
@@ -278,19 +404,20 @@ class Spending:
             known.calls += charge.calls
 
     async def kept(self) -> None:
-        """Return when every charge so far is in the file, or it was said why not."""
+        """Return when all so far is in the file, or it was said why not."""
         if self._file is None:
             return
         async with self._turn:  # a task that waited finds the work done
-            while self._waiting:
+            while self._is_waiting:
                 charges = list(self._waiting.values())
-                self._waiting.clear()
+                reserved, ended = self._reserved, self._ended
+                self._waiting, self._reserved, self._ended = {}, {}, []
+                rows = [row for rows in reserved.values() for row in rows]
                 try:
-                    totals = await in_thread(self._file.add, charges)
+                    totals = await in_thread(self._file.write, charges, rows, ended)
                 except BaseException as why:
                     # Nothing was written, or nobody had begun to: it is to be counted.
-                    for charge in charges:
-                        self._put(charge)
+                    self._put_back(charges, reserved, ended)
                     if not isinstance(why, (sqlite3.Error, OSError)):
                         raise
                     if not self._is_failing:
@@ -301,6 +428,20 @@ class Spending:
                 self._is_failing = False
                 for charge, total in zip(charges, totals, strict=True):
                     self._take_over(charge, total)
+
+    def _put_back(
+        self,
+        charges: list[Charge],
+        reserved: dict[int, list[Reserved]],
+        ended: list[int],
+    ) -> None:
+        for charge in charges:
+            self._put(charge)
+        # A call that has ended meanwhile was never written, and need not be.
+        over = set(self._ended) & reserved.keys()
+        left = {call: rows for call, rows in reserved.items() if call not in over}
+        self._reserved = left | self._reserved
+        self._ended = ended + [call for call in self._ended if call not in over]
 
     def _take_over(self, charge: Charge, total: tuple[float, int]) -> None:
         """Count what other hosts have added, and what this one has not written yet."""

@@ -270,6 +270,7 @@ class ReservedCall:
         weights: of the model.
 
     Attributes:
+        amounts: each node that pays, with what was reserved there.
         reserved: the most that was reserved at any node.
         max_tokens: as above.
         prompt_tokens: as above.
@@ -280,6 +281,7 @@ class ReservedCall:
     __slots__ = (
         "_call",
         "_tokens",
+        "amounts",
         "cost",
         "max_tokens",
         "prompt_tokens",
@@ -297,6 +299,9 @@ class ReservedCall:
     ) -> None:
         amounts = [(one, min(worst_cost, one.left)) for one in node.tokens.path()]
         self._tokens = Reservation(amounts)
+        self.amounts = tuple(
+            (one, amount) for one, (_, amount) in zip(node.path(), amounts, strict=True)
+        )
         self._call = Reservation([(calls, 1) for calls in node.calls.path()])
         self.reserved = max(amount for _, amount in amounts)
         self.max_tokens = max_tokens

@@ -301,3 +301,84 @@ async def test_the_files_descriptors_are_explained(tmp_path: Path) -> None:
     links = {os.readlink(f"/proc/self/fd/{fd}") for fd in named}
     assert os.path.join(tmp_path, LEDGER) in links
     await spending.close()
+
+
+def rows_of(directory: Path, table: str) -> list[tuple[object, ...]]:
+    """Return the rows of a table of the ledger."""
+    base = sqlite3.connect(directory / LEDGER)
+    try:
+        rows: list[tuple[object, ...]] = base.execute(
+            f"SELECT * FROM {table}"  # noqa: S608
+        ).fetchall()
+        return rows
+    finally:
+        base.close()
+
+
+# spec FL7: what a dead host had reserved counts as spent, a living one's does not.
+async def test_only_a_dead_hosts_reservations_are_charged(tmp_path: Path) -> None:
+    root = Node()
+    living = Spending(root, "never", str(tmp_path))
+    child = await living.node_of_child("a")
+    living.reserve(((child, 30.0), (root, 20.0)))
+    await living.kept()
+    other = Node()
+    beside = Spending(other, "never", str(tmp_path))
+    assert other.tokens.used == 0.0
+    await beside.close()
+    await living.close()  # with a call under way, as a kill leaves it
+    again = Node()
+    later = Spending(again, "never", str(tmp_path))
+    assert (again.tokens.used, again.calls.used) == (20.0, 1)
+    child = await later.node_of_child("a")
+    assert (child.tokens.used, child.calls.used) == (30.0, 1)
+    assert rows_of(tmp_path, "reserved") == []
+    assert len(rows_of(tmp_path, "hosts")) == 1
+    await later.close()
+    assert rows_of(tmp_path, "hosts") == []
+
+
+# spec FL7: a settled call is charged what it cost, in one transaction with its end.
+async def test_a_call_that_is_settled_leaves_no_reservation(tmp_path: Path) -> None:
+    root = Node()
+    spending = Spending(root, "never", str(tmp_path))
+    number = spending.reserve(((root, 30.0),))
+    await spending.kept()
+    assert len(rows_of(tmp_path, "reserved")) == 1
+    spending.add(root, 4.0, 1, number)
+    await spending.kept()
+    assert rows_of(tmp_path, "reserved") == []
+    assert rows_of(tmp_path, "spent") == [("never", 4.0, 1)]
+    await spending.close()
+
+
+# spec FL7
+async def test_a_call_that_ends_before_it_is_written_is_never_written(
+    tmp_path: Path,
+) -> None:
+    root = Node()
+    spending = Spending(root, "never", str(tmp_path))
+    spending.add(root, 0.0, 0, spending.reserve(((root, 30.0),)))
+    await spending.kept()
+    assert rows_of(tmp_path, "reserved") == []
+    await spending.close()
+
+
+# spec FL7: what could not be written is written later, but for what has ended.
+async def test_reservations_wait_for_a_file_that_fails(tmp_path: Path) -> None:
+    said: list[str] = []
+    root = Node()
+    spending = Spending(root, "never", str(tmp_path), said.append)
+    base = sqlite3.connect(tmp_path / LEDGER)
+    base.execute("ALTER TABLE reserved RENAME TO away")
+    ended, left = (spending.reserve(((root, 30.0),)) for _ in range(2))
+    await spending.kept()
+    assert len(said) == 1
+    spending.add(root, 4.0, 1, ended)
+    await spending.kept()
+    base.execute("ALTER TABLE away RENAME TO reserved")
+    base.close()
+    await spending.kept()
+    assert [row[1] for row in rows_of(tmp_path, "reserved")] == [left]
+    assert rows_of(tmp_path, "spent") == [("never", 4.0, 1)]
+    await spending.close()

@@ -5,6 +5,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -49,6 +50,14 @@ def run(where: Path, config: str, script: str, *options: str) -> Outcome:
 def events(where: Path) -> list[dict[str, object]]:
     """Read the journal."""
     return [json.loads(line) for line in (where / "journal").read_bytes().splitlines()]
+
+
+def wait_for_request(log: Path) -> None:
+    """Return when the provider has told its log of a request."""
+    deadline_s = time.monotonic() + 60.0
+    while not (log.exists() and log.read_bytes()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 # spec L3, L4, L9, L13: the commands, `-` being the child's own streams.
@@ -252,6 +261,33 @@ def test_a_host_that_is_killed_forgets_nothing(tmp_path: Path, provider: str) ->
     base.close()
     outcome = sandhost("run", "--config", path, "--", "sandhost", "llm", "quota")
     assert outcome.out == (b"90.0/100 weighted tokens (90.0% used, 10.0 remaining)\n")
+
+
+# spec FL7, L10: a call is in the ledger before it is sent, with what it may cost at most.
+def test_a_host_that_is_killed_in_a_call_counts_what_was_reserved(
+    tmp_path: Path, provider: str
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        f'[host]\nstate_dir = "{tmp_path}/state"\n'
+        f'[llm]\nbase_url = "{provider}"\napi_key_file = "{key_file(tmp_path)}"\n'
+        'max_tokens = 25\n[llm.quota]\nmax_tokens = 1000\nwindow = "never"\n'
+    )
+    call = ("sandhost", "llm", "chat", "-p", "!slow=600 hello")
+    with running("run", "--config", path, "--", *call) as process:
+        wait_for_request(tmp_path / "served")
+        process.kill()
+        process.wait()
+    outcome = sandhost("run", "--config", path, "--", "sandhost", "llm", "quota")
+    spent = float(outcome.out.split(b"/")[0])
+    # At least the output, 25 tokens of weight 4, and the prompt beside it.
+    assert 100.0 < spent < 200.0
+    again = sandhost("run", "--config", path, "--", "sandhost", "llm", "quota")
+    assert again.out == outcome.out
+    with sqlite3.connect(tmp_path / "state" / "llm-quota.sqlite3") as base:
+        assert base.execute("SELECT calls FROM spent").fetchall() == [(1,)]
+        assert base.execute("SELECT * FROM reserved").fetchall() == []
+    base.close()
 
 
 # What a host does not offer costs it nothing: openai takes over half a second to import.
