@@ -220,6 +220,32 @@ class Launcher:
             raise OSError(number, os.strerror(number))
         return record.owners
 
+    async def arm(self, deadline_s: float) -> None:
+        """Let the kernel end the launchpad, and with it all children, at a time.
+
+        It fires while this process, the launchpad and the children are stopped (spec
+        FL6). Each call replaces the time of the one before.
+
+        Args:
+            deadline_s: of CLOCK_BOOTTIME; one that has passed ends them at once.
+
+        Raises:
+            OSError: the kernel makes no timer.
+            LaunchpadLost: the launchpad has ended.
+        """
+        self._last_ident += 1
+        ident = self._last_ident
+        record = self._records[ident] = Record()
+        try:
+            await self.send((wire.ARM, ident, int(deadline_s * 1e9)))
+            await record.exited.wait()
+        finally:
+            self._records.pop(ident, None)
+        self.check()
+        if not record.is_armed:
+            number = errno.EIO if record.failure is None else record.failure[0]
+            raise OSError(number, os.strerror(number))
+
     def check(self) -> None:
         """Raise LaunchpadLost if there is no launchpad any more."""
         if self._lost is not None:

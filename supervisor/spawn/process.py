@@ -68,6 +68,7 @@ class Record:
         failure: (errno, stage, detail).
         stock: what a question, which has a record as well, was answered.
         owners: as above, a descriptor; -1 if there is none. Belongs to who asked.
+        is_armed: the kernel has the deadline that was asked for.
         at_exit: called when `exited` is set; at once, and so not to wait or raise.
     """
 
@@ -80,6 +81,7 @@ class Record:
     status: ExitStatus | None = None
     stock: tuple[processes.ProcessIdentity, ...] = ()
     owners: int = -1
+    is_armed: bool = False
     at_exit: Callable[[], None] | None = None
 
     @property
@@ -97,6 +99,9 @@ class Record:
         """
         if kind == wire.LISTED:
             (self.stock,) = said
+            self.exited.set()
+        elif kind == wire.ARMED:
+            self.is_armed = True
             self.exited.set()
         elif kind == wire.OWNED:
             if fds:  # else this process may open no more

@@ -43,6 +43,8 @@ VFS_DOORS = (
     "vfs.ledger",
     "vfs.handover",
 )
+KERNEL_OF_LAUNCHPAD = ("epoll", "kill_timer", "processes", "syscalls")
+"""Modules of `hostlib.linux` that the launchpad loads; they use the standard library."""
 PSUTIL_HOME = "supervisor.usage.samples"
 
 # Each costs a child more at its start than everything that it needs together.
@@ -164,7 +166,7 @@ def test_the_launchpad_loads_the_standard_library_and_its_own_files() -> None:
         if not name.startswith("supervisor.spawn.launchpad")
     }
     parents = {"supervisor", "supervisor.spawn", "hostlib", "hostlib.linux"}
-    kernel = {f"hostlib.linux.{name}" for name in ("epoll", "processes", "syscalls")}
+    kernel = {f"hostlib.linux.{name}" for name in KERNEL_OF_LAUNCHPAD}
     assert others <= parents | kernel
 
 

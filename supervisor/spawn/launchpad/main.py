@@ -14,7 +14,8 @@ Rules:
     which is killed when the child has ended, and with it all that is left in there.
  5. Nothing ends the launchpad but the end of its host (EOF), and then only after the
     whole tree. If it is killed, the kernel kills its children (PR_SET_PDEATHSIG) and
-    the host, a subreaper too, ends the rest.
+    the host, a subreaper too, ends the rest. That is how a deadline ends it (ARM): the
+    kernel's timer needs no process of ours to be awake.
  6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
     hangs alone. Without events the launchpad sleeps.
  7. An order that comes again and again finds a child that waits forked
@@ -38,6 +39,7 @@ import os
 import select
 
 from hostlib.linux import syscalls
+from hostlib.linux.kill_timer import KillTimer
 from supervisor.spawn.launchpad import life, setup, wire
 from supervisor.spawn.launchpad.child import become
 from supervisor.spawn.launchpad.family import Child, Family, no_fork
@@ -73,6 +75,7 @@ class _Launchpad:
         self._stock = Stock()
         self._outbox = Outbox(control, self._epoll)
         self._ends = Ends(self._family, self._hear_all, self._bury, self._outbox.put)
+        self._timer: KillTimer | None = None
         self._has_begun = False  # somebody, a moment ago
         self._namespaces = PidNamespaces()
         self._deaths = setup.Deaths()
@@ -154,8 +157,17 @@ class _Launchpad:
         elif kind == wire.OWNERS:
             namespace = os.dup(owners.owners_of(*body))
             self._outbox.put((wire.OWNED, ident), namespace)
+        elif kind == wire.ARM:
+            self._arm(ident, *body)
         else:
             self._outbox.fail(ident, errno.EINVAL, "request")
+
+    def _arm(self, ident: int, deadline_ns: int) -> None:
+        """Let the kernel end this process at a time (spec FL6)."""
+        if self._timer is None:
+            self._timer = KillTimer()
+        self._timer.arm(deadline_ns)
+        self._outbox.put((wire.ARMED, ident))
 
     def _spawn(self, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
         order = Order({})

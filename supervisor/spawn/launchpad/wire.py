@@ -18,6 +18,7 @@ Rules:
     ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
     ``(SPARE, 0, groups)``: groups that a coming child may be asked to be in.
     ``(LIST, id)``: which children are in stock.
+    ``(ARM, id, deadline_ns)``: end this process at that time of CLOCK_BOOTTIME.
     ``(OWNERS, id, user, owner)``: for the namespace that shows one's files as the other's.
 
  4. Launchpad to host:
@@ -29,6 +30,7 @@ Rules:
     ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
     ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
     ``(LISTED, id, stock)``: (pid, create_time) of each, its init's too.
+    ``(ARMED, id)``: the kernel has that time, and no other; or FAILED.
     ``(OWNED, id)`` with that user namespace; or FAILED.
     SPAWNED, EXITED, SWEPT of one id come in this order.
  5. The launchpad and a child in stock (``launchpad.prefork``) speak in the same way:
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 VERSION = 16
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
-OWNERS, OWNED = 9, 10
+OWNERS, OWNED, ARM, ARMED = 9, 10, 11, 12
 
 # A bigger message travels in a memfd, sent as the last descriptor: a datagram must fit into
 # the socket's buffer (208 KiB by default). The datagram then says what message that is, for

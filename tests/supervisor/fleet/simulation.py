@@ -168,6 +168,7 @@ class Simulation:
         self._ledgers = 0
         self._calls = 0
         self._charged = 0.0
+        self._costs: dict[str, float] = {}
         self._forgiven = 0.0
         self._has_lost_ledger = False
         self._accepted: dict[str, int] = {}
@@ -549,6 +550,7 @@ class Simulation:
         """Send a call whose reservation is stored; the provider charges it."""
         cost = machine.worsts[call] * self.random.random()
         machine.calls[call] = cost
+        self._costs[call] = cost
         self._charged += cost
         self._check_quota()
         ends_s = self.random.random() * self.random.choice([0.1, 1.0, 15.0])
@@ -632,10 +634,12 @@ class Simulation:
         if not process.is_alive:
             return
         process.is_alive = False
-        # What is reserved counts as spent, whatever the calls cost.
-        rows = machine.node.held.rows()
-        reserved = sum(sum(row.reserved.values()) for row in rows)
-        self._forgiven += reserved - sum(machine.calls.values())
+        # What is reserved in the ledger counts as spent, whatever its call has cost.
+        for (table, _), data in machine.ledger.items():
+            if table == "held":
+                row = msgspec.msgpack.decode(data, type=HeldRow)
+                for call, worst in row.reserved.items():
+                    self._forgiven += worst - self._costs.get(call, 0.0)
         machine.calls.clear()
         if self.random.random() < 0.7:  # the launchpad sees it, unless it is stopped
             self.after(0.05, self._kill_all, machine)

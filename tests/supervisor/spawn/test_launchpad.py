@@ -9,6 +9,7 @@ import errno
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,85 @@ def pad(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pad]:
 def is_over(pidfd: int) -> bool:
     """Whether the process behind it has ended."""
     return bool(select.select([pidfd], [], [], 0)[0])
+
+
+# ---------------------------------------------------------------- the deadline
+
+
+def boot_s() -> float:
+    """CLOCK_BOOTTIME."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def arm(pad: Pad, deadline_s: float) -> None:
+    """Arm the launchpad's timer, and hear that it is."""
+    pad.ask((wire.ARM, 900, int(deadline_s * 1e9)), [])
+    assert pad.answer() == ((wire.ARMED, 900), [])
+
+
+def reap(*pidfds: int) -> None:
+    """Wait for processes that came to this one when their launchpad had ended."""
+    for pidfd in pidfds:
+        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        os.close(pidfd)
+
+
+# spec FL6: the launchpad and its children are stopped, and nobody wakes them.
+def test_a_deadline_ends_a_stopped_launchpad_and_its_stopped_children(pad: Pad) -> None:
+    pad.spawn(1, b"/bin/sleep", b"600")
+    _, child = pad.born()
+    arm(pad, boot_s() + 0.2)
+    for pidfd in (child, pad.pidfd):
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+    for pidfd in (pad.pidfd, child):
+        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+    ended = os.waitid(os.P_PIDFD, pad.pidfd, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    assert ended.si_status == signal.SIGKILL
+    reap(child)
+
+
+# spec FL6: what detached itself in a pid namespace ends with it.
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a pid namespace as root")
+def test_a_deadline_ends_what_detached_itself_in_its_namespace(pad: Pad) -> None:
+    ours, theirs = os.pipe()
+    script = b"setsid sh -c 'echo $$; exec sleep 600' & sleep 600"
+    layers: dict[str, object] = {"pidns": ()}
+    argv = (b"sh", b"-c", script)
+    body: Message = (b"/bin/sh", argv, {}, (0, 1, 2), (), None, layers)
+    pad.ask((wire.SPAWN, 1, *body), [pad.cwd, pad.null, theirs, pad.null])
+    os.close(theirs)
+    (kind, *_, init), (child,) = pad.answer()
+    assert kind == wire.SPAWNED
+    init = os.pidfd_open(init)
+    assert os.read(ours, 16)
+    arm(pad, boot_s() + 0.2)
+    for pidfd in (child, pad.pidfd):
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+    # The pipe ends when the last that has it has.
+    assert select.select([ours], [], [], PATIENCE_S)[0]
+    assert os.read(ours, 16) == b""
+    os.close(ours)
+    reap(child, init)
+
+
+# spec FL5, FL6: each renewal replaces the deadline before.
+def test_a_later_deadline_replaces_the_one_before(pad: Pad) -> None:
+    near_s = boot_s() + 0.3
+    arm(pad, near_s)
+    arm(pad, near_s + 3600)
+    while boot_s() < near_s + 0.1:
+        time.sleep(0.02)
+    pad.ask((wire.LIST, 7), [])
+    assert pad.answer()[0][:2] == (wire.LISTED, 7)
+    assert not is_over(pad.pidfd)
+
+
+# spec FL6
+def test_a_deadline_that_has_passed_ends_the_launchpad_at_once(pad: Pad) -> None:
+    pad.ask((wire.ARM, 900, int((boot_s() - 5) * 1e9)), [])
+    assert select.select([pad.pidfd], [], [], PATIENCE_S)[0]
 
 
 # ---------------------------------------------------------------- messages
