@@ -1,4 +1,4 @@
-"""A certificate for `localhost` that nobody trusts until a test says so."""
+"""A certificate for a name, `localhost` if none is said, that nobody trusts until a test says so."""
 
 import subprocess
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 
-def certificate(where: Path) -> Path:
-    """Return a file with a key and its certificate, made by openssl(1)."""
+def certificate(where: Path, name: str = "localhost") -> Path:
+    """Return a file with a key and its certificate for a name, made by openssl(1)."""
     key, made = where / "tls-key.pem", where / "tls-made.pem"
     command = [
         "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
         "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1", "-subj",
-        "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+        f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}",
         "-keyout", str(key), "-out", str(made),
     ]  # fmt: skip
     try:

@@ -1,0 +1,95 @@
+"""All the world of a host: servers of one name in a net namespace, and the host itself.
+
+    networkworld.py DIRECTORY CERTIFICATE COMMAND...
+
+Run by unshare(1) with a net and a mount namespace of its own, by the standard library
+alone. `web.test` is known by /etc/hosts, with the dot at its end by which the host asks.
+Files are served at ports 80 and 443; 22 and 5432 say what ssh and psql want to hear first.
+"""
+
+import os
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+TIMEOUT_S = 50.0
+ADDRESS = "203.0.113.5"
+SETUP = "link set lo up\naddress add 203.0.113.1/24 dev lo\n"
+HOSTS = f"127.0.0.1 localhost\n{ADDRESS} web.test.\n"
+
+
+class Files(SimpleHTTPRequestHandler):
+    """Serves files, whatever stands behind a question mark, and says nothing."""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def main(argv: list[str]) -> int:
+    """Run a command, and return its exit status."""
+    directory, certificate, *command = argv
+    subprocess.run(["ip", "-batch", "-"], input=SETUP.encode(), check=True)
+    hosts = Path(directory, "hosts")
+    hosts.write_text(HOSTS, encoding="ascii")
+    subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
+    handler = partial(Files, directory=directory)
+    servers = [ThreadingHTTPServer((ADDRESS, port), handler) for port in (80, 443)]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    servers[1].socket = context.wrap_socket(servers[1].socket, server_side=True)
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    for port, say in ((22, speak_ssh), (5432, speak_postgres)):
+        sock = socket.create_server((ADDRESS, port))
+        threading.Thread(target=accept, args=(sock, say), daemon=True).start()
+    return subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode
+
+
+def accept(listener: socket.socket, say: Callable[[socket.socket], None]) -> None:
+    """Say something on each connection."""
+    while True:
+        sock, _ = listener.accept()
+        with sock:
+            say(sock)
+
+
+def speak_ssh(sock: socket.socket) -> None:
+    """Name a server, and end once the client has named itself."""
+    sock.sendall(b"SSH-2.0-OfTheTest\r\n")
+    sock.recv(4096)
+
+
+def speak_postgres(sock: socket.socket) -> None:
+    """Let anybody in, and answer every question with one row (PostgreSQL, 55)."""
+    if struct.unpack("!II", sock.recv(8))[1] == 80877103:  # it asks for TLS
+        sock.sendall(b"N")
+        sock.recv(8)
+    sock.recv(4096)
+    sock.sendall(message(b"R", bytes(4)) + message(b"Z", b"I"))
+    while sock.recv(4096)[:1] == b"Q":
+        column = b"said\0" + struct.pack("!IHIHIH", 0, 0, 25, 0xFFFF, 0xFFFFFFFF, 0)
+        row = struct.pack("!HI", 1, 13) + b"from postgres"
+        sock.sendall(
+            message(b"T", b"\0\1" + column)
+            + message(b"D", row)
+            + message(b"C", b"SELECT 1\0")
+            + message(b"Z", b"I")
+        )
+
+
+def message(kind: bytes, body: bytes) -> bytes:
+    """Return a message of PostgreSQL's protocol."""
+    return kind + struct.pack("!I", 4 + len(body)) + body
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(status)  # the servers' threads have nothing to end
