@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from hostlib.event_rate import EventRate
-from hostlib.listener import accepted_socket
 from supervisor.network.connections import Connection
 from supervisor.network.settings import DNS_PORT
-from supervisor.network.sockets import own_end, reset_socket, send_at_once
+from supervisor.network.sockets import accept_each, own_end, reset_socket, send_at_once
 
 if TYPE_CHECKING:
     import socket
@@ -68,16 +67,7 @@ class Forwarder:
             listener: non-blocking; the caller's to close.
             nursery: where connections are served.
         """
-        while True:
-            try:
-                sock = await accepted_socket(listener, self.tell_shortage)
-            except OSError as why:
-                text = f"network: cannot accept connections: {why.strerror}"
-                self._log.write("ERROR", text)
-                return
-            nursery.start_soon(self._serve_one, sock)
-            # One after another: other children have their turn between.
-            await trio.lowlevel.checkpoint()
+        await accept_each(listener, self._serve_one, nursery, self.tell_shortage)
 
     async def _serve_one(self, sock: socket.socket) -> None:
         try:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from hostlib.linux.tcp import disconnect, is_closed, is_to_be_reset
-from hostlib.listener import accepted_socket
 from supervisor.network.connections import Connection
 from supervisor.network.ports import BACKLOG
-from supervisor.network.sockets import close_socket, connect, send_at_once
+from supervisor.network.sockets import accept_each, close_socket, connect, send_at_once
 from supervisor.network.statistics import PublishedRow
 from supervisor.network.tunnel import Tunnel
 
@@ -127,7 +126,8 @@ class Publisher:
             tell: told of each try for which the process lacked something.
         """
         for port, listener in self._listeners:
-            nursery.start_soon(self._accept, port, listener, nursery, tell)
+            serve = partial(self._serve, port)
+            nursery.start_soon(accept_each, listener, serve, nursery, tell)
 
     def descriptors(self) -> Iterator[int]:
         """Yield what is held of the host's descriptors."""
@@ -140,20 +140,10 @@ class Publisher:
             listener.close()
         self._listeners.clear()
 
-    async def _accept(
-        self,
-        port: int,
-        listener: socket.socket,
-        nursery: trio.Nursery,
-        tell: Callable[[OSError], None],
-    ) -> None:
-        handle = partial(self._carry, port)
-        while True:
-            sock = await accepted_socket(listener, tell)
-            send_at_once(sock)
-            connection = Connection(sock, _LOOPBACK, port, is_inbound=True)
-            nursery.start_soon(self._connections.serve, connection, handle)
-            await trio.lowlevel.checkpoint()
+    async def _serve(self, port: int, sock: socket.socket) -> None:
+        send_at_once(sock)
+        connection = Connection(sock, _LOOPBACK, port, is_inbound=True)
+        await self._connections.serve(connection, partial(self._carry, port))
 
     async def _carry(self, port: int, connection: Connection) -> None:
         """Connect to a port of the child, and pass bytes on.
