@@ -22,7 +22,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.measure import MeasureError
+from benchmarks.measure import MeasureError, percentile
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_least, at_most
 from hostlib.journal import Journal
@@ -41,6 +41,8 @@ METHOD = "host and copier in turn, between the same two namespaces, medians of r
 ROUNDS = 9
 MEBIBYTES = 512
 CONNECTIONS = 200
+CHILDREN, CROWD = 100, 1000
+LOOK_S = 0.001
 ANSWER_S = 60
 
 SERVER = "203.0.113.5"
@@ -85,6 +87,10 @@ class Namespace:
         finally:
             _enter(before)
 
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._fd
+
     def listener(self, address: str, port: int) -> socket.socket:
         """Return a listener."""
         with self.entered():
@@ -97,10 +103,10 @@ class Peer:
     def __init__(
         self, where: Namespace, stack: ExitStack, words: Sequence[object]
     ) -> None:
-        fds = [word.fileno() for word in words if isinstance(word, socket.socket)]
+        passed = (socket.socket, Namespace)
+        fds = [word.fileno() for word in words if isinstance(word, passed)]
         texts = [
-            str(word.fileno() if isinstance(word, socket.socket) else word)
-            for word in words
+            str(word.fileno() if isinstance(word, passed) else word) for word in words
         ]
         with where.entered():
             self._process = stack.enter_context(
@@ -146,12 +152,48 @@ async def measure(rounds: int, stack: ExitStack) -> list[Row]:
         sock.close()
     with world.entered():
         async with trio.open_nursery() as nursery:
-            network = _network(child)
+            network = _network(child, _outside())
             network.start(nursery)
             address = await inside.ask("name web.test")
             rows = await _rows(rounds, address, inside, outside)
             await network.aclose()
+            rows.append(await _crowd(rounds, nursery, stack))
     return rows
+
+
+async def _crowd(rounds: int, nursery: trio.Nursery, stack: ExitStack) -> Row:
+    """Take how late the loop is while many children connect at once.
+
+    A READ of another child waits for its turn of the same loop.
+    """
+    children = [Namespace(CHILD, stack) for _ in range(CHILDREN)]
+    peer = Peer(children[0], stack, ["ask", *children])
+    outside = _outside()
+    networks = [_network(child, outside) for child in children]
+    for network in networks:
+        network.start(nursery)
+    late_ms: list[float] = []
+    taken = []
+    question = f"crowd web.test {FIRST} {CROWD // CHILDREN}"
+    await peer.ask(question)  # warm-up
+    for _ in range(rounds):
+        async with trio.open_nursery() as watching:
+            watching.start_soon(_watch, late_ms)
+            taken.append(float(await peer.ask(question)))
+            watching.cancel_scope.cancel()
+    for network in networks:
+        await network.aclose()
+    return Row(f"turn of the loop, {CROWD:,} connections of {CHILDREN} children at once",
+        percentile(late_ms, 99), "ms p99", at_most(100.0),
+        f"at most {max(late_ms):.0f} ms; all connected in {statistics.median(taken):.2f} s",
+        {"highest": max(late_ms)})  # fmt: skip
+
+
+async def _watch(late_ms: list[float]) -> None:
+    while True:
+        begun = time.perf_counter()
+        await trio.sleep(LOOK_S)
+        late_ms.append((time.perf_counter() - begun - LOOK_S) * 1000)
 
 
 async def _rows(rounds: int, address: str, inside: Peer, outside: Peer) -> list[Row]:
@@ -194,7 +236,12 @@ def _time_own() -> float:
     return (time.perf_counter() - begun) * 1000
 
 
-def _network(child: Namespace) -> ChildNetwork:
+def _outside() -> Outside:
+    resolver = Resolver(lambda _: (ip_address(SERVER),))
+    return Outside(Journal(-1, print), Log("ERROR"), resolver)
+
+
+def _network(child: Namespace, outside: Outside) -> ChildNetwork:
     section = NetworkSection([f"web.test:{BULK},{FIRST}"])
     listeners: dict[int, tuple[socket.socket, ...]] = {
         port: (child.listener("", port),) for port in (BULK, FIRST)
@@ -208,8 +255,6 @@ def _network(child: Namespace) -> ChildNetwork:
     )
     for sock in (datagram, *streams, *(row[0] for row in listeners.values())):
         sock.setblocking(False)
-    resolver = Resolver(lambda _: (ip_address(SERVER),))
-    outside = Outside(Journal(-1, print), Log("ERROR"), resolver)
     return ChildNetwork(Identity("c1"), settings_from(section), sockets, outside)
 
 

@@ -4,15 +4,18 @@ A program of its own, of the standard library alone; listeners come as descripto
 
     network_peers.py serve FD_BULK FD_FIRST MEBIBYTES
     network_peers.py copy FD ADDRESS PORT [FD ADDRESS PORT]
-    network_peers.py ask
+    network_peers.py ask [NAMESPACE]...
 
 `serve` sends so many MiB to each connection of the one listener, and a byte to each of
 the other. `copy` joins each connection to another one by splice(2), in two threads that
 block: no copier of this interpreter does less. `ask` reads a question from each line:
 `name NAME`, `bulk ADDRESS PORT` (prints seconds), `first ADDRESS PORT COUNT` (prints the
-median of milliseconds from connect to the first byte).
+median of milliseconds from connect to the first byte), `crowd NAME PORT COUNT` (opens so
+many connections in each of the namespaces, all at once, and prints the seconds until the
+last one has its byte).
 """
 
+import ctypes
 import os
 import socket
 import statistics
@@ -26,6 +29,7 @@ from contextlib import suppress
 PIECE = bytes(1 << 20)
 PIPE_BYTES = 262_144
 F_SETPIPE_SZ = 1031
+NEW_NET = 0x40000000
 
 
 def serve(bulk: int, first: int, mebibytes: int) -> None:
@@ -79,7 +83,7 @@ def splice(source: socket.socket, sink: socket.socket) -> None:
     os.close(into)
 
 
-def ask() -> None:
+def ask(namespaces: list[int]) -> None:
     """Answer questions from stdin."""
     for line in sys.stdin:
         match line.split():
@@ -89,6 +93,8 @@ def ask() -> None:
                 print(bulk(address, int(port)), flush=True)
             case ["first", address, port, count]:
                 print(first(address, int(port), int(count)), flush=True)
+            case ["crowd", name, port, count]:
+                print(crowd(namespaces, name, int(port), int(count)), flush=True)
             case _:
                 sys.exit(f"no question: {line}")
 
@@ -130,6 +136,31 @@ def first(address: str, port: int, count: int) -> float:
     return statistics.median(times) * 1000
 
 
+def crowd(namespaces: list[int], name: str, port: int, count: int) -> float:
+    """Return how long many connections take that begin at once."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    waiting = []
+    for namespace in namespaces:
+        if libc.setns(namespace, NEW_NET):
+            sys.exit(f"setns: {os.strerror(ctypes.get_errno())}")
+        address = resolve(name)
+        for _ in range(count):
+            sock = socket.socket()
+            sock.setblocking(False)
+            waiting.append((sock, address))
+    begun = time.perf_counter()
+    for sock, address in waiting:
+        sock.connect_ex((address, port))
+    for sock, _ in waiting:
+        sock.settimeout(60)
+        if sock.recv(1) != b"x":
+            sys.exit("no byte has come")
+    taken_s = time.perf_counter() - begun
+    for sock, _ in waiting:
+        sock.close()
+    return taken_s
+
+
 def main(argv: list[str]) -> None:
     """Be one of the peers, until killed."""
     if argv[0] == "serve":
@@ -140,7 +171,7 @@ def main(argv: list[str]) -> None:
             threading.Thread(target=copy, args=more, daemon=True).start()
         copy(int(argv[1]), argv[2], int(argv[3]))
     else:
-        ask()
+        ask([*map(int, argv[1:])])
 
 
 if __name__ == "__main__":

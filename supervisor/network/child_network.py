@@ -26,6 +26,7 @@ from supervisor.network.hosts import shorten
 from supervisor.network.notices import Notices
 from supervisor.network.outbound import Outbound
 from supervisor.network.own_addresses import read_own_addresses
+from supervisor.network.pace import Pace
 from supervisor.network.ports import Ports
 from supervisor.network.proxy_server import ProxyServer
 from supervisor.network.publisher import Publisher
@@ -66,6 +67,7 @@ class Outside:
         resolver: of the host.
         own_addresses: reads the host's addresses, for each judgement.
         pipes: through which bytes move; closed with the host.
+        pace: of all that begins.
     """
 
     journal: Journal
@@ -73,6 +75,7 @@ class Outside:
     resolver: Resolver = field(default_factory=Resolver)
     own_addresses: Callable[[], AbstractSet[Address]] = read_own_addresses
     pipes: Pipes = field(default_factory=Pipes)
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ class ChildNetwork:
             self._traffic,
             self._notices,
             outside.log,
+            outside.pace,
             bounds.connections or Account(limit=MAX_CONNECTIONS),
             bounds.net_bytes,
         )
@@ -136,7 +140,11 @@ class ChildNetwork:
         )
         self._log = outside.log
         self._dns = DnsSockets(
-            self._access, self._notices, outside.log, has_v6=sockets.has_v6
+            self._access,
+            self._notices,
+            outside.log,
+            outside.pace,
+            has_v6=sockets.has_v6,
         )
         self._forwarder = Forwarder(
             self._access,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hostlib.log import Log
     from supervisor.network.hosts import Address
     from supervisor.network.notices import Notices
+    from supervisor.network.pace import Pace
     from supervisor.network.traffic import Counts, Traffic
 
 REPLY_TIMEOUT_S = 2.0
@@ -113,8 +114,12 @@ class Connections:
         traffic: the child's figures.
         notices: told of what is refused, and of what fails.
         log: told of faults of this program.
+        pace: of the host.
         places: the account of connections.
         size: the account of bytes; None for no bound.
+
+    Attributes:
+        pace: the same.
     """
 
     def __init__(
@@ -122,12 +127,14 @@ class Connections:
         traffic: Traffic,
         notices: Notices,
         log: Log,
+        pace: Pace,
         places: Account[int],
         size: Account[int] | None = None,
     ) -> None:
         self._traffic = traffic
         self._notices = notices
         self._log = log
+        self.pace = pace
         self._places = places
         self._size = size
         self._open: dict[Connection, None] = {}

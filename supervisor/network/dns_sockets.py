@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from hostlib.log import Log
     from supervisor.network.access import Access
     from supervisor.network.notices import Notices
+    from supervisor.network.pace import Pace
 
 PAUSE_S = 0.02
 """How long a child that asks too fast waits: as long as 20 questions take to be earned."""
 
-_BATCH = 32  # packets that are answered before others have their turn
+_BATCH = 8  # packets that are answered before others have their turn
 _READ_BYTES = 8192
 
 
@@ -54,12 +55,20 @@ class DnsSockets:
         access: what the child may reach.
         notices: told of refused names.
         log: told of faults of this program.
+        pace: of the host.
         has_v6: names have v6 addresses as well.
     """
 
     def __init__(
-        self, access: Access, notices: Notices, log: Log, *, has_v6: bool
+        self,
+        access: Access,
+        notices: Notices,
+        log: Log,
+        pace: Pace,
+        *,
+        has_v6: bool,
     ) -> None:
+        self._pace = pace
         self._access = access
         self._notices = notices
         self._log = log
@@ -80,10 +89,10 @@ class DnsSockets:
         while True:
             await wait_readable(sock)
             await self._wait_for_turn()
+            await self._pace.wait_turn()
             for _ in range(_BATCH):
                 if self._is_too_fast() or not self._answer_datagram(sock):
                     break
-            await trio.lowlevel.checkpoint()
 
     async def serve_connection(self, sock: socket.socket) -> None:
         """Answer questions of one connection, and close it.

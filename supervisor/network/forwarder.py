@@ -67,7 +67,9 @@ class Forwarder:
             listener: non-blocking; the caller's to close.
             nursery: where connections are served.
         """
-        await accept_each(listener, self._serve_one, nursery, self.tell_shortage)
+        pace = self._connections.pace
+        tell = self.tell_shortage
+        await accept_each(listener, self._serve_one, nursery, tell, pace)
 
     async def _serve_one(self, sock: socket.socket) -> None:
         try:

@@ -24,7 +24,7 @@ from supervisor.network.learned import Learned
 from supervisor.network.reasons import Reason, Refused
 from supervisor.network.resolver import THREADS_PER_CHILD, ResolverError
 from supervisor.network.rule import TLS_PORT
-from supervisor.network.sockets import receive
+from supervisor.network.sockets import receive, reset_socket
 from supervisor.network.tunnel import READ_BYTES, Tunnel
 from supervisor.network.upstream import Target, dial_through
 
@@ -166,6 +166,11 @@ class Outbound:
         """
         if outgoing is None and self._is_to_be_learned(connection):
             outgoing = _HelloWatch(self._note_tls, connection)
+        try:
+            await self._connections.pace.wait_turn()
+        except trio.Cancelled:
+            reset_socket(outer)
+            raise
         with self._connections.counted(connection) as meter:
             tunnel = Tunnel(connection.inner, outer, meter, self._pipes)
             await tunnel.run(first, outgoing)

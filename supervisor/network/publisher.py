@@ -127,7 +127,8 @@ class Publisher:
         """
         for port, listener in self._listeners:
             serve = partial(self._serve, port)
-            nursery.start_soon(accept_each, listener, serve, nursery, tell)
+            pace = self._connections.pace
+            nursery.start_soon(accept_each, listener, serve, nursery, tell, pace)
 
     def descriptors(self) -> Iterator[int]:
         """Yield what is held of the host's descriptors."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from supervisor.network.hosts import Address
+    from supervisor.network.pace import Pace
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 _KEEPALIVE = (
@@ -69,6 +70,7 @@ async def accept_each(
     handle: Callable[[socket.socket], Awaitable[None]],
     nursery: trio.Nursery,
     tell: Callable[[OSError], None],
+    pace: Pace,
 ) -> None:
     """Accept connections until the listener is of no use, or this is cancelled.
 
@@ -77,6 +79,7 @@ async def accept_each(
         handle: serves a connection, which is its own then.
         nursery: where that is done.
         tell: told what the process lacks for a connection, and why it is the last.
+        pace: of the host.
     """
     while True:
         try:
@@ -84,6 +87,11 @@ async def accept_each(
         except OSError as why:
             tell(why)
             return
+        try:
+            await pace.wait_turn()
+        except trio.Cancelled:
+            reset_socket(sock)
+            raise
         nursery.start_soon(handle, sock)
         # One after another: other children have their turn between.
         await trio.lowlevel.checkpoint()

@@ -18,6 +18,7 @@ import trio
 
 from hostlib.linux.pipes import Pipe, open_pipe
 from hostlib.readiness import wait_readable, wait_writable
+from supervisor.network.pace import Pace
 from supervisor.network.sockets import close_socket, receive, reset_socket, send_all
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Pipes:
     def __init__(self) -> None:
         self._spare: list[Pipe] = []
         self._open: set[Pipe] = set()
+        self._pace = Pace()
 
     @property
     def open(self) -> int:
@@ -87,7 +89,11 @@ class Pipes:
         return len(self._open)
 
     async def take(self) -> Pipe:
-        """Return an empty pipe; wait while the host has no descriptors for one."""
+        """Return an empty pipe, in a turn of the loop that has room for its bytes.
+
+        Waits as well while the host has no descriptors for one.
+        """
+        await self._pace.wait_turn()
         while True:
             try:
                 pipe = self._spare.pop() if self._spare else open_pipe(PIPE_BYTES)
