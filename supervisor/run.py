@@ -265,9 +265,12 @@ async def _run_in(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal)
         if options.control is not None:
-            from supervisor.control.server import serve_control  # noqa: PLC0415 - rarely used
+            from supervisor.control.networks import NetworkOrders  # noqa: PLC0415 - rarely used
+            from supervisor.control.server import Orders, serve_control  # noqa: PLC0415 - as above
 
-            await nursery.start(serve_control, host, options.control)
+            orders = Orders()
+            NetworkOrders(host).add_to(orders)
+            await nursery.start(serve_control, host, options.control, orders)
         section = options.config.metrics if options.config is not None else None
         if options.control is not None or section is not None:
             await open_metrics(host, section, nursery)

@@ -71,6 +71,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "clients": Entry("tables", "List the clients of a host, nested ones included."),
         "files": Entry("tables", "List the files that clients have open."),
         "quota": Entry("tables", "List what clients have spent on the model."),
+        "network": Entry("network", "Tell what a child has reached; change its rules."),
         "logs": Entry("daemon", "Print what a child said."),
         "events": Entry("daemon", "Print the journal as it is written, JSON lines."),
         "stats": Entry("daemon", "Print figures of the daemon itself."),

@@ -14,6 +14,7 @@ import trio
 
 from hostlib.clock import timestamp
 from hostlib.linux.holdings import process_facts
+from supervisor.control.network_figures import network_row
 from supervisor.doctor.leaks import check_host
 from supervisor.usage.samples import Watcher
 from vfs.filesystem import file_row
@@ -82,7 +83,9 @@ class Answers:
             usage = None if sample is None else sample.row()
             own = None if metrics is None else metrics.tokens.get(child.id)
             llm = None if own is None else own.row()
-            return {**child.row(), **more, "usage": usage, "llm": llm}
+            network = network_row(self._host, child)
+            figures = {"usage": usage, "llm": llm, "network": network}
+            return {**child.row(), **more, **figures}
 
         shown = {child.spec.name for child in children}
         rows = await _rows(children, row)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 VERSION = 1
 """Version of the questions; a host refuses any other."""
 
-ORDERS = ("spawn", "kill", "stop-child", "reload", "replace", "workspace")
+ORDERS = ("spawn", "kill", "stop-child", "reload", "replace", "workspace", "network")
 STREAMS = ("logs", "events", "stop", "workspace-patch", "workspace-export")
 """What a daemon does besides."""
 
@@ -57,6 +57,10 @@ _SUN_PATH_BYTES = 108
 
 class ControlError(Exception):
     """No answer, or a refusal; the text is one line: what, where, why, what to do."""
+
+
+class RefusedError(ControlError):
+    """A host that answers, and refuses."""
 
 
 def usual_paths() -> tuple[str, ...]:
@@ -379,5 +383,5 @@ def _result(path: str, reply: bytes) -> Any:
             " control socket"
         )
     if answer.get("ok") is not True:
-        raise ControlError(f"the host at {path!r} refused: {answer.get('error')}")
+        raise RefusedError(f"the host at {path!r} refused: {answer.get('error')}")
     return answer.get("result")

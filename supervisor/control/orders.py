@@ -21,6 +21,7 @@ from supervisor.config.child import (
 )
 from supervisor.config.daemon_checks import faults_here
 from supervisor.config.loader import ConfigError, load_config, warnings
+from supervisor.control.networks import NetworkOrders
 from supervisor.control.server import OrderError, Orders
 from supervisor.control.workspaces import WorkspaceOrders
 
@@ -107,6 +108,7 @@ class DaemonOrders:
             }
         )
         WorkspaceOrders(self._host, self._places.state_dir).add_to(orders)
+        NetworkOrders(self._host).add_to(orders)
 
     async def _spawn(self, words: dict[str, Any]) -> dict[str, object]:
         args = msgspec.convert(words, SpawnArgs)

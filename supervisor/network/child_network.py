@@ -14,6 +14,7 @@ import errno
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import trio
 
 from hostlib.accounts import Account
@@ -233,6 +234,21 @@ class ChildNetwork:
             bytes_in=total.bytes_in,
             bytes_out=total.bytes_out,
         )
+
+    def row(self) -> dict[str, object]:
+        """Return what a row of `ps` tells."""
+        total = self._traffic.total
+        published = msgspec.to_builtins(self._publisher.rows())
+        return {
+            "mode": self._settings.mode,
+            "rules": list(self._access.rules.texts()),
+            "connections": total.connections,
+            "open": total.open,
+            "bytes_in": total.bytes_in,
+            "bytes_out": total.bytes_out,
+            "refused": self.refused,
+            "published": list(published),
+        }
 
     @property
     def refused(self) -> int:

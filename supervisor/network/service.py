@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import trio
 
 from supervisor.network import proxy
@@ -19,6 +20,7 @@ from supervisor.network.addresses import POOL_V4, POOL_V6
 from supervisor.network.child_network import ChildNetwork, Identity, Outside
 from supervisor.network.inner_sockets import InnerSockets
 from supervisor.network.pool import NAMESPACE_V4, NAMESPACE_V6
+from supervisor.network.rule import parse_rule
 from supervisor.network.settings import DNS_PORT, settings_from
 from vfs.errors import HandoverError
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
         Iterable,
         Iterator,
         Mapping,
+        Sequence,
     )
     from contextlib import AsyncExitStack, ExitStack
 
@@ -99,6 +102,36 @@ class NetworkService:
     def inner_fd(self, child_id: str) -> int:
         """Return a socket of a child's net namespace, which is the network's; -1: none."""
         return self._inner_fds.get(child_id, -1)
+
+    def has_network(self, child_id: str) -> bool:
+        """Tell whether a child has names; see `fsproxy.ports.Names`."""
+        return child_id in self._networks
+
+    def network_row(self, child_id: str) -> dict[str, object] | None:
+        """Return what `ps` tells of a child's network; None if it has no names."""
+        network = self._networks.get(child_id)
+        return None if network is None else network.row()
+
+    def network_figures(self, child_id: str) -> dict[str, object] | None:
+        """Return all figures of a child's network; None if it has no names."""
+        network = self._networks.get(child_id)
+        return None if network is None else msgspec.to_builtins(network.statistics())
+
+    def learned_rules(self, child_id: str) -> tuple[str, ...] | None:
+        """Return the rules that would have sufficed; None if a child does not learn."""
+        network = self._networks.get(child_id)
+        return None if network is None else network.learned_rules()
+
+    async def change_network(
+        self, child_id: str, allow: Sequence[str], deny: Sequence[str], *, cut: bool
+    ) -> None:
+        """Change the rules of a child that has names.
+
+        Raises:
+            RuleError: nothing is changed, for the reason in the text.
+        """
+        allowed, denied = [*map(parse_rule, allow)], [*map(parse_rule, deny)]
+        await self._networks[child_id].change(allowed, denied, cut=cut)
 
     def client_gone(self, client: Client) -> None:
         """Do nothing: a network is its child's, and ends with that."""
