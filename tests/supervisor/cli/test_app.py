@@ -52,7 +52,7 @@ def test_run_loads_no_module_of_another_command() -> None:
     roots = {name.partition(".")[0] for name in loaded}
     foreign = roots - sys.stdlib_module_names - OF_THE_ENVIRONMENT
     assert {"click", "msgspec", "trio"} <= foreign <= RUN_NEEDS
-    assert of_commands(loaded) == {"app", "help", "options", "run"}
+    assert of_commands(loaded) == {"app", "help", "network_options", "options", "run"}
     others = {"client", "control", "fds", "handover", "llm", "relay", "serve", "shim"}
     assert not loaded & {f"supervisor.{name}" for name in others | {"toolexec"}}
     slow = {"asyncio", "email", "http", "importlib.metadata", "multiprocessing"}
