@@ -17,7 +17,9 @@ REFUSED = 1
 """The exit status for an unknown child, and for a rule that cannot be had."""
 
 
-@click.command(cls=Command, epilog="Example: sandhost network web --allow a.example.com")
+@click.command(
+    cls=Command, epilog="Example: sandhost network web --allow a.example.com"
+)
 @click.argument(
     "child", metavar="CHILD", shell_complete=children, help="A name, or an id of ps."
 )

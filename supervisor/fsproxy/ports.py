@@ -238,6 +238,32 @@ class Names(Service, Protocol):
         """Return a socket of the net namespace that it serves of a child; -1 for none."""
         ...
 
+    def has_network(self, child_id: str) -> bool:
+        """Tell whether a child has names."""
+        ...
+
+    def network_row(self, child_id: str) -> dict[str, object] | None:
+        """Return what ``ps`` tells of a child's network; None if it has no names."""
+        ...
+
+    def network_figures(self, child_id: str) -> dict[str, object] | None:
+        """Return all figures of a child's network; None if it has no names."""
+        ...
+
+    def learned_rules(self, child_id: str) -> tuple[str, ...] | None:
+        """Return the rules that would have sufficed; None if a child does not learn."""
+        ...
+
+    async def change_network(
+        self, child_id: str, allow: Sequence[str], deny: Sequence[str], *, cut: bool
+    ) -> None:
+        """Change the rules of a child that has names.
+
+        Raises:
+            ValueError: nothing is changed, for the reason in the text.
+        """
+        ...
+
 
 class Model(Service, Protocol):
     """The model."""
@@ -396,36 +422,6 @@ class Portable(Protocol):
 
     async def all_entered(self) -> None:
         """Go on with what takes more than one child: all of them are there."""
-        ...
-
-
-class Names(Service, Protocol):
-    """The network by name, as the control socket asks it."""
-
-    def has_network(self, child_id: str) -> bool:
-        """Tell whether a child has names."""
-        ...
-
-    def network_row(self, child_id: str) -> dict[str, object] | None:
-        """Return what ``ps`` tells of a child's network; None if it has no names."""
-        ...
-
-    def network_figures(self, child_id: str) -> dict[str, object] | None:
-        """Return all figures of a child's network; None if it has no names."""
-        ...
-
-    def learned_rules(self, child_id: str) -> tuple[str, ...] | None:
-        """Return the rules that would have sufficed; None if a child does not learn."""
-        ...
-
-    async def change_network(
-        self, child_id: str, allow: Sequence[str], deny: Sequence[str], *, cut: bool
-    ) -> None:
-        """Change the rules of a child that has names.
-
-        Raises:
-            ValueError: nothing is changed, for the reason in the text.
-        """
         ...
 
 
