@@ -10,12 +10,8 @@ from typing import Any
 
 import trio
 
-from demo.provider import Provider, serving
-from supervisor.llm.opening import open_llm
-from supervisor.llm.service import LlmService
-from tests.helpers.canary import KEY
-from tests.helpers.hosts import Puppet, Stage, eventually, opened
-from tests.helpers.llmscene import key_file, section
+from tests.helpers.hosts import Puppet
+from tests.helpers.modelhost import ModelHost, open_model_host
 
 NAMES = (
     "OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN",
@@ -23,13 +19,8 @@ NAMES = (
 )  # fmt: skip
 
 
-@dataclass
-class Scene:
+class Scene(ModelHost):
     """A host with an endpoint."""
-
-    stage: Stage
-    provider: Provider
-    service: LlmService
 
     async def puppet(self, **changes: Any) -> "Door":
         """Start a child; return its way to the endpoint."""
@@ -117,18 +108,11 @@ def ask(text: str, **more: object) -> dict[str, object]:
 @asynccontextmanager
 async def open_scene(where: Path, **changes: object) -> AsyncIterator[Scene]:
     """Open a host with an endpoint and a quota; `changes` are of `[llm]`."""
-    async with serving(KEY) as provider, opened(where) as stage:
-        values = {
-            "base_url": provider.url,
-            "api_key_file": key_file(where),
-            "endpoint": True,
-            "max_tokens": 50,
-            "quota": {"max_tokens": 10_000},
-            **changes,
-        }
-        async with open_llm(stage.host, section(**values)) as service:
-            yield Scene(stage, provider, service)
-            await stage.host.stop(grace_s=0.0)
-            assert not service.models.accounts.root.tokens.reserved
-        # The stand-in's ends are descriptors of this process too.
-        await eventually(lambda: not provider.connections)
+    values: dict[str, Any] = {
+        "endpoint": True,
+        "max_tokens": 50,
+        "quota": {"max_tokens": 10_000},
+        **changes,
+    }
+    async with open_model_host(where, **values) as host:
+        yield Scene(host.stage, host.provider, host.service)

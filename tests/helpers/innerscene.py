@@ -9,20 +9,14 @@ of HTTP.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from demo.provider import serving
-from supervisor.llm.endpoint import Endpoint
-from supervisor.llm.opening import open_llm
-from supervisor.llm.service import LlmService
 from supervisor.sandbox.plan import PROFILES
-from tests.helpers.canary import KEY
-from tests.helpers.hosts import Puppet, Stage, eventually, opened
-from tests.helpers.llmscene import key_file, section
+from tests.helpers.hosts import Puppet
+from tests.helpers.modelhost import ModelHost, open_model_host
 
 # What a puppet learns: HTTP by the address that it was told, and what listens beside it.
 WORDS = """
@@ -60,18 +54,8 @@ def listening():
 """
 
 
-@dataclass
-class Scene:
+class Scene(ModelHost):
     """A host with an endpoint, whose children run in all that the machine gives."""
-
-    stage: Stage
-    service: LlmService
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Its endpoint."""
-        assert self.service.endpoint is not None
-        return self.service.endpoint
 
     async def puppet(self, **changes: Any) -> Puppet:
         """Start a child that knows the words above."""
@@ -88,17 +72,9 @@ class Scene:
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     """Return a host with an endpoint."""
     tmp_path.chmod(0o755)  # noqa: ASYNC240 - of the test's own
-    async with serving(KEY) as provider, opened(tmp_path, log_level="WARNING") as stage:
-        stage.sandbox = PROFILES["auto"]
-        values = {
-            "base_url": provider.url,
-            "api_key_file": key_file(tmp_path),
-            "endpoint": True,
-        }
-        async with open_llm(stage.host, section(**values)) as service:
-            yield Scene(stage, service)
-            await stage.host.stop(grace_s=0.0)
-        await eventually(lambda: not provider.connections)
+    async with open_model_host(tmp_path, log_level="WARNING", endpoint=True) as host:
+        host.stage.sandbox = PROFILES["auto"]
+        yield Scene(host.stage, host.provider, host.service)
 
 
 def made(puppet: Puppet) -> str | None:

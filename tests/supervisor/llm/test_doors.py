@@ -860,9 +860,9 @@ async def test_a_code_that_is_the_key_is_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = "sk-plain-word-0123456789"
-    monkeypatch.setattr("tests.helpers.doors.KEY", key)
+    monkeypatch.setattr("tests.helpers.modelhost.KEY", key)
     monkeypatch.setattr(
-        "tests.helpers.doors.key_file", lambda where: key_file(where, key)
+        "tests.helpers.modelhost.key_file", lambda where: key_file(where, key)
     )
     async with opened(tmp_path, **NATIVE) as (_, door):
         order = f"!words=4 !error=failed !code={key}"

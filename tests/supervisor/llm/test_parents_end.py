@@ -1,54 +1,33 @@
 """A nested client whose parent goes: it is sent nothing more, and what it asked is done."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import trio
 
-from demo.provider import Provider, serving
 from supervisor.fsproxy.replies import PROCESS_EXIT
-from supervisor.llm.opening import open_llm
-from tests.helpers.canary import KEY
-from tests.helpers.hosts import Stage, eventually, opened
-from tests.helpers.llmscene import (
-    ChatLine,
-    key_file,
-    open_scene,
-    request,
-    section,
-)
+from tests.helpers.hosts import eventually
+from tests.helpers.llmscene import ChatLine, open_scene, request
+from tests.helpers.modelhost import ModelHost, open_model_host
 
 MIB = 1024 * 1024
 
 HANGS = request(b"!hang")
 
 
-@dataclass
-class Hosted:
-    """A host with children and a model."""
-
-    stage: Stage
-    provider: Provider
-
-
 @pytest.fixture
-async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
+async def hosted(tmp_path: Path) -> AsyncIterator[ModelHost]:
     """Return a host with a model."""
-    async with serving(KEY) as provider, opened(tmp_path) as stage:
-        values = {"base_url": provider.url, "api_key_file": key_file(tmp_path)}
-        async with open_llm(stage.host, section(**values)):
-            yield Hosted(stage, provider)
-            await stage.host.stop(grace_s=0.0)
-        await eventually(lambda: not provider.connections)
+    async with open_model_host(tmp_path) as host:
+        yield host
 
 
 # attack 47, spec T3, S2: the answer to a CLOSE does not stand where the model's belongs.
 @pytest.mark.slow
 @pytest.mark.parametrize("publish", ["direct", "on-close"])
 async def test_nothing_is_sent_once_a_parent_is_closed(
-    hosted: Hosted, publish: str
+    hosted: ModelHost, publish: str
 ) -> None:
     child = await hosted.stage.puppet(publish=publish)
     second = await child.do("attached()")

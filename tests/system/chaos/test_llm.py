@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import trio
 
-from demo.provider import Provider, serving
-from supervisor.llm.opening import open_llm
+from demo.provider import Provider
 from supervisor.llm.quota import tokens_of
 from supervisor.llm.service import LlmService
-from tests.helpers.canary import KEY
-from tests.helpers.hosts import Stage, eventually, opened
-from tests.helpers.llmscene import key_file, request, section
+from tests.helpers.hosts import Stage, eventually
+from tests.helpers.llmscene import request
+from tests.helpers.modelhost import open_model_host
 from tests.helpers.rounds import LONG, ROUNDS, SEED
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
@@ -45,26 +44,27 @@ async def test_dying_in_the_middle_of_a_call_overspends_nothing(
     tmp_path: Any,
 ) -> None:
     choice = random.Random(SEED)
-    values = {"max_tokens": 60, "quota": {"max_tokens": QUOTA_A_CALL * CALLS}}
+    values: dict[str, Any] = {
+        "max_tokens": 60,
+        "quota": {"max_tokens": QUOTA_A_CALL * CALLS},
+    }
     payload = tmp_path / "payload"
     payload.write_bytes(request(PROMPT))
-    async with serving(KEY) as provider, opened(tmp_path) as stage:
-        values |= {"base_url": provider.url, "api_key_file": key_file(tmp_path)}
-        async with open_llm(stage.host, section(**values)) as service:
-            # The library's first call reads what it never closes again.
-            limit = trio.CapacityLimiter(AT_ONCE)
-            async with trio.open_nursery() as nursery:
+    async with open_model_host(tmp_path, **values) as host:
+        stage = host.stage
+        # The library's first call reads what it never closes again.
+        limit = trio.CapacityLimiter(AT_ONCE)
+        async with trio.open_nursery() as nursery:
 
-                async def attend() -> None:
-                    async with limit:
-                        delay_s = choice.random() * 0.12
-                        outside = choice.random() < 0.5
-                        await one(stage, str(payload), delay_s, outside)
+            async def attend() -> None:
+                async with limit:
+                    delay_s = choice.random() * 0.12
+                    outside = choice.random() < 0.5
+                    await one(stage, str(payload), delay_s, outside)
 
-                for _ in range(CALLS):
-                    nursery.start_soon(attend)
-            await check(stage, provider, service)
-        await eventually(lambda: not provider.connections)
+            for _ in range(CALLS):
+                nursery.start_soon(attend)
+        await check(stage, host.provider, host.service)
 
 
 async def check(stage: Stage, provider: Provider, service: LlmService) -> None:
