@@ -8,11 +8,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from supervisor.children import child_workspaces
 from supervisor.children.child import Child
 from supervisor.sandbox.plan import PROFILES
-from supervisor.workspace import run
 from supervisor.workspace.changes import Row
-from supervisor.workspace.run import prepare_use
+from supervisor.workspace.run import prepare_use, record_end
 from supervisor.workspace.settings import WorkspaceSettings
 from supervisor.workspace.use import WorkspaceUse
 from supervisor.workspace.workspace import Workspace
@@ -32,14 +32,14 @@ async def test_a_child_waits_until_the_end_of_the_last_sharer_is_recorded(
     state = str(tmp_path / "workspaces")
     use = prepare_use(str(base), "review", state, "w", settings)
     is_recording, may_record = trio.Event(), threading.Event()
-    real = run.record_end
+    real = record_end
 
     def record_later(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
         trio.from_thread.run_sync(is_recording.set)
         may_record.wait()
         return real(use, is_last=is_last)
 
-    monkeypatch.setattr(run, "record_end", record_later)
+    monkeypatch.setattr(child_workspaces, "record_end", record_later)
 
     async def start(script: str) -> Child:
         return await stage.sh(
