@@ -70,7 +70,7 @@ FREE_DESCRIPTORS = 16
 """What is needed to load a program, beside what the one before has for itself and closes;
 an interpreter opens three files at once at most."""
 
-SERVICES = ("llm", "toolexec", "fds")
+SERVICES = ("network", "llm", "toolexec", "fds")
 """By their names among ``Services``."""
 
 _ANSWER_BYTES = 4096

@@ -4,12 +4,13 @@ import errno
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from supervisor.handover.exchange import SERVICES
 from supervisor.network.section import NetworkSection
 from supervisor.network.service import (
     STOCK,
@@ -24,6 +25,7 @@ from supervisor.sandbox.plan import PROFILES, named
 from supervisor.spawn.inner_pair import InnerListener
 from tests.helpers.hosts import Puppet, Stage, descriptors, opened, stage
 from tests.helpers.leaks import no_descriptor_left
+from vfs.errors import HandoverError
 
 __all__ = ["stage"]
 
@@ -251,6 +253,22 @@ async def test_what_the_host_holds_of_a_child_ends_with_it(scene: Scene) -> None
     assert scene.service.network_of(puppet.child.id) is None
     assert scene.stage.host.fs.spare == spare
     assert not held & descriptors()
+
+
+# A host whose children have names is not replaced: their connections would be lost.
+@pytest.mark.nobody
+async def test_a_network_by_name_refuses_the_hand_over_while_a_child_has_it(
+    scene: Scene,
+) -> None:
+    assert SERVICES[0] == "network"
+    assert scene.stage.host.services.network is scene.service
+    with ExitStack() as stack:
+        assert scene.service.hand_over(stack) == ({}, ())
+        puppet = await scene.puppet()
+        with pytest.raises(HandoverError, match="have a network by name"):
+            scene.service.hand_over(stack)
+        await puppet.kill()
+        assert scene.service.hand_over(stack) == ({}, ())
 
 
 # spec NET9: a child never gets more network than was said, nor a start without its rules.
