@@ -1,4 +1,4 @@
-"""What the limits of one child have refused, and what its groups take."""
+"""Refusals of one child's limits, and the use of its groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child finds in its environment and in HOME: services' variables, recipes."""
+"""The environment and HOME of a child: variables of services, recipes."""
 
 from __future__ import annotations
 

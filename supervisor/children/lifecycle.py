@@ -30,7 +30,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What can happen to it."""
+    """An event of its life."""
 
     SPAWNED = "spawned"
     SPAWN_FAILED = "spawn failed"
@@ -42,7 +42,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What its owner does then."""
+    """The owner's action then."""
 
     NOTHING = "-"
     SERVE = "serve"

@@ -1,4 +1,4 @@
-"""What is asked for a child, wherever it is asked, made into its ``ChildSpec``.
+"""Requests for a child, from every source, made into its ``ChildSpec``.
 
 Used by ``run`` (command line over ``[policy.run]``), by the children of a configuration
 (``[child.NAME]`` over its policy) and by ``spawn``: a thing that a policy can say has
@@ -33,7 +33,7 @@ DEFAULT_OPEN_FILES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildOptions:
-    """What is asked for one child; see ``sandhost run --help``."""
+    """The request for one child; see ``sandhost run --help``."""
 
     limits: Limits = field(default_factory=Limits)
     top_level: bool = False

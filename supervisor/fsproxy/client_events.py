@@ -1,12 +1,12 @@
-"""What clients did, in the journal and the log: open files (spec S3), denials (spec A1).
+"""Clients in the journal and the log: open files (spec S3), denials (spec A1).
 
 Rules of this file.
 
 1. A child names what it likes, as often as it likes: of the name in a denial ``NAME_CHARS``
    are written, with the length of the whole; of many denials ``BURST`` at once, then
    ``PER_S`` a second.
-2. What is left out is counted, and the count is told: ``security.left_out``, with the next
-   denial that is written, and at the latest when the child is gone.
+2. Events that are left out are counted, and the count is told: ``security.left_out``,
+   with the next denial that is written, and at the latest when the child is gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the hot path counts: requests, errors, bytes, and now and then the time.
+"""Counts of the hot path: requests, errors, bytes, and now and then the time.
 
 Plain integers that sessions and the pump raise.
 
@@ -34,7 +34,7 @@ NAMES_OF: dict[type[m.Request], str] = {
     **{row.message: row.word.decode() for row in COMMANDS.values()},
     m.Refusal: "invalid",
 }
-"""What each request is called in figures; ``invalid`` is a line that did not parse."""
+"""The name of each request in figures; ``invalid`` is a line that did not parse."""
 
 INDEX: dict[type[m.Request], int] = {
     kind: number for number, kind in enumerate(NAMES_OF)
@@ -78,7 +78,7 @@ class Histogram:
 
 
 class Counts:
-    """What all sessions of a host count together.
+    """The counts of all sessions of a host together.
 
     Attributes:
         requests: by ``INDEX``.

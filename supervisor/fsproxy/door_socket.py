@@ -45,7 +45,7 @@ _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class DoorSocket:
-    """What one child's programs connect to.
+    """The socket to which one child's programs connect.
 
     Args:
         spec: of the child; it has a ``run_dir``.

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from vfs.policy import Ledger
 
 TURN_BYTES = 1024 * 1024
-"""What of a file is sent before the others get their turn, 0.2 ms; a READ that has more
-goes out by turns."""
+"""The piece of a file that is sent before the others get their turn, 0.2 ms; a READ
+that has more goes out by turns."""
 
 Job = Callable[[], Awaitable[bytes | None]]
 """Slow work of one request; what it returns is the reply."""
@@ -45,7 +45,7 @@ _yield_core = os.sched_yield
 
 
 class Outbound:
-    """What is on its way to a client.
+    """Replies and files on their way to a client.
 
     Args:
         pump: counts the large files that wait for the loop.
@@ -160,7 +160,7 @@ class Outbound:
         """Answer a READ of ``size`` bytes that the file has, without copying them.
 
         Returns:
-            What sends the rest of them; None: all are sent.
+            The call that sends the rest of them; None: all are sent.
 
         Raises:
             OSError: the client is gone.

@@ -7,7 +7,7 @@ Rules of this file.
 
 1. A child's environment is complete before its process exists: each service has said by
    then what the child finds there.
-2. What a service holds for a child is released in reverse order when the child has
+2. A service's resources for a child are released in reverse order when the child has
    ended, after its conversations and before the host calls it gone.
 3. A host without services pays nothing for them.
 """
@@ -50,7 +50,7 @@ class Caller(Protocol):
 
     @property
     def client(self) -> Client:
-        """Whose request it is."""
+        """The client whose request it is."""
         ...
 
     def reserved_memory(self) -> Reservation:
@@ -102,7 +102,7 @@ class ChildView(Protocol):
 
     @property
     def spec(self) -> ChildSpec:
-        """What it was asked to be."""
+        """The request for it."""
         ...
 
     @property
@@ -117,17 +117,17 @@ class ChildView(Protocol):
 
     @property
     def wanted(self) -> Wanted | None:
-        """What it, and what is run for it, is to run in; None before its start."""
+        """The walls of it and of its tools; None before its start."""
         ...
 
     @property
     def walls(self) -> Walls:
-        """What it runs in, once it does."""
+        """The walls that it has, once it runs."""
         ...
 
     @property
     def threads(self) -> trio.CapacityLimiter | None:
-        """What bounds the threads that look at what is its own; None: nothing does."""
+        """The bound on threads that look at its files; None: no bound."""
         ...
 
     def sessions(self) -> Iterator[Conversation]:
@@ -179,8 +179,8 @@ class Service(Protocol):
     ) -> Mapping[str, str]:
         """Make ready for a child that is about to be spawned.
 
-        What is to be reached on loopback by an address that is the same for all children
-        is asked for here (``ChildView.listen_within``).
+        A service with one address on loopback for all children asks for it here
+        (``ChildView.listen_within``).
 
         Args:
             child: its client exists, its process does not.
@@ -427,7 +427,7 @@ class Portable(Protocol):
 
 @dataclass(slots=True)
 class Services:
-    """What one host offers its children beside files.
+    """The offers of one host to its children beside files.
 
     Attributes:
         network: the network by name; its ports are fixed, so that it is asked first.

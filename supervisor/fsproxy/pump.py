@@ -90,7 +90,7 @@ class Served(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PumpStatistics:
-    """What a pump has to look after.
+    """A connection that a pump serves.
 
     Attributes:
         attached: sessions in the set that are not their child's first.
@@ -263,7 +263,8 @@ class Pump:
                 if events or self._left_over:
                     known = len(self.sessions)
                     self._serve(events)
-                    # Who has left asks nothing soon: nobody yields to the dead.
+                    # A client that has left asks nothing soon: the pump does not yield
+                    # to it.
                     misses = 0 if len(self.sessions) == known else POLLS
                 elif misses < POLLS:
                     misses += 1
@@ -302,7 +303,7 @@ class Pump:
                 os.eventfd_read(self._bell)
             else:
                 self._note_hangup(fd)
-        # Who asked in advance comes after those who have just asked.
+        # A client that asked in advance comes after those that have just asked.
         if self._attached and len(turn) + len(left_over) > SHARE:
             turn, self._left_over = _shared_out(turn, left_over)
         else:

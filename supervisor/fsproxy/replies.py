@@ -1,4 +1,4 @@
-"""What the handlers of requests share: their errors, in the contract's words."""
+"""Errors that the handlers of requests share, in the contract's words."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ Rules of this file.
 
 1. Strictly one reply a request, in request order (spec T3): the next line is looked at
    only when the reply before it has been taken, whole, by the kernel.
-2. ``serve`` never waits.  What would wait (a disk, a client that does not read) becomes
-   a job; the pump forgets the session until the job is done.
+2. ``serve`` never waits. A request that would wait (for a disk, or a client that does
+   not read) becomes a job; the pump forgets the session until the job is done.
 3. A message that began must end within the deadline, and a reply must be taken within
    it (spec F8); between messages a client may idle for ever.
-4. Whatever goes wrong with the transport closes the session, once, and the first reason
-   counts (spec S2); so does a fault of this program in a request: it costs that client,
-   not the host.
+4. A fault of the transport closes the session, once, and the first reason counts (spec
+   S2); so does a fault of this program in a request: it costs that client, not the
+   host.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ turn: half a MiB of a payload, about 0.15 ms."""
 POSTHUMOUS = frozenset(
     {m.Open, m.Read, m.Write, m.Close, m.Sync, m.Seek, m.Narrow},
 )
-"""What is still done for a process that has ended (spec S2).
+"""Commands that are still done for a process that has ended (spec S2).
 
 SEEK and NARROW show nothing by themselves; they say where the others go, and whether.
 """
@@ -541,8 +541,8 @@ class Session:
     async def _settle(self) -> None:
         """Do what a client that is gone had sent, as far as it is complete (spec S2).
 
-        Who still holds the other end may go on sending: what comes from now on is not
-        looked at.  Replies go nowhere (``outbound``, rule 2).
+        Another holder of the other end may go on sending: its bytes are ignored from
+        now on. Replies go nowhere (``outbound``, rule 2).
         """
         left = bytes_waiting(self.read_fd)
         while True:

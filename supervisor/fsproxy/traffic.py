@@ -1,4 +1,4 @@
-"""What went through conversations: sums for a child, over all that were and are."""
+"""Traffic of conversations: sums for a child, over all that were and are."""
 
 from __future__ import annotations
 

@@ -21,8 +21,9 @@ _PROBE_STEP_BYTES = 128 * 1024
 """Distance of the probes for data in memory: the kernel reads ahead in such steps."""
 
 PIECE_BYTES = 1024 * 1024
-"""What one call sends of a file: 0.2 ms, for which all others wait. In less a large file
-takes more turns, and beside a flood each of them takes a slice of the pump's."""
+"""The piece of a file that one call sends: 0.2 ms, for which all others wait. In less a
+large file takes more turns, and beside a flood each of them takes a slice of the
+pump's."""
 
 DEEP_BYTES = 1024 * 1024
 """How much a socket may hold for a client that READs large pieces: Linux doubles it.
@@ -32,7 +33,7 @@ It bounds what a client that reads slowly pins: pages of files, not copies."""
 _ZEROS = bytes(65_536)
 
 _NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""What sendfile says of a file that the kernel cannot send by itself (sendfile(2))."""
+"""Errors of sendfile for a file that the kernel cannot send by itself (sendfile(2))."""
 
 
 def bytes_waiting(fd: int) -> int:
@@ -110,7 +111,7 @@ class FileTransfer:
             return False
         except OSError:
             # Most file systems in memory do not know the flag; they need no probe
-            # either. What is wrong elsewhere will be found by `load`.
+            # either. `load` will find faults elsewhere.
             return self._file.handle.mount.in_memory
         return True
 

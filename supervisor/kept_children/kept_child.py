@@ -61,7 +61,7 @@ def options_of(
 
 
 class Shared(NamedTuple):
-    """What the children of one daemon share.
+    """The parts that the children of one daemon share.
 
     Attributes:
         scratch_dir: where their private directories are made.
@@ -239,7 +239,7 @@ class KeptChild:
         elif action is Action.STOP:  # it is being started
             patience_s = START_PATIENCE_S if grace_s is None else grace_s
             until_s = trio.current_time() + min(START_PATIENCE_S, patience_s)
-            # Who asks again and again does not put it off.
+            # A caller that asks again and again does not put it off.
             self._start_until = min(self._start_until, until_s)
             self._starting.deadline = self._start_until
         elif action is Action.LEAVE:

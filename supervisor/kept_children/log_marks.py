@@ -7,8 +7,8 @@ Rules of this file.
 
 1. A mark is written before its piece: a reader finds no bytes without theirs.
 2. A piece that comes within ``GRAIN_S`` of a mark of its own kind is counted to that.
-3. What has no mark (an older host's, one that rotation removed, a full disk) is read as
-   ever; its time and stream are not known.
+3. Bytes without a mark (of an older host, after rotation, on a full disk) are read as
+   ever; their time and stream are not known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLOCK_BYTES = 4096 * RECORD_BYTES
 
 
 class Mark(NamedTuple):
-    """What is known of the bytes from an offset on.
+    """Time and stream of the bytes from an offset on.
 
     Attributes:
         offset: in the log.

@@ -1,4 +1,4 @@
-"""What children say: their stdout and stderr, kept in files that rotate.
+"""The output of children: stdout and stderr, kept in files that rotate.
 
 From pipes into a stream of ``segments``, and a bell for those who follow.
 

@@ -58,7 +58,7 @@ PROGRESS_S = 1.0
 
 
 class Changes(NamedTuple):
-    """What a reload did, by name."""
+    """The effects of a reload, by name."""
 
     started: list[str]
     stopped: list[str]
@@ -366,7 +366,7 @@ class Children:
     def _is_the_same(self, kept: KeptChild, section: ChildSection) -> bool:
         """Tell whether a child needs no restart to be what is configured.
 
-        What is set for its workspaces counts from its next start on.
+        Settings of its workspaces count from its next start on.
         """
         options = self._options(section)
         now, then = (

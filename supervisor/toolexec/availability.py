@@ -30,7 +30,7 @@ class NoAnswerError(Exception):
 
 
 class Availability:
-    """What is known of one sidecar's tools.
+    """The known tools of one sidecar.
 
     Args:
         probe: asks the sidecar.

@@ -1,4 +1,4 @@
-"""What a configuration and the host's environment ask of ToolExec.
+"""Settings of ToolExec from a configuration and the host's environment.
 
 Rules of this file.
 

@@ -10,7 +10,7 @@ Rules of this file.
    execution is ended unless it was to be detached.  That is looked for before a tool is
    started, now and then while it is (``starts``), and watched for once it runs
    (``replies``): spec E25.
-3. Whatever goes wrong here ends this connection and no other.
+3. A fault here ends this connection and no other.
 4. Until its request is whole, and once that was refused unread, it idles: it may be
    cancelled to make room for another one (``listener``).  In between it may not.
 """
@@ -112,7 +112,7 @@ class Connection(Replies):
 
     @property
     def moment(self) -> Moment:
-        """What it is in the middle of."""
+        """The moment that it is in."""
         if self.task is not None:
             return self.task.moment
         if self._is_refused:
@@ -375,7 +375,7 @@ class Connection(Replies):
         return plan if self._rights.is_narrowed else with_doors(owner, plan)
 
     def _check_wanted(self, request: Exec) -> None:
-        # What is detached runs for a client that asks for it later.
+        # A detached execution runs for a client that asks for it later.
         if not request.detach:
             self.wire.check_there()
 

@@ -1,4 +1,4 @@
-"""What all connections of one host's ToolExec share, and ask of it."""
+"""Parts that all connections of one host's ToolExec share, and ask of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLEAR_LINE = b"\r\x1b[K"
 
 
 class Context:
-    """What connections share.
+    """The parts that connections share.
 
     Args:
         settings: what is configured.
@@ -87,8 +87,8 @@ class Context:
         """Say what is run, where that was asked for.
 
         On a terminal a line in progress is cleared first, so that streamed output and
-        log lines do not share one (spec: line-safe logs).  Nobody is waited for: what is
-        not read is counted, as lines of the log are (``logs``).
+        log lines do not share one (spec: line-safe logs). It waits for no reader:
+        unread bytes are counted, as lines of the log are (``logs``).
         """
         if not self.settings.verbose:
             return

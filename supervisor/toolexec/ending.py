@@ -3,8 +3,8 @@
 Rules of this file.
 
 1. A ladder is a table of (seconds, signal); its steps go to the whole tree.
-2. What forks away from a step is ended when the tool itself is dead: the launchpad
-   kills whatever stands beneath it then.
+2. A process that forks away from a step is ended when the tool itself is dead: the
+   launchpad kills whatever stands beneath it then.
 3. A tool that does not stand beneath the launchpad is told of signals by a line of its
    own.  SIGKILL goes to what stands here for it, and the end of the line tells it of that.
 """
@@ -31,7 +31,7 @@ CLIENT_GONE: Ladder = (
     (0.25, signal.SIGTERM),
     (1.0, signal.SIGKILL),
 )
-"""Nobody waits any more: quick, but a tool may still put its files in order."""
+"""No client waits any more: quick, but a tool may still put its files in order."""
 
 TIME_IS_UP: Ladder = (
     (0.0, signal.SIGINT),

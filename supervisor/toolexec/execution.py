@@ -7,7 +7,7 @@ Rules of this file.
 1. Its id and its slot are free before anybody is told its exit code.
 2. stdout and stderr are one pipe, stdin is the null device, and nothing else of the
    host is open in a tool.
-3. What is printed is logged as fast as the log takes it: the pipe is the backpressure.
+3. Output is logged as fast as the log takes it: the pipe is the backpressure.
 4. Its tasks are the child's: one moves what is printed, and waits for the end; those that
    end it, or what others still print, are cancelled when it has.
 """

@@ -66,7 +66,7 @@ class ChildState(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the executions of all children of a host share.
+    """The parts that the executions of all children of a host share.
 
     Attributes:
         slots: for all of them.

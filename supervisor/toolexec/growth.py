@@ -1,4 +1,4 @@
-"""What tools make in their child's places, charged to the child (spec S7).
+"""Files that tools make in their child's places, charged to the child (spec S7).
 
 A tool writes by itself, not through FD 3, so its child's limits of bytes and files do
 not stop it. The host looks: before the first tool, ten times a second while one runs,
@@ -7,7 +7,7 @@ limit is passed, and passed by more than when it began, is ended.
 
 Rules of this file.
 
-1. Who has no limit of bytes or files costs nothing.
+1. A child without a limit of bytes or files costs nothing.
 2. No tool is started while a limit is passed, nor before what the ones before it left has
    been looked at: many tools that are done before anybody looks pass a limit by what one
    of them makes, not by the sum.

@@ -4,8 +4,8 @@
 
 Rules of this file.
 
-1. What has no more characters than the LLM fds show at once goes as it is; so does what
-   they have no room for, and the host's log says so.  Nothing is lost by asking.
+1. Output with no more characters than the LLM fds show at once goes as it is; so does
+   output without room there, and the host's log says so. Nothing is lost by asking.
 2. The output goes over in pieces: none of it is whole in memory at any time.
 3. The host's own last word (a time-out) is no output, and not in the handle.
 """

@@ -23,7 +23,7 @@ _EMPTY_LINE = re.compile(rb"\A\r?\n")
 _FOLDED = re.compile(rb"\n[ \t]")
 _VERSIONS = (b"1.0", b"1.1")
 
-# What h11 is told of a request where the reply does not depend on it.
+# The request that h11 is told where the reply does not depend on it.
 _ANY = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 _END = b"\r\n"
 
@@ -45,7 +45,7 @@ def read(text: bytes) -> tuple[Head, bool]:
         text: all of it, with its blank line.
 
     Returns:
-        What it says, and whether its client waits to be told that it may go on.
+        Its content, and whether its client waits to be told that it may go on.
 
     Raises:
         RefusedAtOnceError: it is none that is understood here.

@@ -35,7 +35,8 @@ BACKLOG = 128
 
 UNIX_BACKLOG = 1024
 """Likewise at a child's own socket. TCP tries again where the queue is full; there, curl is
-told so at once (EAGAIN, unix(7)) and gives up, and its shim with it. Nobody else waits there."""
+told so at once (EAGAIN, unix(7)) and gives up, and its shim with it. No other task
+waits there."""
 
 SOCKET_NAME = "toolexec.sock"
 
@@ -147,7 +148,7 @@ async def listening_within(
         stack: of the child.
 
     Returns:
-        What it is told; None for one that may have no tools.
+        The address that it is told; None for one that may have no tools.
 
     Raises:
         OSError: it has no loopback of its own, and so no way to its tools.

@@ -33,10 +33,10 @@ ARGS = "{args}"
 """Where a request's arguments go."""
 
 END_OF_OPTIONS = "--"
-"""What follows it is no option, whatever it looks like (POSIX, 12.2)."""
+"""A word behind it is no option, whatever it looks like (POSIX, 12.2)."""
 
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
-"""What programs that show something to a user need."""
+"""Variables of programs that show something to a user."""
 
 
 def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...]:

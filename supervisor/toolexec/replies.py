@@ -1,13 +1,14 @@
 """How an execution is answered with: whole, as a stream, as a handle, as a notice.
 
-What a connection sends once there is an execution, from whatever moment its task is at,
-for a program of this host may go on where another one was.
+Replies of a connection with an execution, from any moment of its task, for a program of
+this host may go on where another one was.
 
 Rules of this file.
 
 1. For as long as an execution is answered with, its client is watched: one that goes
    ends it, unless it was to be detached (spec E25).
-2. What is still to be sent is in the task before anything waits (``connection_state``).
+2. Bytes that are still to be sent are in the task before anything waits
+   (``connection_state``).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from supervisor.toolexec.output.log import OutputLog
 
 
-# What a connection of ToolExec is in the middle of: so that it can be gone on with.
+# The moment of a connection of ToolExec, from which another program can go on.
 #
 # A connection says by its moment how it is handed to the next program of the host: as what
 # it has received, as the reply that is under way, or not at all before it is further.

@@ -34,7 +34,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SpawnPlan:
-    """What is to be spawned for one execution; text stands for bytes (surrogateescape).
+    """The process to spawn for one execution; text stands for bytes (surrogateescape).
 
     Attributes:
         executable: an absolute path; execve(2) says whether it is one of a program.
@@ -196,7 +196,7 @@ SUGGESTED = 2
 
 
 class Routable(Protocol):
-    """What routing looks at."""
+    """The part of a sidecar that routing looks at."""
 
     @property
     def name(self) -> str:

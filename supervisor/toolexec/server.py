@@ -7,10 +7,10 @@ Rules of this file.
    there longest without a whole request; if none is, the one more is told that the
    server is busy.  So nobody shuts others out by connecting only.
 3. Of those that are told so a listener has ``MAX_REFUSED`` at once, and one more if that
-   was awaited when there was still room.  Who comes then waits in the kernel's queue,
-   where it takes no descriptor of the host.
-4. Who comes while the host is being replaced waits in that queue for the next program,
-   and there until all that was handed over has been entered.
+   was awaited when there was still room. A later one waits in the kernel's queue, where
+   it takes no descriptor of the host.
+4. A client that comes during an exchange waits in that queue for the next program, and
+   there until all that was handed over has been entered.
 5. On a listener that children share each has ``PER_CHILD`` connections that can last.
 
 Sources: unix(7), RFC 9112.
@@ -124,8 +124,9 @@ class Server:
     ) -> None:
         """Accept a connection and serve it, while another task accepts the next.
 
-        So it is served at once, and not a turn of the loop later. Who has served is the
-        next to accept, and no task is made for that, if nobody else waits for it.
+        So it is served at once, and not a turn of the loop later. A task that has
+        served is the next to accept, and no task is made for that, if no other one
+        waits for it.
         """
         while True:
             sock = await self._next_socket(plain)

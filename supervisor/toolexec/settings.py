@@ -1,4 +1,4 @@
-"""What is configured of ToolExec."""
+"""The configuration of ToolExec."""
 
 from __future__ import annotations
 

@@ -4,16 +4,16 @@ The text of a shim, and its installation into a directory.
 
 Rules of this file.
 
-1. A shim is POSIX sh and curl.  What the tool prints goes to stdout as it comes; the
-   exit code is that of the trailer, 1 if there is none.
+1. A shim is POSIX sh and curl. The tool's output goes to stdout as it comes; the exit
+   code is that of the trailer, 1 if there is none.
 2. curl runs in the background: a signal reaches the tool through ``/signal`` at once,
    and what the tool prints then is still seen.  It ignores SIGINT and SIGQUIT, so that
    what the keys of a terminal send does not take it from the shim.
 3. The token goes to curl in a file that nobody else may read, not on its command line.
 4. Only what is a shim is replaced by a shim.
-5. What a shim calls is never a shim, whatever their names and wherever they lie in PATH:
-   it takes its own directory out of its PATH, and a shim that another one calls all the
-   same, from a second directory, gives way to the command of its name.
+5. A program that a shim calls is never a shim, whatever their names and wherever they
+   lie in PATH: it takes its own directory out of its PATH, and a shim that another one
+   calls all the same, from a second directory, gives way to the command of its name.
 """
 
 from __future__ import annotations

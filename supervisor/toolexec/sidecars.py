@@ -44,7 +44,7 @@ what takes longer (an image that is fetched) is not available to them at first."
 
 
 class Sidecar(Protocol):
-    """What every backend offers; more than a ``routes.Target``."""
+    """The offer of every backend; more than a ``routes.Target``."""
 
     name: str
     kind: str

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from vfs.filesystem import Filesystem
 
 
-# What ToolExec holds of the host's descriptors; places for its connections.
+# ToolExec's share of the host's descriptors; places for its connections.
 #
 # Rules.
 #
-# 1. What children can make the host hold stands in one account (``vfs.filesystem``): what is
-#    taken for tools is not there for files, and the other way round, so that together they
-#    leave the host its reserve (attack 18).
-# 2. A part of the limit is there for tools in any case: files that stay open stop none.
-# 3. Who asks for more and has something is refused where there is no more.  Who has nothing
-#    yet is not: so little stands in the part of rule 2.
-# 4. All listeners together have a quarter of the host's descriptors; beyond that each has
+# 1. Descriptors that children can make the host hold stand in one account
+# (``vfs.filesystem``): those taken for tools are not there for files, and the other way
+# round, so that together they leave the host its reserve (attack 18). 2. A part of the
+# limit is there for tools in any case: files that stay open stop none. 3. A child that
+# has something and asks for more is refused where there is no more. A child that has
+# nothing yet is not: so little stands in the part of rule 2. 4. All listeners together
+# have a quarter of the host's descriptors; beyond that each has
 #    only its equal part, so that floods at some take nothing from the others.  Where others
 #    of the host hold what that would take, each has ``MIN_CONNECTIONS``.
 
@@ -47,7 +47,7 @@ SHORTAGE_TOLD_S = 5.0
 
 
 class Descriptors:
-    """What one host's ToolExec holds.
+    """The descriptors and places of one host's ToolExec.
 
     Args:
         fs: has the account.

@@ -1,11 +1,12 @@
-"""What is over in a moment, and is looked at only where it takes long.
+"""Steps that are over in a moment, and are looked at only where they take long.
 
 Rules of this file.
 
 1. Nothing is made for what is over in a moment: it is put down and crossed out.  One task
    for all looks at them every ``LOOK_S`` while there are some, and sleeps while there are
    none.
-2. What is there for a whole ``LOOK_S`` is looked at, each time until it is crossed out.
+2. A step that is there for a whole ``LOOK_S`` is looked at, each time until it is
+   removed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LOOK_S = 0.25
 
 
 class Brief(Protocol):
-    """What may take longer than it should."""
+    """A step that may take longer than it should."""
 
     def look(self) -> None:
         """Do what is to be done for it where it takes long; at once, and so not to wait."""
@@ -30,7 +31,7 @@ class Brief(Protocol):
 
 
 class Lookout:
-    """What is under way in one host, and should be over in a moment."""
+    """The steps under way in one host that should be over in a moment."""
 
     def __init__(self) -> None:
         self._under_way: set[Brief] = set()
@@ -38,7 +39,7 @@ class Lookout:
 
     @property
     def under_way(self) -> frozenset[Brief]:
-        """What is not over."""
+        """The steps that are not over."""
         return frozenset(self._under_way)
 
     def put_down(self, one: Brief) -> None:

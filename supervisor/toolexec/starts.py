@@ -6,8 +6,8 @@ Rules of this file.
 
 1. A start is over within a millisecond: it is looked at only if it takes long
    (``slow_steps``).
-2. Whose client has gone is given up, unless it was to be detached (spec E25), and so is
-   what takes longer than its tool may run.
+2. A start without its client is given up, unless it was to be detached (spec E25), and
+   so is one that takes longer than its tool may run.
 3. A signal ends who is not its program yet, as the kernel would end it: nothing in it
    handles one.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from supervisor.toolexec.wire import Wire
 
 LEAST_S = 0.001
-"""What is left of a time limit that its start has used up: 0 would be none."""
+"""The rest of a time limit that its start has used up: 0 would be none."""
 
 
 class StartEndedError(Exception):
@@ -109,7 +109,7 @@ class Start:
 
     @property
     def left_s(self) -> float:
-        """What its tool may still take, seconds; 0 for no limit."""
+        """The rest of its tool's time, seconds; 0 for no limit."""
         if self._until == math.inf:
             return 0.0
         return max(LEAST_S, self._until - trio.current_time())

@@ -46,7 +46,7 @@ END_TIMEOUT_S = 10.0
 
 
 class Starter(Protocol):
-    """What a backend knows of its long-lived process.
+    """A backend's record of its long-lived process.
 
     Attributes:
         process: it, while it runs.

@@ -1,4 +1,4 @@
-"""Who may ask: one token a child, 128 random bits, until the child has ended.
+"""Tokens: one for each child, 128 random bits, until the child has ended.
 
 Rules of this file.
 

@@ -6,13 +6,13 @@ Rules of this file.
 2. A head has ``HEAD_TIMEOUT_S``, a body that stalls ``BODY_TIMEOUT_S``; then the
    connection is dropped.  A whole body has ``BODY_DEADLINE_S``.  Sending has no time-out
    (spec: no write time-out).
-3. Who is refused before all it sent was read gets the chance to read that: the host
-   half-closes and drains for ``DRAIN_S`` (RFC 9112, 9.6).
+3. A client that is refused before all it sent was read gets the chance to read that:
+   the host half-closes and drains for ``DRAIN_S`` (RFC 9112, 9.6).
 4. Of a request nothing is kept that is not bounded: its head, and its body as decoded.
    The bytes that framed it are not kept, for a client may send them without end.
 5. A client that asks with HEAD gets heads and no bodies (RFC 9110, 9.3.2).
 6. No body is received of whom its head is enough to refuse.
-7. What others send is taken apart in pieces, between which the rest of the host goes on:
+7. Bytes of others are parsed in pieces, between which the rest of the host goes on:
    ``RECEIVE_BYTES`` at a time, large heads and bodies in turns (``turns``).
 """
 
@@ -59,15 +59,16 @@ DRAIN_S = 2.0
 """How long a refused client may go on sending before the connection is closed."""
 
 RECEIVE_BYTES = 16_384
-"""What is received at once: as chunks of a byte that takes one to two milliseconds."""
+"""Bytes that are received at once: as chunks of a byte that takes one to two
+milliseconds."""
 
 LOOK_PIECES = 64
-"""What is read and forgotten in one look whether a client is there: a MiB, which takes
-less than a millisecond."""
+"""Bytes that are read and forgotten in one look whether a client is there: a MiB, which
+takes less than a millisecond."""
 
 FIRST_BYTES = 4096
-"""What is taken of a body that comes with its head before anybody is asked for a token:
-most are that short, and a bad one is told so first (spec: order of checks)."""
+"""The part of a body that is taken with its head before the token is checked: most are
+that short, and a bad one is told so first (spec: order of checks)."""
 
 SEND_BYTES = 256 * 1024
 """Two pieces of output wait in a socket at most, for a client that is a little late."""
@@ -250,7 +251,7 @@ class Wire:
     async def wait_gone(self) -> None:
         """Wait until the client has closed its side, or is no longer there.
 
-        What it still sends is read and forgotten: one request a connection.
+        Later bytes are read and forgotten: one request a connection.
         """
         with suppress(OSError):
             while await self._receive():

@@ -7,10 +7,9 @@ Rules of this file.
 2. A host path is accepted if the directory it leads to lies beneath the workspace:
    its text only chooses which name to ask for, and what that leads to has to be the
    same directory.  Shims send ``$(pwd)``.
-3. Whatever else is asked for gets the same answer, so that nobody learns what there is
-   outside.
-4. What a host keeps (``sandbox.ownership``) is nobody's working directory, but what is the
-   child's own there: a tool that begins in there needs no way to it.
+3. Every other path gets the same answer, so that no child learns what there is outside.
+4. A directory that a host keeps (``sandbox.ownership``) is no working directory, but
+   for the child's own there: a tool that begins in there needs no way to it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from vfs.errors import AccessDeniedError
 from vfs.policy import open_directory
 
 NAME = b"/workspace"
-"""What a workspace is called by those who use it."""
+"""The name of a workspace for its users."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Requests about LLM fds: FD_CALL and FD_PUT.
 
 A tool that reports an error has answered all the same: its ``fd_error`` comes with OK.
-ERROR is for what is no call at all.  What a call takes long for happens in a job, and
-ends with its client where nobody else has anything of it (spec L10).
+ERROR is for what is no call at all. Long work of a call happens in a job, and ends with
+its client if no other client has anything of it (spec L10).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests about open files: OPEN, READ, WRITE, CLOSE, SEEK, SYNC, TRUNCATE.
 
 READ and WRITE are the hot path: no logging, no allocation that a profile does not
-forgive.  What would wait becomes a job of the session.
+forgive. A request that would wait becomes a job of the session.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ async def _write_waiting(
     session: Session, file: OpenFile, data: bytes | memoryview
 ) -> bytes:
     try:
-        # What its header has reserved is charged again before this waits.
+        # The reservation of its header is charged again before this waits.
         await session.fs.write_waiting(file, data, session.inbound.release_growth)
     except OSError as why:
         return error(b"failed to write: " + reason(why))

@@ -29,8 +29,8 @@ that it is charged (spec L10), and a dead child is cleaned up within 10 ms (spec
 
 CHAT_FORMS = 6
 """In so many forms the text of a request is there at the end: as it came (twice while it is
-split), decoded, in a message, and as JSON (twice, once to be measured). What takes more than
-that is reserved when it is known."""
+split), decoded, in a message, and as JSON (twice, once to be measured). More than that
+is reserved when it is known."""
 
 INLINE_BYTES = 64 * 1024
 """Longest document, piece or text that is taken apart in the Trio thread."""

@@ -1,7 +1,7 @@
 """Requests about names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1).
 
-What may take long is done in a worker thread: to read a long directory, and to free the
-blocks of a long file, which REMOVE and RENAME may do.
+Long work is done in a worker thread: to read a long directory, and to free the blocks
+of a long file, which REMOVE and RENAME may do.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 LISTED_BYTES = 500
-"""What an entry of a directory takes while it is listed: its name, twice, as an object and as
-JSON (attack 42)."""
+"""The memory of a directory's entry while it is listed: its name, twice, as an object
+and as JSON (attack 42)."""
 
 
 def named(

@@ -1,6 +1,6 @@
-"""What all backends of sidecars have in common: their record, their held workspace.
+"""Parts that all backends of sidecars share: their record, their held workspace.
 
-What the configuration says of a sidecar, as the routing and the supervision read it.
+The configuration of a sidecar, as the routing and the supervision read it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ LABEL = "sandhost.host"
 """Says which host a container belongs to."""
 
 STATE = "/var/tmp/sandhost"  # noqa: S108 - a name inside the container
-"""What tools in a container keep for later."""
+"""The HOME of tools in a container."""
 
 PASSED = (
     "PATH",

@@ -51,8 +51,9 @@ class Owner(Protocol):
 def with_doors(owner: Owner, plan: SpawnPlan) -> SpawnPlan:
     """Return a plan whose tool reaches the model, and names, as its child does (MD1).
 
-    What the sidecar sets wins. One that runs as the host does belongs to no child alone.
-    Where the kernel does not give the net namespace of the child, a tool starts without.
+    The sidecar's value wins. One that runs as the host does belongs to no child alone.
+    Where the kernel does not give the net namespace of the child, a tool starts
+    without.
     """
     if plan.is_walled and _names_fd(owner) >= 0:
         plan = replace(plan, reaches_names=True)

@@ -5,8 +5,9 @@ Rules of this file.
 1. PATH is the configured directories, then the system's, which is never replaced; the
    rest of the environment is the sidecar's.  Nothing else of the host's is passed: a
    home directory with somebody's tokens least of all, so HOME is the child's own.
-2. What tools keep for later (HOME, CARGO_HOME) lies in a directory of the child and the
-   sidecar, and ends with the child: no child can leave there what another one runs.
+2. Files that tools keep for later (HOME, CARGO_HOME) lie in a directory of the child
+   and the sidecar, and end with the child: no child can leave there what another one
+   runs.
 3. ``tsc`` is the project's own if it has one, Python is that of ``.venv``, if the
    working directory has one.
 4. Without a command to start, a local sidecar is always running.

@@ -4,8 +4,8 @@ Rules of this file.
 
 1. A chunk is a piece of output as it appeared, or as much as is sent at once.
 2. While the reader is live, the log hands it each piece, and it sends from there; once
-   its client is slower than that, it goes on from the log by itself.  What a chunk still
-   owes is remembered, so that either way the stream is whole.
+   its client is slower than that, it goes on from the log by itself. The missing part
+   of a chunk is remembered, so that either way the stream is whole.
 3. There is no time-out for sending: a client that does not read harms nobody else.
 """
 
@@ -47,7 +47,7 @@ class ChunkedReader:
         self.offset = offset
         self._log = log
         self._sock = sock
-        # What the chunk under way still owes: its size line, output, its end.
+        # The missing part of the chunk under way: its size line, output, its end.
         self._head = before
         self._left = 0
         self._tail = b""
@@ -172,7 +172,7 @@ class ChunkedReader:
         """Send what the chunk owes; ``view`` is the output that it needs next.
 
         Returns:
-            What is left of ``view``.
+            The rest of ``view``.
 
         Raises:
             BlockingIOError: the client takes nothing at the moment.

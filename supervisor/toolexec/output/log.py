@@ -1,4 +1,4 @@
-r"""What an execution prints: kept by offset, up to a limit, for any number of readers.
+r"""The output of an execution: by offset, up to a limit, for any number of readers.
 
     tool -> pipe -> pump -> log: head (memory) | file (disk) | window (memory)
                               \-> the live reader, from the pump's buffer or the pipe
@@ -8,9 +8,9 @@ Rules of this file.
 1. No byte is dropped that an attached reader has not taken.  Up to the limit readers are
    independent; beyond it the oldest bytes make room, and the slowest attached reader
    slows the tool.
-2. The first ``HEAD_BYTES`` stay in memory, for most tools print less.  What follows goes
-   to a file without a name, which becomes a ring when it may not grow: at the limit, at
-   the child's quota, on a full disk.  Without a file there is a window in memory.
+2. The first ``HEAD_BYTES`` stay in memory, for most tools print less. The rest goes to
+   a file without a name, which becomes a ring when it may not grow: at the limit, at
+   the child's quota, on a full disk. Without a file there is a window in memory.
 3. One reader that has taken everything is *live*: the pump hands it each piece, and
    waits ``patience_s`` for it at most.  Measured: 1.5 GB/s so, 1.0 by way of the
    file (ADR 25).
@@ -62,8 +62,8 @@ ALONE_PATIENCE_S = 0.02
 after which it would have to read the whole of what it missed from the file."""
 
 CATCH_UP_BYTES = 8 * 1024 * 1024
-"""What the only reader has to take before the pump waits again for it to become live: it
-may be slower than the tool, and then the tool should feel little of it."""
+"""Bytes that the only reader has to take before the pump waits again for it to become
+live: it may be slower than the tool, and then the tool should feel little of it."""
 
 FILE_WAIT_S = 2.0
 """How long a tool whose output must be kept whole waits for the host to have a descriptor
@@ -440,7 +440,8 @@ class OutputLog:
         return tuple(store.fd for store in self._stores if isinstance(store, File))
 
 
-# Who follows a log (``log``): the one that it hands pieces to, and who only holds it.
+# Followers of a log (``log``): the one that it hands pieces to, and those that only
+# hold it.
 
 
 class Reader(Protocol):

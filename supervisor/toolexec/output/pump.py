@@ -6,7 +6,7 @@ The reading end of the tool's pipe, and its end.
 
 Rules of this file.
 
-1. What is printed is logged as fast as the log takes it: the pipe is the backpressure.
+1. Output is logged as fast as the log takes it: the pipe is the backpressure.
 2. After each piece others have their turn, unless the pump had to wait for it anyhow.
 """
 

@@ -1,14 +1,14 @@
-"""What the logs of one child may occupy on the disk, and the files for that.
+"""The room for the logs of one child on the disk, and the files for that.
 
 Rules of this file.
 
 1. A file that is no longer needed becomes the spare one, and never changes hands
    between children.
-2. What nobody uses is given up before somebody is refused: the spare file, then the
-   oldest finished log that has one.  So it is where the host lacks descriptors, and
-   where the disk is full and a log must be kept whole.
-3. Nobody wants what is in a file that is closed: what is wrong with it then (a network
-   file system may say so) is nobody's fault.
+2. Unused files are given up before a log is refused: the spare file, then the oldest
+   finished log that has one. So it is where the host lacks descriptors, and where the
+   disk is full and a log must be kept whole.
+3. The content of a closed file is not needed: an error of it then (of a network file
+   system, say) is no fault.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from supervisor.toolexec.slots import Descriptors
 
 LEAST_FILE_BYTES = 8 * 1024 * 1024
-"""What a file may grow to although the child's quota is used up: with less, a tool and
-its reader would wait for each other all the time."""
+"""The length to which a file may grow although the child's quota is used up: with less,
+a tool and its reader would wait for each other all the time."""
 
 STEP_BYTES = 1024 * 1024
 """How much of the quota a growing file takes at a time."""
 
 
 class Quota:
-    """What the logs of one child may occupy on the disk, and the files for that.
+    """The room for the logs of one child on the disk, and the files for that.
 
     A file that is no longer needed becomes the spare one: it is written again from its
     beginning, which is up to ten times as quick as to have pages allocated anew.  It

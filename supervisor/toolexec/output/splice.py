@@ -10,11 +10,12 @@ Rules of this file.
 1. A piece is taken from the tool's pipe before anything is done with it: that moves
    references to its pages, while the mover of a piece into a file has the pipe for itself
    until the last page is copied, and the tool cannot print.
-2. What was taken goes to the file alone, so whatever fails is still in the one or the other.
-   It does not stay there: the log takes all of it before anybody else has a turn.
+2. A taken piece goes to the file alone, so after a failure it is still in the one or
+   the other. It does not stay there: the log takes all of it before anybody else has a
+   turn.
 3. A page that waits in a socket is the tool's pipe's and is never written again; the file
    has a copy.
-4. What goes around a piece lies around it in the pipe aside: the reader is woken up once.
+4. The frame of a piece lies around it in the pipe aside: the reader is woken up once.
 
 Sources: tee(2), splice(2).
 """
@@ -39,7 +40,7 @@ SPLICED_BYTES = 262_144
 """Most that is moved at once: what a unix socket takes in one go."""
 
 PIPE_BYTES = 524_288
-"""What the tool's pipe is made to hold: two pieces, so that the tool prints one while the
+"""The capacity of the tool's pipe: two pieces, so that the tool prints one while the
 other is moved; and the pipe aside, for what frames a piece takes room too."""
 
 _FRAME_PAGES = 2
