@@ -716,8 +716,17 @@ class Directory:
     # Accounts
 
     def open_account(self, name: str, limit: float, kind: str, now: Moment) -> Step:
-        """Make an account, or give one that is there another limit."""
+        """Make an account, or give one that is there another limit.
+
+        Raises:
+            FleetError: its name cannot be one.
+        """
         step = Step()
+        if not name or "/" in name:
+            raise FleetError(
+                f"cannot open account {name!r}: a name is not empty and has no '/';"
+                " choose another"
+            )
         account = self._accounts.get(name)
         if account is None:
             row = AccountRow(name, limit, kind, window_at(kind, now.wall_s))
@@ -815,7 +824,7 @@ class Directory:
     def _put_child(self, row: ChildRow, step: Step) -> None:
         before = self._children.get(row.id)
         if before is not None and before.node is not None:
-            self._on[before.node].pop(row.id, None)
+            self._on.get(before.node, {}).pop(row.id, None)
         self._index(row)
         step.put("children", row.id, row)
         while len(self._over) > MOST_OVER:

@@ -5,9 +5,10 @@ Rules of this file.
 1. A slice is taken once: by the session, the ledger and the request that asked for it.
 2. A reservation is in the ledger before its call is sent; what is reserved when the
    process dies counts as spent.
-3. The last report of a slice goes out when nothing is reserved in it and nothing more
+3. A slice that was just taken is not idle: the call that it was asked for comes next.
+4. The last report of a slice goes out when nothing is reserved in it and nothing more
    will be; the ledger keeps the slice until the directory has it closed.
-4. At most one slice of an account takes new calls.
+5. At most one slice of an account takes new calls.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from supervisor.fleet.step import Step
+
+
+FRESH_TICKS = 2
+"""After so many ticks a slice is idle whose call has not come."""
 
 
 class HeldState(Enum):
@@ -106,6 +111,7 @@ class HeldSlices:
         self._asked: dict[str, AskSlice] = {}
         self._calls: dict[str, str] = {}  # call -> slice
         self._told: dict[str, float] = {}  # what was reported last
+        self._fresh: dict[str, int] = {}  # slice -> ticks until it can be idle
 
     def rows(self) -> tuple[HeldRow, ...]:
         """Return all that the ledger has."""
@@ -155,6 +161,7 @@ class HeldSlices:
                 reserved = {**row.reserved, call: worst}
                 self._put(replace(row, reserved=reserved), step)
                 self._calls[call] = row.id
+                self._fresh.pop(row.id, None)
                 return Reserved.YES
         if account not in self._asked:
             for row in self.rows():
@@ -186,24 +193,25 @@ class HeldSlices:
         self._asked.pop(grant.account, None)
         row = HeldRow(grant.slice, grant.account, session, grant.size, grant.window)
         self._put(row, step)
+        self._fresh[row.id] = FRESH_TICKS
         return True
 
-    def refuse(self, refusal: SliceRefused, session: Session) -> bool:
-        """Return whether a refusal is the answer to what was asked last."""
+    def refuse(self, refusal: SliceRefused, session: Session) -> AskSlice | None:
+        """Return the request that a refusal answers; None if it is not the last one."""
         asked = self._asked.get(refusal.account)
         if asked is None or asked.number != refusal.number:
-            return False
+            return None
         if asked.session != session:
-            return False
+            return None
         del self._asked[refusal.account]
-        return True
+        return asked
 
     def hand_back(self, wish: HandBack, step: Step) -> None:
         """Close a slice that is wanted elsewhere if it is idle; report it in any case."""
         row = self._rows.get(wish.slice)
         if row is None:
             return
-        if not row.reserved:
+        if not row.reserved and wish.slice not in self._fresh:
             self._retire(row, step)
         self._told.pop(wish.slice, None)
 
@@ -217,6 +225,10 @@ class HeldSlices:
                 step.put("held", name, None)
 
     # What is told
+
+    def tick(self) -> None:
+        """Let a slice that no call was reserved in become idle: due once a second."""
+        self._fresh = {name: n - 1 for name, n in self._fresh.items() if n > 1}
 
     def asked(self) -> tuple[AskSlice, ...]:
         """Return requests without an answer, to be sent again."""

@@ -106,10 +106,15 @@ class EndAll:
 
 @dataclass(frozen=True, slots=True)
 class CallsDecided:
-    """Calls that wait for a slice of this account try again, or are refused."""
+    """Calls that wait for a slice of this account try again.
+
+    Attributes:
+        refused_from: those with such a worst case, or a larger one, are refused; None:
+            a slice has come.
+    """
 
     account: str
-    is_refused: bool
+    refused_from: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,7 @@ class Node:
                 step.actions.append(AskDaemon(self._lease.begin(now.clock_s)))
         if now.clock_s >= self._tell_s:
             self._tell_s = now.clock_s + BEAT_S
+            self.held.tick()
             self._tell_slices(step)
         return step
 
@@ -482,9 +488,9 @@ class Node:
             return
         elif isinstance(message, SliceGranted):
             if self.held.take(message, session, step):
-                step.actions.append(CallsDecided(message.account, is_refused=False))
-        elif self.held.refuse(message, session):
-            step.actions.append(CallsDecided(message.account, is_refused=True))
+                step.actions.append(CallsDecided(message.account, None))
+        elif (asked := self.held.refuse(message, session)) is not None:
+            step.actions.append(CallsDecided(message.account, asked.worst))
 
     def _tell_slices(self, step: NodeStep) -> None:
         reports = self.held.reports()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 import trio
 
+from hostlib.private_files import open_private
 from hostlib.threads import in_thread
 from supervisor.fleet.step import StaleEpochError, Step
 
@@ -67,10 +68,10 @@ class FleetStore:
         try:
             with ExitStack() as stack:
                 os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103
-                self._lock = _private_file(f"{directory}/{LOCK}")
+                self._lock = open_private(f"{directory}/{LOCK}")
                 stack.callback(os.close, self._lock)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.close(_private_file(self._path))
+                os.close(open_private(self._path))
                 self._base = _opened(self._path)
                 stack.callback(self._base.close)
                 self.epoch = self._count_epoch()
@@ -126,18 +127,6 @@ class FleetStore:
         """Close the file, and let another process have it."""
         self._base.close()
         os.close(self._lock)
-
-
-def _private_file(path: str) -> int:
-    """Return a descriptor of a file that is its owner's alone; follow no link."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags, 0o600)
-    try:
-        os.fchmod(fd, 0o600)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _opened(path: str) -> sqlite3.Connection:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from hostlib.paths import LEDGER
+from hostlib.private_files import open_private
 from hostlib.threads import in_thread
 from supervisor.llm.quota import Node
 
@@ -123,19 +124,6 @@ class LedgerError(Exception):
     """The file cannot be used; the text says why and what to do."""
 
 
-def _make_private(path: str) -> None:
-    """Make a file, if there is none, and its owner's alone; follow no link (attack 49).
-
-    SQLite would follow one that a child has put there.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags, 0o600)
-    try:
-        os.fchmod(fd, 0o600)
-    finally:
-        os.close(fd)
-
-
 class _File:
     """The file; its methods block."""
 
@@ -144,16 +132,14 @@ class _File:
         try:
             with ExitStack() as stack:
                 os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103
-                _make_private(self.path)
+                os.close(open_private(self.path))
                 self._base = self._opened()
                 stack.callback(self._base.close)
                 self._base.execute("PRAGMA journal_mode = WAL")
                 self._base.execute("PRAGMA synchronous = NORMAL")
                 self._base.executescript(_SCHEMA)
                 # Each living host holds a lock on the byte of its number.
-                _make_private(f"{self.path}-hosts")
-                flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._locks = os.open(f"{self.path}-hosts", flags)
+                self._locks = open_private(f"{self.path}-hosts")
                 stack.callback(os.close, self._locks)
                 self._host = self._count_host()
                 stack.pop_all()

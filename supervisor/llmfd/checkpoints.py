@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from hostlib.private_files import open_private
 from hostlib.threads import ThreadLock
 from hostlib.unnamed_files import descriptors_of
 from supervisor.llmfd.checkpoint_blobs import BlobFiles
@@ -160,15 +161,6 @@ class Checkpoints:
                 " it, or name another [host] state_dir"
             )
             raise OSError(errno.EPERM, text, directory) from None
-
-    def _make_private_file(self) -> None:
-        """Make the database's file, its owner's alone; SQLite would follow a link."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(DATABASE, flags, 0o600, dir_fd=self._fd)
-        try:
-            os.fchmod(fd, 0o600)
-        finally:
-            os.close(fd)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield what it holds of the host's descriptors, SQLite's own among them."""
@@ -454,7 +446,8 @@ class Checkpoints:
             return self._database
         if self._fd < 0:
             raise FdError(FILE_OPERATION, "Cannot use checkpoints: they are closed")
-        self._make_private_file()
+        # SQLite would follow a link.
+        os.close(open_private(DATABASE, self._fd))
         database = sqlite3.connect(self._path, check_same_thread=False)
         database.text_factory = as_text
         try:

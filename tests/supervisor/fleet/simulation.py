@@ -399,8 +399,9 @@ class Simulation:
             case on_node.EndAll():
                 later = self._end_all
             case on_node.CallsDecided():
-                if action.is_refused:
-                    machine.unsent.clear()
+                bound = action.refused_from
+                if bound is not None:
+                    machine.unsent[:] = [n for n in machine.unsent if n < bound]
                 return
             case _:
                 return

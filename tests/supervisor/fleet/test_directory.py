@@ -491,6 +491,22 @@ def test_children_that_are_over_are_listed_up_to_a_bound(scene: Scene) -> None:
 
 
 # spec FL2
+def test_a_child_that_is_over_can_be_ended_again_after_a_restart(scene: Scene) -> None:
+    scene.spawn()
+    scene.report("a", "ended")
+    scene.restart()
+    assert scene.store(scene.directory.kill("x", "KILL", scene.now)) == []
+    assert scene.child().state == "ended"
+
+
+# spec FL7
+@pytest.mark.parametrize("name", ["", "a/b"])
+def test_an_account_has_a_plain_name(scene: Scene, name: str) -> None:
+    with pytest.raises(FleetError, match="cannot open account"):
+        scene.directory.open_account(name, 160.0, NEVER, scene.now)
+
+
+# spec FL2
 def test_the_name_of_a_child_that_is_over_is_free_again(scene: Scene) -> None:
     scene.spawn()
     scene.report("a", "ended")

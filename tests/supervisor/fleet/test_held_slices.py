@@ -93,9 +93,9 @@ def test_a_refusal_ends_the_request_that_it_answers() -> None:
     holder = Holder()
     holder.reserve("c1", 2.0)
     stale = SliceRefused(1, holder.session, "t", 7, 0.0)
-    assert not holder.held.refuse(stale, holder.session)
+    assert holder.held.refuse(stale, holder.session) is None
     answer = SliceRefused(1, holder.session, "t", 1, 0.0)
-    assert holder.held.refuse(answer, holder.session)
+    assert holder.held.refuse(answer, holder.session) is not None
     assert holder.held.asked() == ()
 
 
@@ -147,6 +147,20 @@ def test_an_idle_slice_is_handed_back_and_a_busy_one_reported() -> None:
     holder.settle("c1", 1.0)
     holder.held.hand_back(wish, holder.step)
     assert holder.held.reports() == (SliceReport("t/1", 1.0, is_last=True),)
+
+
+# spec FL7: else two nodes could take it from each other before either makes its call
+def test_a_slice_that_was_just_taken_is_not_idle() -> None:
+    holder = Holder()
+    holder.reserve("c1", 2.0)
+    holder.grant(1, 10.0)
+    wish = HandBack(1, holder.session, "t", "t/1")
+    holder.held.hand_back(wish, holder.step)
+    assert holder.states() == {"t/1": HeldState.OPEN}
+    holder.held.tick()
+    holder.held.tick()
+    holder.held.hand_back(wish, holder.step)
+    assert holder.states() == {"t/1": HeldState.CLOSED}
 
 
 # spec FL7

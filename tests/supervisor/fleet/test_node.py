@@ -20,6 +20,7 @@ from supervisor.fleet.messages import (
     Renewed,
     Session,
     SliceGranted,
+    SliceRefused,
     Start,
 )
 from supervisor.fleet.node import (
@@ -242,10 +243,17 @@ def test_calls_that_wait_for_a_slice_try_again_when_it_has_come(scene: Scene) ->
     outcome, _ = scene.node.reserve("t", "call", 1.0, scene.now)
     assert outcome is Reserved.ASKED
     step = scene.hear(SliceGranted(1, scene.session, "t", 1, "t/1", 10.0, "never"))
-    assert step.actions == [CallsDecided("t", is_refused=False)]
+    assert step.actions == [CallsDecided("t", None)]
     outcome, step = scene.node.reserve("t", "call", 1.0, scene.now)
     assert outcome is Reserved.YES
     assert [change.table for change in step.changes] == ["held"]
+
+
+# spec FL7
+def test_a_refusal_says_which_calls_it_is_for(scene: Scene) -> None:
+    scene.node.reserve("t", "call", 3.0, scene.now)
+    step = scene.hear(SliceRefused(1, scene.session, "t", 1, 2.0))
+    assert step.actions == [CallsDecided("t", 3.0)]
 
 
 # spec FL2
