@@ -17,6 +17,8 @@ from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
 from tests.helpers.layers import TABLE, layers, present
 from tests.system.attacks.test_unprivileged import nobodys_command
 
+pytestmark = pytest.mark.slow
+
 IS_ROOT = os.geteuid() == 0
 
 

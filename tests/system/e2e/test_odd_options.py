@@ -14,6 +14,8 @@ from supervisor.client import ControlError
 from tests.helpers.command import Outcome, sandhost
 from tests.helpers.daemon import daemon
 
+pytestmark = pytest.mark.slow
+
 LEFT = (
     "its children have the host's network: sandbox 'open' has neither the layer netns nor"
     " seccomp; add one to its layers, or set network = 'host'"

@@ -18,6 +18,8 @@ from supervisor.llm.recipe import Recipe, read_recipe, recipe_names
 from supervisor.sandbox.home import is_home_file
 from tests.helpers.command import Outcome, sandhost
 
+pytestmark = pytest.mark.slow
+
 KEYS = [
     "agent", "version_tried", "command", "env", "files", "off", "expose", "limits",
 ]  # fmt: skip
