@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 # Rules.
 #
 # 1. Descriptors that children can make the host hold stand in one account
-# (``vfs.filesystem``): those taken for tools are not there for files, and the other way
-# round, so that together they leave the host its reserve (attack 18). 2. A part of the
-# limit is there for tools in any case: files that stay open stop none. 3. A child that
-# has something and asks for more is refused where there is no more. A child that has
-# nothing yet is not: so little stands in the part of rule 2. 4. All listeners together
-# have a quarter of the host's descriptors; beyond that each has
-#    only its equal part, so that floods at some take nothing from the others.  Where others
-#    of the host hold what that would take, each has ``MIN_CONNECTIONS``.
+#    (``vfs.filesystem``): those taken for tools are not there for files, and the other way
+#    round, so that together they leave the host its reserve (attack 18).
+# 2. A part of the limit is there for tools in any case: files that stay open stop none.
+# 3. A child that has something and asks for more is refused where there is no more.  A
+#    child that has nothing yet is not: so little stands in the part of rule 2.
+# 4. All listeners together have a quarter of the host's descriptors; beyond that each has
+#    only its equal part, so that floods at some take nothing from the others.  Where other
+#    parts of the host hold what that would take, each has ``MIN_CONNECTIONS``.
 
 OWN_PART = 8
 """For tools alone is one of so many descriptors that the process may have."""
