@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from supervisor.control.client import ControlError, call, find_control, stream
+from supervisor.network.statistics import NetworkStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,7 @@ __all__ = [
     "HostClient",
     "LogEntry",
     "LogMark",
+    "NetworkStatistics",
     "Signalled",
     "Spawned",
     "Stopping",
@@ -367,6 +369,31 @@ class HostClient:
         """
         words = {"verb": verb, **arguments}
         return call(self.path, "workspace", _given(words))["result"]
+
+    def network(
+        self,
+        name: str,
+        *,
+        allow: list[str] | None = None,
+        deny: list[str] | None = None,
+        cut: bool = False,
+    ) -> NetworkStatistics:
+        """Return what a child reached and was refused, after a change of its rules.
+
+        Args:
+            name: of the child, or its id.
+            allow: rules to add; the next connection obeys.
+            deny: rules to refuse.
+            cut: reset what is open and not allowed any more.
+        """
+        words = {"name": name, "allow": allow, "deny": deny, "cut": cut}
+        answer = call(self.path, "network", _given(words))
+        return msgspec.convert(answer["network"], NetworkStatistics)
+
+    def learned_rules(self, name: str) -> list[str] | None:
+        """Return the rules that would have sufficed; None if a child does not learn."""
+        answer = call(self.path, "network", {"name": name})
+        return msgspec.convert(answer["learned"], list[str] | None)
 
     def workspaces(self) -> list[WorkspaceRow]:
         """Return its workspaces."""

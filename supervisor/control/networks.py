@@ -30,16 +30,9 @@ class NetworkOrders:
         self._host = host
 
     def add_to(self, orders: Orders) -> None:
-        """Offer them; last, for it asks what others say of being read."""
+        """Offer them."""
         orders.orders["network"] = self._do
-        is_reading = orders.is_reading
-
-        def is_look(do: str, arguments: dict[str, Any]) -> bool:
-            if do != "network":
-                return is_reading(do, arguments)
-            return not any(arguments.get(key) for key in ("allow", "deny", "cut"))
-
-        orders.is_reading = is_look
+        orders.reading["network"] = _is_reading
 
     async def _do(self, words: dict[str, Any]) -> dict[str, object]:
         """Change a child's rules if that is asked, and return its figures."""
@@ -68,3 +61,8 @@ class NetworkOrders:
         raise OrderError(
             f"cannot tell of {name!r}: no such child runs; see sandhost ps"
         )
+
+
+def _is_reading(arguments: dict[str, Any]) -> bool:
+    """Tell whether nothing is to be changed: the journal does not tell of it then."""
+    return not any(arguments.get(key) for key in ("allow", "deny", "cut"))

@@ -100,7 +100,7 @@ class Orders:
         orders: change something; each takes the time that it takes.
         streams: send items.
         stats: each adds to ``stats``.
-        is_reading: tells of an order and its arguments whether it changes nothing.
+        reading: by order or stream, tells of its arguments whether it changes nothing.
         listener: (descriptor, what tells the socket's file from others if that is the
             host's own), while the socket is served.
     """
@@ -108,8 +108,13 @@ class Orders:
     orders: dict[str, Order] = field(default_factory=dict)
     streams: dict[str, Stream] = field(default_factory=dict)
     stats: list[Callable[[], dict[str, object]]] = field(default_factory=list)
-    is_reading: Callable[[str, dict[str, Any]], bool] = lambda do, _args: do in READING
+    reading: dict[str, Callable[[dict[str, Any]], bool]] = field(default_factory=dict)
     listener: tuple[int, tuple[int, int] | None] | None = None
+
+    def is_reading(self, do: str, arguments: dict[str, Any]) -> bool:
+        """Tell whether an order or a stream changes nothing."""
+        tell = self.reading.get(do)
+        return do in READING if tell is None else tell(arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hostlib.threads import in_thread
-from supervisor.control.server import READING, OrderError, Orders, Send
+from supervisor.control.server import OrderError, Orders, Send
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class WorkspaceOrders:
         orders.orders["workspace"] = self._do
         orders.streams["workspace-patch"] = self._patch
         orders.streams["workspace-export"] = self._export
-        orders.is_reading = _is_reading
+        orders.reading["workspace"] = _is_reading
 
     async def _do(self, words: dict[str, Any]) -> dict[str, object]:
         """Do a verb: ``{"verb": ..., its arguments}``."""
@@ -81,11 +81,9 @@ class WorkspaceOrders:
             os.close(fd)
 
 
-def _is_reading(do: str, arguments: dict[str, Any]) -> bool:
-    """Tell whether an order or a stream changes nothing."""
-    if do == "workspace":
-        return arguments.get("verb") in READING_VERBS
-    return do in READING
+def _is_reading(arguments: dict[str, Any]) -> bool:
+    """Tell whether a verb changes nothing."""
+    return arguments.get("verb") in READING_VERBS
 
 
 def _attempt(state_dir: str, verb: str, arguments: dict[str, Any]) -> Done:

@@ -231,6 +231,23 @@ class Doors(NamedTuple):
     listener_fd: int
 
 
+class NetworkFigure(NamedTuple):
+    """What went between one child and one name.
+
+    Attributes:
+        child: its name, or its id.
+        name: one that a rule of the child grants by itself; ``(others)`` for all that
+            wider rules grant.
+        bytes_in: what the child got.
+    """
+
+    child: str
+    name: str
+    connections: int
+    bytes_in: int
+    bytes_out: int
+
+
 class Names(Service, Protocol):
     """The network by name."""
 
@@ -262,6 +279,10 @@ class Names(Service, Protocol):
         Raises:
             ValueError: nothing is changed, for the reason in the text.
         """
+        ...
+
+    def granted_figures(self) -> Iterable[NetworkFigure]:
+        """Yield what went between the children that are there and names."""
         ...
 
 

@@ -19,6 +19,7 @@ import trio
 
 from hostlib.accounts import Account
 from hostlib.listener import only_this_one
+from supervisor.fsproxy.ports import NetworkFigure
 from supervisor.network.access import Access
 from supervisor.network.connections import MAX_CONNECTIONS, Connections
 from supervisor.network.dns_sockets import DnsSockets
@@ -31,10 +32,11 @@ from supervisor.network.pace import Pace
 from supervisor.network.ports import Ports
 from supervisor.network.proxy_server import ProxyServer
 from supervisor.network.publisher import Publisher
+from supervisor.network.refusals import OTHERS
 from supervisor.network.resolver import Resolver
 from supervisor.network.rule import RuleError
 from supervisor.network.statistics import NetworkStatistics, name_row, refused_row
-from supervisor.network.traffic import Traffic
+from supervisor.network.traffic import Counts, Traffic
 from supervisor.network.tunnel import Pipes
 
 if TYPE_CHECKING:
@@ -249,6 +251,23 @@ class ChildNetwork:
             "refused": self.refused,
             "published": list(published),
         }
+
+    def granted_figures(self) -> Iterator[NetworkFigure]:
+        """Yield what went through connections, by names that rules grant by themselves."""
+        child = self._identity.name or self._identity.child_id
+        granted = {
+            str(rule.target) for rule in self._access.rules if not rule.is_refusal
+        }
+        sums: dict[str, Counts] = {}
+        for name, _, counts in self._traffic.rows():
+            total = sums.setdefault(name if name in granted else OTHERS, Counts())
+            total.connections += counts.connections
+            total.bytes_in += counts.bytes_in
+            total.bytes_out += counts.bytes_out
+        for name, total in sums.items():
+            yield NetworkFigure(
+                child, name, total.connections, total.bytes_in, total.bytes_out
+            )
 
     @property
     def refused(self) -> int:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from hostlib.journal import Journal
     from hostlib.log import Log
-    from supervisor.fsproxy.ports import ChildView, Services
+    from supervisor.fsproxy.ports import ChildView, NetworkFigure, Services
     from supervisor.network.settings import NetworkSettings
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder, SocketOrder
     from vfs.clients import Client
@@ -132,6 +132,11 @@ class NetworkService:
         """
         allowed, denied = [*map(parse_rule, allow)], [*map(parse_rule, deny)]
         await self._networks[child_id].change(allowed, denied, cut=cut)
+
+    def granted_figures(self) -> Iterator[NetworkFigure]:
+        """Yield what went between the children that are there and names."""
+        for network in self._networks.values():
+            yield from network.granted_figures()
 
     def client_gone(self, client: Client) -> None:
         """Do nothing: a network is its child's, and ends with that."""

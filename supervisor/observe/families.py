@@ -61,6 +61,7 @@ def families(metrics: Metrics) -> list[Family]:
         *_models(metrics),
         *_executions(metrics),
         *_workspaces(metrics),
+        *_networks(metrics),
         *_process(metrics),
     ]
 
@@ -343,6 +344,32 @@ def _workspaces(metrics: Metrics) -> Iterator[Family]:
         "sandhost_workspace_conflicts",
         "Paths that such commits could not take, for the base had changed",
         metrics.conflicts,
+    )
+
+
+def _networks(metrics: Metrics) -> Iterator[Family]:
+    names = metrics.host.services.network
+    if names is None:
+        return
+    found = tuple(names.granted_figures())
+    yield Family(
+        "sandhost_network_connections",
+        COUNTER,
+        "Connections of children that are there, by granted name",
+        ("child", "name"),
+        tuple(((one.child, one.name), one.connections) for one in found),
+    )
+    pairs = [
+        ((one.child, one.name, direction), count)
+        for one in found
+        for direction, count in (("in", one.bytes_in), ("out", one.bytes_out))
+    ]
+    yield Family(
+        "sandhost_network_bytes",
+        COUNTER,
+        "Bytes of these connections; in is what the child got",
+        ("child", "name", "direction"),
+        tuple(pairs),
     )
 
 

@@ -330,6 +330,16 @@ def _uptime(row: Row) -> str:
     return _seconds(max(0.0, age_s))
 
 
+def _network(row: Row) -> str:
+    """Show what a child may reach, and how often it was refused something."""
+    network = row.get("network") or {}
+    refused = network.get("refused")
+    mode = network.get("mode", "none")
+    if mode == "none":
+        return NOTHING
+    return f"{mode}, {refused} refused" if refused else str(mode)
+
+
 TABLES: dict[str, tuple[Column, ...]] = {
     "workspaces": (
         Column("WORKSPACE", _plain("name"), gives_way=True),
@@ -368,6 +378,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
             goes=9,
             is_seldom=True,
         ),
+        Column("NETWORK", _network, gives_way=True, goes=10, is_seldom=True),
         Column("COMMAND", lambda row: " ".join(row["command"]), gives_way=True),
         Column("REASON", lambda row: row.get("reason") or "-", gives_way=True),
     ),

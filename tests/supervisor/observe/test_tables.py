@@ -103,6 +103,7 @@ WORST = {
             "descendants": 10_000,
         },
         "workspaces": [{"name": "w" * 64, "changed": 10**9, "bytes": 10**15}] * 3,
+        "network": {"mode": "rules", "refused": 10**9},
     },
     "clients": {
         **CLIENT,
