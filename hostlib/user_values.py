@@ -83,6 +83,8 @@ class Limits(NamedTuple):
             (RLIMIT_FSIZE) beside it.
         cpus: how many processors' time all its processes may take together (cgroup).
         time: how long it may run, seconds; it is stopped then, as by ``--timeout``.
+        connections: open at once by the network by name.
+        net_bytes: what these may carry in both directions together, bytes.
     """
 
     memory: int | None = None
@@ -94,6 +96,8 @@ class Limits(NamedTuple):
     file_size: int | None = None
     cpus: float | None = None
     time: float | None = None
+    connections: int | None = None
+    net_bytes: int | None = None
 
     def bounds(self) -> dict[str, Any]:
         """Return those that bound something, by their names."""
@@ -114,6 +118,14 @@ class Limits(NamedTuple):
         return tuple(found)
 
 
+def network_limit_faults(limits: Container[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, reason) for each limit of a network that a child has not got."""
+    for name in NETWORK_LIMITS:
+        if name in limits:
+            why = "nothing keeps it: the child has no network by name"
+            yield name, f"{why}; leave it out, or give it rules"
+
+
 def limit_named(name: str, asked: Container[str]) -> str:
     """Return where a limit of ``run`` was written: ``asked`` are those of --limit."""
     return f"--limit: {name}" if name in asked else f"policy.run.limits.{name}"
@@ -125,7 +137,10 @@ _CPUS = re.compile(r"\d{1,4}(?:\.\d{1,3})?", re.ASCII)
 FEWEST_CPUS = 0.01
 """The kernel takes no quota below a millisecond of each tenth of a second."""
 
-_SIZES = frozenset({"memory", "bytes", "file_size"})
+_SIZES = frozenset({"memory", "bytes", "file_size", "net_bytes"})
+
+NETWORK_LIMITS = ("connections", "net_bytes")
+"""Of the network by name; without one nothing keeps them."""
 
 MOST_BYTES = 2**63 - 1
 """The kernel counts sizes of files and memory in 63 bits (loff_t, RLIM_INFINITY)."""

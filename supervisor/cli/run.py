@@ -19,6 +19,7 @@ from hostlib.user_values import (
     Limits,
     OptionError,
     limit_named,
+    network_limit_faults,
     parse_duration,
     parse_env,
     parse_limits,
@@ -126,7 +127,8 @@ _OPTIONS = (
         "--limit",
         metavar="NAME=N,...",
         multiple=True,
-        help="memory, cpu, processes, open_files, bytes, files, file_size, cpus, time.",
+        help="memory, cpu, processes, open_files, bytes, files, file_size, cpus, time,"
+        " connections, net_bytes.",
     ),
     click.option(
         "--log-level",
@@ -357,7 +359,9 @@ def run_commands(
         limits = base.limits._replace(**asked)
         network = network_of(given, policy)
         walls = _walls(configured, policy, given["sandbox"], network)
-        _check_kept(limits, asked, walls["sandbox"])
+        _check_kept(
+            limits, asked, walls["sandbox"], has_names=network.section is not None
+        )
         cwd = _about("cwd", _existing, given["cwd"])
         places = {"cwd": cwd, **_workspaces(given, configured)}
         root = _root(given["root"], base.root, configured)
@@ -476,11 +480,22 @@ def _check_fresh(places: dict[str, Any]) -> None:
         raise OptionError(f"--keep: {why}")
 
 
-def _check_kept(limits: Limits, asked: Container[str], profile: Profile) -> None:
-    """Refuse a limit that nothing keeps in a profile; ``asked`` are those of --limit."""
+def _check_kept(
+    limits: Limits, asked: Container[str], profile: Profile, *, has_names: bool
+) -> None:
+    """Refuse a limit that nothing keeps.
+
+    Args:
+        limits: all of them.
+        asked: those of --limit.
+        profile: has what keeps some.
+        has_names: children have a network by name, which keeps others.
+    """
     from supervisor.config.sandbox import check_kept  # noqa: PLC0415 - as above
 
-    for name, why in check_kept(profile, limits.bounds()):
+    bounds = limits.bounds()
+    of_network = () if has_names else network_limit_faults(bounds)
+    for name, why in (*check_kept(profile, bounds), *of_network):
         raise OptionError(f"{limit_named(name, asked)}: {why}")
 
 

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from hostlib.linux.descriptors import odd_open_files
-from hostlib.user_values import OptionError, limit_faults, parse_limits
+from hostlib.user_values import (
+    OptionError,
+    limit_faults,
+    network_limit_faults,
+    parse_limits,
+)
 from supervisor.config.llm import check_policy
 from supervisor.config.read import joined, named
 from supervisor.config.sandbox import NETWORKS, RULES
@@ -98,10 +103,13 @@ def _check_network(policy: PolicySection) -> Iterator[tuple[str, str]]:
     if isinstance(policy.network, str) and policy.network not in NETWORKS:
         return  # told with the profile
     section = network_keys_of(policy)
-    if section is not None:
-        from supervisor.network.settings import faults  # noqa: PLC0415 - with one
+    if section is None:
+        for name, reason in network_limit_faults(policy.limits):
+            yield f"limits.{name}", reason
+        return
+    from supervisor.network.settings import faults  # noqa: PLC0415 - with one
 
-        yield from faults(section)
+    yield from faults(section)
 
 
 def network_word(policy: PolicySection) -> str | None:

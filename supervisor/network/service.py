@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import trio
 
+from hostlib.accounts import Account
 from supervisor.network import proxy
 from supervisor.network.addresses import POOL_V4, POOL_V6
-from supervisor.network.child_network import ChildNetwork, Identity, Outside
+from supervisor.network.child_network import (
+    Bounds,
+    ChildNetwork,
+    Identity,
+    Outside,
+)
 from supervisor.network.inner_sockets import InnerSockets
 from supervisor.network.pool import NAMESPACE_V4, NAMESPACE_V6
 from supervisor.network.rule import parse_rule
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView, NetworkFigure, Services
     from supervisor.network.settings import NetworkSettings
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder, SocketOrder
+    from supervisor.spec import ChildSpec
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
 
@@ -163,7 +170,9 @@ class NetworkService:
         sockets = sockets_of(settings, made, has_v6=has_v6)
         identity = Identity(child.id, child.spec.name)
         try:
-            network = ChildNetwork(identity, settings, sockets, self._outside)
+            network = ChildNetwork(
+                identity, settings, sockets, self._outside, bounds_of(child.spec)
+            )
         except OSError as why:
             sockets.close()
             text = f"cannot publish at port {why.filename} of 127.0.0.1: {why.strerror}"
@@ -229,6 +238,19 @@ async def open_network(host: NetworkHost) -> AsyncIterator[NetworkService]:
             host.holders.discard(service.descriptors)
             nursery.cancel_scope.cancel()
             service.close()
+
+
+def bounds_of(spec: ChildSpec) -> Bounds:
+    """Return what a child's network is bounded by (spec NET14).
+
+    What a nested child opens comes to the host as its parent's, and counts there.
+    """
+    limits = spec.group_limits
+    connections, size = limits.connections, limits.net_bytes
+    return Bounds(
+        connections=None if connections is None else Account(limit=connections),
+        net_bytes=None if size is None else Account(limit=size),
+    )
 
 
 def order_of(settings: NetworkSettings) -> LoopbackOrder:

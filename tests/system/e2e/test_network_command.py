@@ -173,3 +173,15 @@ def test_ps_tells_the_network(tmp_path: Path) -> None:
         )
         assert outcome.status == 1
         assert b"has no rules" in outcome.err
+
+
+# spec NET14: what is over a limit is reset, with the reason.
+def test_connections_are_limited(tmp_path: Path) -> None:
+    options = ("--network", "a.example:80", "--limit", "connections=0")
+    with room(tmp_path, *options) as child:
+        assert child.tell("a.example 80") == UNKNOWN
+        (refused,) = child.network()["refused"]
+        assert (refused["name"], refused["reason"]) == (
+            "a.example",
+            "limit-connections",
+        )

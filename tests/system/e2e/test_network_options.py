@@ -9,7 +9,7 @@ from tests.helpers.command import sandhost
 PROBE = "import os, socket; print(socket.getaddrinfo('a.example', 443)[0][4][0][:3])"
 
 
-# spec NET1, NET10, NET13, Forms: exit 2, one line, and nothing is started.
+# spec NET1, NET10, NET13, NET14, Forms: exit 2, one line, and nothing is started.
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -32,6 +32,11 @@ PROBE = "import os, socket; print(socket.getaddrinfo('a.example', 443)[0][4][0][
             "--upstream: cannot use 'https://x'",
         ),
         (("--proxy-env",), "--proxy-env: cannot use it: network = 'none'"),
+        (("--limit", "connections=5"), "--limit: connections: nothing keeps it"),
+        (
+            ("--network", "host", "--limit", "net_bytes=1M"),
+            "--limit: net_bytes: nothing keeps it",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "pipeline"])
@@ -45,7 +50,7 @@ def test_a_faulty_network_is_told_with_its_option(
     assert not (tmp_path / "done").exists()
 
 
-# spec NET1, NET2, NET9, NET10: every fault of a policy with its path.
+# spec NET1, NET2, NET9, NET10, NET14: every fault of a policy with its path.
 def test_check_config_tells_every_fault_of_a_network(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(
@@ -68,6 +73,8 @@ sandbox = "bare"
 publish = ["8000"]
 [policy.f]
 network = "vpn"
+[policy.g]
+limits = { connections = 5 }
 [sandbox.bare]
 layers = ["landlock", "netns", "seccomp"]
 """
@@ -85,6 +92,7 @@ layers = ["landlock", "netns", "seccomp"]
         "policy.d.network: cannot keep the rules: sandbox 'bare' lacks",
         "policy.e.publish: cannot keep the rules: sandbox 'bare' lacks",
         "policy.f.network: none, host, learn or a list of rules, not 'vpn'",
+        "policy.g.limits.connections: nothing keeps it",
     ):
         assert text.encode() in outcome.err, text
 
