@@ -27,6 +27,16 @@ def test_three_uncounted_line_feeds_are_seen_however_the_payload_is_cut(
     assert fed((1, 1, 1, 7), payload[:cut], payload[cut:]).is_separated
 
 
+@pytest.mark.parametrize("cut", range(11))
+def test_a_payload_is_followed_on_where_it_was_left(cut: int) -> None:
+    # spec L1: by the next program of the same host
+    payload = b"i\no\np\ngene"
+    body = ChatBody.resume(*fed((1, 1, 1, 7), payload[:cut]).progress)
+    body.feed(payload[cut:])
+    assert body.is_separated
+    assert body.progress == fed((1, 1, 1, 7), payload).progress
+
+
 def test_the_seeds_second_example_is_separated() -> None:
     # spec L1
     assert fed((0, 0, 0, 7), b"\n\n\ngene").is_separated
