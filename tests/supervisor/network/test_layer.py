@@ -46,8 +46,15 @@ def connect(host, port):
     return sock
 
 def ends(host, port):
-    # The host may reset it at once: getpeername would fail then.
-    return connect(host, port).getsockname()[0], host
+    # The host may reset it at once: connect says so if it wakes up after that, and
+    # getpeername would fail.
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.settimeout(60)
+    try:
+        sock.connect((host, port))
+    except ConnectionResetError:
+        pass
+    return sock.getsockname()[0], host
 
 def fault(call):
     try:
