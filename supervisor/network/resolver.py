@@ -9,16 +9,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import trio
 
+from hostlib.linux.holdings import open_descriptors
 from hostlib.threads import in_abandonable_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from supervisor.network.hosts import Address
 
@@ -30,6 +33,8 @@ MAX_THREADS = 32
 THREADS_PER_CHILD = 4
 MAX_ADDRESSES = 128
 """Addresses of a name: all are judged in the host's one thread, 10 us each."""
+
+_DNS_PORT = 53
 
 _NO_SUCH_NAME = frozenset({socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_ADDRFAMILY})
 _CODES = {
@@ -66,6 +71,24 @@ def ask_system(name: str) -> tuple[Address, ...]:
     return tuple(dict.fromkeys(ip_address(row[4][0]) for row in rows))
 
 
+def name_server_sockets() -> Iterator[int]:
+    """Yield the descriptors by which look-ups of this process ask name servers."""
+    for fd in open_descriptors():
+        if _asks_name_server(fd):
+            yield fd
+
+
+def _asks_name_server(fd: int) -> bool:
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return False
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            is_internet = sock.family in {socket.AF_INET, socket.AF_INET6}
+            return is_internet and bool(sock.getpeername()[1] == _DNS_PORT)
+    except OSError:  # it is closed by now, or connected to nothing
+        return False
+
+
 class Resolver:
     """Finds the addresses of names, for all children of a host.
 
@@ -81,6 +104,16 @@ class Resolver:
         # In the order in which they were asked for, so that the first is the oldest.
         self._kept: dict[str, tuple[float, tuple[Address, ...] | ResolverError]] = {}
         self._under_way: dict[str, trio.Event] = {}
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a look-up is under way, also one that was given up."""
+        return bool(self._threads.borrowed_tokens)
+
+    def descriptors(self) -> Iterator[int]:
+        """Yield what look-ups hold that are under way, the abandoned ones included."""
+        if self.is_asking:
+            yield from name_server_sockets()
 
     async def resolve(
         self, name: str, share: trio.CapacityLimiter

@@ -154,6 +154,8 @@ class NetworkService:
             yield from network.descriptors()
         for number in self._outside.pipes.descriptors():
             yield number, "pipe of the network"
+        for number in self._outside.resolver.descriptors():
+            yield number, "look-up of a name"
 
     def close(self) -> None:
         """Close what all children share."""

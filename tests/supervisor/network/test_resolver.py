@@ -240,3 +240,30 @@ def test_a_name_that_does_not_exist_has_no_address() -> None:
         assert ask_system("does-not-exist.invalid") == ()
     except ResolverError as why:
         assert why.reason == "EAI_AGAIN"  # noqa: PT017 - a machine without servers
+
+
+# I1, spec S3: a look-up that was given up holds its socket until its server's time is up:
+# the leak check knows it.
+async def test_what_an_abandoned_look_up_holds_is_named() -> None:
+    asked, may_end = trio.Event(), threading.Event()
+    token = trio.lowlevel.current_trio_token()
+    held: list[int] = []
+
+    def look_up(_name: str) -> tuple[Address, ...]:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect(("127.0.0.1", 53))
+            held.append(sock.fileno())
+            token.run_sync_soon(asked.set)
+            may_end.wait()
+        return ()
+
+    resolver = Resolver(look_up)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(resolver.resolve, "a.example", trio.CapacityLimiter(1))
+        await asked.wait()
+        nursery.cancel_scope.cancel()
+    assert [*resolver.descriptors()] == held
+    may_end.set()
+    while resolver.is_asking:  # noqa: ASYNC110 - its thread tells nobody
+        await trio.sleep(0.001)
+    assert [*resolver.descriptors()] == []
