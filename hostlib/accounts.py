@@ -143,7 +143,7 @@ class Reservation(Generic[Amount]):
             account.reservations += 1
 
     def settle(self, used: Amount) -> None:
-        """Charge what was used in its place, be it less or more."""
+        """Charge what was used, less or more than was reserved."""
         amounts, self._amounts = self._amounts, []
         for account, amount in amounts:
             account.reservations -= 1

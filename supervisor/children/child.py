@@ -722,7 +722,7 @@ class Child:
         how = start.instead_of_listener(self.spec.sandbox)
         return {start.LISTENER: f"it has no net namespace; {how}"}
 
-    # What is told of it
+    # Reports
 
     @property
     def held(self) -> Mapping[int, str]:

@@ -379,7 +379,7 @@ class ChildWorkspaces:
             "workspace.closed", child_id=child.id, workspace=use.name, **found
         )
 
-    # What is told of them
+    # Reports
 
     def _tell_mounted(self, use: WorkspaceUse, mounted: MountedWorkspace) -> None:
         """Tell how long it took to look for names to hide, and what was gone back to."""

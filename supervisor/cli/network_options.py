@@ -32,7 +32,7 @@ class Network(NamedTuple):
     Attributes:
         word: ``none``, ``host``, ``learn`` or ``rules``; None if nothing is said.
         section: the keys of a network by name; None for none.
-        key: what a fault of it is told of.
+        key: the option or the key that a fault names.
     """
 
     word: str | None

@@ -32,7 +32,7 @@ class DeniedError(Exception):
 
     Attributes:
         refused: why.
-        host: what is told of: the name or the address.
+        host: the name or the address that the report names.
         port: of the connection.
     """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from supervisor.network.hosts import Address
 
 KEPT_S = 5.0
-"""How long an answer is kept, be it that there is none."""
+"""How long an answer is kept, also the answer that a name does not exist."""
 MAX_KEPT = 4096
 """Answers of all children together."""
 MAX_THREADS = 32
