@@ -18,6 +18,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "stringzilla": "stringzilla",
     },
     "metrics": {"prometheus_client": "prometheus-client"},
+    "ray": {"ray": "ray"},
 }
 """Extra -> module -> package; ``units`` is asked for where it is used."""
 
