@@ -23,11 +23,12 @@ import pytest
 
 from supervisor.sandbox import ownership
 from supervisor.sandbox.plan import FIRST_USER, PROFILES, named
+from tests.helpers.command import commands_are_forked
 from tests.helpers.figures import tell
 from tests.helpers.hosts import Stage, opened
 from tests.helpers.rounds import LONG
 
-__all__ = ["kind", "readable", "stage", "tell", "why_no_bubblewrap"]
+__all__ = ["commands_are_forked", "kind", "readable", "stage", "tell", "why_no_bubblewrap"]
 
 LAYERS = ("mountns", "pidns", "netns", "ipcns", "utsns", "userns")
 NAMESPACES = named("namespaces", list(LAYERS))
