@@ -289,5 +289,5 @@ async def hall(tmp_path: Path, no_leaks: None) -> AsyncIterator[Hall]:
 def pattern(size: int, start: int = 0) -> bytes:
     """Return bytes that tell where they are."""
     first, last = start // 8, (start + size) // 8 + 1
-    text = b"".join(b"%07d " % number for number in range(first, last))
+    text = b"%07d " * (last - first) % tuple(range(first, last))
     return text[start - first * 8 :][:size]
