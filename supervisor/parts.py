@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from hostlib.allocator import return_free_pages, return_large_pieces
+from hostlib.keys import SecretFiles, expanded
 from hostlib.linux.descriptors import clients_share, raise_limit
 from hostlib.linux.holdings import Baseline
 from hostlib.linux.host_proc import shows_host
@@ -33,9 +34,10 @@ from vfs.filesystem import Filesystem
 from vfs.payload import DEFAULT_BUDGET_BYTES, PayloadBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from hostlib.journal import Journal
+    from hostlib.keys import FileIdentity
     from hostlib.log import Log
     from supervisor.fsproxy.ports import ChildView
     from supervisor.spawn.launcher import Launcher
@@ -152,11 +154,19 @@ class Parts:
         self.told_of_audits: set[str] = set()
         self.mounting = trio.Lock()
         self.sizes = WorkspaceSizes()
+        self._secret_files = SecretFiles()
         self._is_tidying = False
 
     def child_of(self, client: Client) -> str:
         """Return the id of the child behind a client."""
         return client.pipe_id.partition(":")[0]
+
+    def hide_key_files(self, files: Mapping[str, FileIdentity]) -> None:
+        """Keep files of keys from all children, by system calls and by FD 3."""
+        if files:
+            self._secret_files.add(files)
+            self.fs.is_secret = self._secret_files
+            self.apart.files |= frozenset(map(expanded, files))
 
     def open_session(
         self,

@@ -160,7 +160,7 @@ def missing_credentials(config: Config) -> Iterator[tuple[str, str]]:
     """
     if config.llm is None:
         return
-    from supervisor.llm.keys import NoCredentialsError, expanded  # noqa: PLC0415
+    from hostlib.keys import NoCredentialsError, expanded  # noqa: PLC0415
 
     for key, path in config.llm.key_files():
         try:

@@ -212,7 +212,7 @@ def _check_place(
         if not good:
             yield f"{where}base_url", "an address such as https://host/v1"
     if key_file is not None:
-        from supervisor.llm.keys import (  # noqa: PLC0415
+        from hostlib.keys import (  # noqa: PLC0415
             KeyFileError,
             NoCredentialsError,
             read_key,

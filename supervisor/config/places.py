@@ -358,7 +358,7 @@ def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of the files of keys that lie where children or tools may write."""
     if config.llm is None:
         return
-    from supervisor.llm.keys import (  # noqa: PLC0415 - with that section
+    from hostlib.keys import (  # noqa: PLC0415 - with that section
         NoCredentialsError,
         expanded,
     )

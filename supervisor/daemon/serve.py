@@ -40,6 +40,7 @@ import trio
 
 from hostlib.activation import take_activated
 from hostlib.journal import KEEP, MAX_BYTES, SegmentJournal
+from hostlib.keys import restore_environment
 from hostlib.log import Log
 from hostlib.messages import speak_json
 from hostlib.sd_notify import Notifier, watchdog_interval_s
@@ -72,7 +73,6 @@ from supervisor.handover.next_program import SIGNALS, hear_signals, state_of
 from supervisor.handover.orders import Change
 from supervisor.host import open_host, settings_of
 from supervisor.kept_children.roster import Children
-from supervisor.llm.keys import restore_environment
 from supervisor.observe.loop import Conditions, Lag, feed_watchdog
 from supervisor.run import complain, guarded, heeded_signals
 from supervisor.sandbox import groups

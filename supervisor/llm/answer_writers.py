@@ -26,11 +26,11 @@ from supervisor.llm.gateway import FailedCallError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from hostlib.redact import Redactor
     from supervisor.llm.apis import Api
     from supervisor.llm.errors import RefusedRequestError
     from supervisor.llm.gateway import Completion
     from supervisor.llm.pieces import Object
-    from supervisor.llm.redact import Redactor
 
 
 class AnswerWriter(ABC):

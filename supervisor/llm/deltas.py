@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hostlib.redact import StreamRedactor
 from supervisor.llm.answer_reader import MAX_TEXTS, check_count
 from supervisor.llm.pieces import extend
-from supervisor.llm.redact import StreamRedactor
 
 if TYPE_CHECKING:
-    from supervisor.llm.redact import Redactor
+    from hostlib.redact import Redactor
 
 _WHOLE = frozenset({"role", "id", "type", "name"})
 """Texts of a delta that no provider cuts into pieces (rule 2)."""

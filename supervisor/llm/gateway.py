@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from hostlib.journal import Journal
+    from hostlib.redact import Redactor
     from supervisor.llm.answer_reader import AnswerReader
     from supervisor.llm.apis import Api
     from supervisor.llm.ledger import Spending
     from supervisor.llm.provider import Provider
     from supervisor.llm.quota import Node, ReservedCall
-    from supervisor.llm.redact import Redactor
     from vfs.ledger import Ledger
     from vfs.payload import PayloadBudget
     from vfs.payload import Reservation as MemoryReservation

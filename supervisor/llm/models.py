@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.redact import MIN_SECRET_CHARS, Redactor
 from hostlib.user_values import parse_duration
 from supervisor.config.llm import ModelSection
 from supervisor.llm.apis import ASKABLE, CHAT, has_reasoning
@@ -20,7 +21,6 @@ from supervisor.llm.gateway import LARGE_BYTES, Call, Gateway, Model, encode_cha
 from supervisor.llm.presets import presets
 from supervisor.llm.prompt_size import PromptSize
 from supervisor.llm.quota import Weights
-from supervisor.llm.redact import MIN_SECRET_CHARS, Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

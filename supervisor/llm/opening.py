@@ -12,14 +12,11 @@ import errno
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from hostlib import keys
 from hostlib.threads import in_thread
-from supervisor.llm import (
-    keys,
-    provider,
-)
+from supervisor.llm import provider
 from supervisor.llm.accounts import Accounts
 from supervisor.llm.endpoint import close_left, open_endpoint
-from supervisor.llm.guard import SecretFiles
 from supervisor.llm.ledger import LedgerError, Spending
 from supervisor.llm.models import Models
 from supervisor.llm.quota import Node
@@ -35,15 +32,14 @@ if TYPE_CHECKING:
 
 def _open_providers(
     section: LlmSection,
-) -> tuple[dict[str | None, Provider], frozenset[tuple[int, int]]]:
-    """Make every provider, with its key; also return what tells the key files."""
-    files: set[tuple[int, int]] = set()
+) -> tuple[dict[str | None, Provider], dict[str, keys.FileIdentity]]:
+    """Make every provider, with its key; also return the key files."""
+    files: dict[str, keys.FileIdentity] = {}
 
     def key_of(path: str | None) -> str | None:
         if path is None:
             return None
-        key, identity = keys.read_key(path)
-        files.add(identity)
+        key, files[path] = keys.read_key(path)
         return key
 
     own = keys.take_from_environment()  # taken out of there even where a file is used
@@ -56,7 +52,7 @@ def _open_providers(
             found[name] = provider.Provider(
                 model.base_url, key_of(model.api_key_file), turns
             )
-    return found, frozenset(files)
+    return found, files
 
 
 @asynccontextmanager
@@ -102,8 +98,7 @@ async def open_llm(
         stack.callback(host.holders.discard, service.descriptors)
         host.services.llm = service
         stack.callback(setattr, host.services, "llm", None)
-        host.fs.is_secret = SecretFiles(key_files) if key_files else None
-        host.apart.files = frozenset(keys.expanded(p) for _, p in section.key_files())
+        host.hide_key_files(key_files)
         before = None if left is None else read_state(left).endpoint
         if before is not None and not section.endpoint:
             close_left(before)

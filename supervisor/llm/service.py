@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.keys import HANDED_OVER
 from supervisor.llm.accounts import NodeState, state_of
 from supervisor.llm.chat import answer
 from supervisor.llm.conversations import PlainDialogues
 from supervisor.llm.endpoint import EndpointState  # noqa: TC001 - msgspec
-from supervisor.llm.keys import HANDED_OVER
 from vfs.handover import state_from
 
 if TYPE_CHECKING:

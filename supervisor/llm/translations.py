@@ -16,10 +16,10 @@ from supervisor.llm.answer_writers import TranslatedWriter
 from supervisor.llm.apis import MESSAGES, RESPONSES
 
 if TYPE_CHECKING:
+    from hostlib.redact import Redactor
     from supervisor.llm.answer_writers import AnswerWriter, Maker
     from supervisor.llm.apis import Api
     from supervisor.llm.pieces import Object
-    from supervisor.llm.redact import Redactor
 
 TRANSLATED = frozenset({RESPONSES.name, MESSAGES.name})
 """APIs whose requests can be said in Chat Completions."""

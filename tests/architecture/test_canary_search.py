@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus, urlencode
 import pytest
 import trio
 
-from supervisor.llm import keys
+from hostlib import keys
 from tests.architecture.tree import ROOT
 from tests.helpers.canary import (
     PIECE_BYTES,

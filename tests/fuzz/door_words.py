@@ -172,6 +172,6 @@ FRAGMENTS = (
 @cache
 def redactor() -> Any:
     """Return what knows the key."""
-    from supervisor.llm.redact import Redactor  # noqa: PLC0415
+    from hostlib.redact import Redactor  # noqa: PLC0415
 
     return Redactor([KEY])

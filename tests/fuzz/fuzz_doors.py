@@ -45,7 +45,7 @@ TEXTS = (
 
 def check_redactor(plan: Plan) -> None:
     """Blot the key out of a text in one piece and in many."""
-    from supervisor.llm.redact import StreamRedactor  # noqa: PLC0415
+    from hostlib.redact import StreamRedactor  # noqa: PLC0415
 
     sizes = [1 + plan.byte() % 24 for _ in range(plan.byte() % 24)]
     text = ""

@@ -133,7 +133,7 @@ def held() -> Iterator[None]:
     It was read from a file by the module that reads keys; and it is in the environment, where
     a host without a model leaves it, for whatever is started with too much of it.
     """
-    from supervisor.llm.keys import read_key  # noqa: PLC0415 - not for each test
+    from hostlib.keys import read_key  # noqa: PLC0415 - not for each test
 
     ACCOUNT.hosts += 1
     fd = os.memfd_create("key", os.MFD_CLOEXEC)

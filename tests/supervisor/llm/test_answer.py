@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostlib.documents import MOST_DEPTH
+from hostlib.redact import BLOT, Redactor
 from supervisor.llm.answer import Answer, usage_of
 from supervisor.llm.answer_reader import MAX_VALUES, AnswerError
 from supervisor.llm.answer_writers import ChatWriter
 from supervisor.llm.deltas import ChoiceRedactor, EventRedactor
 from supervisor.llm.quota import Usage
-from supervisor.llm.redact import BLOT, Redactor
 
 KEY = 'sk-ca/na+ry="7f3e91'
 Delta = dict[str, Any]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostlib.redact import Redactor
 from supervisor.llm.answer_reader import AnswerError, AnswerReader, ProviderError
 from supervisor.llm.answer_writers import AnswerWriter, ChatWriter, PassedWriter
 from supervisor.llm.apis import CHAT, EMBEDDINGS, MESSAGES, RESPONSES, Api
 from supervisor.llm.gateway import Completion
 from supervisor.llm.quota import Usage
-from supervisor.llm.redact import Redactor
 
 KEY = "sk-any-answer-0123456789"
 REDACTOR = Redactor([KEY])

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from hostlib.redact import Redactor
 from supervisor.llm.answer_reader import AnswerError
 from supervisor.llm.answer_writers import ChatWriter, PassedWriter, TranslatedWriter
 from supervisor.llm.apis import MESSAGES, RESPONSES, Api
-from supervisor.llm.redact import Redactor
 from supervisor.llm.responses_writer import ResponsesWriter
 from supervisor.llm.translation import Translation
 

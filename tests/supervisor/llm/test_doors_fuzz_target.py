@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.llm.redact import StreamRedactor
+from hostlib.redact import StreamRedactor
 from tests.fuzz import fuzz_doors
 from tests.fuzz.door_turns import told_at_the_end, turns
 from tests.fuzz.door_words import KEY

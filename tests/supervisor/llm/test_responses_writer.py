@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
+from hostlib.redact import BLOT, Redactor
 from supervisor.llm.deltas import ChoiceRedactor
 from supervisor.llm.ids import random_id
-from supervisor.llm.redact import BLOT, Redactor
 from supervisor.llm.responses_request import translate_request
 from supervisor.llm.responses_writer import ResponsesWriter
 from tests.helpers.canary import KEY

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostlib.redact import BLOT, Redactor, StreamRedactor, _Wanted
 from supervisor.llm.answer_reader import AnswerError
 from supervisor.llm.gateway import Gateway
 from supervisor.llm.quota import Usage
-from supervisor.llm.redact import BLOT, Redactor, StreamRedactor, _Wanted
 
 KEY = 'sk-ca/na+ry="7f3e91'
 

@@ -13,8 +13,12 @@ import ctypes
 import errno
 import os
 import stat
+from typing import TYPE_CHECKING, Protocol
 
-from supervisor.llm.redact import MIN_SECRET_CHARS
+from hostlib.redact import MIN_SECRET_CHARS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ENVIRONMENT = "OPENAI_API_KEY"
 """Holds the key where no file is configured."""
@@ -29,6 +33,9 @@ CREDENTIALS = "$CREDENTIALS_DIRECTORY/"
 MAX_KEY_BYTES = 16_384
 
 _OTHERS = stat.S_IROTH | stat.S_IWOTH
+
+FileIdentity = tuple[int, int]
+"""Device and inode: a link to a file has the same."""
 
 
 class KeyFileError(Exception):
@@ -56,7 +63,7 @@ def expanded(path: str) -> str:
     return f"{directory}/{path.removeprefix(CREDENTIALS)}"
 
 
-def read_key(path: str) -> tuple[str, tuple[int, int]]:
+def read_key(path: str) -> tuple[str, FileIdentity]:
     """Read a key file.
 
     Returns:
@@ -135,3 +142,27 @@ def restore_environment(left: object) -> None:
     """
     if isinstance(left, dict) and isinstance(left.get(HANDED_OVER), str):
         os.environ[ENVIRONMENT] = left[HANDED_OVER]
+
+
+class _Handle(Protocol):
+    """What `SecretFiles` looks at of an open file."""
+
+    fd: int
+
+    def identity(self) -> FileIdentity:
+        """Return what tells the file from any other."""
+
+
+class SecretFiles:
+    """Tells which files no client may have, whatever its rights: those of keys (L13)."""
+
+    def __init__(self) -> None:
+        self._identities: set[FileIdentity] = set()
+
+    def add(self, files: Mapping[str, FileIdentity]) -> None:
+        """Add the files of keys, by their paths."""
+        self._identities.update(files.values())
+
+    def __call__(self, handle: _Handle) -> bool:
+        """Tell whether an open file is one of them."""
+        return handle.fd >= 0 and handle.identity() in self._identities
