@@ -28,7 +28,14 @@ from tests.helpers.figures import tell
 from tests.helpers.hosts import Stage, opened
 from tests.helpers.rounds import LONG
 
-__all__ = ["commands_are_forked", "kind", "readable", "stage", "tell", "why_no_bubblewrap"]
+__all__ = [
+    "commands_are_forked",
+    "kind",
+    "readable",
+    "stage",
+    "tell",
+    "why_no_bubblewrap",
+]
 
 LAYERS = ("mountns", "pidns", "netns", "ipcns", "utsns", "userns")
 NAMESPACES = named("namespaces", list(LAYERS))
