@@ -42,13 +42,13 @@ def frames(*messages: Message) -> bytes:
     return b"".join(map(encode_frame, messages))
 
 
-# spec FL1
+# spec FL2
 def test_frames_are_read_as_they_were_sent() -> None:
     reader = FrameReader(decode_from_node)
     assert reader.feed(frames(*BEATS)) == BEATS
 
 
-# spec FL1
+# spec FL2
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 1000])
 def test_frames_may_be_cut_anywhere(size: int) -> None:
     reader = FrameReader(decode_from_node)
@@ -57,20 +57,20 @@ def test_frames_may_be_cut_anywhere(size: int) -> None:
     assert [one for piece in pieces for one in reader.feed(piece)] == BEATS
 
 
-# spec FL1
+# spec FL2
 def test_the_length_stands_first_in_four_bytes() -> None:
     data = frames(BEATS[0])
     assert int.from_bytes(data[:4], "big") == len(data) - 4
 
 
-# spec FL1
+# spec FL2
 def test_an_actor_speaks_for_the_directory_alone() -> None:
     reader = FrameReader(decode_from_directory)
     with pytest.raises(LinkError, match="cannot read a frame"):
         reader.feed(frames(BEATS[0]))
 
 
-# spec FL1
+# spec FL2
 @pytest.mark.parametrize("size", [0, MAX_FRAME_BYTES + 1, 2**32 - 1])
 def test_a_length_that_cannot_be_is_refused_at_once(size: int) -> None:
     reader = FrameReader(decode_from_node)
@@ -78,7 +78,7 @@ def test_a_length_that_cannot_be_is_refused_at_once(size: int) -> None:
         reader.feed(size.to_bytes(4, "big"))
 
 
-# spec FL1
+# spec FL2
 def test_nothing_is_read_after_a_fault() -> None:
     reader = FrameReader(decode_from_node)
     with pytest.raises(LinkError):
@@ -87,7 +87,7 @@ def test_nothing_is_read_after_a_fault() -> None:
         reader.feed(frames(BEATS[0]))
 
 
-# spec FL1
+# spec FL2
 def test_the_longest_frame_is_taken() -> None:
     empty = len(frames(_start("")))
     room = MAX_FRAME_BYTES + 4 - empty
@@ -101,7 +101,7 @@ def test_the_longest_frame_is_taken() -> None:
     assert FrameReader(decode_from_directory).feed(frames(order)) == [order]
 
 
-# spec FL1
+# spec FL2
 def test_a_message_that_is_too_long_is_not_sent() -> None:
     with pytest.raises(LinkError, match="cannot send a Start"):
         encode_frame(_start("x" * MAX_FRAME_BYTES))
@@ -111,7 +111,7 @@ def _start(word: str) -> Start:
     return Start(1, SESSION, "c1", "web", 1, Program((word,)))
 
 
-# spec FL1
+# spec FL2
 def test_the_request_is_a_line_of_the_control_socket() -> None:
     line = request_line(LinkArgs("a", ("gpu",)), 1)
     assert line.endswith(b"\n")
@@ -122,7 +122,7 @@ def test_the_request_is_a_line_of_the_control_socket() -> None:
     }
 
 
-# spec FL1
+# spec FL2
 def test_an_actor_reads_the_answer_and_what_follows_in_the_same_bytes() -> None:
     reader = ActorReader()
     news = ChildNews("a", SESSION, ChildReport("c1", 1, "running", pid=7))
@@ -130,7 +130,7 @@ def test_an_actor_reads_the_answer_and_what_follows_in_the_same_bytes() -> None:
     assert reader.answer == LinkAnswer("fleet-1", "L1", 9)
 
 
-# spec FL1
+# spec FL2
 def test_an_answer_may_come_byte_by_byte_behind_heart_beats() -> None:
     reader = ActorReader()
     for byte in b"  " + ANSWER[:-1]:
@@ -141,32 +141,32 @@ def test_an_answer_may_come_byte_by_byte_behind_heart_beats() -> None:
     assert reader.answer is not None
 
 
-# spec FL1
+# spec FL2
 def test_a_refusal_is_told_with_the_daemons_words() -> None:
     with pytest.raises(LinkError, match=r"^it has 64 orders$"):
         ActorReader().feed(b'{"v":1,"ok":false,"error":"it has 64 orders"}\n')
 
 
-# spec FL1
+# spec FL2
 @pytest.mark.parametrize("line", [b"hello\n", b'{"v":1}\n', b'{"ok":true}\n'])
 def test_what_is_no_answer_is_refused(line: bytes) -> None:
     with pytest.raises(LinkError):
         ActorReader().feed(line)
 
 
-# spec FL1
+# spec FL2
 def test_an_answer_without_end_is_refused() -> None:
     with pytest.raises(LinkError, match="more than"):
         ActorReader().feed(b" " * (MAX_ANSWER_BYTES + 1))
 
 
-# spec FL1
+# spec FL2
 def test_messages_of_the_directory_reach_the_daemon() -> None:
     reader = FrameReader(decode_from_directory)
     assert reader.feed(frames(Renewed(2, SESSION, 1))) == [Renewed(2, SESSION, 1)]
 
 
-# spec FL1
+# spec FL2
 def test_a_first_link_is_let_in() -> None:
     check_link(LinkArgs("a"), is_configured=True, linked=None)
 
@@ -177,7 +177,7 @@ def test_a_link_of_another_version_is_refused_with_both_named() -> None:
         check_link(LinkArgs("a", (), "fleet-0"), is_configured=True, linked=None)
 
 
-# spec FL1
+# spec FL2
 @pytest.mark.parametrize(
     ("args", "is_configured", "linked", "why"),
     [
