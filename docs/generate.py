@@ -11,18 +11,28 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from supervisor.children.lifecycle import diagram
+from supervisor.children import lifecycle
+from supervisor.fleet import states
 from supervisor.llm.recipe import Recipe, read_recipe, recipe_names
+from supervisor.spawn import restarts
 from tests.architecture.rules import named_by_tests
 from tests.architecture.tree import ROOT
 
 Named = Mapping[str, tuple[str, ...]]
 
 ATTACK = re.compile(r"^\| (\d+) \| ([^|]*) \| ([^|]*)\|.*$", re.MULTILINE)
-LIFECYCLE = re.compile(
-    r"(<!-- generated: lifecycle -->\n).*?(<!-- end of generated: lifecycle -->)",
+TABLE = re.compile(
+    r"(<!-- generated: table of a ([a-z ]+) -->\n).*?(<!-- end of generated: table -->)",
     re.DOTALL,
 )
+DRAWN: Mapping[str, Callable[[], str]] = {
+    "child": lifecycle.TABLE.draw,
+    "kept child": restarts.TABLE.draw,
+    "node of the fleet": states.NODES.draw,
+    "child of the fleet": states.CHILDREN.draw,
+    "membership": states.PHASES.draw,
+}
+"""The tables of (state, event), by the name that a page gives them."""
 AGENTS = re.compile(
     r"(<!-- generated: agents -->\n).*?(<!-- end of generated: agents -->)",
     re.DOTALL,
@@ -56,9 +66,9 @@ def invariants(text: str, named: Named) -> str:
 
 
 def design(text: str, named: Named) -> str:
-    """Return the page with the table of a child's life renewed."""
+    """Return the page with the tables of (state, event) renewed."""
     del named
-    return LIFECYCLE.sub(lambda match: match[1] + diagram() + match[2], text)
+    return TABLE.sub(lambda match: match[1] + DRAWN[match[2]]() + match[3], text)
 
 
 def agents(text: str, named: Named) -> str:

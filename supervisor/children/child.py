@@ -34,7 +34,7 @@ from supervisor.children.child_state import (
 from supervisor.children.clients import Clients
 from supervisor.children.environment import add_offered, fill_in_recipe
 from supervisor.children.held_descriptors import ATTACHING, HeldDescriptors
-from supervisor.children.lifecycle import Action, Event, State, step
+from supervisor.children.lifecycle import TABLE, Action, Event, State
 from supervisor.fsproxy.door_socket import VARIABLE, DoorSocket
 from supervisor.fsproxy.ports import Portable
 from supervisor.fsproxy.session_state import snapshot_session
@@ -841,7 +841,7 @@ class Child:
 
     def _handle(self, event: Event) -> None:
         """Take an event in, and do what the table says."""
-        self.state, action = step(self.state, event)
+        self.state, action = TABLE.step(self.state, event)
         match action:
             case Action.SERVE:
                 self._serve()
@@ -856,8 +856,6 @@ class Child:
                 self._report()
             case Action.CLEAN_UP | Action.NOTHING:
                 pass  # `run` unwinds its stack as soon as there is nothing to wait for
-            case Action.FAULT:
-                raise AssertionError("`step` has raised")
             case _:
                 assert_never(action)
 

@@ -4,15 +4,15 @@ Rules of this file.
 
 1. ``TABLE`` has an entry for every (state, event); a missing one is a bug that the
    import finds, not a night a year later.
-2. Deciding is pure: ``step`` looks up, its caller acts.
-3. The process's exit ends a child, EOF only closes its client (spec S2, S3).
-4. A child that was stopped while it was being started takes the same road.
+2. The process's exit ends a child, EOF only closes its client (spec S2, S3).
+3. A child that was stopped while it was being started takes the same road.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from types import MappingProxyType
+
+from hostlib.state_table import StateTable
 
 START_PATIENCE_S = 1.0
 """How long a start that is to be stopped may still take: an exec can hang."""
@@ -51,7 +51,6 @@ class Action(Enum):
     KILL = "kill"
     CLEAN_UP = "clean up"
     REPORT = "report"
-    FAULT = "fault"  # cannot happen; raises
 
 
 _S, _E, _A = State, Event, Action
@@ -115,45 +114,5 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
     },
 }
 
-TABLE = MappingProxyType(
-    {
-        (state, event): _ROWS[state][event] or (state, Action.FAULT)
-        for state in State
-        for event in Event
-    }
-)
-"""(state, event) -> (next state, action), for every pair."""
-
-
-class LifecycleError(Exception):
-    """An event came that the state rules out: a bug of the host."""
-
-
-def step(state: State, event: Event) -> tuple[State, Action]:
-    """Return what follows.
-
-    Raises:
-        LifecycleError: the pair cannot happen.
-    """
-    following, action = TABLE[state, event]
-    if action is Action.FAULT:
-        raise LifecycleError(f"a child that is {state.value} cannot have {event.value}")
-    return following, action
-
-
-def diagram() -> str:
-    """Return the table as a Markdown table, for the design page."""
-    head = "| state | " + " | ".join(event.value for event in Event) + " |"
-    lines = [head, "|---" * (len(Event) + 1) + "|"]
-    for state in State:
-        cells = []
-        for event in Event:
-            following, action = TABLE[state, event]
-            if action is Action.FAULT:
-                cells.append("")
-            elif following is state:
-                cells.append(action.value)
-            else:
-                cells.append(f"{action.value} → {following.value}")
-        lines.append(f"| **{state.value}** | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+TABLE = StateTable("child", State, Event, _ROWS)
+"""A child's life; an event that cannot happen raises."""

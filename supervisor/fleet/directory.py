@@ -50,14 +50,14 @@ from supervisor.fleet.slices import (
     window_at,
 )
 from supervisor.fleet.states import (
+    CHILDREN,
+    NODES,
     ChildAction,
     ChildEvent,
     ChildState,
     NodeAction,
     NodeEvent,
     NodeState,
-    step_of_child,
-    step_of_node,
 )
 from supervisor.fleet.step import Step
 
@@ -447,7 +447,7 @@ class Directory:
         self, name: str, event: NodeEvent, reason: str, now: Moment, step: Step
     ) -> NodeAction:
         node = self._nodes[name]
-        state, action = step_of_node(node.state, event)
+        state, action = NODES.step(node.state, event)
         if state is not node.state:
             row = replace(node, state=state, since_s=now.wall_s, reason=reason)
             self._put_node(row, step)
@@ -617,7 +617,7 @@ class Directory:
             self._on_child(row, ChildEvent.KILL, step)
 
     def _on_child(self, row: ChildRow, event: ChildEvent, step: Step) -> None:
-        state, action = step_of_child(row.state, event)
+        state, action = CHILDREN.step(row.state, event)
         before = self._children[row.id]
         node, session = row.node, row.session
         if action is ChildAction.SETTLE and state is ChildState.WAITING:
@@ -632,7 +632,7 @@ class Directory:
             )
 
     def _order(self, row: ChildRow, node: str, now: Moment, step: Step) -> None:
-        state, _ = step_of_child(row.state, ChildEvent.PLACE)
+        state, _ = CHILDREN.step(row.state, ChildEvent.PLACE)
         row = replace(
             row,
             state=state,

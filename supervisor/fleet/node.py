@@ -42,7 +42,7 @@ from supervisor.fleet.messages import (
     SlicesSettled,
     Start,
 )
-from supervisor.fleet.states import Phase, PhaseAction, PhaseEvent, step_of_phase
+from supervisor.fleet.states import PHASES, Phase, PhaseAction, PhaseEvent
 from supervisor.fleet.step import Step
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class Node:
         reason: str = "",
     ) -> NodeStep:
         step = NodeStep() if step is None else step
-        self.phase, action = step_of_phase(self.phase, event)
+        self.phase, action = PHASES.step(self.phase, event)
         match action:
             case PhaseAction.ASK:
                 self._lease = NodeLease(self._lease.lease_s)

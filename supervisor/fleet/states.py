@@ -11,15 +11,8 @@ Rules of this file.
 from __future__ import annotations
 
 from enum import Enum
-from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-class FaultError(Exception):
-    """An event came that the state rules out: a mistake of the directory."""
+from hostlib.state_table import StateTable
 
 
 class NodeState(Enum):
@@ -270,54 +263,11 @@ _PHASE_ROWS: dict[Phase, dict[PhaseEvent, tuple[Phase, PhaseAction]]] = {
     },
 }
 
-S = TypeVar("S", bound=Enum)
-E = TypeVar("E", bound=Enum)
-A = TypeVar("A", bound=Enum)
+NODES = StateTable("node", NodeState, NodeEvent, _NODE_ROWS)
+"""A node, as the directory knows it."""
 
+CHILDREN = StateTable("child", ChildState, ChildEvent, _CHILD_ROWS)
+"""A child, as the directory knows it."""
 
-def _total(
-    states: type[S], events: type[E], rows: Mapping[S, Mapping[E, tuple[S, A] | None]]
-) -> MappingProxyType[tuple[S, E], tuple[S, A] | None]:
-    """Return a table with an entry for every pair; None where it cannot happen."""
-    return MappingProxyType(
-        {(state, event): rows[state][event] for state in states for event in events}
-    )
-
-
-NODES = _total(NodeState, NodeEvent, _NODE_ROWS)
-CHILDREN = _total(ChildState, ChildEvent, _CHILD_ROWS)
-PHASES = _total(Phase, PhaseEvent, _PHASE_ROWS)
-
-
-def step_of_node(state: NodeState, event: NodeEvent) -> tuple[NodeState, NodeAction]:
-    """Return what follows for a node of the directory.
-
-    Raises:
-        FaultError: the pair cannot happen.
-    """
-    found = NODES[state, event]
-    if found is None:
-        raise FaultError(f"a node that is {state.value} cannot have {event.value}")
-    return found
-
-
-def step_of_child(
-    state: ChildState, event: ChildEvent
-) -> tuple[ChildState, ChildAction]:
-    """Return what follows for a child of the directory.
-
-    Raises:
-        FaultError: the pair cannot happen.
-    """
-    found = CHILDREN[state, event]
-    if found is None:
-        raise FaultError(f"a child that is {state.value} cannot have {event.value}")
-    return found
-
-
-def step_of_phase(phase: Phase, event: PhaseEvent) -> tuple[Phase, PhaseAction]:
-    """Return what follows for a node's own membership."""
-    found = PHASES[phase, event]
-    if found is None:
-        raise FaultError(f"a node that is {phase.value} cannot have {event.value}")
-    return found
+PHASES = StateTable("node", Phase, PhaseEvent, _PHASE_ROWS)
+"""A node's own membership."""

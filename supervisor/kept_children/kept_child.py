@@ -336,7 +336,7 @@ class KeptChild:
         return {"child": self.name, **self._last_end}
 
     def _handle(self, event: Event) -> Action:
-        self.phase, action = TABLE[self.phase, event]
+        self.phase, action = TABLE.step(self.phase, event)
         return action
 
     # One process

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from hostlib.state_table import StateTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,10 +123,8 @@ _ROWS: dict[Phase, dict[Event, tuple[Phase, Action]]] = {
     },
 }
 
-TABLE = MappingProxyType(
-    {(phase, event): _ROWS[phase][event] for phase in Phase for event in Event}
-)
-"""(phase, event) -> (next phase, action), for every pair."""
+TABLE = StateTable("kept child", Phase, Event, _ROWS)
+"""The life of a kept child; every event can happen in every phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,21 +256,3 @@ class Restarts:
         """Forget the past: somebody asked for this start."""
         self._recent.clear()
         self._in_a_row = 0
-
-
-def diagram() -> str:
-    """Return the table as a Markdown table, for the operations page."""
-    lines = [
-        "| phase | " + " | ".join(h.value for h in Event) + " |",
-        "|---" * (len(Event) + 1) + "|",
-    ]
-    for phase in Phase:
-        cells = []
-        for event in Event:
-            following, action = TABLE[phase, event]
-            still = following is phase
-            cells.append(
-                action.value if still else f"{action.value} → {following.value}"
-            )
-        lines.append(f"| **{phase.value}** | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
