@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 
-def certificate(where: Path, name: str = "localhost") -> Path:
-    """Return a file with a key and its certificate for a name, made by openssl(1)."""
+def certificate(where: Path, name: str = "localhost", *others: str) -> Path:
+    """Return a file with a key and its certificate for names, made by openssl(1)."""
     key, made = where / "tls-key.pem", where / "tls-made.pem"
     command = [
         "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
         "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1", "-subj",
-        f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}",
+        f"/CN={name}", "-addext", "subjectAltName=" + ",".join(f"DNS:{one}" for one in (name, *others)),
         "-keyout", str(key), "-out", str(made),
     ]  # fmt: skip
     try:

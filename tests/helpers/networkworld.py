@@ -35,21 +35,37 @@ class Files(SimpleHTTPRequestHandler):
 def main(argv: list[str]) -> int:
     """Run a command, and return its exit status."""
     directory, certificate, *command = argv
-    subprocess.run(["ip", "-batch", "-"], input=SETUP.encode(), check=True)
-    hosts = Path(directory, "hosts")
-    hosts.write_text(HOSTS, encoding="ascii")
-    subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
-    handler = partial(Files, directory=directory)
+    furnish(Path(directory), SETUP, HOSTS)
+    serve_files(partial(Files, directory=directory), Path(certificate))
+    for port, say in ((22, speak_ssh), (5432, speak_postgres)):
+        serve(ADDRESS, port, say)
+    return subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode
+
+
+def furnish(directory: Path, setup: str, hosts: str) -> None:
+    """Set up this namespace by lines of `ip -batch`, with names as in /etc/hosts."""
+    subprocess.run(["ip", "-batch", "-"], input=setup.encode(), check=True)
+    file = directory / "hosts"
+    file.write_text(hosts, encoding="ascii")
+    subprocess.run(["mount", "--bind", str(file), "/etc/hosts"], check=True)
+
+
+def serve_files(
+    handler: Callable[..., SimpleHTTPRequestHandler], certificate: Path
+) -> None:
+    """Serve files at ports 80 and, by TLS, 443, in threads of their own."""
     servers = [ThreadingHTTPServer((ADDRESS, port), handler) for port in (80, 443)]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     servers[1].socket = context.wrap_socket(servers[1].socket, server_side=True)
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    for port, say in ((22, speak_ssh), (5432, speak_postgres)):
-        sock = socket.create_server((ADDRESS, port))
-        threading.Thread(target=accept, args=(sock, say), daemon=True).start()
-    return subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode
+
+
+def serve(address: str, port: int, say: Callable[[socket.socket], None]) -> None:
+    """Say something on each connection to a port, in a thread of its own."""
+    sock = socket.create_server((address, port))
+    threading.Thread(target=accept, args=(sock, say), daemon=True).start()
 
 
 def accept(listener: socket.socket, say: Callable[[socket.socket], None]) -> None:
