@@ -6,6 +6,7 @@ import msgspec
 
 from supervisor.config.child import ChildSection
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
+from supervisor.config.fleet import FleetSection
 from supervisor.config.host import HostSection, LimitsSection
 from supervisor.config.llm import LlmSection
 from supervisor.config.metrics import MetricsSection
@@ -31,6 +32,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     llm: LlmSection | None = None
     metrics: MetricsSection | None = None
     workspace: dict[str, WorkspaceSection] = {}
+    fleet: FleetSection | None = None
 
     def places_written(self) -> frozenset[str]:
         """Return every place in which children or their tools may write."""

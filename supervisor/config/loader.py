@@ -28,6 +28,7 @@ from supervisor.config.crosschecks import (
 )
 from supervisor.config.document import Config
 from supervisor.config.fds import check_file_descriptor
+from supervisor.config.fleet import check_fleet
 from supervisor.config.host import check_host, check_limits, odd_limits
 from supervisor.config.llm import check as check_llm
 from supervisor.config.metrics import check_metrics
@@ -73,6 +74,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "llm": check_llm,
     "metrics": check_metrics,
     "workspace": check_sections,
+    "fleet": check_fleet,
 }
 """Section -> what its values cannot be; called where the section is there."""
 

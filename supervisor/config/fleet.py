@@ -1,0 +1,106 @@
+"""``[fleet]``: the daemon may be a node of a fleet; under which name, with which bounds."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hostlib.user_values import OptionError, parse_duration
+from supervisor.fleet.lease import LEAST_LEASE_S
+from supervisor.fleet.slices import DAY, NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WINDOWS = (DAY, NEVER)
+
+LONGEST_LEASE_S = 3600.0
+"""A lost node is told after its lease: more than an hour is a mistake of units."""
+
+MOST_WORDS = 64
+"""Of labels."""
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):[0-9]{1,5}")
+
+
+class FleetQuotaSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[fleet.quota]``; read where the directory runs.
+
+    What a token costs is said by each node's own ``[llm.quota]``.
+    """
+
+    max_tokens: int | float | None = None
+    window: str = DAY
+
+
+class FleetSection(msgspec.Struct, forbid_unknown_fields=True):
+    """``[fleet]``; without the section the daemon is in no fleet."""
+
+    address: str | None = None
+    node: str | None = None
+    labels: list[str] = []
+    store: str | None = None
+    lease: str = "5s"
+    unfenced: bool = False
+    quota: FleetQuotaSection = msgspec.field(default_factory=FleetQuotaSection)
+
+
+def is_fleet_word(text: str) -> bool:
+    """Return whether a text can name a node or be a label."""
+    return _WORD.fullmatch(text) is not None
+
+
+def check_fleet(section: FleetSection) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each value that ``[fleet]`` cannot have."""
+    if section.address is not None and not _is_address(section.address):
+        yield "address", f"write IP:PORT as in 10.0.0.1:6379, not {section.address!r}"
+    if section.store is not None and not _is_path(section.store):
+        yield "store", "the absolute path of a directory: the store is a file there"
+    yield from _check_words(section)
+    yield from _check_lease(section.lease)
+    yield from _check_quota(section.quota)
+
+
+def _check_words(section: FleetSection) -> Iterator[tuple[str, str]]:
+    rule = "letters, digits, '.', '_' and '-', 64 at most"
+    if section.node is not None and not is_fleet_word(section.node):
+        yield "node", f"{rule}, not {section.node!r}"
+    for label in section.labels:
+        if not is_fleet_word(label):
+            yield "labels", f"{rule}, not {label!r}"
+    if len(section.labels) > MOST_WORDS:
+        yield "labels", f"at most {MOST_WORDS}"
+
+
+def _check_quota(quota: FleetQuotaSection) -> Iterator[tuple[str, str]]:
+    limit = quota.max_tokens
+    if limit is not None and not (math.isfinite(limit) and limit > 0):
+        yield "quota.max_tokens", "more than 0; leave it out for no limit"
+    if quota.window not in WINDOWS:
+        yield "quota.window", "day or never"
+
+
+def _check_lease(text: str) -> Iterator[tuple[str, str]]:
+    try:
+        lease_s = parse_duration(text)
+    except OptionError as why:
+        yield "lease", str(why)
+        return
+    if not LEAST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
+        yield (
+            "lease",
+            f"from {LEAST_LEASE_S:g}s, which is a beat and three attempts, to an hour",
+        )
+
+
+def _is_address(text: str) -> bool:
+    is_formed = _ADDRESS.fullmatch(text) is not None
+    return is_formed and 0 < int(text.rpartition(":")[2]) < 65_536
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and "\0" not in text
