@@ -117,29 +117,29 @@ class Host(Parts):
         self.on_overdue: Callable[[Child], None] = lambda _child: None
         self.next_child = 1
 
-    def absent(self) -> list[dict[str, object]]:
+    def absent_rows(self) -> list[dict[str, object]]:
         """Return the rows of kept children that have no process now, as in ``ps``."""
         if self.roster is None:
             return []
         names = {child.spec.name for child in self.children.values()}
-        return [row for row in self.roster.absent() if row["name"] not in names]
+        return [row for row in self.roster.absent_rows() if row["name"] not in names]
 
     def tell_overdue(self, child: Child) -> None:
         """Tell of a child that a stop's grace period did not end."""
         self.on_overdue(child)
 
-    def tell_left_out(self) -> None:
+    def report_omitted(self) -> None:
         """Tell which events were left out so far: what comes next counts anew."""
-        self.events.tell_left_out()
+        self.events.report_omitted()
         for child in self.children.values():
-            child.tell_left_out()
+            child.report_omitted()
 
     def refusals(self) -> Counter[str]:
         """Return how often limits of children refused something, by limit."""
         found = self.refused.copy()
         for child in self.children.values():
             if not child.limits.is_counted:
-                found.update(child.limits.refused())
+                found.update(child.limits.count_refusals())
         return found
 
     async def spawn(self, spec: ChildSpec) -> Child:

@@ -89,11 +89,11 @@ class Roster(Protocol):
         """How many children stand in the configuration."""
         ...
 
-    def more_of(self, child: ChildView) -> dict[str, object]:
+    def extra_fields_of(self, child: ChildView) -> dict[str, object]:
         """Return what is to be added to a child's row of ``ps``."""
         ...
 
-    def absent(self) -> Iterable[dict[str, object]]:
+    def absent_rows(self) -> Iterable[dict[str, object]]:
         """Yield rows of children that have no process now."""
         ...
 

@@ -2,11 +2,11 @@
 
 Rules of this file.
 
-1. What is acquired is released in reverse order by one stack, whether the child ran for
-   a month or was never started, and whether this program started it or the one before.
+1. All that a child acquires is released in reverse order by one stack, also after a
+   failed start and after a hand-over.
 2. The exit of the process ends the child (spec S2); what it had sent is done first,
-   nested clients are closed before the client they hang on (spec S3).
-3. Nothing here decides: ``lifecycle`` says what an event means, this file does it.
+   nested clients are closed before their parent client (spec S3).
+3. ``lifecycle`` decides what an event means; this file only acts.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from vfs.policy import Place
 
 SWEEP_TIMEOUT_S = 5.0
-"""Longest wait for the rest of a dead child's processes; they are killed at once, and
-only one that is stuck in the kernel takes longer."""
+"""Longest wait for the rest of a dead child's processes. They are killed at once; only a
+process that is stuck in the kernel takes longer."""
 
 STANDARD = (0, 1, 2)
 
@@ -78,26 +78,26 @@ class Child:
     """One child of a host, from its start to its end.
 
     Args:
-        host: what the parts of the host share whose child it is.
+        host: the parts that all children of the host share.
         child_id: unique in the host.
-        spec: what it is to be.
-        siblings: the children that the host has, by id; this one among them.
-        on_overdue: told if a stop's grace period does not end it.
+        spec: describes the child.
+        siblings: all children of the host by id, this one included.
+        on_overdue: called if the child outlives the grace period of a stop.
 
     Attributes:
-        state: where in its life it is.
+        state: the phase of its life.
         clients: its conversations.
-        limits: what its limits refuse.
-        exit: how its process ended; None before.
-        failure: why it could not be started; None if it was.
-        timed_out: its time limit ended it.
-        ended_for: what else ended it, in words; "" for nothing.
+        limits: the use and the refusals of its limits.
+        exit: the end of its process; None before.
+        failure: the reason why it was not started; None if it was.
+        timed_out: whether its time limit ended it.
+        ended_for: any other reason for which the host ended it; "" for none.
         gone: set when nothing of it is left.
-        begun: set when its process is there and its conversation begins, or never will.
-        scope: of all its life; cancelled where nobody waits for its start any more.
+        begun: set when its process runs and its conversation has begun, or never will.
+        scope: covers its whole life; cancelled when no caller waits for its start any more.
         places: its root and grants.
-        wanted: what it, and whatever is run for it, is to run in.
-        walls: what it runs in, once it does.
+        wanted: the walls that the child and its tools are to run in.
+        walls: the walls that it runs in, once it does.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Child:
         self._grace_s = host.settings.grace_s
         self._killed_at = math.inf
         self._timeout_at = math.inf
-        # How it comes to its process, and how its life begins then.
+        # The first two steps: a restored child has a process already.
         self._acquire: Callable[[AsyncExitStack], Awaitable[None]] = self._start
         self._begin: Callable[[], None] = partial(self._handle, Event.SPAWNED)
         if spec.workspaces:
@@ -159,8 +159,8 @@ class Child:
         """Return a child of the program before, whose process runs already.
 
         Args:
-            host: whose child it is from now on.
-            state: what was taken down.
+            host: the parts that all children of the host share.
+            state: the record of the program before.
             numbered: all places and policies.
             siblings: as for a new one.
             on_overdue: as for a new one.
@@ -178,7 +178,7 @@ class Child:
     # Orders from outside
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Ask it to end: SIGTERM, and SIGKILL after the grace period (spec S6).
+        """Send SIGTERM, and SIGKILL after the grace period (spec S6).
 
         Args:
             grace_s: seconds between the two; None for the host's setting.
@@ -192,7 +192,7 @@ class Child:
         self._handle(Event.STOP)
 
     def end_for(self, reason: str) -> None:
-        """End it at once for what it did."""
+        """End the child at once, and record the reason."""
         self.ended_for = reason
         self.stop(0.0)
 
@@ -210,7 +210,7 @@ class Child:
 
     @property
     def status(self) -> int:
-        """The exit status as a shell would see it (face: exit statuses of ``run``)."""
+        """Return its exit status as a shell shows it (face: exit statuses of ``run``)."""
         if self.failure is not None:
             return self.failure.exit_status
         if self.exit is None or (self.exit.code is None and self.exit.signal is None):
@@ -269,7 +269,7 @@ class Child:
             self._handle(Event.CLEANED)
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        """Start its process; whatever that takes is given back at its end."""
+        """Start its process; its stack gives back all that the start acquires."""
         spec = self.spec
         cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._held.keep(stack, cwd_fd, DIRECTORY)
@@ -329,14 +329,14 @@ class Child:
         self.limits.count()
 
     async def _open_nursery(self, stack: AsyncExitStack) -> trio.Nursery:
-        """Open where its conversations run; they are closed before it is left."""
+        """Open the nursery of its conversations; they are closed before it is left."""
         nursery = self._nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         stack.push_async_callback(self.clients.finish)
         return nursery
 
     def _kill_unless_ended(self) -> None:
-        """Kill a process for which nobody waits any more: its life was cancelled."""
+        """Kill the process if the life of the child was cancelled before it ended."""
         if self.process is not None and self.exit is None:
             self.process.send_signal(signal.SIGKILL)
 
@@ -347,7 +347,7 @@ class Child:
                 await self.process.wait_swept()
 
     async def _enforce_end(self) -> None:
-        """After a stop, kill what does not end within the grace period (spec S6)."""
+        """Kill the child if it outlives the grace period of a stop (spec S6)."""
         self._killed_at = trio.current_time() + self._grace_s
         await trio.sleep_until(self._killed_at)
         if self.exit is not None:
@@ -361,7 +361,7 @@ class Child:
             self.timed_out = True
             self.stop()
 
-    # What its start takes
+    # Its start
 
     def _make_policy(
         self, stack: AsyncExitStack, cwd_fd: int, root: Place | None
@@ -400,7 +400,7 @@ class Child:
             self._host.log.write("WARNING", text, child_id=self.id)
 
     def _open_start(self, stack: AsyncExitStack, cwd_fd: int, wanted: Wanted) -> int:
-        """Return a descriptor of where the child starts, as its mounts show it."""
+        """Return a descriptor of the child's first directory, as its mounts show it."""
         path = self.spec.cwd
         mount = wanted.mount_of(path)
         if mount is None or mount.fd < 0:
@@ -410,7 +410,7 @@ class Child:
         return fd
 
     def _take_wanted(self, stack: AsyncExitStack) -> Wanted:
-        """Say what it is to run in; what is taken for that is given back at its end."""
+        """Return the walls that it is to run in; the stack gives back user and groups."""
         spec = self.spec
         wanted = self._describe_wanted()
         machine = self._host.machine
@@ -423,21 +423,21 @@ class Child:
             stack.callback(self._host.give_groups_back, groups)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
         wanted.needs_groups = spec.group_limits.cpus is not None
-        self._bound_by_groups(wanted, groups)
+        self._set_group_bounds(wanted, groups)
         if wanted.needs_groups and not groups.keeps_cpus:
             raise start.cpus_not_kept(wanted.no_groups)
         self.limits.groups = groups
         return wanted
 
-    def _bound_by_groups(self, wanted: Wanted, groups: Groups) -> None:
-        """Leave to the groups what they bound for all of its processes."""
+    def _set_group_bounds(self, wanted: Wanted, groups: Groups) -> None:
+        """Let the groups keep the limits that they can bound for all of its processes."""
         limits = self.spec.group_limits
         if groups.keep_memory(limits):
             wanted.kept_memory = limits.memory
         wanted.processes = groups.kept_processes(limits)
 
     def _take_user(self, machine: Machine) -> int:
-        """Take a user that is its own, or that of a child that shares a workspace."""
+        """Take a user of its own, or the user of a child that shares a workspace."""
         if self._workspaces is not None:
             user = self._workspaces.user_of_sharers()
             if user is not None:
@@ -446,7 +446,7 @@ class Child:
         return machine.take_user()
 
     def _describe_wanted(self) -> Wanted:
-        """Say what it is to run in, as far as that is in its description."""
+        """Return the walls that it is to run in, as far as its description says."""
         spec = self.spec
         others = dict.fromkeys(self._host.settings.written, False)
         hidden = self._host.apart.locations(spec.made_in) if spec.sandbox.layers else ()
@@ -524,7 +524,7 @@ class Child:
         side, door = self.clients.side, self.clients.door
         side_fd = -1 if side is None else side.fileno()
         door_fd = -1 if door is None else door.fd
-        # What an ATTACH carries belongs to the conversation that it was asked on.
+        # A descriptor that ATTACH carries belongs to the conversation that asked for it.
         words = self._held.words.items()
         held = {fd: word for fd, word in words if word != ATTACHING}
         numbers.fds |= {*process.descriptors(), *held}
@@ -565,7 +565,7 @@ class Child:
     async def _restore(
         self, state: ChildState, numbered: Numbered, stack: AsyncExitStack
     ) -> None:
-        """Own what the program before held, to be given back in the same order."""
+        """Take over the descriptors of the program before, for the same order of release."""
         host = self._host
         if self._workspaces is not None:
             self._workspaces.restore(stack, state.held)
@@ -599,7 +599,7 @@ class Child:
     def _restore_walls(
         self, left: WallsState, held: Mapping[int, str], stack: AsyncExitStack
     ) -> None:
-        """Take over what it runs in."""
+        """Take over the walls that it runs in."""
         host = self._host
         self.walls = Walls(
             left.profile, left.network, tuple(left.applied), left.missing
@@ -609,18 +609,18 @@ class Child:
         wanted.user = left.user
         wanted.readable = self.spec.readable(self.places)
         if self._workspaces is not None:
-            self._workspaces.show_again(wanted, held)
+            self._workspaces.restore_shown(wanted, held)
         if left.user is not None:
             host.machine.keep_user(left.user)
             stack.callback(host.machine.give_user_back, left.user)
         if left.groups:
             groups = Groups.of_files(left.groups)
             self.limits.restore(groups)
-            self._bound_by_groups(wanted, groups)
+            self._set_group_bounds(wanted, groups)
             stack.callback(host.give_groups_back, groups)
 
     def _resume(self, state: ChildState) -> None:
-        """Go on where the program before has stopped."""
+        """Continue where the program before has stopped."""
         self.state = State(state.state)
         self._grace_s = state.grace_s
         if self.state is State.STOPPING:
@@ -630,7 +630,7 @@ class Child:
         if state.timeout_s is not None and not self.timed_out:
             self._timeout_at = trio.current_time() + state.timeout_s
 
-    # What services ask for (`ports.ChildView`)
+    # The view of services (`ports.ChildView`)
 
     @property
     def session(self) -> Session | None:
@@ -639,7 +639,7 @@ class Child:
 
     @property
     def threads(self) -> trio.CapacityLimiter | None:
-        """What bounds the threads that look at what is its own; None: nothing does."""
+        """Bounds the threads that look at its own files; None for no bound."""
         session = self.session
         return None if session is None else session.client.ledger.threads
 
@@ -648,7 +648,7 @@ class Child:
         return iter(self.clients)
 
     def open_nested(self, policy: Policy, label: str) -> tuple[Session, socket.socket]:
-        """Make one more conversation beneath its own; see ``Clients.open_nested``.
+        """Return a new conversation beneath its own; see ``Clients.open_nested``.
 
         Raises:
             OSError: no descriptor, or no more clients, for this child (spec S7).
@@ -656,7 +656,7 @@ class Child:
         return self.clients.open_nested(policy, label)
 
     def carrying(self, carried: socket.socket) -> AbstractContextManager[None]:
-        """Hold a socket while it, or something through it, is handed on; close it."""
+        """Hold a socket while it or its copy is sent to a client; close it afterwards."""
         return self._held.carrying(carried)
 
     def listen_within(
@@ -665,21 +665,21 @@ class Child:
         serve: Callable[[socket.socket], None],
         stack: AsyncExitStack,
     ) -> int:
-        """Have it listen on loopback of its own net namespace, if it will have one.
+        """Return the port on which it will listen on loopback of its own net namespace.
 
-        To be said before it is spawned.
+        Precondition: the child is not spawned yet.
 
         Args:
-            port: there, if no other service has it.
-            serve: is given the listener, non-blocking, once the child runs; it is never
-                called where nobody else's loopback is kept from the child.
-            stack: closes what nobody took over.
+            port: taken if no other service has it.
+            serve: called with the non-blocking listener once the child runs; never
+                called where the child shares its loopback with other programs.
+            stack: closes the listener if ``serve`` was not called.
 
         Returns:
-            The port that it will be.
+            The port; the caller tells it to the child.
 
         Raises:
-            OSError: there is no descriptor for its way to the host.
+            OSError: no descriptor is left for the way of the listener to the host.
         """
         self._has_services_inside = True
         if self.spec.network != "host" and "netns" in self.spec.sandbox.layers:
@@ -692,18 +692,18 @@ class Child:
         serve: Callable[[list[socket.socket], bool], None],
         stack: AsyncExitStack,
     ) -> None:
-        """Make what a network by name takes, in its own net namespace.
+        """Make the sockets of a network by name in its own net namespace.
 
-        To be said before it is spawned, and before ``listen_within``.
+        Precondition: the child is not spawned yet, and ``listen_within`` was not called.
 
         Args:
-            order: what is made; the child is not started without it.
-            serve: is given the sockets once the child runs, those of v6 only if the
-                namespace has it, and whether it has; they are non-blocking.
-            stack: closes what nobody took over.
+            order: the sockets; the child is not started without them.
+            serve: called with the non-blocking sockets once the child runs (those of v6
+                only if the namespace has it), and whether it has v6.
+            stack: closes the sockets if ``serve`` was not called.
 
         Raises:
-            OSError: there is no descriptor for their way to the host.
+            OSError: no descriptor is left for their way to the host.
         """
         self._open_inner(stack).want_sockets(order, serve)
 
@@ -714,7 +714,7 @@ class Child:
         return self._inner
 
     def _missing_services(self) -> dict[str, str]:
-        """Say of a service's port on loopback that it is out of reach, if it is."""
+        """Return a report of the ports of services that are out of reach, if any are."""
         layers = dict(self.walls.applied)
         is_shared = self.walls.network == "host" or "netns" in layers
         if not self._has_services_inside or is_shared:
@@ -726,11 +726,11 @@ class Child:
 
     @property
     def held(self) -> Mapping[int, str]:
-        """What it holds open for its start and its end, with a word for each."""
+        """Descriptors that it holds for its start and its end, with a word for each."""
         return self._held.words
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors, with a word for each."""
+        """Yield its descriptors of the host, with a word for each."""
         yield from self._held.words.items()
         for place in self.places:
             for fd in place.backend.descriptors():
@@ -745,10 +745,10 @@ class Child:
                 yield fd, word
         yield from self.clients.descriptors()
 
-    def tell_left_out(self) -> None:
-        """Tell which events of its audits were left out so far."""
+    def report_omitted(self) -> None:
+        """Write the number of events that its audits left out so far."""
         if self._workspaces is not None:
-            self._workspaces.tell_left_out()
+            self._workspaces.report_omitted()
 
     def traffic(self) -> Traffic:
         """Return what it and its nested clients asked for, from its start to now."""
@@ -774,7 +774,7 @@ class Child:
         }
 
     def log_fields(self) -> dict[str, object]:
-        """Return what tells it in a line of the log."""
+        """Return the fields that identify it in a line of the log."""
         session = self.session
         client_id = None if session is None else session.client.id
         pid = None if self.process is None else self.process.pid
@@ -783,7 +783,7 @@ class Child:
         return {**fields, "child_id": self.id, "client_id": client_id, "pid": pid}
 
     def end_fields(self) -> dict[str, object]:
-        """Return what tells it and how it ended, for a line of the log."""
+        """Return the fields that identify it and its end in a line of the log."""
         ended = self.exit
         if ended is None:
             return self.log_fields()
@@ -817,10 +817,9 @@ class Child:
                 )
 
     def _tell_end(self, process: SpawnedProcess, session: Session) -> None:
-        """Log its end: a warning where it failed and an operator has to hear of it.
+        """Log its end: as a warning if it failed and no operator asked for its end.
 
-        A child that was asked to end and did is none, nor is any of ``run``, which
-        passes the status on.
+        A child of ``run`` never warns: ``run`` passes its status on.
         """
         ended = self.exit
         if ended is None:
@@ -840,7 +839,7 @@ class Child:
     # Events
 
     def _handle(self, event: Event) -> None:
-        """Take an event in, and do what the table says."""
+        """Enter the state that follows an event, and do the table's action."""
         self.state, action = TABLE.step(self.state, event)
         match action:
             case Action.SERVE:
@@ -860,12 +859,12 @@ class Child:
                 assert_never(action)
 
     def _serve(self) -> None:
-        """Begin its conversation: its process is there."""
+        """Serve its conversation: its process runs."""
         process, session, journal = self.process, self.session, self._host.journal
         if process is None or session is None:
             raise RuntimeError("a child that was not started cannot be served")
         self.clients.serve(process.pid)
-        # As soon as it can be: what is written down of it goes beside it.
+        # At once: the records below run beside the child.
         self.begun.set()
         journal.write(
             "child.spawned",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hostlib.linux.cgroup_files import memory_taken, refusals
 from supervisor.sandbox.forecast import is_held
 from supervisor.sandbox.groups import Groups
-from supervisor.usage.limits import refused_by, uses_of
+from supervisor.usage.limits import count_refusals, uses_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,13 +23,13 @@ class ChildLimits:
     """The limits of one child, as they are used and refuse.
 
     Args:
-        host: its journal, and the sum over children that are gone.
-        child: whose limits these are.
+        host: has the journal, and the sum over children that are gone.
+        child: has the limits.
 
     Attributes:
-        groups: of its processes.
-        is_counted: what its limits have refused is among ``Parts.refused``.
-        memory_in_groups: bytes that its processes take, at the last ``look``; None
+        groups: those of its processes.
+        is_counted: whether its refusals are part of ``Parts.refused`` already.
+        memory_in_groups: bytes that its processes took at the last ``look``; None
             where no group bounds them.
     """
 
@@ -53,13 +53,13 @@ class ChildLimits:
         return self._child.session
 
     def restore(self, groups: Groups) -> None:
-        """Take over the groups of a child that runs; what they refused was counted."""
+        """Take over the groups of a child that runs; their refusals were counted before."""
         self.groups = groups
         self.look()
         self._refused_before = self._refused_by_groups
 
     def look(self) -> bool:
-        """See what the bounds of its groups have refused; False: there are none."""
+        """Read what its groups have refused; return False if it has none."""
         limits = self.spec.group_limits
         if not self.groups.made or (limits.memory, limits.processes) == (None, None):
             return False
@@ -70,32 +70,32 @@ class ChildLimits:
             self.memory_in_groups = memory_taken(self.groups.made)
         return True
 
-    def refused(self) -> dict[str, int]:
+    def count_refusals(self) -> dict[str, int]:
         """Return how often its limits refused something, by limit.
 
         Those of its groups as they were at the last ``look``.
         """
         session = self.session
-        found = {} if session is None else refused_by(session.client.ledger)
+        found = {} if session is None else count_refusals(session.client.ledger)
         for limit, count in self._refused_by_groups.items():
             found[limit] = count - self._refused_before.get(limit, 0)
         return found
 
     def tell(self, sample: Sample | None = None) -> None:
-        """Write down which limits it has come near to, or is refused by."""
+        """Write events for the limits that it comes near to, or that refuse it something."""
         self._write(uses_of(self, sample))
 
     def count(self) -> None:
-        """Count what was refused to it among the host's: its process has ended."""
+        """Add its refusals to the host's: its process has ended."""
         self.look()
         self._write([use for use in uses_of(self, None) if use.refused])
         self._host.limits.forget(self._child.id)
-        self._host.refused.update(self.refused())
+        self._host.refused.update(self.count_refusals())
         self.is_counted = True
 
     def _write(self, found: Sequence[Use]) -> None:
         child = self._child
-        for use in self._host.limits.of(child.id, found):
+        for use in self._host.limits.find_news(child.id, found):
             self._host.journal.write(
                 "child.limit",
                 child_id=child.id,

@@ -1,4 +1,4 @@
-"""What is handed over of a child whose process runs."""
+"""The handed-over state of a child whose process runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vfs.handover import bytes_as_text, text_as_bytes
 
 
 class WallsState(msgspec.Struct):
-    """What a child runs in, and what was taken for that; see ``sandbox``."""
+    """The walls of a child, and the resources taken for them; see ``sandbox``."""
 
     profile: str
     network: str
@@ -62,7 +62,7 @@ def snapshot_spec(spec: ChildSpec) -> dict[bytes, object]:
 
 
 def restore_spec(plain: dict[bytes, Any]) -> ChildSpec:
-    """Return the description that was taken down.
+    """Return the description that ``snapshot_spec`` made plain.
 
     Raises:
         HandoverError: this program knows no such child.

@@ -2,7 +2,7 @@
 
 Rules of this file.
 
-1. The lock of a workspace is held longer than its mount: what was changed is recorded
+1. The lock of a workspace is held longer than its mount: the changes are recorded
    between the two.
 2. The launchpad holds the lock as well; a process that is about to become another child
    has it open for a moment. So a lock is opened by flock(2), and not by close(2) alone.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from supervisor.parts import Parts
     from supervisor.sandbox.plan import Wanted
     from supervisor.spawn.process import SpawnedProcess
-    from supervisor.workspace.branches import WentBack
+    from supervisor.workspace.branches import Rollback
     from supervisor.workspace.held_mount import MountedWorkspace
     from supervisor.workspace.use import WorkspaceUse
     from vfs.policy import Place
@@ -51,7 +51,7 @@ RECORD_TIMEOUT_S = 30.0
 """Longest wait, at a child's end, for a thread that records what it has changed."""
 
 LOCK = "workspace lock"
-"""What the lock of a workspace is called among what a child holds."""
+"""The word for the lock of a workspace among the descriptors of a child."""
 
 
 class Owner(Sharer, Protocol):
@@ -65,15 +65,15 @@ class Owner(Sharer, Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process has."""
+        """Whether its process has ended."""
         ...
 
     def log_fields(self) -> dict[str, object]:
-        """Return what tells it in a line of the log."""
+        """Return the fields that identify it in a line of the log."""
         ...
 
     def end_for(self, reason: str) -> None:
-        """End it at once."""
+        """End it at once, and record the reason."""
         ...
 
 
@@ -82,7 +82,7 @@ class ChildWorkspaces:
 
     Args:
         host: its journal, its launcher, and the lock of shared mounts.
-        child: whose workspaces these are.
+        child: sees the workspaces.
         siblings: the children of the host, by id; this one among them.
         held: gets mounts, locks and watches.
     """
@@ -104,15 +104,15 @@ class ChildWorkspaces:
 
     @property
     def sent(self) -> InnerMounts | None:
-        """The way of the mounts that the child makes itself; None if it makes none."""
+        """The socket pair of the mounts that the child makes itself; None for none."""
         return self._sent
 
     def user_of_sharers(self) -> int | None:
-        """Return the user that the child has to have; None: it may have any."""
+        """Return the user that the child must have; None for any."""
         return user_of_sharers(self._child, self._siblings.values())
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return those of the way of the child's own mounts."""
+        """Return the descriptors on the way of the child's own mounts."""
         return () if self._sent is None else self._sent.descriptors()
 
     # The start
@@ -128,11 +128,11 @@ class ChildWorkspaces:
         for index, use in enumerate(spec.workspaces):
             mounted = await self._mount_one(use, wanted)
             self._tell_mounted(use, mounted)
-            if mounted.lock >= 0:  # the launchpad is to hold it as well
+            if mounted.lock >= 0:  # the launchpad holds it as well
                 wanted.locks = (*wanted.locks, mounted.lock)
                 self._hold_lock(stack, mounted.lock)
             if use.mode == "review":
-                # While it is locked still, and when the mount is gone.
+                # The changes are recorded after the unmount and before the unlock.
                 stack.push_async_callback(self._close, use)
             self._held.keep(stack, mounted.fd, view.mount_word(index))
             self._held.keep(stack, mounted.namespace, view.namespace_word(index))
@@ -143,17 +143,17 @@ class ChildWorkspaces:
                 mode=use.mode,
             )
             view.show(wanted, use, mounted.mount, mounted.own)
-            # Only now: it waits, and a child that shares the mount looks for what is shown.
+            # Last: it waits, and sharers look only for mounts that are shown.
             await _name_mount(mounted.lock, mounted.fd)
             if spec.audit:
                 self._begin_audit(stack, index, use, mounted.fd)
             if use.mode == "review":
                 bounds = self._bounds[use.name] = LayerBounds(use)
-                await in_thread(bounds.look)  # what is there before it writes
+                await in_thread(bounds.look)  # count the old entries before it writes
         if next(view.own_mounts(wanted), None) is not None:
             self._sent = InnerMounts()
             stack.callback(self._sent.close)
-        self._set_aside(stack, self._held.words.values())
+        self._count_descriptors(stack, self._held.words.values())
         if not spec.has_workspace_root:
             return None
         return await in_thread(view.open_root, spec, wanted)
@@ -164,7 +164,7 @@ class ChildWorkspaces:
         """Hold the mounts that the child has made, for FD 3 and for its tools.
 
         Args:
-            stack: gives them back.
+            stack: closes them.
             wanted: what the child runs in; its tools join the namespaces.
             root: FD 3's, if that is a workspace.
 
@@ -179,20 +179,20 @@ class ChildWorkspaces:
             await _name_mount(lock, mount)
         for fd, word in ((users, view.USERS), (seen, view.VIEW)):
             self._held.keep(stack, fd, word)
-        self._set_aside(stack, (view.USERS, view.VIEW))
+        self._count_descriptors(stack, (view.USERS, view.VIEW))
         wanted.joined = {words.USERS: users, words.VIEW: seen}
         await in_thread(view.fill_root, root, mounts)
 
     async def name_process(self, process: SpawnedProcess) -> None:
         """Write into their locks which process the child is."""
-        for lock in self._held.named(LOCK):
+        for lock in self._held.find_by_word(LOCK):
             await in_thread(add_process, lock, (process.pid, process.create_time))
 
     def restore(self, stack: AsyncExitStack, left: Mapping[int, str]) -> None:
-        """Hold what the program before held, to be given back in the same order.
+        """Take over the descriptors of the program before, for the same order of release.
 
         Args:
-            stack: gives it back.
+            stack: closes them.
             left: all descriptors of the child with their words.
         """
         uses = self._child.spec.workspaces
@@ -206,30 +206,30 @@ class ChildWorkspaces:
         if self._child.spec.audit:
             for index, use in enumerate(uses):
                 self._add_audit(stack, index, use)
-        self._set_aside(stack, left.values())
+        self._count_descriptors(stack, left.values())
 
-    def show_again(self, wanted: Wanted, left: Mapping[int, str]) -> None:
-        """Let what a child that runs is to have show what the program before showed."""
-        wanted.locks = self._held.named(LOCK)
-        view.show_again(wanted, self._child.spec, left)
+    def restore_shown(self, wanted: Wanted, left: Mapping[int, str]) -> None:
+        """Show in the walls of a running child what the program before showed."""
+        wanted.locks = self._held.find_by_word(LOCK)
+        view.restore_shown(wanted, self._child.spec, left)
 
     # Its life
 
     def start_tasks(self, nursery: trio.Nursery) -> None:
-        """Start what waits for their limits and tells of opened files."""
+        """Start the tasks that keep their limits and report opened files."""
         for use in self._child.spec.workspaces:
             if use.mode == "review":
                 nursery.start_soon(self._keep_bounds, use)
         for audit in self._audits.values():
             nursery.start_soon(audit.tell_opens)
 
-    def tell_left_out(self) -> None:
-        """Tell which events of its audits were left out so far."""
+    def report_omitted(self) -> None:
+        """Write the number of events that its audits left out so far."""
         for audit in self._audits.values():
-            audit.tell_left_out()
+            audit.report_omitted()
 
     async def _keep_bounds(self, use: WorkspaceUse) -> None:
-        """End the child when it passes what bounds a workspace's layer (spec WS17)."""
+        """End the child when it passes the bounds of a workspace's layer (spec WS17)."""
         child, host = self._child, self._host
         bounds = self._bounds.get(use.name) or LayerBounds(use)
         try:
@@ -261,7 +261,7 @@ class ChildWorkspaces:
     def _begin_audit(
         self, stack: AsyncExitStack, index: int, use: WorkspaceUse, mount: int
     ) -> None:
-        """Have the journal told of the files that are opened in a workspace."""
+        """Write events for the files that are opened in a workspace."""
         fd, why_not = watch_use(use, mount)
         self._held.keep(stack, fd, watch_word(index))
         told = self._host.told_of_audits
@@ -272,7 +272,7 @@ class ChildWorkspaces:
 
     def _add_audit(self, stack: AsyncExitStack, index: int, use: WorkspaceUse) -> None:
         """Audit a workspace until it is closed."""
-        watch = next(iter(self._held.named(watch_word(index))), -1)
+        watch = next(iter(self._held.find_by_word(watch_word(index))), -1)
         audit = WorkspaceAudit(self._host.journal, self._child.id, use, watch)
         self._audits[use.name] = audit
         stack.push_async_callback(audit.finish_opens)
@@ -282,7 +282,7 @@ class ChildWorkspaces:
     async def _mount_one(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
         """Mount a workspace, or take the mount of a child that shares it."""
         if not use.is_shared:
-            return await self._mount_anew(use, wanted)
+            return await self._mount_new(use, wanted)
         while True:
             async with self._host.mounting:
                 children = self._siblings.values()
@@ -293,10 +293,10 @@ class ChildWorkspaces:
                     raise start.no_workspace(use.base, reason) from None
                 last = sharer_that_ends(self._child, use, children)
                 if mounted is not None or last is None:
-                    return mounted or await self._mount_anew(use, wanted)
+                    return mounted or await self._mount_new(use, wanted)
             await last.gone.wait()
 
-    async def _mount_anew(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
+    async def _mount_new(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
         if "mountns" not in wanted.profile.layers:
             how = "add it to its layers, or name another profile (--sandbox)"
             raise start.no_workspace(use.base, start.NO_MOUNTNS, how)
@@ -306,7 +306,7 @@ class ChildWorkspaces:
                 self._tell_cut_off(use)
             user, owner = wanted.user, (await in_thread(os.stat, use.base)).st_uid
             if user is None and use.is_writable and os.geteuid() == 0:
-                user = 0  # it stays that, and is to own what the operator owns
+                user = 0  # it stays 0, and owns the operator's files
             if user not in {None, owner}:
                 owners = await self._host.launcher.owners(user, owner)
             return await in_thread(mount_for_child, use, self._child.id, owners)
@@ -319,8 +319,8 @@ class ChildWorkspaces:
             if owners >= 0:
                 os.close(owners)
 
-    def _set_aside(self, stack: AsyncExitStack, names: Iterable[str]) -> None:
-        """Count the descriptors of workspaces among some until the child is gone."""
+    def _count_descriptors(self, stack: AsyncExitStack, names: Iterable[str]) -> None:
+        """Count the workspace descriptors among some names until the child is gone."""
         count = sum(name.startswith("workspace") for name in names)
         self._host.fs.set_aside(count)
         stack.callback(self._host.fs.set_aside, -count)
@@ -331,7 +331,7 @@ class ChildWorkspaces:
         stack.callback(self._unlock, fd)
 
     def _unlock(self, fd: int) -> None:
-        """Close a lock; open it if nothing is left that it is for (rule 2)."""
+        """Close a lock; unlock it if no process of the child is left (rule 2)."""
         process = self._child.process
         is_gone = process is None or process.is_swept
         if is_gone and not self._is_locked_by_others(fd):
@@ -339,7 +339,7 @@ class ChildWorkspaces:
         self._held.close(fd)
 
     def _is_locked_by_others(self, fd: int) -> bool:
-        """Tell whether another child holds the lock of a workspace that it shares."""
+        """Return whether another child holds the lock of a workspace that it shares."""
         status = os.fstat(fd)
         return any(
             os.path.samestat(status, os.fstat(lock))
@@ -350,13 +350,13 @@ class ChildWorkspaces:
         )
 
     async def _close(self, use: WorkspaceUse) -> None:
-        """Record what was changed in a workspace; what cannot be is told."""
+        """Record the changes in a workspace; log those that cannot be recorded."""
         child, host = self._child, self._host
         rows = None
         siblings = self._siblings.values()
         is_last = not (use.is_shared and has_sharers(child, use, siblings))
         try:
-            # Also at the end of the host, which waits for no slow disk then.
+            # Bounded by a shield: a host that ends does not wait for a slow disk.
             with trio.move_on_after(RECORD_TIMEOUT_S, shield=True):
                 rows = await in_thread(partial(record_end, use, is_last=is_last))
             why = "" if rows is not None else "no thread was free for it"
@@ -382,10 +382,10 @@ class ChildWorkspaces:
     # Reports
 
     def _tell_mounted(self, use: WorkspaceUse, mounted: MountedWorkspace) -> None:
-        """Tell how long it took to look for names to hide, and what was gone back to."""
+        """Log how long the search for names to hide took, and a rollback."""
         walked_s = mounted.walked_s
         if mounted.went_back is not None:
-            self._tell_went_back(use, mounted.went_back)
+            self._tell_rollback(use, mounted.went_back)
         if walked_s is not None:
             self._host.log.write(
                 "INFO",
@@ -395,8 +395,8 @@ class ChildWorkspaces:
                 **self._child.log_fields(),
             )
 
-    def _tell_went_back(self, use: WorkspaceUse, done: WentBack) -> None:
-        """Tell that a workspace is as a snapshot was, as its last child had asked."""
+    def _tell_rollback(self, use: WorkspaceUse, done: Rollback) -> None:
+        """Log that a workspace was rolled back to a snapshot, as its last child had asked."""
         self._host.log.write(
             "INFO",
             f"Workspace {use.name} went back to snapshot {done.label}, as its last child"
@@ -424,6 +424,6 @@ class ChildWorkspaces:
 
 
 async def _name_mount(lock: int, mount: int) -> None:
-    """Write into the lock of a workspace which mount it is; -1: there is none."""
+    """Write into the lock of a workspace the id of its mount; -1 for none."""
     if lock >= 0 and mount >= 0:
         await in_thread(add_mount, lock, mount)

@@ -3,7 +3,7 @@
 Rules of this file.
 
 1. A nested conversation has at most the rights and limits of the one above it.
-2. Each is closed before the one that it hangs on (spec S3).
+2. Each is closed before the one above it (spec S3).
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Clients:
     """The conversations of one child.
 
     Args:
-        host: what the parts of the host share whose child it is.
+        host: the parts that all children of the host share.
         child_id: unique in the host.
-        held: gets descriptors on their way to a client.
-        on_eof: called when its own conversation is over, and not for the end of its
+        held: gets descriptors that are sent to a client.
+        on_eof: called when its own conversation ends before its process.
             process.
 
     Attributes:
@@ -119,7 +119,7 @@ class Clients:
         side: socket.socket | None,
         numbered: Numbered,
     ) -> None:
-        """Take over the conversations of a child that runs; `resume` serves them.
+        """Take over the conversations of a running child; `resume` serves them.
 
         Args:
             nursery: as for `open`.
@@ -151,15 +151,15 @@ class Clients:
         return session
 
     def resume(self) -> None:
-        """Go on with what each conversation was in the middle of."""
+        """Continue each conversation where the program before has stopped."""
         for session, state in self._restored:
             resume_session(session, state)
             if state.carried is not None:
-                self._carry_on(session, *state.carried)
+                self._resume_sending(session, *state.carried)
         self._restored.clear()
 
-    def _carry_on(self, session: Session, fd: int, reply: bytes) -> None:
-        """Go on handing a client the descriptor that its ATTACH has made."""
+    def _resume_sending(self, session: Session, fd: int, reply: bytes) -> None:
+        """Continue sending a client the descriptor that its ATTACH has made."""
 
         async def carry() -> None:
             carried = socket.socket(fileno=fd)
@@ -169,7 +169,7 @@ class Clients:
         session.start(carry)
 
     def serve(self, pid: int) -> None:
-        """Begin to answer its own conversation: the child's process is there."""
+        """Serve its own conversation: the child's process runs."""
         session = self.own
         if session is None:
             raise RuntimeError("a child that was not started cannot be served")
@@ -182,22 +182,22 @@ class Clients:
     async def finish(self) -> None:
         """Close every conversation, nested ones first (spec S3)."""
         if self.own is not None:
-            # Bounded: what a job may still do is a call into the kernel (I1).
+            # Bounded: a job may still be in a call into the kernel (I1).
             with trio.CancelScope(shield=True):
                 await self.own.finish(PROCESS_EXIT)
 
     # Nested ones
 
     async def _attach(self, session: Session) -> bytes | None:
-        """Make one more conversation for the client of ``session`` (spec N4)."""
+        """Open one more conversation for the client of ``session`` (spec N4)."""
         if session.is_closing:
-            return None  # nobody is sent its descriptor
+            return None  # the descriptor is not sent
         try:
             nested, theirs = self.open_nested(
                 session.client.policy, "attached", session
             )
         except OSError as why:
-            return _not_attached(why)
+            return _refuse_attach(why)
         with self._held.carrying(theirs):
             reply = b"OK %b\n" % nested.client.id.encode()
             try:
@@ -205,21 +205,21 @@ class Clients:
             except OSError as why:
                 if why.errno != errno.ETOOMANYREFS:
                     raise
-                return _not_attached(why)  # too many are on their way: unix(7)
+                return _refuse_attach(why)  # too many are in flight: unix(7)
         return None
 
     def open_nested(
         self, policy: Policy, label: str, session: Session | None = None
     ) -> tuple[Session, socket.socket]:
-        """Make one more conversation beneath another one.
+        """Return a new conversation beneath another one, and its other end.
 
         Args:
             policy: what it may do; at most what that one may.
             label: says what it is for, in the table of clients.
-            session: the one above it; None for the child's own.
+            session: the conversation above; None for the child's own.
 
         Returns:
-            The conversation, and its other end, which is the caller's to close.
+            The conversation, and its other end, which the caller closes.
 
         Raises:
             OSError: no descriptor, or no more clients, for this child (spec S7).
@@ -242,7 +242,7 @@ class Clients:
         session: Session | None,
         pid: int | None = None,
     ) -> Session:
-        """Make one more conversation on a non-blocking socket, which it owns then."""
+        """Return a new conversation on a non-blocking socket, which it owns then."""
         host = self._host
         if session is None or self._nursery is None:
             raise RuntimeError("a child without a nursery has no clients")
@@ -296,7 +296,7 @@ class Clients:
     # The socket beside FD 3
 
     def open_door(self, spec: ChildSpec, stack: AsyncExitStack) -> dict[str, str]:
-        """Listen for programs without FD 3; return the variables that say where."""
+        """Listen for programs without FD 3; return the variables with the address."""
         if not has_door_socket(spec):
             return {}
         door = open_door_socket(spec)
@@ -304,24 +304,24 @@ class Clients:
         return {VARIABLE: door.path}
 
     def hold_door(self, door: DoorSocket, stack: AsyncExitStack) -> None:
-        """Have a socket beside FD 3 until the child's end."""
+        """Keep a socket beside FD 3 until the child's end."""
         self.door = door
         stack.callback(door.close)
         self._host.fs.set_aside(1)
         stack.callback(self._host.fs.set_aside, -1)
 
     def serve_door(self) -> None:
-        """Let in what connects to it; nothing if the child has none."""
+        """Accept programs on the door's socket; nothing if the child has none."""
         if self.door is not None and self._nursery is not None:
-            self._nursery.start_soon(self.door.serve, self._let_in, self._tell_of_door)
+            self._nursery.start_soon(self.door.serve, self._accept, self._tell_of_door)
 
     def close_door(self) -> None:
-        """Let nothing more in: what the process leaves behind comes too late."""
+        """Refuse new programs: those that the process leaves behind come too late."""
         if self.door is not None:
             self.door.close()
 
-    def _let_in(self, sock: socket.socket) -> None:
-        """Make a conversation for a program that has connected to the door's socket."""
+    def _accept(self, sock: socket.socket) -> None:
+        """Open a conversation for a program that has connected to the door's socket."""
         session = self.own
         refusal = _DOOR_CLOSED
         if session is not None and not (session.is_closing or session.is_over):
@@ -329,7 +329,7 @@ class Clients:
             try:
                 self._open_on(sock, policy, "socket", session, peer_pid(sock))
             except OSError as why:
-                refusal = _not_attached(why).rstrip()
+                refusal = _refuse_attach(why).rstrip()
             else:
                 return
         with sock, contextlib.suppress(OSError):  # it is gone
@@ -342,7 +342,7 @@ class Clients:
     # Their ends
 
     def _session_closed(self, session: Session) -> None:
-        """Count what went through a conversation that is over, and tell of its end."""
+        """Count the traffic of a closed conversation, and record its end."""
         host, client = self._host, session.client
         host.pump.counts.gone_in += session.bytes_in
         host.pump.counts.gone_out += session.bytes_out
@@ -351,7 +351,7 @@ class Clients:
         for service in host.services:
             service.client_gone(client)
         self._tell_failure(session)
-        # Of a child that could not be started nobody has heard.
+        # No event has named a child that was not started.
         if client.parent is not None or client.pid is not None:
             host.journal.write(
                 "client.gone",
@@ -364,7 +364,7 @@ class Clients:
             self._on_eof()
 
     def _tell_failure(self, session: Session) -> None:
-        """Log what went wrong with a conversation, if anything did."""
+        """Log the failure of a conversation, if it failed."""
         failure, log = session.failure, self._host.log
         name = session.client.id
         who = {"child_id": self._id, "client_id": name}
@@ -373,7 +373,7 @@ class Clients:
             text = f"Fault serving client {name}: {failure!r} at {' '.join(where)}"
             log.write("ERROR", text, **who, reason=session.why_closed)
         elif isinstance(failure, OSError):
-            # The usual ends of a connection are no news.
+            # The usual ends of a connection are not logged.
             usual = isinstance(failure, BrokenPipeError | ConnectionResetError)
             text = f"Connection of client {name} failed: {failure.strerror}"
             level = "DEBUG" if usual else "WARNING"
@@ -382,26 +382,26 @@ class Clients:
             text = f"Client {name} missed its deadline: closed"
             log.write("WARNING", text, **who, reason=session.why_closed)
 
-    # Looking at them
+    # Views
 
     def __iter__(self) -> Iterator[Session]:
         """Yield the conversations, each before those nested in it."""
         ahead = [] if self.own is None else [self.own]
-        for session in ahead:  # grows while it is walked
+        for session in ahead:  # grows during the loop
             yield session
             ahead.extend(session.nested)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what they hold of the host's descriptors, with a word for each."""
+        """Yield their descriptors of the host, with a word for each."""
         if self.door is not None and self.door.fd >= 0:
             yield self.door.fd, "door socket"
         for session in self:
             yield from session.descriptors()
 
     def traffic(self) -> Traffic:
-        """Return what they asked for, from the child's start to now."""
+        """Return their traffic from the child's start to now."""
         return sum(map(Traffic.of, self), self._past)
 
 
-def _not_attached(why: OSError) -> bytes:
+def _refuse_attach(why: OSError) -> bytes:
     return b"ERROR failed to attach: %b\n" % os.strerror(why.errno or 0).encode()

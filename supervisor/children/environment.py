@@ -33,7 +33,7 @@ def fill(text: str, env: Mapping[str, str]) -> str:
     """Return a text with a child's variables put in; every other ``$`` stays.
 
     Raises:
-        MissingPlaceError: the child has not got one of them.
+        MissingPlaceError: the child does not have one of them.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -48,9 +48,9 @@ def fill(text: str, env: Mapping[str, str]) -> str:
 def add_offered(
     env: dict[str, str], offered: Mapping[str, str], spec: ChildSpec
 ) -> Iterator[str]:
-    """Add what a service sets, but what was set for this child; yield warnings.
+    """Add the variables of a service that the child does not have; yield warnings.
 
-    A key is not set beside an address that was: the child would send it there.
+    A key is left out if the child has an address of its own: it would send the key there.
     """
     own = spec.own_env
     for name, value in offered.items():
@@ -63,17 +63,17 @@ def add_offered(
                 " there to have the host's own"
             )
         elif is_withheld(name, own):
-            env.pop(name, None)  # nor one that was only passed on
+            env.pop(name, None)  # nor a variable that was only passed on
         else:
             env[name] = value
 
 
 def fill_in_recipe(env: dict[str, str], spec: ChildSpec) -> Iterator[str]:
-    """Fill in a recipe's variables, and write HOME's first entries; yield warnings.
+    """Fill in a recipe's variables, write HOME's first entries; yield warnings.
 
     Raises:
-        SpawnError: a service that the recipe counts on is not there.
-        OSError: HOME cannot be written to.
+        SpawnError: a service that the recipe needs is missing.
+        OSError: HOME cannot be written.
     """
     try:
         found = {name: fill(text, env) for name, text in spec.template_env.items()}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
 ATTACHING = "attaching"
-"""The word for a descriptor on its way to a client."""
+"""The word for a descriptor that is sent to a client."""
 
 
 class HeldDescriptors:
@@ -26,7 +26,7 @@ class HeldDescriptors:
         """Each descriptor with its word."""
         return self._words
 
-    def named(self, word: str) -> tuple[int, ...]:
+    def find_by_word(self, word: str) -> tuple[int, ...]:
         """Return the descriptors that have a word."""
         return tuple(fd for fd, name in self._words.items() if name == word)
 
@@ -47,7 +47,7 @@ class HeldDescriptors:
 
     @contextlib.contextmanager
     def carrying(self, carried: socket.socket) -> Iterator[None]:
-        """Hold a socket while it, or something through it, is handed on; close it."""
+        """Hold a socket while it or its copy is sent to a client; close it afterwards."""
         fd = carried.fileno()
         self._words[fd] = ATTACHING
         try:

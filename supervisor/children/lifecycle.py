@@ -2,10 +2,9 @@
 
 Rules of this file.
 
-1. ``TABLE`` has an entry for every (state, event); a missing one is a bug that the
-   import finds, not a night a year later.
+1. ``TABLE`` has an entry for every (state, event); the import fails without one.
 2. The process's exit ends a child, EOF only closes its client (spec S2, S3).
-3. A child that was stopped while it was being started takes the same road.
+3. A child that is stopped during its start follows the same table.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from enum import Enum
 from hostlib.state_table import StateTable
 
 START_PATIENCE_S = 1.0
-"""How long a start that is to be stopped may still take: an exec can hang."""
+"""How long the start of a child that is to be stopped may still take: an exec can hang."""
 
 
 class State(Enum):
-    """Where a child is."""
+    """The phase of a child's life."""
 
     STARTING = "starting"
     DOOMED = "doomed"  # stop was asked for before the process existed
@@ -42,7 +41,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """The owner's action then."""
+    """The owner's action after an event."""
 
     NOTHING = "-"
     SERVE = "serve"
@@ -67,7 +66,7 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
         _E.CLEANED: _IMPOSSIBLE,
     },
     _S.DOOMED: {
-        # Asked, not killed: it may run already, and be about to write its last words.
+        # Not killed: it may run already, and be about to write its last output.
         _E.SPAWNED: (_S.STOPPING, _A.SERVE_AND_TERMINATE),
         _E.SPAWN_FAILED: (_S.REAPING, _A.CLEAN_UP),
         _E.EOF: (_S.DOOMED, _A.NOTHING),
@@ -89,7 +88,7 @@ _ROWS: dict[State, dict[Event, tuple[State, Action] | None]] = {
         _E.SPAWNED: _IMPOSSIBLE,
         _E.SPAWN_FAILED: _IMPOSSIBLE,
         _E.EOF: (_S.STOPPING, _A.NOTHING),
-        _E.STOP: (_S.STOPPING, _A.KILL),  # asked twice: at once
+        _E.STOP: (_S.STOPPING, _A.KILL),  # the second request kills
         _E.GRACE_OVER: (_S.STOPPING, _A.KILL),
         _E.EXITED: (_S.REAPING, _A.CLEAN_UP),
         _E.CLEANED: _IMPOSSIBLE,

@@ -1,13 +1,13 @@
 """One workspace, several children: they see copies of one mount (spec WS19).
 
-Who else has a child's workspace, and what is taken over from that child. There is no
-table: the children that a host has say it, also after a hand-over.
+Finds the children that share a workspace, and copies their mounts. There is no table: the
+children of the host are asked, also after a hand-over.
 
 Rules of this file.
 
 1. Two mounts that write to one layer are forbidden: the second child gets a copy of the
    first one's mount, and of the descriptor of its lock. The last copy that is closed
-   unmounts and unlocks: a child that comes between the two waits for the last one's end.
+   unmounts and unlocks: a child that comes while a copy is open waits for that end.
 2. A mount shows the operator's files as one user's, so children that share one have one
    user (``Machine`` counts them). Their other walls keep them apart.
 """
@@ -48,12 +48,12 @@ class Sharer(Protocol):
 
     @property
     def held(self) -> Mapping[int, str]:
-        """What it holds open for its start and its end, with a word for each."""
+        """Descriptors that it holds for its start and its end, with a word for each."""
         ...
 
 
 def user_of_sharers(child: Sharer, children: Iterable[Sharer]) -> int | None:
-    """Return the user that a child has to have; None: it may have any."""
+    """Return the user that a child must have; None for any."""
     others = tuple(children)
     for use in child.spec.workspaces:
         for other in _sharers(child, use, others):
@@ -62,7 +62,7 @@ def user_of_sharers(child: Sharer, children: Iterable[Sharer]) -> int | None:
 
 
 def has_sharers(child: Sharer, use: WorkspaceUse, children: Iterable[Sharer]) -> bool:
-    """Tell whether another child has a workspace mounted."""
+    """Return whether another child has a workspace mounted."""
     return any(_mount_in(other, use) for other in _sharers(child, use, children))
 
 
@@ -98,7 +98,7 @@ def mount_of_sharers(
 def sharer_that_ends(
     child: Sharer, use: WorkspaceUse, children: Iterable[Sharer]
 ) -> Sharer | None:
-    """Return a child that has given the mount back, and not the lock; None for none."""
+    """Return a child that has closed its mount, and not its lock yet; or None."""
     for other in _sharers(child, use, children):
         if _mount_in(other, use) is None and _lock_in(other, use) is not None:
             return other
@@ -117,7 +117,7 @@ def _sharers(
 
 
 def _mount_in(other: Sharer, use: WorkspaceUse) -> MountedWorkspace | None:
-    """Return what a child holds of a workspace; None before and after."""
+    """Return the mount and lock that a child holds of a workspace, if it does."""
     mount = None if other.wanted is None else other.wanted.mount_of(use.base)
     lock = _lock_in(other, use)
     if mount is None or mount.fd not in other.held or lock is None:

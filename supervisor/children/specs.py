@@ -1,8 +1,8 @@
 """Requests for a child, from every source, made into its ``ChildSpec``.
 
 Used by ``run`` (command line over ``[policy.run]``), by the children of a configuration
-(``[child.NAME]`` over its policy) and by ``spawn``: a thing that a policy can say has
-its one place here.
+(``[child.NAME]`` over its policy) and by ``spawn``: each setting of a policy is read here
+and nowhere else.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from supervisor.sandbox.scratch import Scratch
 
 DEFAULT_OPEN_FILES = 256
-"""Files that a child may have open at once where nothing else is said."""
+"""Files that a child may have open at once where no setting says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildOptions:
-    """The request for one child; see ``sandhost run --help``."""
+    """The options of one child as asked for; see ``sandhost run --help``."""
 
     limits: Limits = field(default_factory=Limits)
     top_level: bool = False
@@ -71,7 +71,7 @@ def policy_options(
     sandboxes: Mapping[str, SandboxSection] | None = None,
     workspaces: tuple[WorkspaceUse, ...] = (),
 ) -> ChildOptions:
-    """Return what a policy asks for; the defaults where there is none.
+    """Return the options that a policy asks for; the defaults without a policy.
 
     Args:
         policy: of a checked configuration.
@@ -79,7 +79,7 @@ def policy_options(
         workspaces: those that the policy names.
 
     Raises:
-        OptionError: its limits are none, or its sandbox is; a checked configuration has no such policy.
+        OptionError: its limits or its sandbox are wrong; a checked policy has neither.
     """
     if policy is None:
         return ChildOptions()
@@ -131,19 +131,18 @@ def make_spec(
     stdio: tuple[int, int, int],
     open_files: int = DEFAULT_OPEN_FILES,
 ) -> ChildSpec:
-    """Return what a child is to be.
+    """Return the description of a child.
 
     Args:
-        options: what is asked for.
+        options: the options that were asked for.
         words: its command.
         scratch: its directories.
         stdio: the host's descriptors that become 0, 1 and 2.
-        open_files: its cap where the options name none (``[limits]``).
+        open_files: its limit where the options name none (``[limits]``).
 
     Raises:
-        FileNotFoundError: it is to be started in the host's directory, or in one named
-            relative to it, and that is gone.
-        OSError: its HOME cannot be made.
+        FileNotFoundError: the host's directory is gone, and the child would start
+            there or in a directory named relative to it.
     """
     env = minimal_env(scratch.tmp)
     is_walled = bool(options.sandbox.layers)
@@ -203,12 +202,12 @@ def make_spec(
 
 
 def _template_env(options: ChildOptions) -> dict[str, str]:
-    """Return a recipe's variables, but for those that the operator sets or passes on."""
+    """Return a recipe's variables except those that the operator sets or passes on."""
     own = {*options.env, *(name for name in options.pass_env if name in os.environ)}
     named = options.template_env.items()
     return {name: text for name, text in named if name not in own}
 
 
 def _least(*times_s: float | None) -> float | None:
-    """Return the shortest of some times, of which None is none."""
+    """Return the shortest of some times; None is no time."""
     return min((time_s for time_s in times_s if time_s is not None), default=None)

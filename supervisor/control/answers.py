@@ -69,7 +69,7 @@ class Answers:
         children = tuple(self._host.children.values())
         # At the same moment: who is between two lives now may be in one before the
         # samples are there, and would be in neither.
-        absent = () if roster is None else tuple(roster.absent())
+        absent = () if roster is None else tuple(roster.absent_rows())
         running = [child.process for child in children if child.process is not None]
         samples = await self._children.sample(
             [(process.pid, process.create_time) for process in running]
@@ -79,7 +79,7 @@ class Answers:
             process = child.process
             name = None if process is None else (process.pid, process.create_time)
             sample = None if name is None else samples.get(name)
-            more = {} if roster is None else roster.more_of(child)
+            more = {} if roster is None else roster.extra_fields_of(child)
             usage = None if sample is None else sample.row()
             own = None if metrics is None else metrics.tokens.get(child.id)
             llm = None if own is None else own.row()

@@ -257,7 +257,7 @@ class Daemon:
             restore_environment(left_services.get("llm"))
             async with offered(host, config, for_tools, left_services, names=True):
                 await self._begin(host, children, nursery, control)
-                if await children.have_begun(
+                if await children.wait_begun(
                     notifier.starting, unless=self._stop_asked
                 ):
                     _freeze()
@@ -350,7 +350,7 @@ class Daemon:
                     nursery.start_soon(change.try_now)
                 elif self._stop_asked.is_set():
                     self._went_well = False
-                    children.insist()
+                    children.stop_rest_at_once()
                 else:
                     self.request_stop()
 

@@ -99,7 +99,7 @@ class ClientEvents:
         self._tell_left_out_of(child_id)
         self._rates.pop(child_id, None)
 
-    def tell_left_out(self) -> None:
+    def report_omitted(self) -> None:
         """Tell what was left out so far: what comes next counts anew."""
         for child_id in self._rates:
             self._tell_left_out_of(child_id)

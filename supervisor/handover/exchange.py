@@ -319,7 +319,7 @@ def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoRe
             env.update(around.environment())
         state.fds = sorted(fds)
         data = encode(state)
-        host.tell_left_out()
+        host.report_omitted()
         host.journal.write("host.replacing", generation=state.generation)
         become(program, data, state.fds, env)
     raise RuntimeError("exec(2) came back")

@@ -1,6 +1,6 @@
-"""One kept child: a name, what is to run under it, and the life of its processes.
+"""One kept child: its name, its section, and the life of its processes.
 
-One task from its turn to its last end, with restarts between.
+One task from its turn to its last end, restarts included.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from supervisor.workspace.use import WorkspaceUse
 
 NOT_STARTED = 125
-"""Stands for the exit status of a child that could not be started."""
+"""The exit status that is recorded for a child that was not started."""
 
 FINAL = frozenset({Phase.ENDED, Phase.STOPPED, Phase.GIVEN_UP})
 
@@ -48,7 +48,7 @@ def options_of(
     sandboxes: Mapping[str, SandboxSection],
     workspaces: tuple[WorkspaceUse, ...] = (),
 ) -> ChildOptions:
-    """Return what a section, its policy and that one's workspaces ask for."""
+    """Return the options of a section, its policy and the policy's workspaces."""
     return replace(
         policy_options(policy, sandboxes, workspaces),
         dialect=section.dialect,
@@ -65,7 +65,7 @@ class Shared(NamedTuple):
 
     Attributes:
         scratch_dir: where their private directories are made.
-        room: for those that are being started: a thousand at once would hold the loop.
+        room: bounds starts: a thousand at once would hold the loop.
     """
 
     scratch_dir: str | None
@@ -78,21 +78,21 @@ class KeptChild:
     Args:
         host: starts its processes.
         name: its own.
-        section: what it is to be.
-        options: what it is to be.
-        log: where what it says goes.
-        shared: what all kept children share.
+        section: its configuration.
+        options: made from section and policy.
+        log: gets its output.
+        shared: the parts that all kept children share.
 
     Attributes:
-        phase: where it is.
-        reason: why it is there; None while there is nothing to say.
-        child: its process now; None between two.
+        phase: the phase of its life.
+        reason: the reason for that phase; None if there is none.
+        child: its process now; None between two processes.
         status: of its last process; None before the first has ended.
-        has_lived: its last process was started, however soon it has ended.
-        begun: set when its process was started, or will not be; also between two.
-        ended: set but for the time from a process's end to what follows from that.
-        settled: set while nothing of it runs or is about to.
-        configured: it stands in the configuration.
+        has_lived: whether its last process was started, however soon it ended.
+        begun: set when its process was started or never will be; also between two.
+        ended: clear from the end of a process until the next step is decided.
+        settled: set while none of its processes runs or is about to.
+        configured: whether the configuration names it.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class KeptChild:
         self._due_at = -math.inf
         self._last_end: Mapping[str, object] = {}
         self._held: set[Capture | Scratch] = set()
-        self._left: KeptState | None = None  # until its task goes on with it
+        self._left: KeptState | None = None  # until its task continues with it
 
     # The hand-over
 
@@ -175,11 +175,11 @@ class KeptChild:
         return state
 
     def restore(self, state: KeptState, child: Child | None) -> None:
-        """Be what the program before has kept; ``run`` goes on with it.
+        """Take over the state of the program before; ``run`` continues with it.
 
         Args:
-            state: what was taken down.
-            child: its process now; None between two.
+            state: the record of the program before.
+            child: its process now; None between two processes.
         """
         self.phase = Phase(state.phase)
         self.reason = state.reason
@@ -191,11 +191,11 @@ class KeptChild:
         if self.phase in FINAL:
             return
         self.settled = trio.Event()
-        self.child = child  # an order that comes before its task begins finds it
+        self.child = child  # an order may come before its task begins
         self._left = state
 
-    async def _go_on(self, left: KeptState) -> bool:
-        """Wait for the end of what was left; tell whether it comes back."""
+    async def _finish_inherited(self, left: KeptState) -> bool:
+        """Wait for the end of the process or pause before; return whether it starts again."""
         if self.child is None:
             return await self._wait(left.wait_s)
         if left.scratch is None:
@@ -203,12 +203,12 @@ class KeptChild:
         pipes = self._capturing(left.output_fd, left.error_fd)
         async with self._holding(Scratch.restore(left.scratch)), pipes:
             status = await self._live(self.child)
-        return await self._comes_back(status)
+        return await self._wait_for_next(status)
 
     # Orders
 
     def begin(self) -> bool:
-        """Make ready for ``run``; False if it is under way already."""
+        """Prepare for ``run``; return False if a run is under way already."""
         if not self.settled.is_set():
             if self.phase is Phase.BACKING_OFF:
                 self._waiting.cancel()
@@ -223,13 +223,13 @@ class KeptChild:
         return True
 
     def _expect_start(self) -> None:
-        """Have ``begun`` waited for until the next process was started, or will not be."""
+        """Clear ``begun`` until the next process was started, or never will be."""
         self.has_lived = False
-        if self.begun.is_set():  # else some wait for it already
+        if self.begun.is_set():  # else tasks wait for it already
             self.begun = trio.Event()
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Ask it to end for good; ``settled`` tells when it has."""
+        """Ask it to end for good; ``settled`` is set when it has."""
         action = self._handle(Event.STOP)
         if self.settled.is_set():
             return
@@ -239,19 +239,19 @@ class KeptChild:
         elif action is Action.STOP:  # it is being started
             patience_s = START_PATIENCE_S if grace_s is None else grace_s
             until_s = trio.current_time() + min(START_PATIENCE_S, patience_s)
-            # A caller that asks again and again does not put it off.
+            # Repeated requests do not extend the wait.
             self._start_until = min(self._start_until, until_s)
             self._starting.deadline = self._start_until
         elif action is Action.LEAVE:
             self._waiting.cancel()
 
     async def run(self, after: Iterable[KeptChild]) -> None:
-        """Own it from its turn, or from where it was, to its last end."""
+        """Own it from its turn, or from the hand-over, to its last end."""
         left, self._left = self._left, None
         try:
             if left is not None:
-                if await self._go_on(left):
-                    await self._rounds()
+                if await self._finish_inherited(left):
+                    await self._run_processes()
                 return
             with trio.CancelScope() as self._waiting:
                 for other in after:
@@ -259,21 +259,21 @@ class KeptChild:
             if self.phase is not Phase.WAITING:
                 return
             self._handle(Event.START)
-            await self._rounds()
+            await self._run_processes()
         finally:
             self.begun.set()
             self.ended.set()
             self.settled.set()
 
-    async def _rounds(self) -> None:
-        """Run process after process, until there is to be none."""
+    async def _run_processes(self) -> None:
+        """Run one process after another, until none is to follow."""
         while True:
             self.restarts.started()
-            if not await self._comes_back(await self._run_once()):
+            if not await self._wait_for_next(await self._run_once()):
                 return
 
-    async def _comes_back(self, status: int) -> bool:
-        """Record a process's end; wait until the next is due, if there is one."""
+    async def _wait_for_next(self, status: int) -> bool:
+        """Record a process's end and wait for the restart; return False if none is due."""
         self.status = status
         meaning = self.restarts.ended(status)
         action = self._handle(meaning)
@@ -303,7 +303,7 @@ class KeptChild:
         return await self._wait(wait_s)
 
     async def _wait(self, wait_s: float) -> bool:
-        """Wait for a restart; tell whether it is still wanted then."""
+        """Wait for a restart; return whether it is still wanted then."""
         self._due_at = trio.current_time() + wait_s
         with trio.CancelScope() as self._waiting:
             await trio.sleep_until(self._due_at)
@@ -332,7 +332,7 @@ class KeptChild:
         )
 
     def _end_fields(self) -> dict[str, object]:
-        """Return whose end a line of the log is about, and how it ended."""
+        """Return the fields that identify the child and its end in a line of the log."""
         return {"child": self.name, **self._last_end}
 
     def _handle(self, event: Event) -> Action:
@@ -342,9 +342,9 @@ class KeptChild:
     # One process
 
     async def _run_once(self) -> int:
-        """Start a process, and return its exit status when nothing of it is left."""
+        """Run one process; return its exit status when all of it is gone."""
         self._last_end = {}
-        with self._until_stopped() as waiting:
+        with self._open_start_scope() as waiting:
             await self._room.acquire()
         if waiting.cancelled_caught:
             return NOT_STARTED
@@ -354,7 +354,9 @@ class KeptChild:
             scratch = Scratch(options.root, where=where, has_user=has_user)
         except OSError as why:
             self._room.release()
-            return self._not_started(f"cannot make its directories: {why.strerror}")
+            return self._record_failed_start(
+                f"cannot make its directories: {why.strerror}"
+            )
         async with self._holding(scratch):
             return await self._run_in(scratch)
 
@@ -374,18 +376,18 @@ class KeptChild:
             null, (out, out_end), (err, err_end) = _open_stdio()
         except OSError as why:
             self._room.release()
-            return self._not_started(f"no descriptors for it: {why.strerror}")
+            return self._record_failed_start(f"no descriptors for it: {why.strerror}")
         self.log.begin()
         async with self._capturing(out, err):
             try:
                 child = await self._spawn(scratch, (null, out_end, err_end))
             except OSError as why:
-                return self._not_started(why.strerror or str(why))
+                return self._record_failed_start(why.strerror or str(why))
             return NOT_STARTED if child is None else await self._live(child)
 
     @asynccontextmanager
     async def _capturing(self, out: int, err: int) -> AsyncIterator[None]:
-        """Keep what comes through its pipes, up to the last byte of it."""
+        """Keep the output that comes through its pipes, up to the last byte."""
         capture = Capture(self.log, out, err)
         self._held.add(capture)
         try:
@@ -398,34 +400,36 @@ class KeptChild:
         finally:
             self._held.discard(capture)
 
-    def _until_stopped(self) -> trio.CancelScope:
-        """Return a scope for what a start waits for; who stops it sets its deadline."""
+    def _open_start_scope(self) -> trio.CancelScope:
+        """Return a scope for a start's waits; ``stop`` sets its deadline."""
         self._starting = trio.CancelScope(deadline=self._start_until)
         return self._starting
 
     async def _spawn(
         self, scratch: Scratch, stdio: tuple[int, int, int]
     ) -> Child | None:
-        """Start its process; None if it was stopped before it was its program.
+        """Start its process; return None if it was stopped before its exec.
 
         Closes the descriptors that it was given.
         """
         most_files = self._host.settings.open_files_per_client
         words = tuple(self.section.command)
         try:
-            options = await self._prepared()
+            options = await self._prepare_options()
             spec = make_spec(options, words, scratch, stdio, most_files)
             account = self.name if self.configured else None
             spec = replace(spec, name=self.name, account=account)
-            with self._until_stopped():
+            with self._open_start_scope():
                 return await self._host.spawn(spec)
             return None
         finally:
             for fd in stdio:
-                os.close(fd)  # then the pipes' ends tell when all are gone
+                os.close(
+                    fd
+                )  # so that the pipes end when the child's processes are gone
             self._room.release()
 
-    async def _prepared(self) -> ChildOptions:
+    async def _prepare_options(self) -> ChildOptions:
         """Return its options with its workspaces found, or made where they are new.
 
         Raises:
@@ -434,7 +438,7 @@ class KeptChild:
         options = self.options
         if not options.workspaces:
             return options
-        uses = await in_thread(_prepared_uses, options.workspaces)
+        uses = await in_thread(_prepare_uses, options.workspaces)
         return replace(options, workspaces=uses, cwd=options.cwd or uses[0].base)
 
     async def _live(self, child: Child) -> int:
@@ -442,7 +446,7 @@ class KeptChild:
         self.has_lived = True
         self.begun.set()
         if self.phase is Phase.ENDING and child.state is State.RUNNING:
-            child.stop()  # that was asked for while it was being started
+            child.stop()  # the order came during the start
         try:
             status = await child.wait_gone()
         finally:
@@ -450,12 +454,12 @@ class KeptChild:
             self.ended = trio.Event()
             self._last_end = child.end_fields()
         if child.failure is not None:
-            return self._not_started(child.failure.text)
+            return self._record_failed_start(child.failure.text)
         if self.phase is not Phase.ENDING:
             self.reason = child.ending
         return status
 
-    def _not_started(self, text: str) -> int:
+    def _record_failed_start(self, text: str) -> int:
         self.reason = f"did not start{self.section.under_policy()}: {text}"
         self.has_lived = False
         self.begun.set()
@@ -468,10 +472,10 @@ class KeptChild:
         )
         return NOT_STARTED
 
-    # Looking at it
+    # Views
 
     def descriptors(self) -> Iterable[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors beside its process's."""
+        """Yield its descriptors of the host beside those of its process."""
         for fd in self.log.descriptors():
             yield fd, "child log"
         for held in self._held:
@@ -480,8 +484,8 @@ class KeptChild:
             else:
                 yield from ((fd, "child output") for fd in held.descriptors())
 
-    def more(self) -> dict[str, object]:
-        """Return what ``ps`` tells of it beside its process."""
+    def extra_fields(self) -> dict[str, object]:
+        """Return its fields in ``ps`` beside those of its process."""
         return {
             "restart": self.section.restart,
             "restarts": self.restarts.total,
@@ -490,7 +494,7 @@ class KeptChild:
         }
 
     def row(self) -> dict[str, object]:
-        """Return it as a row of ``ps`` while it has no process."""
+        """Return its row in ``ps`` while it has no process."""
         return {
             "id": self.name,
             "name": self.name,
@@ -500,16 +504,16 @@ class KeptChild:
             "command": self.section.command,
             "client_id": None,
             "started_at": None,
-            "isolation": None,  # nothing is reported that was not tried
-            **self.more(),
+            "isolation": None,  # not tried, so not reported
+            **self.extra_fields(),
             "status": self.status,
             "usage": None,
         }
 
 
-def _prepared_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
-    """Return uses of workspaces as they are found, or made (for a worker thread)."""
-    # With what the start itself will import: in the Trio thread all other children would
+def _prepare_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
+    """Return uses of workspaces as found, or as made (for a worker thread)."""
+    # Imports what the start needs, here: in the Trio thread all other children would
     # wait for that (attack 41).
     import supervisor.children.child_workspaces  # noqa: F401, PLC0415 - with one
     from supervisor.workspace.run import prepare_uses  # noqa: PLC0415 - with one

@@ -1,7 +1,7 @@
-"""What is handed over of a kept child.
+"""The handed-over state of a kept child.
 
-A child goes on under the section that it was started by; what the next program finds in
-the configuration is made so afterwards, as by a reload.
+A child continues under the section that started it; changes in the configuration that the
+next program reads apply afterwards, as in a reload.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class KeptState(msgspec.Struct):
     """A kept child.
 
     Attributes:
-        section, options: what it is, as plain values with bytes for text.
+        section, options: its description, as plain values with bytes for text.
         output_fd, error_fd: its pipes; -1 for one that it has closed, and for stderr of a
             child that an older program started, which has one pipe for both.
         child_id: of its process; None between two.
@@ -45,7 +45,7 @@ class KeptState(msgspec.Struct):
     wait_s: float = 0.0
 
     def plan(self) -> tuple[ChildSection, ChildOptions]:
-        """Return what it is.
+        """Return its section and options.
 
         Raises:
             HandoverError: this program knows no such child.

@@ -1,14 +1,14 @@
-"""Marks of a child's log: when a piece came, by which stream, where a process began.
+"""Marks of a child's log: time, stream and process of each piece.
 
 An index beside the files of a log, in ``.marks``: one line of ``RECORD_BYTES`` a mark,
 with the offset in the log from which it counts.
 
 Rules of this file.
 
-1. A mark is written before its piece: a reader finds no bytes without theirs.
-2. A piece that comes within ``GRAIN_S`` of a mark of its own kind is counted to that.
+1. A mark is written before its piece: a reader finds no bytes without their mark.
+2. A piece that comes within ``GRAIN_S`` of a mark of its kind gets no mark of its own.
 3. Bytes without a mark (of an older host, after rotation, on a full disk) are read as
-   ever; their time and stream are not known.
+   usual; their time and stream are not known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from hostlib.segments import Segments, extent, read_at
 
 DIRECTORY = ".marks"
-"""In that of the log: hidden, so that ``cat NAME/*`` is what the child said."""
+"""Beside the files of the log, and hidden: ``cat NAME/*`` shows the output alone."""
 
 OUT, ERR = "out", "err"
 
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
         offset: in the log.
         time_s: when they came, seconds since the epoch.
         stream: ``out`` or ``err``.
-        begins: they are the first that a new process said.
+        begins: whether they are the first output of a new process.
     """
 
     offset: int
@@ -67,12 +67,12 @@ class Marks:
         whole = max(1, max_bytes // RECORD_BYTES) * RECORD_BYTES
         last = _last_mark(directory)
         if last is not None and last.offset > log_end:
-            _remove(where)  # of a log that somebody has removed
+            _remove(where)  # of a log that was removed
         self.segments = Segments(where, whole, keep)
         self._last: Mark | None = None
 
     def add(self, offset: int, stream: str, *, begins: bool) -> None:
-        """Mark what is about to be appended to the log."""
+        """Write a mark for the bytes that are appended next."""
         now_s, last = time.time(), self._last
         if last is not None and stream == last.stream and not begins:
             is_soon = 0 <= now_s - last.time_s < GRAIN_S
@@ -91,7 +91,7 @@ class Marks:
 
 
 def marks_between(directory: str, begin: int, end: int) -> list[Mark]:
-    """Return what is known of a part of a log: the mark that covers its first byte on.
+    """Return the marks of a part of a log, from the one that covers its first byte.
 
     Raises:
         OSError: it cannot be read.
@@ -104,13 +104,13 @@ def marks_between(directory: str, begin: int, end: int) -> list[Mark]:
     while place < numbers.stop:
         data = read_at(where, place * RECORD_BYTES, _BLOCK_BYTES).data
         lines = range(0, len(data) - RECORD_BYTES + 1, RECORD_BYTES)
-        for mark in (_parsed(data[line : line + RECORD_BYTES]) for line in lines):
+        for mark in (_parse(data[line : line + RECORD_BYTES]) for line in lines):
             if mark is None:
                 continue
             if mark.offset >= end:
                 return found
             if found and mark.offset <= begin:
-                found.clear()  # nothing came after the one before
+                found.clear()  # no bytes followed the mark before
             found.append(mark)
         if not lines:
             break
@@ -119,7 +119,7 @@ def marks_between(directory: str, begin: int, end: int) -> list[Mark]:
 
 
 def offset_since(directory: str, time_s: float) -> int | None:
-    """Return where that begins in a log which came at a time or later; None if nothing.
+    """Return the offset of the first bytes since a time; None if there are none.
 
     Raises:
         OSError: it cannot be read.
@@ -139,10 +139,10 @@ def _numbers(where: str) -> range:
 
 
 def _mark_at(where: str, numbers: range, number: int) -> Mark:
-    """Return a mark, or the one before where that is none."""
+    """Return a mark, or the one before if the record is broken."""
     while number >= numbers.start:
         data = read_at(where, number * RECORD_BYTES, RECORD_BYTES).data
-        mark = _parsed(data)
+        mark = _parse(data)
         if mark is not None:
             return mark
         number -= 1
@@ -170,8 +170,8 @@ def _record(mark: Mark) -> bytes:
     return b"%020d %016d %b\n" % (mark.offset, time_us, letter.encode())
 
 
-def _parsed(record: bytes) -> Mark | None:
-    """Return the mark that a record is; None for one that is none."""
+def _parse(record: bytes) -> Mark | None:
+    """Return the mark that a record holds; None if it is broken."""
     fields = record.split()
     if len(record) != RECORD_BYTES or len(fields) != 3:
         return None

@@ -1,17 +1,15 @@
 """The output of children: stdout and stderr, kept in files that rotate.
 
-From pipes into a stream of ``segments``, and a bell for those who follow.
+From pipes into a stream of ``segments``, and an event for those who follow.
 
-Rules of this file.
-
-1. A pipe for stdout and one for stderr: each stays in its order, and between the two
-   counts when the host read them, which it does as soon as something is there.
-2. Memory is bounded: one piece of at most ``PIECE_BYTES`` a child.  A child that says
-   more than the disk takes waits in its own write(2), and nobody else does.
-3. A full disk or a directory that vanished never stops a child: what cannot be kept is
-   dropped, counted, and said once until it works again.
-4. Nor does it end the host that its user has no thread left, or no epoll watch
-   (``readiness``): without a thread a piece is written in the host's own.
+1. stdout and stderr have a pipe each and keep their order; between the two, the order is
+   that in which the host read them.
+2. Memory is bounded: one piece of at most ``PIECE_BYTES`` a child. A child that writes
+   faster than the disk waits in its own write(2), and no other child waits.
+3. A full disk or a lost directory never stops a child: pieces are dropped and counted, and
+   the log warns once until it works again.
+4. Without a thread, a piece is written in the host's own; without an epoll watch
+   (``readiness``), the host goes on as well.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ if TYPE_CHECKING:
     from supervisor.kept_children.log_marks import Marks
 
 PIECE_BYTES = 65_536
-"""Taken at once: what a pipe holds."""
+"""Bytes read at once: the capacity of a pipe."""
 
 WRITERS = trio.CapacityLimiter(4)
-"""Worker threads that logs may hold: a disk that hangs leaves the others to files."""
+"""Worker threads that logs may use: a hanging disk leaves the others to files."""
 
 
 class ChildLog:
@@ -44,13 +42,13 @@ class ChildLog:
 
     Args:
         name: of the child.
-        segments: where it is kept.
-        marks: when what came, and by which stream.
+        segments: the files that keep it.
+        marks: record the time and the stream of each piece.
         log: the host's own.
-        on_drop: told how many bytes could not be kept.
+        on_drop: called with the number of bytes that could not be kept.
 
     Attributes:
-        ended: nobody will write to it any more.
+        ended: whether the log is complete.
     """
 
     def __init__(
@@ -77,19 +75,19 @@ class ChildLog:
         return self._changed
 
     def ring(self) -> None:
-        """Wake those who follow."""
+        """Wake the readers that follow."""
         self._changed.set()
         self._changed = trio.Event()
 
     def close(self) -> None:
-        """Close the file, and tell those who follow that no more will come."""
+        """Close the file, and tell the readers that follow that it is complete."""
         self.ended = True
         self.segments.close()
         self.marks.close()
         self.ring()
 
     def begin(self) -> None:
-        """Mark what comes next as the first words of a new process."""
+        """Mark the next piece as the first output of a new process."""
         self._begins = True
 
     def descriptors(self) -> tuple[int, ...]:
@@ -106,7 +104,7 @@ class ChildLog:
         before = self.segments.dropped_bytes
         try:
             kept = await in_thread(self._append, data, stream, share=WRITERS)
-        except BlockingIOError:  # no thread is to be had; so small a write seldom waits
+        except BlockingIOError:  # no thread is left; so small a write rarely blocks
             kept = self._append(data, stream)
         if not kept:
             self._on_drop(self.segments.dropped_bytes - before)
@@ -136,9 +134,9 @@ class Capture:
     """The log's ends of one process's pipes.
 
     Args:
-        log: where it goes.
-        out: the reading end of stdout's; owned. -1: nobody can say any more.
-        err: likewise of stderr's; -1 also where stdout's is for both.
+        log: gets the output.
+        out: the reading end of stdout's; owned. -1 if all writers are gone.
+        err: the same for stderr; -1 also where stdout's pipe serves both.
     """
 
     def __init__(self, log: ChildLog, out: int, err: int = -1) -> None:
@@ -151,7 +149,7 @@ class Capture:
 
     @property
     def fds(self) -> tuple[int, int]:
-        """The pipes' ends for stdout and stderr; -1 for one that is over."""
+        """The pipes' ends for stdout and stderr; -1 for a pipe that has ended."""
         return self._fds[OUT], self._fds[ERR]
 
     def descriptors(self) -> tuple[int, ...]:
@@ -159,12 +157,12 @@ class Capture:
         return tuple(fd for fd in self._fds.values() if fd >= 0)
 
     def finish(self) -> None:
-        """The child is gone: take what is in the pipes, and wait for no more."""
+        """Read the rest of the pipes and wait for no more: the child is gone."""
         self._finishing = True
         self._waiting.cancel()
 
     async def run(self) -> None:
-        """Take what comes until all who could say something are gone."""
+        """Read the pipes until all their writers are gone."""
         try:
             while self.descriptors():
                 has_come = False
@@ -179,7 +177,7 @@ class Capture:
                 self._close(stream)
 
     async def _take(self, stream: str) -> bool:
-        """Take what is in a pipe; tell whether anything was, its end included."""
+        """Read a pipe's content; return whether there was any, its end included."""
         fd = self._fds[stream]
         if fd < 0:
             return False
@@ -199,7 +197,7 @@ class Capture:
             os.close(fd)
 
     async def _wait(self) -> None:
-        """Wait until there is something in a pipe, or the child is gone."""
+        """Wait until a pipe is readable or the child is gone."""
 
         async def wait_for(fd: int) -> None:
             await wait_readable(fd)

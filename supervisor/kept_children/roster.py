@@ -1,12 +1,11 @@
-"""All children that a daemon keeps: started in order, stopped in reverse, reloaded.
+"""All children that a daemon keeps: ordered start, reverse stop, reload.
 
 Rules of this file.
 
-1. A child's turn comes when those that it is ``after`` have begun, well or not: the
-   order is a courtesy, nobody waits for ever for what is broken.
-2. Stopping is the reverse: a child is asked when all that came after it are gone.
-3. A reload touches what changed and nothing else; a configuration with a fault changes
-   nothing.
+1. A child's turn comes when those that it is ``after`` have begun, or failed to: a broken
+   child delays its followers and does not block them.
+2. Stopping is the reverse: a child is stopped when all that came after it are gone.
+3. A reload touches only changed children; a configuration with a fault changes none.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ADHOC_PREFIX = "spawn-"
-"""How the names of children begin that were spawned without one."""
+"""The prefix of the names of children that were spawned without a name."""
 
 
 ADHOC_LOGS = 100
-"""Logs of such children that are kept after their end, the newest."""
+"""Logs of such children that are kept after their end: the newest ones."""
 
 
 PROGRESS_S = 1.0
-"""Between two looks at how many have begun: a thousand take some seconds."""
+"""Time between two reports of how many have begun: a thousand take some seconds."""
 
 
 class Changes(NamedTuple):
@@ -76,12 +75,12 @@ class Children:
 
     Args:
         host: starts them.
-        config: what is configured.
-        places: where their logs, private directories and workspaces are.
+        config: the configuration.
+        places: the directories of logs, private directories and workspaces.
         nursery: their tasks run in it.
 
     Attributes:
-        config: what is configured now.
+        config: the configuration now.
     """
 
     def __init__(
@@ -107,14 +106,14 @@ class Children:
         host.holders.add(self.descriptors)
 
     def __iter__(self) -> Iterator[KeptChild]:
-        """Yield them all."""
+        """Yield all of them."""
         yield from tuple(self._kept.values())
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def find(self, name: str) -> KeptChild | None:
-        """Return the one of this name, or whose process has this id."""
+        """Return the child of this name, or whose process has this id."""
         kept = self._kept.get(name)
         if kept is not None:
             return kept
@@ -126,7 +125,7 @@ class Children:
     # Starting
 
     def start_configured(self) -> None:
-        """Begin all that is configured, in its order."""
+        """Start all configured children, in their order."""
         for name, section in self.config.child.items():
             self._add(name, section)
         for kept in self:
@@ -141,8 +140,8 @@ class Children:
         """Put kept children back, each with its process or its next restart.
 
         Args:
-            left: what was taken down; there are none here yet.
-            children: those that the host has taken over.
+            left: the records of the program before; there are no children here yet.
+            children: the running children that the host has taken over.
 
         Raises:
             HandoverError: this program has no such children.
@@ -161,7 +160,7 @@ class Children:
                 self._nursery.start_soon(self._run, kept, [])
 
     def start(self, kept: KeptChild) -> None:
-        """Begin one; nothing if it runs already, or the host is stopping."""
+        """Start one child; nothing if it runs already, or the host is stopping."""
         if self._stopping:
             kept.begun.set()
         elif kept.begin():
@@ -170,18 +169,18 @@ class Children:
             ]
             self._nursery.start_soon(self._run, kept, after)
 
-    async def have_begun(
+    async def wait_begun(
         self, tell: Callable[[int, int], None], *, unless: trio.Event
     ) -> bool:
-        """Wait until each was started, or will not be; an exec can hang.
+        """Wait until each child was started or never will be; return False if cut short.
 
         Args:
-            tell: called with how many of how many have begun, whenever that has changed,
-                at most once in ``PROGRESS_S``.
+            tell: called with the number that have begun and the number of all, when it
+                has changed and at most once in ``PROGRESS_S``.
             unless: ends the wait.
 
         Returns:
-            Whether it went to its end.
+            Whether all have begun or failed to.
         """
 
         async def leave() -> None:
@@ -216,12 +215,14 @@ class Children:
                 try:
                     path = Path(self._log_dir) / name
                     await in_thread(remove_tree, path, share=WRITERS)
-                except BlockingIOError:  # no thread: it goes with the next one
+                except (
+                    BlockingIOError
+                ):  # no thread is left: the next one removes the old logs
                     self._adhoc_logs.appendleft(name)
                     return
 
     def spawn(self, name: str | None, section: ChildSection) -> KeptChild:
-        """Begin a child that no configuration names; its row goes when it has ended.
+        """Start a child that no configuration names; its row goes when it has ended.
 
         Raises:
             ValueError: its name is taken, or the host is stopping.
@@ -245,12 +246,12 @@ class Children:
         return options_of(section, policy, config.sandbox, uses)
 
     def open_log(self, name: str, section: ChildSection) -> ChildLog:
-        """Return where what a child says is kept."""
+        """Return the log that keeps a child's output."""
         directory = f"{self._log_dir}/{name}"
         max_bytes, keep = parse_size(section.log.max_size), section.log.keep
         segments = Segments(directory, max_bytes, keep)
         marks = Marks(directory, max_bytes, keep, segments.end)
-        return ChildLog(name, segments, marks, self._host.log, self._dropped)
+        return ChildLog(name, segments, marks, self._host.log, self._count_dropped)
 
     def _add(self, name: str, section: ChildSection) -> KeptChild:
         log = self.open_log(name, section)
@@ -262,7 +263,7 @@ class Children:
     # Stopping
 
     async def stop_all(self, grace_s: float | None = None) -> None:
-        """Stop all, each when those that came after it are gone (rule 2)."""
+        """Stop all children, each when those that came after it are gone (rule 2)."""
         self._stopping = True
         followers: dict[str, list[KeptChild]] = {}
         for kept in self:
@@ -282,8 +283,8 @@ class Children:
             kept.stop(grace_s)
             await kept.settled.wait()
 
-    def insist(self) -> None:
-        """Stop all that is left at once, in no order."""
+    def stop_rest_at_once(self) -> None:
+        """Stop all children that are left at once, in no order."""
         for kept in self:
             if not kept.settled.is_set():
                 kept.stop(0.0)
@@ -291,7 +292,7 @@ class Children:
     # Reloading
 
     async def finish(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Do something to its end, also if the caller is cancelled meanwhile."""
+        """Run a function to its end, also if the caller is cancelled meanwhile."""
         done = trio.Event()
         results: list[T] = []
         failures: list[Exception] = []
@@ -310,10 +311,10 @@ class Children:
         return results[0]
 
     async def reload(self, config: Config) -> Changes:
-        """Make what runs what is configured: changed children only.
+        """Start, stop and restart the children whose configuration has changed.
 
         Args:
-            config: checked; the one that counts from now on.
+            config: checked; counts from now on.
         """
         async with self._reloading:
             old, self.config = self.config, config
@@ -333,7 +334,7 @@ class Children:
             begun = [self._kept[n] for n in (*changes.started, *changes.restarted)]
             for kept in begun:
                 self.start(kept)
-        # An exec can hang: what is configured next may do away with that.
+        # An exec can hang: the next reload may end that.
         for kept in begun:
             await kept.begun.wait()
         return changes
@@ -345,7 +346,7 @@ class Children:
             kept = self._kept.get(name)
             if kept is None:
                 started.append(name)
-            elif name in running and self._is_the_same(kept, section):
+            elif name in running and self._runs_as_configured(kept, section):
                 kept.options = self._options(section)
                 unchanged.append(name)
             else:
@@ -363,53 +364,55 @@ class Children:
             ],
         )
 
-    def _is_the_same(self, kept: KeptChild, section: ChildSection) -> bool:
-        """Tell whether a child needs no restart to be what is configured.
+    def _runs_as_configured(self, kept: KeptChild, section: ChildSection) -> bool:
+        """Return whether a child runs as configured, so that it needs no restart.
 
-        Settings of its workspaces count from its next start on.
+        Changed settings of its workspaces count from its next start on.
         """
         options = self._options(section)
         now, then = (
-            replace(some, workspaces=tuple(_plain(use) for use in some.workspaces))
+            replace(
+                some, workspaces=tuple(_strip_settings(use) for use in some.workspaces)
+            )
             for some in (options, kept.options)
         )
         return kept.section == section and now == then
 
-    # Looking at them (``host.Roster``)
+    # Views (``host.Roster``)
 
     @property
     def configured(self) -> int:
-        """How many stand in the configuration."""
+        """The number of configured children."""
         return len(self.config.child)
 
-    def more_of(self, child: ChildView) -> dict[str, object]:
-        """Return what is to be added to a child's row of ``ps``."""
+    def extra_fields_of(self, child: ChildView) -> dict[str, object]:
+        """Return the fields to add to a child's row of ``ps``."""
         kept = self._kept.get(child.spec.name or "")
-        return {} if kept is None else kept.more()
+        return {} if kept is None else kept.extra_fields()
 
-    def _dropped(self, size_bytes: int) -> None:
+    def _count_dropped(self, size_bytes: int) -> None:
         self.log_dropped_bytes += size_bytes
 
-    def absent(self) -> Iterator[dict[str, object]]:
+    def absent_rows(self) -> Iterator[dict[str, object]]:
         """Yield rows of children that have no process now."""
         for kept in self:
-            # Its process's row is gone a moment before it knows.
+            # The row of its process goes a moment before ``kept`` is told.
             if kept.child is None or kept.child.id not in self._host.children:
                 yield kept.row()
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what they hold of the host's descriptors."""
+        """Yield their descriptors of the host."""
         for kept in self:
             yield from kept.descriptors()
 
 
-def _plain(use: WorkspaceUse) -> WorkspaceUse:
-    """Return a workspace without what is set for it."""
+def _strip_settings(use: WorkspaceUse) -> WorkspaceUse:
+    """Return a workspace without its settings."""
     return replace(use, settings=USUAL)
 
 
 def _adhoc_logs(log_dir: str) -> list[str]:
-    """Return the names of former children that had none, the oldest first."""
+    """Return the names of former children without a name, the oldest first."""
     try:
         names = [path.name for path in Path(log_dir).glob(f"{ADHOC_PREFIX}*")]
     except OSError:

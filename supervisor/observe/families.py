@@ -70,7 +70,7 @@ def _children(metrics: Metrics) -> Iterator[Family]:
     host, roster = metrics.host, metrics.host.roster
     states = Counter(child.state.value for child in host.children.values())
     down = {phase.value for phase in DOWN}
-    for row in host.absent():
+    for row in host.absent_rows():
         # Beside those that are down: one whose turn to be started comes at once.
         state = str(row["state"])
         states[state if state in down else State.STARTING.value] += 1

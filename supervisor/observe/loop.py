@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.usage.limits import counts_processes
+from supervisor.usage.limits import needs_process_count
 from supervisor.usage.samples import Watcher
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Conditions:
                 if child.process is not None
             }
             families = {
-                i for i, child in owners.items() if counts_processes(child.spec)
+                i for i, child in owners.items() if needs_process_count(child.spec)
             }
             try:
                 samples = await self._watcher.glance(owners, families)

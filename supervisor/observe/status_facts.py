@@ -148,7 +148,7 @@ class Watch:
 
     async def _look(self) -> Facts:
         host = self.metrics.host
-        down = sorted(host.absent(), key=_gravity)
+        down = sorted(host.absent_rows(), key=_gravity)
         down_rows = tuple(_down(row) for row in down[:MAX_DOWN])
         children = sorted(host.children.values(), key=_requests, reverse=True)
         shown = children[: MAX_CHILDREN - len(down_rows)]
@@ -190,7 +190,7 @@ class Watch:
         errors = sum(host.pump.counts.errors)
         return (
             ("children", f"{len(host.children):,}"),
-            ("down", f"{len(host.absent()):,}"),
+            ("down", f"{len(host.absent_rows()):,}"),
             ("clients", f"{len(host.fs.tables.clients):,}"),
             ("open files", f"{len(host.fs.tables.files):,}"),
             ("requests", f"{requests:,}"),

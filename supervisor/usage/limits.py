@@ -1,20 +1,15 @@
 """How near a child is to its limits, from samples of it and its ledger.
 
-Figures in, news out; ``loop`` asks with every sample.
+Pure: ``loop`` asks with every sample.
 
-Rules of this file.
-
-1. A limit is news when it becomes near (``NEAR`` of it is used) and when it is reached,
-   once each; and again only after its use fell below ``WELL``: a child that wavers at a
-   mark is told once.
-2. Nothing is looked at that has no limit.
-3. What a request was refused for is told to the child at once; this is for the operator,
-   who hears of it at the next sample, or when the child ends.
-4. A refusal is a limit that was reached, however little is used: a child with 1 MiB left
-   that asks for 2 is refused, again and again.  The ledger counts refusals where they are
-   made, the kernel those of groups; those of rlimits (RLIMIT_AS, RLIMIT_NPROC) nobody does.
-5. Memory is measured as it is bounded: by the addresses of the process (RLIMIT_AS), or by
-   what all of the child's processes take, where a group bounds that.
+1. A limit is news once when it becomes near (``NEAR`` of it is used) and once when it is
+   reached; then only after its use fell below ``WELL``.
+2. Only children with limits are looked at.
+3. The child learns of a refusal at once; the operator at the next sample or at its end.
+4. A refusal counts as reached, however little is used: a child with 1 MiB left may ask for
+   2 again and again. The ledger counts its refusals, the kernel those of groups; refusals
+   of rlimits (RLIMIT_AS, RLIMIT_NPROC) are not counted.
+5. Memory is measured as it is bounded: by RLIMIT_AS or by the group.
 """
 
 from __future__ import annotations
@@ -32,14 +27,14 @@ if TYPE_CHECKING:
     from vfs.policy import Ledger
 
 NEAR = 0.9
-"""Part of a limit at which an operator has time left to do something."""
+"""Part of a limit at which an operator has time left to act."""
 
 WELL = 0.8
 """Part of a limit below which a child is no longer near it."""
 
 
 class Level(IntEnum):
-    """How near; the words of the journal are the names in small letters."""
+    """How near a limit is; the journal has these names in lower case."""
 
     WELL = 0
     NEAR = 1
@@ -47,14 +42,14 @@ class Level(IntEnum):
 
 
 class Use(NamedTuple):
-    """What is used of one limit.
+    """The use of one limit.
 
     Attributes:
         limit: its name in ``--limit``.
         used: now; bytes, seconds or a number.
-        allowed: most.
-        refused: how often it refused something so far.
-        is_refusing: it has since the last look (rule 4).
+        allowed: the limit.
+        refused: how often the limit refused something so far.
+        is_refusing: whether it has since the last look (rule 4).
     """
 
     limit: str
@@ -72,7 +67,7 @@ class Use(NamedTuple):
 
 
 class Limited(Protocol):
-    """A child, as far as its limits go.
+    """A child as the limits see it.
 
     Attributes:
         memory_in_groups: bytes that its processes take; None where no group bounds them.
@@ -82,7 +77,7 @@ class Limited(Protocol):
 
     @property
     def spec(self) -> ChildSpec:
-        """Which limits it has."""
+        """The description with its limits."""
         ...
 
     @property
@@ -90,7 +85,7 @@ class Limited(Protocol):
         """Its own conversation; None before it has one."""
         ...
 
-    def refused(self) -> dict[str, int]:
+    def count_refusals(self) -> dict[str, int]:
         """Return how often its limits refused something, by limit."""
         ...
 
@@ -101,12 +96,12 @@ def uses(
     sample: Sample | None,
     in_groups: int | None = None,
 ) -> list[Use]:
-    """Return what a child uses of each limit that it has.
+    """Return the use of each limit that a child has.
 
     Args:
-        spec: its limits.
-        ledger: what it has used, with all that is nested in it.
-        sample: of its process; None leaves out what only a sample tells.
+        spec: has its limits.
+        ledger: has the use of the child and all nested in it.
+        sample: of its process; None leaves out the limits that need one.
         in_groups: bytes of memory of all its processes, where its groups bound that;
             None where each process has a bound of its own.
     """
@@ -120,19 +115,19 @@ def uses(
         if allowed is not None
     ]
     if sample is not None:
-        found += _of_process(spec, sample, in_groups)
+        found += _process_uses(spec, sample, in_groups)
     return found
 
 
 def uses_of(child: Limited, sample: Sample | None) -> list[Use]:
-    """Return what a living child uses of each limit, and what these have refused."""
+    """Return the use and the refusals of each limit of a living child."""
     session, spec = child.session, child.spec
     if session is None:
         return []
     ledger = session.client.ledger
     in_groups = child.memory_in_groups
     found = {use.limit: use for use in uses(spec, ledger, sample, in_groups)}
-    # Of these nothing is told before they refuse something.
+    # These are left out until they refuse something.
     bounds = {
         "clients_per_child": (ledger.clients.used, ledger.clients.limit),
         "file_size": (0, ledger.max_file_bytes),
@@ -142,7 +137,7 @@ def uses_of(child: Limited, sample: Sample | None) -> list[Use]:
             spec.group_limits.processes,
         ),
     }
-    for limit, count in child.refused().items():
+    for limit, count in child.count_refusals().items():
         if count:
             used, allowed = bounds.get(limit, (0, None))
             use = found.get(limit, Use(limit, used, allowed or 0))
@@ -150,7 +145,7 @@ def uses_of(child: Limited, sample: Sample | None) -> list[Use]:
     return list(found.values())
 
 
-def refused_by(ledger: Ledger) -> dict[str, int]:
+def count_refusals(ledger: Ledger) -> dict[str, int]:
     """Return how often a ledger's own bounds refused something, by limit."""
     return {
         "open_files": ledger.open_files.refused,
@@ -161,12 +156,12 @@ def refused_by(ledger: Ledger) -> dict[str, int]:
     }
 
 
-def counts_processes(spec: ChildSpec) -> bool:
-    """Tell whether a child's limits ask how many processes it has."""
+def needs_process_count(spec: ChildSpec) -> bool:
+    """Return whether a child's limits need the number of its processes."""
     return any(number == resource.RLIMIT_NPROC for number, *_ in spec.rlimits)
 
 
-def _of_process(
+def _process_uses(
     spec: ChildSpec, sample: Sample, in_groups: int | None
 ) -> Iterator[Use]:
     soft = {number: soft for number, soft, _ in spec.rlimits}
@@ -183,14 +178,14 @@ def _of_process(
 
 
 class LimitNews:
-    """What was told of each child's limits."""
+    """The limits of each child that were reported."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str], Level] = {}
         self._refused: dict[tuple[str, str], int] = {}
 
-    def of(self, child_id: str, found: Sequence[Use]) -> list[Use]:
-        """Return what is news of a child (rule 1)."""
+    def find_news(self, child_id: str, found: Sequence[Use]) -> list[Use]:
+        """Return the uses of a child that are news (rule 1)."""
         news = []
         for each in found:
             use, key = each, (child_id, each.limit)

@@ -1,18 +1,12 @@
-"""The watcher: what children use of the machine, and the one user of psutil.
+"""Samples of the processes of children, taken on request; the one user of psutil.
 
-Samples of living processes, on request.
-
-Rules of this file.
-
-1. A process is named by (pid, create_time), and its identity is proved before *and*
-   after it was sampled: numbers of a process that ended meanwhile, and whose pid was
-   given to somebody else, are thrown away (attack 27).
+1. A process is named by (pid, create_time), checked before *and* after a sample: figures of
+   a process that ended, and whose pid was reused, are dropped (attack 27).
 2. At most ``SLICE_PROCESSES`` processes or ``SLICE_S`` between two checkpoints: 1,000
    processes take 65 ms, and no client waits for them.
-3. Nothing is sampled unless somebody wants it: an idle host never wakes up.
-4. What is looked at again and again is looked at cheaply (``glance``: 15 us a process);
-   psutil is for those who ask.  It is imported when the first sample is
-   taken, in a worker thread: most hosts never take one.
+3. A sample is taken only when a reader asks: an idle host never wakes up.
+4. Repeated looks use ``glance`` (15 us a process). psutil serves single requests; it is
+   imported with the first one, in a worker thread.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ SLICE_S = 0.002
 """Longest stretch between two checkpoints, whatever a process costs; the aim is 5 ms."""
 
 MAX_DESCENDANTS = 10_000
-"""Where counting ends: a fork bomb may grow faster than it can be counted."""
+"""Most processes that are counted: a fork bomb may grow faster than it is counted."""
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -65,19 +59,19 @@ ProcessIdentity = processes.ProcessIdentity
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one process used at one moment.
+    """Figures of one process at one moment.
 
     Attributes:
         pid: its number.
         create_time: clock ticks since boot.
         state: psutil's word: ``running``, ``sleeping``, ``stopped``, ``zombie``, ...
         cpu_time_s: user and kernel time so far, seconds.
-        cpu_percent: of one core, since the sample before; None for the first one.
+        cpu_percent: of one core, since the last sample; None for the first one.
         rss_bytes: resident memory.
-        descriptors: open ones; None where this user may not look.
+        descriptors: open ones; None where this user may not read it.
         threads: how many.
-        descendants: processes beneath it, at most ``MAX_DESCENDANTS`` counted.
-        address_space_bytes: what RLIMIT_AS bounds.
+        descendants: processes beneath it; at most ``MAX_DESCENDANTS`` are counted.
+        address_space_bytes: the size that RLIMIT_AS bounds.
     """
 
     pid: int
@@ -92,7 +86,7 @@ class Sample:
     address_space_bytes: int = 0
 
     def row(self) -> dict[str, object]:
-        """Return it as a JSON object, without what names the process."""
+        """Return it as a JSON object, without the process's name."""
         return {
             "state": self.state,
             "cpu_time_s": round(self.cpu_time_s, 2),
@@ -108,7 +102,7 @@ Samples = dict[ProcessIdentity, Sample]
 
 
 class _Slice:
-    """Counts what was done since the last checkpoint."""
+    """Counts the work since the last checkpoint."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -120,7 +114,7 @@ class _Slice:
         self._cpu_s = time.thread_time()
 
     async def step(self) -> None:
-        """Count one process; let others run when the slice is used up."""
+        """Count one process; yield to other tasks when the slice is used up."""
         self._left -= 1
         if self._left <= 0 or time.monotonic() > self._end:
             self.close()
@@ -130,13 +124,13 @@ class _Slice:
     def close(self) -> None:
         """Record how long the loop was held since the last checkpoint.
 
-        In time of this thread: on a busy machine the clock counts what others do, too.
+        CPU time of this thread: the clock would count other programs on a busy machine.
         """
         self.longest_s = max(self.longest_s, time.thread_time() - self._cpu_s)
 
 
 class Watcher:
-    """Samples one set of processes; what it saw of them last tells their CPU's percent.
+    """Samples of a set of processes; CPU percents are since the last sample.
 
     Attributes:
         longest_slice_s: the most CPU time that it took between two checkpoints.
@@ -151,7 +145,7 @@ class Watcher:
         self._processes: dict[ProcessIdentity, Process] = {}
 
     async def sample(self, targets: Iterable[ProcessIdentity]) -> Samples:
-        """Sample each process that still is what its name says.
+        """Return a sample of each process that still has its identity.
 
         Args:
             targets: (pid, create_time) of each.
@@ -183,11 +177,11 @@ class Watcher:
         targets: Iterable[ProcessIdentity],
         families: Collection[ProcessIdentity] = (),
     ) -> Samples:
-        """Sample likewise, but only what one read tells: a tenth of the work.
+        """Return samples of only what one read tells: a tenth of the work of ``sample``.
 
         Args:
             targets: (pid, create_time) of each.
-            families: those of which the descendants are counted; of others there are 0.
+            families: those whose descendants are counted; the others get 0.
 
         Returns:
             As ``sample``, without descriptors and percents.
@@ -242,7 +236,7 @@ class Watcher:
 def _look(
     psutil: ModuleType, process: Process
 ) -> tuple[str, float, tuple[int, int], int | None, int]:
-    """Read a process's state, cpu time (s), memory, descriptors, threads.
+    """Return a process's state, cpu time (s), memory, descriptors, threads.
 
     Memory is (resident, address space), bytes.
     """
@@ -250,7 +244,7 @@ def _look(
         times = process.cpu_times()
         memory = process.memory_info()
         descriptors: int | None = None
-        # A zombie has none, one of another user does not show them.
+        # A zombie has none; a process of another user does not show them.
         with contextlib.suppress(psutil.AccessDenied, psutil.ZombieProcess):
             descriptors = process.num_fds()
         return (
@@ -263,7 +257,7 @@ def _look(
 
 
 def _glance(identity: ProcessIdentity, descendants: int) -> Sample | None:
-    """Read a process's ``/proc/PID/stat``; None if it is not the one that is meant."""
+    """Return a sample from ``/proc/PID/stat``; None if it is another process by now."""
     fields = processes.stat_fields(identity[0])
     if fields is None or int(fields[19]) != identity[1]:
         return None
@@ -281,10 +275,10 @@ def _glance(identity: ProcessIdentity, descendants: int) -> Sample | None:
 
 
 async def _count_descendants(pid: int, slice_: _Slice) -> int:
-    """Count the processes beneath one; a snapshot, in slices like everything here."""
+    """Return the number of processes beneath one: a snapshot, taken in slices."""
     ahead = [pid]
     seen = {pid}
-    for parent in ahead:  # grows while it is walked
+    for parent in ahead:  # grows during the loop
         for child in processes.children_of(parent):
             if child not in seen:
                 seen.add(child)

@@ -1,10 +1,10 @@
-"""How much was changed in the workspaces that children have, measured now and then.
+"""Sizes of the layers in children's workspaces, measured now and then.
 
 Rules of this file.
 
-1. Only layers are walked, never a base, and of each at most ``MOST_ENTRIES``: what is told
-   beyond that is "at least".
-2. Nothing is measured unless somebody asks, and not more often than every ``EVERY_S``.
+1. Only layers are walked, never a base, and of each at most ``MOST_ENTRIES``; beyond that
+   a size is a lower bound.
+2. Layers are measured only on request, and at most every ``EVERY_S``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from supervisor.workspace.use import WorkspaceUse
 
 EVERY_S = 3.0
-"""Between two looks, however many ask."""
+"""Least time between two measurements, however many readers ask."""
 
 MOST_ENTRIES = 20_000
-"""Of one layer: some 100 ms of a worker thread."""
+"""Most entries of one layer: some 100 ms of a worker thread."""
 
 MOST_WORKSPACES = 1000
-"""Whose states are looked at, of one state directory."""
+"""Most workspaces of one state directory whose states are counted."""
 
 STATES = ("in_use", "idle", "left_behind")
 
@@ -41,7 +41,7 @@ _UPPER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Size(NamedTuple):
-    """What a layer holds.
+    """The content of a layer.
 
     Attributes:
         changed: files and links that were made, changed or removed.
@@ -53,7 +53,7 @@ class Size(NamedTuple):
 
 
 class WorkspaceSizes:
-    """What was measured last.
+    """The last measurements.
 
     Attributes:
         states: workspaces by state, in the state directories of children's workspaces.
@@ -66,7 +66,7 @@ class WorkspaceSizes:
         self._looking = trio.Lock()
 
     async def look(self, specs: Collection[ChildSpec]) -> None:
-        """Measure what the children of some descriptions have, if that is due."""
+        """Measure the workspaces of some children, if that is due."""
         async with self._looking:
             if trio.current_time() < self._next_s:
                 return
@@ -83,14 +83,14 @@ class WorkspaceSizes:
             self._next_s = trio.current_time() + EVERY_S
 
     def total(self) -> Size:
-        """Return what all of them hold."""
+        """Return the sum over all layers."""
         sizes = self._sizes.values()
         return Size(
             sum(size.changed for size in sizes), sum(size.size_bytes for size in sizes)
         )
 
     def rows(self, uses: Iterable[WorkspaceUse]) -> list[dict[str, object]]:
-        """Return workspaces of a child as JSON objects; figures are None if unknown."""
+        """Return a child's workspaces as JSON objects; unknown figures are None."""
         found: list[dict[str, object]] = []
         for use in uses:
             size = self._sizes.get((use.state_dir, use.name))
@@ -121,7 +121,7 @@ def _measure(
 
 
 def measure_layer(upper: str) -> Size:
-    """Return what a layer holds; blocks.
+    """Return the size of a layer; blocks.
 
     Raises:
         OSError: it cannot be read.
@@ -147,10 +147,10 @@ def measure_layer(upper: str) -> Size:
 
 
 def _entries(top: int, path: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
-    """Yield what a directory of a layer has; no link is followed, what is gone is no more."""
+    """Yield the entries of a directory of a layer; links are not followed."""
     try:
         found = open_exactly(path, top)
-    except OSError:  # removed meanwhile, or another thing by now
+    except OSError:  # removed or replaced meanwhile
         return
     try:
         fd = os.open(".", _UPPER, dir_fd=found)

@@ -119,7 +119,7 @@ class WorkspaceAudit:
             while not is_last:
                 is_last = await self._tell_batch()
         self._is_overflowed |= not is_last
-        self.tell_left_out()
+        self.report_omitted()
 
     async def _tell_batch(self) -> bool:
         """Tell what one read brings; return whether nothing more was there."""
@@ -136,11 +136,11 @@ class WorkspaceAudit:
     def _tell(self, event: str, file: Opened, rate: EventRate) -> None:
         if not rate.take(time.monotonic()):
             return
-        self.tell_left_out()
+        self.report_omitted()
         path = path_fields("path", file.path.removeprefix(self._top).lstrip(b"/"))
         self._journal.write(event, **self._about, **path, pid=file.pid)
 
-    def tell_left_out(self) -> None:
+    def report_omitted(self) -> None:
         """Tell how many opens were left out so far: what comes next counts anew."""
         opened, written = self._opened.left_out, self._written.left_out
         if opened or written or self._unknown or self._is_overflowed:

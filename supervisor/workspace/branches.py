@@ -60,7 +60,7 @@ class Snapshotted:
 
 
 @dataclass(frozen=True, slots=True)
-class WentBack:
+class Rollback:
     """The outcome of going back to a snapshot.
 
     Attributes:

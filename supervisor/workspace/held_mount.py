@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from supervisor.sandbox.held_mount import HeldMount
-    from supervisor.workspace.branches import WentBack
+    from supervisor.workspace.branches import Rollback
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class MountedWorkspace:
     lock: int = -1
     own: str = ""
     walked_s: float | None = None
-    went_back: WentBack | None = None
+    went_back: Rollback | None = None
 
     @property
     def fd(self) -> int:

@@ -57,7 +57,7 @@ def show(
         wanted.unwritten = (*wanted.unwritten, use.base)
 
 
-def show_again(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None:
+def restore_shown(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None:
     """Add a child's workspaces, of which the program before held the mounts."""
     fds = {word: fd for fd, word in held.items()}
     if {USERS, VIEW} <= fds.keys():

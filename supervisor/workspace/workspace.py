@@ -32,7 +32,7 @@ from supervisor.workspace.store import BaseGoneError, InUseError, WorkspaceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.workspace.branches import Snapshotted, WentBack
+    from supervisor.workspace.branches import Snapshotted, Rollback
     from supervisor.workspace.export import Form
     from supervisor.workspace.held_workspace import Trees
     from supervisor.workspace.layers import LayeredTree
@@ -225,14 +225,14 @@ class Workspace:
         """
         branches.restore_later(self._held, label)
 
-    def finish_restore(self) -> WentBack | None:
+    def finish_restore(self) -> Rollback | None:
         """Go back to what ``restore_later`` was asked for; None if that is nothing.
 
         Raises:
             InUseError: a child has the workspace.
         """
         label = self.state.goes_back_to
-        return branches.WentBack(label, self.restore(label)) if label else None
+        return branches.Rollback(label, self.restore(label)) if label else None
 
     def changes_since(self, label: str) -> list[Row]:
         """Return what differs now from a snapshot.

@@ -20,7 +20,7 @@ class Roster:
     def __init__(self) -> None:
         self.is_between = True
 
-    def absent(self) -> Iterator[dict[str, object]]:
+    def absent_rows(self) -> Iterator[dict[str, object]]:
         """Yield its row while it has no process."""
         if self.is_between:
             yield {"name": "again"}
