@@ -174,9 +174,9 @@ def _inherited(word: str) -> LaunchpadProcess | None:
     """Return what the program before has handed over; None if there was none."""
     if word != "serve" or "SANDHOST_HANDOVER" not in os.environ:
         return None
-    from supervisor.handover.next_program import inherited  # noqa: PLC0415 - once in a while
+    from supervisor.handover.next_program import take_inherited  # noqa: PLC0415 - once in a while
 
-    return inherited()
+    return take_inherited()
 
 
 def _has_door() -> bool:

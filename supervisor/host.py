@@ -150,7 +150,8 @@ class Host(Parts):
                 descriptors for one more; or its root or a grant cannot be reached.
             LaunchpadLost: no child can be started any more.
 
-        Cancellation: a child that was started all the same is killed; no table knows it.
+        Cancellation: a child that was started all the same is killed; no table knows
+        it.
         """
         nursery = self._opened()
         if (most := self.settings.max_children) <= len(self.children):
@@ -180,7 +181,8 @@ class Host(Parts):
         """
         nursery = self._opened()
         self.children[child.id] = child
-        # Not `nursery.start`: its nursery and its turns of the loop are a tenth of a start.
+        # Not `nursery.start`: its nursery and its turns of the loop are a tenth of a
+        # start.
         nursery.start_soon(self._run_child, child)
         try:
             await child.begun.wait()

@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from vfs.policy import Place
 
 SWEEP_TIMEOUT_S = 5.0
-"""Longest wait for the rest of a dead child's processes. They are killed at once; only a
-process that is stuck in the kernel takes longer."""
+"""Longest wait for the rest of a dead child's processes. They are killed at once; only
+a process that is stuck in the kernel takes longer."""
 
 STANDARD = (0, 1, 2)
 
@@ -94,7 +94,8 @@ class Child:
         ended_for: any other reason for which the host ended it; "" for none.
         gone: set when nothing of it is left.
         begun: set when its process runs and its conversation has begun, or never will.
-        scope: covers its whole life; cancelled when no caller waits for its start any more.
+        scope: covers its whole life; cancelled when no caller waits for its start any
+            more.
         places: its root and grants.
         wanted: the walls that the child and its tools are to run in.
         walls: the walls that it runs in, once it does.
@@ -305,7 +306,8 @@ class Child:
         process, session, nursery = self.process, self.session, self._nursery
         if process is None or session is None or nursery is None:
             raise RuntimeError("a child that was not started cannot live")
-        # Only what the child has a bound for: each task here delays the start of a child.
+        # Only what the child has a bound for: each task here delays the start of a
+        # child.
         if self._is_stopped:
             nursery.start_soon(self._enforce_end)
         if self._timeout_at < math.inf:
@@ -524,7 +526,8 @@ class Child:
         side, door = self.clients.side, self.clients.door
         side_fd = -1 if side is None else side.fileno()
         door_fd = -1 if door is None else door.fd
-        # A descriptor that ATTACH carries belongs to the conversation that asked for it.
+        # A descriptor that ATTACH carries belongs to the conversation that asked for
+        # it.
         words = self._held.words.items()
         held = {fd: word for fd, word in words if word != ATTACHING}
         numbers.fds |= {*process.descriptors(), *held}
@@ -694,7 +697,8 @@ class Child:
     ) -> None:
         """Make the sockets of a network by name in its own net namespace.
 
-        Precondition: the child is not spawned yet, and ``listen_within`` was not called.
+        Precondition: the child is not spawned yet, and ``listen_within`` was not
+        called.
 
         Args:
             order: the sockets; the child is not started without them.

@@ -14,7 +14,8 @@ from enum import Enum
 from hostlib.state_table import StateTable
 
 START_PATIENCE_S = 1.0
-"""How long the start of a child that is to be stopped may still take: an exec can hang."""
+"""How long the start of a child that is to be stopped may still take: an exec can
+hang."""
 
 
 class State(Enum):

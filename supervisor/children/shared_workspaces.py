@@ -1,7 +1,7 @@
 """One workspace, several children: they see copies of one mount (spec WS19).
 
-Finds the children that share a workspace, and copies their mounts. There is no table: the
-children of the host are asked, also after a hand-over.
+Finds the children that share a workspace, and copies their mounts. There is no table:
+the children of the host are asked, also after a hand-over.
 
 Rules of this file.
 

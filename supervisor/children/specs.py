@@ -1,8 +1,8 @@
 """Requests for a child, from every source, made into its ``ChildSpec``.
 
 Used by ``run`` (command line over ``[policy.run]``), by the children of a configuration
-(``[child.NAME]`` over its policy) and by ``spawn``: each setting of a policy is read here
-and nowhere else.
+(``[child.NAME]`` over its policy) and by ``spawn``: each setting of a policy is read
+here and nowhere else.
 """
 
 from __future__ import annotations

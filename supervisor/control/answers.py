@@ -1,6 +1,6 @@
 """The answers of the control socket: rows and figures of a host, made in slices.
 
-Each question that changes nothing, and its answer.
+One method for each question; none of them changes the host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vfs.clients import Client
 
 SLICE_S = 0.0005
-"""Longest stretch of making rows without a checkpoint: some 100 rows."""
+"""Longest stretch without a checkpoint: some 100 rows."""
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 
 class Answers:
-    """What a host tells of itself.
+    """The answers of a host to questions about itself.
 
     Args:
-        host: what is asked about.
-        stats_of: each adds to ``stats``.
+        host: answers.
+        stats_of: functions whose figures are added to ``stats``.
 
     Attributes:
-        known: by question.
+        known: the answering method of each question.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class Answers:
         specs = [child.spec for child in self._host.children.values()]
         await self._host.sizes.look(specs)
         children = tuple(self._host.children.values())
-        # At the same moment: who is between two lives now may be in one before the
-        # samples are there, and would be in neither.
+        # At the same moment: a child between two processes could have a new one
+        # before\n# the samples are there, and would be in neither list. samples are
+        # there, and would be in neither.
         absent = () if roster is None else tuple(roster.absent_rows())
         running = [child.process for child in children if child.process is not None]
         samples = await self._children.sample(
@@ -130,11 +131,11 @@ class Answers:
         rows = [] if llm is None else llm.quota_rows()
         clients = self._host.fs.tables.clients
 
-        def named(row: dict[str, object]) -> dict[str, object]:
+        def name_child(row: dict[str, object]) -> dict[str, object]:
             client = clients.get(str(row["client_id"]))
             return {**row, "child": None if client is None else self._child_of(client)}
 
-        return await _rows(rows, named)
+        return await _rows(rows, name_child)
 
     def _child_of(self, client: Client) -> str:
         """Return the name of the child that a client belongs to; its id if it has none."""

@@ -1,4 +1,4 @@
-"""Who keeps a stop waiting, and what with: a child, its state, its files, its request."""
+"""Children that keep a stop waiting: state, open files, last request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from supervisor.children.child import Child
 
 MAX_FILES = 5
-"""Open files that are named; the rest is counted."""
+"""Open files that are named; the others are counted."""
 
 MAX_NAMED = 10
-"""Children that are named to those who wait for a stop; the log names all."""
+"""Children that are named to a client that waits for a stop; the log names all."""
 
 STATES = {
     "R": "running",
@@ -29,7 +29,7 @@ STATES = {
 
 
 def blocker(child: Child) -> dict[str, object]:
-    """Return what is known of a child that should have ended, as a JSON object."""
+    """Return the state of a child that should have ended, as a JSON object."""
     process = child.process
     facts = None if process is None else holdings.process_facts(process.pid)
     files: list[str] = []

@@ -1,17 +1,14 @@
 """Asking a host: one question over its control socket, one answer.
 
-The client's side, blocking, without Trio, for commands such as ``ps`` that should
-answer at once.
+The client's side: blocking and without Trio, for commands such as ``ps``. The wire has
+one JSON object a line each way:
 
-Wire: one JSON object a line each way.
+    {"v":1,"do":"ps"}  ->  {"v":1,"ok":true,"result":[...]}  or  {"v":1,"ok":false,"error":"..."}
 
-    {"v":1,"do":"ps"}  ->  {"v":1,"ok":true,"result":[...]}
-                       or  {"v":1,"ok":false,"error":"..."}
-
-An order has arguments, ``{"v":1,"do":"kill","args":{"name":"web"}}``.  A stream is
-answered by any number of ``{"v":1,"item":...}`` and, unless the host ends, ``{"v":1,
-"end":true}``.  While an order or a stream has nothing to say, the host sends a space now
-and then: JSON's white space before the next line.
+An order has arguments: ``{"v":1,"do":"kill","args":{"name":"web"}}``. A stream is
+answered by ``{"v":1,"item":...}`` lines and ``{"v":1,"end":true}``. A host that is
+silent for a while sends
+a space: JSON's white space before the next line.
 """
 
 from __future__ import annotations
@@ -35,20 +32,20 @@ VERSION = 1
 
 ORDERS = ("spawn", "kill", "stop-child", "reload", "replace", "workspace", "network")
 STREAMS = ("logs", "events", "stop", "workspace-patch", "workspace-export")
-"""What a daemon does besides."""
+"""The streams of a daemon."""
 
 QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")
-"""What may be asked."""
+"""The questions that every host answers."""
 
 TIMEOUT_S = 10.0
-"""For all of a question, as the host has it; of an order or a stream, which may take
-longer, for the first byte, and then for each next one."""
+"""Bounds a whole question, as on the host's side; for an order or a stream, the wait
+for the first byte and for each next one."""
 
 MAX_REPLY_BYTES = 256 * 1024 * 1024
-"""A longer answer is no host's: a row has some 300 bytes, a host a million files."""
+"""Longest answer: a row has some 300 bytes, a host a million files."""
 
 ENVIRONMENT = "SANDHOST_CONTROL"
-"""Names the socket where no option does."""
+"""The variable that names the socket where no option does."""
 
 _RECEIVE_BYTES = 65_536
 _INSTANT_S = 0.001  # 0 is another mode of a socket
@@ -56,7 +53,7 @@ _SUN_PATH_BYTES = 108
 
 
 class ControlError(Exception):
-    """No answer, or a refusal; the text is one line: what, where, why, what to do."""
+    """No answer, or a refusal; the text is one line with the reason and the remedy."""
 
 
 class RefusedError(ControlError):
@@ -64,7 +61,7 @@ class RefusedError(ControlError):
 
 
 def usual_paths() -> tuple[str, ...]:
-    """Return where daemons have their sockets if no other place is configured.
+    """Return the paths of daemons' sockets where none is configured.
 
     First this user's, then root's.
     """
@@ -73,17 +70,17 @@ def usual_paths() -> tuple[str, ...]:
 
 
 def control_path(given: str | None) -> str | None:
-    """Return the socket to ask: the option, ``$SANDHOST_CONTROL``, or a usual one.
+    """Return the socket of the option, of ``$SANDHOST_CONTROL``, or a usual one.
 
     Args:
         given: the option ``--control``; None where it was not given.
 
     Returns:
-        None if nothing is named and no host has its socket in a usual place.
+        None if none is named and no usual path has a socket.
     """
-    named = given or os.environ.get(ENVIRONMENT)
-    if named:
-        return named
+    name_child = given or os.environ.get(ENVIRONMENT)
+    if name_child:
+        return name_child
     found = [path for path in usual_paths() if not _reason_against(path)]
     listening = (path for path in found if not is_deaf(path))
     return next(listening, found[0]) if len(found) > 1 else next(iter(found), None)
@@ -93,7 +90,7 @@ def find_control(given: str | None) -> str:
     """Return the socket to ask; see ``control_path``.
 
     Raises:
-        ControlError: there is none; the text names each place that was tried.
+        ControlError: there is none; the text names each path that was tried.
     """
     path = control_path(given)
     if path is None:
@@ -109,7 +106,7 @@ def find_control(given: str | None) -> str:
 
 
 def _reason_against(path: str) -> str:
-    """Return why a usual place has no socket to ask; nothing if it has one."""
+    """Return the reason why a usual path has no usable socket; "" if it has one."""
     try:
         os.lstat(path)
         owner = os.stat(path.rpartition("/")[0]).st_uid  # noqa: PTH116 - as below
@@ -117,23 +114,23 @@ def _reason_against(path: str) -> str:
         return "is not there"
     except OSError as why:
         return f"cannot be used ({why.strerror})"
-    # Anybody can make a directory of this name beneath /tmp before this user does.
+    # Another user may make a directory of this name beneath /tmp first.
     is_foreign = owner not in {os.geteuid(), 0} and path.startswith("/tmp/")  # noqa: S108
     return "is another user's" if is_foreign else ""
 
 
 def is_deaf(path: str) -> bool:
-    """Tell whether a path is a socket that nobody listens on."""
+    """Return whether a path is a socket without a listener."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 - one call
             return False
         with socket.socket(socket.AF_UNIX) as line:
             line.setblocking(False)
-            with within_reach(path) as name:
+            with short_name(path) as name:
                 line.connect(name)
     except ConnectionRefusedError:
         return True
-    except OSError:  # gone, or alive and busy
+    except OSError:  # removed, or alive and busy
         return False
     return False
 
@@ -154,10 +151,10 @@ def call(
         timeout_s: seconds for a question; of an order, until the next sign of life.
 
     Returns:
-        What the host says: rows of a table, or an object; plain JSON values.
+        The host's answer: rows of a table, or an object; plain JSON values.
 
     Raises:
-        ControlError: nobody answers, or the host refuses.
+        ControlError: the host is silent or refuses.
     """
     with contextlib.closing(Exchange(path, do, args, timeout_s)) as exchange:
         while not exchange.take():
@@ -166,7 +163,7 @@ def call(
 
 
 class Exchange:
-    """One question under way, for callers that wait for something else besides.
+    """One question under way, for callers that also wait for other things.
 
     Args:
         path: the host's control socket.
@@ -179,7 +176,7 @@ class Exchange:
         until_s: when the host has been silent for too long (``time.monotonic``).
 
     Raises:
-        ControlError: nobody listens.
+        ControlError: the socket has no listener.
     """
 
     def __init__(
@@ -198,7 +195,7 @@ class Exchange:
         self._line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             _connect(self._line, path, timeout_s if connect_s is None else connect_s)
-            # A host that is busy says so and closes before it was asked.
+            # A busy host sends this and closes before it reads the question.
             with contextlib.suppress(BrokenPipeError):
                 self._line.sendall(_request(do, args), socket.MSG_NOSIGNAL)
         except TimeoutError:
@@ -210,14 +207,14 @@ class Exchange:
         self.until_s = time.monotonic() + timeout_s
 
     def fileno(self) -> int:
-        """Return the descriptor that can be read when there is something to take."""
+        """Return the descriptor that becomes readable with the next part of the reply."""
         return self._line.fileno()
 
     def take(self) -> bool:
-        """Wait for the next part of the reply; tell whether that was the last.
+        """Wait for the next part of the reply; return whether it was the last.
 
         Raises:
-            ControlError: none has come in time.
+            ControlError: no part has come in time.
         """
         try:
             self._line.settimeout(max(_INSTANT_S, self.until_s - time.monotonic()))
@@ -237,28 +234,28 @@ class Exchange:
         """Return the answer, once the last part is there.
 
         Raises:
-            ControlError: the host refuses, or it is none.
+            ControlError: the host refuses, or the reply is no answer.
         """
         return _result(self._path, b"".join(self._parts))
 
     def close(self) -> None:
-        """Close the connection; the host does not do what it has not begun."""
+        """Close the connection; the host skips an order that it has not begun."""
         self._line.close()
 
 
 def stream(
     path: str, do: str, args: dict[str, Any] | None = None, reader: int | None = None
 ) -> Iterator[Any]:
-    """Yield the items of a stream until it ends, or the host does, or its reader has gone.
+    """Yield the items of a stream until it ends, the host ends or the reader is gone.
 
     Args:
         path: the host's control socket.
         do: one of ``STREAMS``.
         args: its arguments.
-        reader: a descriptor by which the items leave: a pipe, say; None for none.
+        reader: the descriptor to which the caller writes the items; None for none.
 
     Raises:
-        ControlError: nobody answers, or the host refuses.
+        ControlError: the host is silent or refuses.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         _connect(line, path, TIMEOUT_S)
@@ -285,10 +282,10 @@ def stream(
 
 
 def _lines(line: socket.socket, reader: int | None) -> Iterator[bytes]:
-    """Yield the lines that come, until the host ends or nobody reads them any more.
+    """Yield the received lines until the host ends or the reader is gone.
 
     Raises:
-        TimeoutError: not even a heart-beat has come.
+        TimeoutError: not even a heart-beat was received.
     """
     poll = select.poll()
     poll.register(line, select.POLLIN)
@@ -330,7 +327,7 @@ def _connect(line: socket.socket, path: str, timeout_s: float) -> None:
         mode = os.stat(path).st_mode  # noqa: PTH116 - one call, no import
         if not stat.S_ISSOCK(mode):
             raise ControlError(f"cannot ask {path!r}: it is not a socket")
-        with within_reach(path) as name:
+        with short_name(path) as name:
             line.connect(name)
     except FileNotFoundError:
         raise ControlError(
@@ -347,15 +344,15 @@ def _connect(line: socket.socket, path: str, timeout_s: float) -> None:
             f"cannot ask {path!r}: permission denied; a host answers its own user and"
             " root"
         ) from None
-    except TimeoutError:  # as many wait already as may
+    except TimeoutError:  # the listener's queue is full
         raise _silence(path, timeout_s) from None
     except OSError as why:
         raise ControlError(f"cannot ask {path!r}: {why.strerror or why}") from None
 
 
 @contextlib.contextmanager
-def within_reach(path: str) -> Iterator[str]:
-    """Give a name of the socket that fits into sun_path, which has 108 bytes.
+def short_name(path: str) -> Iterator[str]:
+    """Yield a name of the socket that fits into sun_path, which has 108 bytes.
 
     Raises:
         OSError: its directory cannot be opened.
@@ -375,7 +372,7 @@ def _result(path: str, reply: bytes) -> Any:
     text, newline, _ = reply.partition(b"\n")
     try:
         answer = json.loads(text) if newline else None
-    except ValueError:  # JSON, or its UTF-8
+    except ValueError:  # neither JSON nor UTF-8
         answer = None
     if not isinstance(answer, dict) or answer.get("v") != VERSION:
         raise ControlError(

@@ -31,7 +31,7 @@ def network_figures(host: Host, child: Child) -> dict[str, object]:
 
 
 def network_row(host: Host, child: Child) -> dict[str, object]:
-    """Return what a row of ``ps`` tells of a child's network."""
+    """Return the fields of a child's network in a row of ``ps``."""
     names = host.services.network
     row = None if names is None else names.network_row(child.id)
     if row is not None:

@@ -1,4 +1,4 @@
-"""What may be asked of a child's network over the control socket, and changed."""
+"""The order ``network``: a child's figures and changes of its rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NetworkArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """``network``: a child by name or id, and what is to be changed of its rules."""
+    """``network``: a child by name or id, and the changes of its rules."""
 
     name: str
     allow: list[str] = []
@@ -30,12 +30,12 @@ class NetworkOrders:
         self._host = host
 
     def add_to(self, orders: Orders) -> None:
-        """Offer them."""
+        """Register the orders."""
         orders.orders["network"] = self._do
         orders.reading["network"] = _is_reading
 
     async def _do(self, words: dict[str, Any]) -> dict[str, object]:
-        """Change a child's rules if that is asked, and return its figures."""
+        """Change a child's rules, if the order has changes, and return its figures."""
         args = msgspec.convert(words, NetworkArgs)
         child = self._find(args.name)
         names = self._host.services.network
@@ -64,5 +64,5 @@ class NetworkOrders:
 
 
 def _is_reading(arguments: dict[str, Any]) -> bool:
-    """Tell whether nothing is to be changed: the journal does not tell of it then."""
+    """Return whether an order changes nothing, so that the journal omits it."""
     return not any(arguments.get(key) for key in ("allow", "deny", "cut"))

@@ -1,6 +1,6 @@
-"""What may be ordered of a daemon over its control socket: spawn, kill, stop, reload.
+"""The orders of a daemon over its control socket: spawn, kill, stop, reload.
 
-Arguments checked, the order given to ``children``, an answer made.
+Checks arguments, calls ``children`` and makes the answer.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ class StopChildArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NoArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """Of orders that take none."""
+    """Arguments of orders that take none."""
 
 
 class DaemonOrders:
     """The orders of one daemon.
 
     Args:
-        host: whose children they concern.
-        children: what it keeps.
-        places: where its files are, whatever the configuration says by now.
+        host: has the children.
+        children: the kept ones.
+        places: the directories of the daemon, whatever the configuration says by now.
         config_path: read anew by ``reload``; None if it was started without one.
-        on_reload: called before and after, with what it tells the service's manager.
+        on_reload: called with True before a reload and False after it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DaemonOrders:
         self._on_reload = on_reload
 
     def add_to(self, orders: Orders) -> None:
-        """Offer them."""
+        """Register the orders."""
         orders.orders.update(
             {
                 "spawn": self._spawn,
@@ -119,14 +119,14 @@ class DaemonOrders:
             if child is not None:
                 await child.gone.wait()
             if child is None and kept.has_lived:
-                # It was started and has ended already: that is no failure to start.
+                # It was started and has ended since: the start did not fail.
                 return {"name": kept.name, "id": None, "pid": None, "client_id": None}
             why = f"cannot spawn {kept.name}"
             if child is None or child.failure is None:
                 raise OrderError(f"{why}: {kept.reason}")
             under = kept.section.under_policy()
             raise OrderError(f"{why}{under}: {child.failure.text}")
-        return _born(kept, child)
+        return _describe_spawned(kept, child)
 
     async def _begin(self, args: SpawnArgs) -> KeptChild:
         if args.command is None:
@@ -150,13 +150,13 @@ class DaemonOrders:
             )
         if kept.child is not None:
             raise OrderError(f"cannot spawn {name}: it runs already")
-        # What its last process has left is removed first.
+        # Cleaning up after its last process comes first.
         await kept.ended.wait()
         self._children.start(kept)
         return kept
 
     def _section(self, args: SpawnArgs, command: list[str]) -> ChildSection:
-        """Return a child's section made of arguments, if there could be such a child."""
+        """Return a child's section made of arguments; refuse arguments that fit no child."""
         if args.name is not None and not is_child_name(args.name):
             raise OrderError(f"cannot spawn {args.name!r}: {NAME_RULE}")
         section = ChildSection(
@@ -213,14 +213,14 @@ class DaemonOrders:
 
     async def _reload(self, words: dict[str, Any]) -> dict[str, object]:
         msgspec.convert(words, NoArgs)
-        # A client that leaves would else leave children stopped that are to be replaced.
+        # Shielded: a client that leaves would else cut the reload after its stops.
         return await self._children.finish(self.reload)
 
     async def reload(self) -> dict[str, object]:
-        """Read the configuration anew and make it so.
+        """Read the configuration again and apply it.
 
         Raises:
-            OrderError: it has faults, and nothing was changed.
+            OrderError: it has faults; nothing was changed.
         """
         if self._config_path is None:
             text = "cannot reload: the host was started without --config"
@@ -252,14 +252,14 @@ class DaemonOrders:
         self._host.log.write("INFO", f"Reloaded: {counts}", **names)
 
     async def _tell_warnings(self, config: Config) -> None:
-        """Warn of what looks like a mistake, and was not there before."""
+        """Log the warnings about the configuration that are new."""
         known, found = await in_thread(_warnings, self._children.config, config)
         for key, text in found:
             if (key, text) not in known:
                 self._host.log.write("WARNING", f"{key}: {text}")
 
     async def _read(self, path: str) -> Config:
-        """Read the configuration, and ask of it what a daemon asks.
+        """Read the configuration, and check it as a daemon does.
 
         Raises:
             ConfigError: it has faults.
@@ -278,7 +278,7 @@ def _warnings(*configs: Config) -> list[list[tuple[str, str]]]:
     return [list(warnings(config)) for config in configs]
 
 
-def _born(kept: KeptChild, child: Child) -> dict[str, object]:
+def _describe_spawned(kept: KeptChild, child: Child) -> dict[str, object]:
     process, session = child.process, child.session
     return {
         "name": kept.name,

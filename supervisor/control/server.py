@@ -1,23 +1,18 @@
-"""The control socket: what a host tells those who may ask, one JSON line each way.
+"""The control socket: a host answers those who may ask, one JSON line each way.
 
-Who may connect, the conversation. By itself it changes nothing in a host; ``serve``
-adds orders and streams.
+Accepts connections and answers questions; ``serve`` adds orders and streams.
 
-Rules of this file.
-
-1. The kernel says who connects (SO_PEERCRED): the host's own user, or root.
-2. A question is at most ``LINE_BYTES``, asked and answered within ``DEADLINE_S``;
-   between questions a connection may idle for ever.  Of too many connections the one
-   that idles longest makes room.
-3. Answers are made one at a time, and in slices: whatever is asked, a client's READ
-   waits for no more than a slice.
-4. An order or a stream may take its time: it has a connection of its own, of which there
-   are ``MAX_LONG``, and ends when its client is gone.  One that does not read waits
-   in its own send; nothing is kept for it.
-5. An order is begun only while its asker is there: a host that hung does not do later
-   what was given up meanwhile.  The journal and the log say who ordered.
-6. A connection with an order or a stream gets a space at least every ``BEAT_S``: JSON's
-   white space before the next line, so that silence means a host that hangs.
+1. SO_PEERCRED decides: the host's own user, or root.
+2. A question is at most ``LINE_BYTES`` and ``DEADLINE_S`` long; then a connection may
+   idle. Of too many connections the one that idles longest is closed.
+3. Answers are made one at a time, in slices: a client's READ waits for one slice at
+   most.
+4. An order or a stream has a connection of its own, at most ``MAX_LONG``, and ends with
+   its client. A client that does not read waits in its own send; nothing is buffered
+   for it.
+5. An order begins only while its client is there, and the journal and the log name it.
+6. Such a connection gets a space at least every ``BEAT_S``: silence means a hanging
+   host.
 """
 
 from __future__ import annotations
@@ -50,22 +45,23 @@ LINE_BYTES = 65_536
 """Longest question: as long as a request line on FD 3."""
 
 DEADLINE_S = 10.0
-"""From the first byte of a question until its answer is taken."""
+"""Longest time from the first byte of a question until its answer is taken."""
 
 MAX_CONNECTIONS = 16
-"""At once; a question needs one for a few milliseconds."""
+"""Most connections; a question needs one for a few milliseconds."""
 
 MAX_LONG = 64
-"""Orders and streams at once."""
+"""Most orders and streams at the same time."""
 
 BEAT_S = 3.0
-"""Between two heart-beats; a client waits for more than three of them."""
+"""Time between two heart-beats; a client waits for more than three of them."""
 
 READING = frozenset({"logs", "events", "workspace-patch", "workspace-export"})
-"""Streams that change nothing: the journal does not tell of them."""
+"""Streams that change nothing: the journal omits them."""
 
 _ERROR_CHARS = 10_000
-"""Of an error: a fault of a configuration names two paths, each of 4,096 bytes at most."""
+"""Longest error: a fault of a configuration names two paths of up to 4,096 bytes
+each."""
 _RECEIVE_BYTES = 4096
 _UCRED = struct.Struct("3i")  # unix(7): pid, uid, gid
 _ENCODER = msgspec.json.Encoder()
@@ -81,11 +77,11 @@ class Question(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OrderError(Exception):
-    """An order that cannot be done; the text says what and why."""
+    """An order that cannot be done; the text says why."""
 
 
 Order = Callable[[dict[str, Any]], Awaitable[object]]
-"""Does what it says and returns a result; raises ``OrderError``."""
+"""Does an order and returns a result; raises ``OrderError``."""
 
 Send = Callable[[object], Awaitable[None]]
 Stream = Callable[[dict[str, Any], Send], Awaitable[None]]
@@ -94,15 +90,15 @@ Stream = Callable[[dict[str, Any], Send], Awaitable[None]]
 
 @dataclass(slots=True)
 class Orders:
-    """What a control socket does beyond answering; empty for an embedded host.
+    """The orders and streams of a control socket; empty for an embedded host.
 
     Attributes:
-        orders: change something; each takes the time that it takes.
+        orders: change something, and may take long.
         streams: send items.
-        stats: each adds to ``stats``.
-        reading: by order or stream, tells of its arguments whether it changes nothing.
-        listener: (descriptor, what tells the socket's file from others if that is the
-            host's own), while the socket is served.
+        stats: functions whose figures are added to ``stats``.
+        reading: by order or stream, returns whether its arguments change nothing.
+        listener: (descriptor, identity of the socket's file if the host made it), while
+            the socket is served.
     """
 
     orders: dict[str, Order] = field(default_factory=dict)
@@ -112,18 +108,18 @@ class Orders:
     listener: tuple[int, tuple[int, int] | None] | None = None
 
     def is_reading(self, do: str, arguments: dict[str, Any]) -> bool:
-        """Tell whether an order or a stream changes nothing."""
+        """Return whether an order or a stream changes nothing."""
         tell = self.reading.get(do)
         return do in READING if tell is None else tell(arguments)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A socket that listens already: the service manager's, or the program's before.
+    """A socket that listens already, from the service manager or the program before.
 
     Attributes:
-        sock: owned by who serves it.
-        identity: what tells its file from others, if that is the host's to remove.
+        sock: owned by the server.
+        identity: identifies its file, if the host has to remove it.
     """
 
     sock: socket.socket
@@ -140,15 +136,15 @@ async def serve_control(
     """Serve a host's control socket until cancelled; then its file is removed.
 
     Args:
-        host: what is asked about.
-        path: where the socket is to be; its directory must exist.
-        orders: what it does beyond answering.
+        host: answers.
+        path: the path of the socket; its directory must exist.
+        orders: its orders and streams.
         given: a socket that listens already; None for one of its own.
-        task_status: told when the socket can be connected to.
+        task_status: started when the socket accepts connections.
 
     Raises:
-        OSError: the socket cannot be there; ``filename`` is the path, ``strerror`` says
-            why and what to do.
+        OSError: the socket cannot be made; ``filename`` is the path, ``strerror`` the
+            reason and the remedy.
     """
     orders = orders or Orders()
     is_own = given is None or given.identity is not None
@@ -175,8 +171,8 @@ class _Connection:
     """One connection.
 
     Attributes:
-        refusal: why it is not served; None: it is.
-        is_long: it has an order or a stream.
+        refusal: the reason why it is not served; None if it is.
+        is_long: whether it has an order or a stream.
         idle_since: None while a question is under way.
     """
 
@@ -204,12 +200,12 @@ class ControlServer:
         self._answers = Answers(host, [self._row, *orders.stats]).known
 
     def _row(self) -> dict[str, object]:
-        """Return what ``stats`` tells of the socket."""
+        """Return the fields of ``stats`` about the socket."""
         served = [one for one in self._server.connections if one.refusal is None]
         return {"control_connections": len(served)}
 
     def descriptors(self) -> Iterable[tuple[int, str]]:
-        """Yield what the server holds of the host's descriptors."""
+        """Yield the server's descriptors of the host."""
         yield self._listener.socket.fileno(), "control socket"
         for fd in self._server.descriptors():
             yield fd, "control connection"
@@ -219,7 +215,7 @@ class ControlServer:
         await self._server.run()
 
     def _enter(self, stream: trio.SocketStream) -> _Connection:
-        """Return a new connection; make room if it is served, or say why it is not."""
+        """Return a new connection; close an idle one for it, or set its refusal."""
         connection = _Connection(stream)
         asking = [
             one
@@ -268,7 +264,7 @@ class ControlServer:
         return of_version and question.do in among
 
     async def _reply(self, question: Question) -> bytes:
-        """Answer what can be answered at once."""
+        """Answer a question."""
         if question.v != VERSION:
             said = f"it speaks version {VERSION}, not {question.v}"
             return _error(f"{said}; use its own sandhost")
@@ -293,7 +289,7 @@ class ControlServer:
         return f"internal error: {type(why).__name__}; see the host's log"
 
     async def _take_time(self, connection: _Connection, question: Question) -> None:
-        """Do an order or send a stream, until who asked is gone (rule 4)."""
+        """Do an order or send a stream until its client is gone (rule 4)."""
         stream = connection.stream
         if sum(one.is_long for one in self._server.connections) >= MAX_LONG:
             text = f"it has {MAX_LONG} orders and streams under way; try again"
@@ -307,18 +303,18 @@ class ControlServer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
             nursery.start_soon(sender.beat)
-            # Caught here: what leaves a nursery is in a group.
+            # Caught here: exceptions leave a nursery in a group.
             with suppress(trio.BrokenResourceError, trio.TooSlowError):
                 refusal = await self._attempt(sender, question)
                 if refusal is not None:
                     with trio.move_on_after(DEADLINE_S):
                         await sender.send(_error(refusal))
             nursery.cancel_scope.cancel()
-        # A connection that was used for long is not used again.
+        # A connection serves one long order or stream.
         connection.scope.cancel()
 
     def _is_wanted(self, stream: trio.SocketStream, question: Question) -> bool:
-        """Tell whether the asker is there, and write down what it orders (rule 5)."""
+        """Return whether the client is there; log and journal its order (rule 5)."""
         is_there = not _has_hung_up(stream)
         if self._orders.is_reading(question.do, question.args):
             return is_there
@@ -332,16 +328,18 @@ class ControlServer:
         self._host.journal.write(event, order=do, name=name, uid=uid, pid=pid)
         what = do if name is None else f"{do} {name}"
         text = f"{said} {what} of uid {uid}, pid {pid}"
-        named = {} if name is None else {"child": name}
-        self._host.log.write(level, text, order=do, **named, by_uid=uid, by_pid=pid)
+        name_child = {} if name is None else {"child": name}
+        self._host.log.write(
+            level, text, order=do, **name_child, by_uid=uid, by_pid=pid
+        )
         return is_there
 
     async def _attempt(self, sender: _Sender, question: Question) -> str | None:
-        """Do an order or send a stream; return why it was refused, if it was."""
+        """Do an order or send a stream; return the reason of a refusal, if any."""
         try:
             await self._do(sender, question)
         except (trio.BrokenResourceError, trio.TooSlowError):
-            raise  # gone, or too slow to be told so
+            raise  # gone, or too slow to get an answer
         except (OrderError, msgspec.ValidationError) as why:
             return str(why)
         except Exception as why:  # noqa: BLE001 - children outlive a fault of an order
@@ -377,7 +375,7 @@ class _Sender:
             await self._stream.send_all(data)
 
     async def beat(self) -> None:
-        """Send heart-beats until cancelled; none while something is being sent."""
+        """Send heart-beats until cancelled; none during another send."""
         with suppress(trio.BrokenResourceError):
             while True:
                 await trio.sleep(BEAT_S)
@@ -396,7 +394,7 @@ def _understand(line: bytes) -> tuple[bytes | None, Question | None]:
 
 
 async def _cancel_at_end(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
-    """Cancel when the other end is gone; what it says meanwhile is thrown away."""
+    """Cancel when the other end is gone; discard all that it sends meanwhile."""
     with suppress(trio.BrokenResourceError):
         while await _receive(stream, bytearray()):
             pass
@@ -427,14 +425,14 @@ def _may_ask(stream: trio.SocketStream) -> bool:
 
 
 def _has_hung_up(stream: trio.SocketStream) -> bool:
-    """Tell whether the other end is closed; one that only ends its words may listen."""
+    """Return whether the other end is closed, and does not only end its sending."""
     poll = select.poll()
-    poll.register(stream.socket.fileno(), 0)  # POLLHUP is always told (poll(2))
+    poll.register(stream.socket.fileno(), 0)  # POLLHUP is always reported (poll(2))
     return bool(poll.poll(0))
 
 
 async def _receive(stream: trio.SocketStream, pending: bytearray) -> bool:
-    """Take what has come; False at the end of the stream."""
+    """Receive more bytes; return False at the end of the stream."""
     await wait_readable(stream.socket)
     data = await stream.receive_some(_RECEIVE_BYTES)
     pending += data
@@ -442,7 +440,7 @@ async def _receive(stream: trio.SocketStream, pending: bytearray) -> bool:
 
 
 async def _receive_line(stream: trio.SocketStream, pending: bytearray) -> bytes | None:
-    """Take a line, without its LF, out of what has come and what comes.
+    """Return the next line without its LF.
 
     Returns:
         None at the end of the stream; more than ``LINE_BYTES`` where no LF is in them.

@@ -1,10 +1,10 @@
-"""What a daemon sends without end: what children say, the journal, the progress of a stop.
+"""The streams of a daemon: output of children, the journal, a stop's progress.
 
 Rules of this file.
 
-1. Nothing is queued for a reader: it reads files by offset at its own pace.  One that
-   stalls blocks nobody; what rotation removed meanwhile is told by number of bytes.
-2. The bell is taken before the file is read, so that nothing is slept through.
+1. There is no queue: a reader reads files by offset at its own pace and blocks no
+   other. Bytes that rotation has removed meanwhile are reported by their number.
+2. The event is taken before the file is read, so that no change is missed.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from supervisor.kept_children.roster import Children
 
 PIECE_BYTES = 32_768
-"""Sent at once; base64 makes 44 KiB of it."""
+"""Sent in one item; base64 makes 44 KiB of it."""
 
 LAST_LINES_BYTES = 16 * 1024 * 1024
-"""How far back the last lines are looked for."""
+"""Most bytes that are searched for the last lines."""
 
 PROGRESS_S = 0.5
-"""Between two reports of how many a stop waits for."""
+"""Time between two reports of the number that a stop waits for."""
 
 
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LogsArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """``logs``: all that is kept, its last lines, from an offset, or since a time."""
+    """``logs``: the whole log, its last lines, from an offset, or since a time."""
 
     name: str
     follow: bool = False
@@ -52,7 +52,7 @@ class LogsArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EventsArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """``events``: from now on, with the last lines before if asked for."""
+    """``events``: from now on, after the last lines if they are asked for."""
 
     follow: bool = True
     lines: NotNegative | None = 0
@@ -71,12 +71,12 @@ Take = Callable[[int, bytes, int], Awaitable[None]]
 
 
 class Overdue:
-    """Children that had to be killed in a stop, for those who wait for its end.
+    """Children that a stop had to kill, for clients that wait for its end.
 
     Attributes:
-        count: how many.
-        rows: the first of them, ``MAX_NAMED`` at most.
-        changed: set with the next one; take it before looking.
+        count: the number of them.
+        rows: the first ones, at most ``MAX_NAMED``.
+        changed: set with the next one; take it before reading.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Overdue:
         self.changed = trio.Event()
 
     def add(self, row: dict[str, object]) -> None:
-        """Add one, as ``blocker`` has it."""
+        """Add a child as ``blocker`` describes it."""
         self.count += 1
         if len(self.rows) < MAX_NAMED:
             self.rows.append(row)
@@ -97,12 +97,12 @@ class DaemonStreams:
     """The streams of one daemon.
 
     Args:
-        host: whose they are.
-        children: what it keeps.
-        journal: what events are read from.
-        log_dir: where the logs of names are.
-        stop: asks the daemon to end, with a grace period.
-        overdue: children that a stop has to kill.
+        host: has the children.
+        children: the kept ones.
+        journal: the source of events.
+        log_dir: has the logs by name.
+        stop: stops the daemon with a grace period.
+        overdue: children that a stop had to kill.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class DaemonStreams:
         self._overdue = overdue
 
     def add_to(self, orders: Orders) -> None:
-        """Offer them."""
+        """Register the streams."""
         streams = {"logs": self._logs, "events": self._events, "stop": self._stop}
         orders.streams.update(streams)
 
@@ -139,14 +139,14 @@ class DaemonStreams:
         async def take(offset: int, data: bytes, missed: int) -> None:
             end = offset + len(data)
             text = base64.b64encode(data).decode()
-            marks = await _of_disk(marks_between, directory, offset, end)
+            marks = await _read_disk(marks_between, directory, offset, end)
             item = {"offset": offset, "missed": missed, "data": text, "marks": marks}
             await send(item)
 
         until = None if follow else await _end(directory)
         begin = await _begin(directory, args.lines, args.offset, until)
         if args.since is not None:
-            since = await _of_disk(offset_since, directory, args.since)
+            since = await _read_disk(offset_since, directory, args.since)
             end = await _end(directory) if until is None else until
             begin = max(begin, end if since is None else since)
         await _read(
@@ -193,7 +193,7 @@ class DaemonStreams:
         )
 
     async def _stop(self, words: dict[str, Any], send: Send) -> None:
-        """Stop the daemon; tells who keeps it waiting until the connection ends.
+        """Stop the daemon; report the children that it waits for.
 
         ``blocking`` are those that had to be killed since the item before; ``overdue``
         counts them all, ``left`` those that have not ended.
@@ -211,16 +211,16 @@ class DaemonStreams:
 
 
 async def _end(directory: str) -> int:
-    """Return where a stream ends now."""
-    _, end = await _of_disk(extent, directory)
+    """Return the offset of a stream's end now."""
+    _, end = await _read_disk(extent, directory)
     return end
 
 
-async def _of_disk(read: Callable[..., T], directory: str, *args: object) -> T:
-    """Return what a function reads in a stream's directory.
+async def _read_disk(read: Callable[..., T], directory: str, *args: object) -> T:
+    """Return the result of a function that reads in a stream's directory.
 
     Raises:
-        OrderError: it cannot.
+        OrderError: it cannot be read.
     """
     try:
         return await in_thread(read, directory, *args)
@@ -235,7 +235,7 @@ async def _begin(
         return offset
     if lines is None:
         return 0
-    return await _of_disk(last_lines, directory, lines, LAST_LINES_BYTES, until)
+    return await _read_disk(last_lines, directory, lines, LAST_LINES_BYTES, until)
 
 
 async def _read(
@@ -247,16 +247,16 @@ async def _read(
     bell: Bell | None,
     ended: Callable[[], bool],
 ) -> None:
-    """Give a stream's bytes to ``take``: to an end, or on and on while it has a bell.
+    """Pass a stream's bytes to ``take``: to an end, or for ever if it has a bell.
 
     Args:
         directory: the stream's.
         offset: of the first byte.
         take: gets them.
-        until: where to end, or with the line that is being written there; None for where
-            the stream does.
-        bell: rings with more; None to wait for nothing.
-        ended: whether no more will come.
+        until: offset of the end, extended to the end of its line; None for the end of
+            the stream.
+        bell: set with more bytes; None to wait for none.
+        ended: returns whether the stream is complete.
     """
     if until is not None and offset >= until:
         return
@@ -264,12 +264,12 @@ async def _read(
     while True:
         event = None if bell is None else bell()
         is_over = ended()
-        piece = await _of_disk(read_at, directory, offset, PIECE_BYTES)
+        piece = await _read_disk(read_at, directory, offset, PIECE_BYTES)
         data, is_last = piece.data, False
         if until is not None:
-            data, is_last = _up_to(data, until - piece.offset)
+            data, is_last = _cut(data, until - piece.offset)
         if data:
-            # Where the first byte that is kept lies is no loss of who asks for all.
+            # A reader that asks for the whole log has not missed removed bytes.
             missed = 0 if first and offset <= 0 else piece.missed
             await take(piece.offset, data, missed)
             offset = piece.offset + len(data)
@@ -283,10 +283,10 @@ async def _read(
         await event.wait()
 
 
-def _up_to(data: bytes, size: int) -> tuple[bytes, bool]:
+def _cut(data: bytes, size: int) -> tuple[bytes, bool]:
     """Return the first bytes, and whether they are the last of a stream.
 
-    Where they end within a line it is taken to its end, or as much of it as is there.
+    A line that the limit cuts is included to its end, or as far as it is there.
     """
     if len(data) < size:
         return data, False

@@ -1,6 +1,6 @@
-"""What may be asked of a daemon's workspaces over its control socket.
+"""The orders and streams about workspaces over a daemon's control socket.
 
-Each verb of ``workspace.verbs``, done in a thread, and told to the journal.
+Calls each verb of ``workspace.verbs`` in a thread, and journals it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     Write = Callable[[str, dict[str, Any], int], list[str]]
 
 PIECE_BYTES = 256 * 1024
-"""Of a patch, in one item of the stream."""
+"""Bytes of a patch in one item of the stream."""
 
 
 READING_VERBS = frozenset({"list", "diff"})
-"""Verbs that change nothing: the journal does not tell that they were ordered."""
+"""Verbs that change nothing: the journal omits them."""
 
 
 class WorkspaceOrders:
     """The orders about one daemon's workspaces.
 
     Args:
-        host: its journal is told.
-        state_dir: where the workspaces are.
+        host: has the journal.
+        state_dir: has the workspaces.
     """
 
     def __init__(self, host: Host, state_dir: str) -> None:
@@ -45,7 +45,7 @@ class WorkspaceOrders:
         self._state_dir = state_dir
 
     def add_to(self, orders: Orders) -> None:
-        """Offer them."""
+        """Register the orders and streams."""
         orders.orders["workspace"] = self._do
         orders.streams["workspace-patch"] = self._patch
         orders.streams["workspace-export"] = self._export
@@ -64,7 +64,7 @@ class WorkspaceOrders:
         return {"result": done.result, "notes": done.notes}
 
     async def _patch(self, words: dict[str, Any], send: Send) -> None:
-        """Send a patch in pieces; the first item is what a person is to be told."""
+        """Send a patch in pieces; the first item has notes for the user."""
         await self._send_file(_write_patch, words, send)
 
     async def _export(self, words: dict[str, Any], send: Send) -> None:
@@ -82,7 +82,7 @@ class WorkspaceOrders:
 
 
 def _is_reading(arguments: dict[str, Any]) -> bool:
-    """Tell whether a verb changes nothing."""
+    """Return whether a verb changes nothing."""
     return arguments.get("verb") in READING_VERBS
 
 
@@ -98,7 +98,7 @@ def _attempt(state_dir: str, verb: str, arguments: dict[str, Any]) -> Done:
 def _file_of(
     write: Write, state_dir: str, words: dict[str, Any]
 ) -> tuple[int, list[str]]:
-    """Return a file without a name in which something was written, at its beginning."""
+    """Return an unnamed file with the result of a writer, at its beginning."""
     from supervisor.workspace.verbs import VerbError  # noqa: PLC0415 - as above
 
     fd, path = tempfile.mkstemp(prefix=".patch-", dir=state_dir)

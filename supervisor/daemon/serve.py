@@ -1,27 +1,14 @@
-"""``sandhost serve``: the daemon, on one screen.
+"""``sandhost serve``: the daemon.
 
-    serve nursery
-    |- on_signals            TERM, INT: stop; HUP: reload; USR2: next program
-    |- feed_watchdog         proves that the loop turns
-    |- Lag, Conditions       how late the loop is, who is stopped or stuck
-    |- serve_control         answers, orders, streams
-    |- kept children         one task a name: turn, process, restarts (``kept_child``)
-    and the host's own nursery beneath (``host``)
-
-Rules of this file.
-
-1. READY is said when the configured children have begun and the sockets listen.
-2. A stop asks in order, tells after the grace period who does not end and what with,
-   kills, and gives up waiting after ``SETTLE_S`` more; it exits 0 only if nobody had to
-   be killed and everything was settled (spec S6).
-3. A living host in the same directories: one line, exit 1. A fault of the configuration: a
-   line each, exit 78, for to start again does not help.
-4. Once all have begun, what is there is frozen: a full collection over the objects of
-   1,000 children held the loop for 110 ms, again and again. References still free what
-   is frozen; only its cycles stay, and they are those of one start.
-5. What children are offered is there before anybody can ask for a child.
-6. The next program of the same process (``handover``) begins here too: what is there
-   already is taken over instead of made, and then the configuration is made so.
+1. READY is sent when the configured children have begun and the sockets listen.
+2. A stop goes in order, reports overdue children after the grace period, kills, and
+   waits ``SETTLE_S`` more; it exits 0 only if no child had to be killed (spec S6).
+3. A living host in the same directories ends it with status 1, faults of the
+   configuration with 78: another start would not help.
+4. After the start its objects are frozen: full collections held the loop for 110 ms.
+5. Sockets of services exist before a child can be asked for.
+6. The next program of the process (``handover``) begins here too, with all that is
+   open.
 """
 
 from __future__ import annotations
@@ -67,7 +54,7 @@ from supervisor.control.server import Given, OrderError, Orders, serve_control
 from supervisor.control.streams import DaemonStreams, Overdue
 from supervisor.daemon.sweep import sweep
 from supervisor.fsproxy.ports import Portable
-from supervisor.handover.daemon import DaemonSurroundings, left_of
+from supervisor.handover.daemon import DaemonSurroundings, daemon_state
 from supervisor.handover.host_state import restore_host
 from supervisor.handover.next_program import SIGNALS, hear_signals, state_of
 from supervisor.handover.orders import Change
@@ -94,16 +81,16 @@ BAD_CONFIG = 78
 """EX_CONFIG of sysexits(3): the unit has it in ``RestartPreventExitStatus=``."""
 
 SETTLE_S = 10.0
-"""After the grace period: killing and cleaning up takes milliseconds, and only a process
-that the kernel does not let go of takes longer."""
+"""Longest wait after the grace period: killing takes milliseconds, and only a process
+that is stuck in the kernel takes longer."""
 
 CONDITIONS_S = 10.0
-"""Between two looks at all children's states: 15 ms of work for a thousand of them."""
+"""Time between two looks at all states: 15 ms of work for a thousand children."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What the command line asked for; see ``sandhost serve --help``."""
+    """Options of the command line; see ``sandhost serve --help``."""
 
     config: Config = field(default_factory=Config)
     config_path: str | None = None
@@ -113,7 +100,7 @@ class ServeOptions:
 
 
 def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
-    """Be the daemon until it is told to stop; return its exit status."""
+    """Run the daemon until it is stopped; return its exit status."""
     log = Log(options.log_level, as_json=options.log_json)
     speak_json(as_json=log.is_json)
     log.take_stderr()
@@ -125,7 +112,7 @@ def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
 
 async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -> int:
     state = state_of(launchpad)
-    left = left_of(state)
+    left = daemon_state(state)
     told = os.environ.pop(VARIABLE, None)
     living = None if left is None else places_from(told)
     places = places_of(options.config.host, options.control)
@@ -177,14 +164,14 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -
 
 
 class Opened(NamedTuple):
-    """What a daemon finds open when it begins.
+    """Descriptors and states that are there when a daemon begins.
 
     Attributes:
-        notifier: the service manager's ear.
+        notifier: the socket of the service manager.
         activated: sockets that the manager opened.
         locks: of its directories.
-        host_state: the host that the program before was; None if there was none.
-        left: the daemon that it was.
+        host_state: the host of the program before; None if there was none.
+        left: the daemon of the program before.
     """
 
     notifier: Notifier
@@ -197,10 +184,16 @@ class Opened(NamedTuple):
 class Daemon:
     """One daemon's life within its host.
 
+        serve nursery |- on_signals            TERM, INT: stop; HUP: reload; USR2: next
+        program |- feed_watchdog         proves that the loop turns |- Lag, Conditions
+        how late the loop is, who is stopped or stuck |- serve_control         answers,
+        orders, streams |- kept children         one task a name: turn, process,
+        restarts (``kept_child``) and the host's own nursery beneath (``host``)
+
     Args:
-        options: what was asked for.
-        places: where its files are.
-        opened: what was opened for it, or by the program before.
+        options: those of the command line.
+        places: its directories.
+        opened: descriptors and states from its start or the program before.
     """
 
     def __init__(self, options: ServeOptions, places: Places, opened: Opened) -> None:
@@ -222,7 +215,7 @@ class Daemon:
     async def run(
         self, host: Host, journal: SegmentJournal, signals: AsyncIterator[int]
     ) -> None:
-        """Serve until told to stop, and stop."""
+        """Serve until a stop is asked for, then stop."""
         places, notifier = self._places, self._notifier
         host.on_overdue = partial(self._tell_overdue, host)
         async with trio.open_nursery() as nursery:
@@ -274,7 +267,7 @@ class Daemon:
         nursery: trio.Nursery,
         control: Callable[..., Awaitable[object]],
     ) -> None:
-        """Serve the control socket, and begin the children or go on with them."""
+        """Serve the control socket, and start or take over the children."""
         if self._opened.left is not None:
             await self._take_over(host, children, self._opened.left)
         await nursery.start(control)
@@ -282,10 +275,10 @@ class Daemon:
         if self._opened.left is None:
             children.start_configured()
         else:
-            nursery.start_soon(_make_so, host, children)
+            nursery.start_soon(_apply_config, host, children)
 
     def _take_control(self) -> Given | None:
-        """Return the control socket if it is there already; the caller owns it."""
+        """Return the control socket if it is open already; the caller owns it."""
         left = self._opened.left
         if left is not None:
             sock = socket.socket(fileno=left.listener_fd)
@@ -308,7 +301,7 @@ class Daemon:
     async def _take_over(
         self, host: Host, children: Children, left: DaemonState
     ) -> None:
-        """Go on with what the program before has left."""
+        """Take over the children and orders of the program before."""
         state = self._opened.host_state
         if state is None:
             raise HandoverError("a daemon without a host was handed over")
@@ -330,7 +323,7 @@ class Daemon:
         self._activated = {}
 
     def request_stop(self, grace_s: float | None = None) -> None:
-        """Ask it to end; ``grace_s`` seconds until children are killed, None as set."""
+        """Begin a stop; children are killed after ``grace_s``, None for the setting."""
         if grace_s is not None:
             self._grace_s = grace_s
         self._stop_asked.set()
@@ -347,7 +340,7 @@ class Daemon:
                 if number == signal.SIGHUP:
                     nursery.start_soon(_reload, change.host, actions)
                 elif number == signal.SIGUSR2:
-                    nursery.start_soon(change.try_now)
+                    nursery.start_soon(change.try_replace)
                 elif self._stop_asked.is_set():
                     self._went_well = False
                     children.stop_rest_at_once()
@@ -366,19 +359,19 @@ class Daemon:
             for child in tuple(host.children.values()):
                 text = f"Gave up waiting: {sentence(blocker(child))}"
                 host.log.write("ERROR", text, **child.log_fields())
-            # What the kernel holds is left to the launchpad, which outlives the host.
+            # Kernel objects are left to the launchpad, which outlives the host.
             if host.nursery is not None:
                 host.nursery.cancel_scope.cancel()
 
     def _tell_overdue(self, host: Host, child: Child) -> None:
-        """Name who had to be killed because it did not end (rule 2)."""
+        """Report a child that had to be killed because it did not end (rule 2)."""
         row = blocker(child)
         host.journal.write("child.overdue", child_id=child.id, **row)
         host.log.write("WARNING", f"{sentence(row)}; killed", **child.log_fields())
         if self._stop_asked.is_set():
             self._went_well = False
             self._overdue.add(row)
-        if self._overdue.count <= MAX_NAMED:  # the manager shows the last one alone
+        if self._overdue.count <= MAX_NAMED:  # the manager shows only the last one
             self._notifier.send(STATUS=sentence(row))
 
     def _tell_reload(self, children: Children) -> Callable[[bool], None]:
@@ -395,19 +388,19 @@ async def _reload(host: Host, actions: DaemonOrders) -> None:
     try:
         await actions.reload()
     except OrderError:
-        return  # the log has it
+        return  # it was logged
     except Exception as why:  # noqa: BLE001 - a fault of ours; the children go on
         host.log.write("ERROR", f"Not reloaded: internal error: {why!r}")
 
 
 def _freeze() -> None:
-    """Let collections pass over what the configured children are made of (rule 4)."""
+    """Exempt the objects of configured children from collections (rule 4)."""
     gc.collect()
     gc.freeze()
 
 
-async def _make_so(host: Host, children: Children) -> None:
-    """Make what was taken over what is configured now."""
+async def _apply_config(host: Host, children: Children) -> None:
+    """Apply the present configuration to the children that were taken over."""
     changes = await children.reload(children.config)
     if changes.started or changes.stopped or changes.restarted:
         host.journal.write("host.reloaded", **changes.row())

@@ -1,15 +1,14 @@
-"""What a dead predecessor left, and its removal, before a daemon begins (attack 39).
+"""Removes what a dead predecessor left, before a daemon begins (attack 39).
 
-The daemon's own directories, and processes that carry their names.
+Looks in the daemon's directories, and at processes that carry their names.
 
 Rules of this file.
 
-1. Only what is provably dead is removed: the lock of the directories is ours, so nobody
-   else makes anything in them; a scratch directory is nobody's if nobody locks it.
-2. A process is ended only if its start time is the one that was written down, or if its
-   environment leads into a scratch directory that is nobody's; by pidfd, and looked at
-   again once that is held.
-3. What was found is said, and what could not be removed too.
+1. Only remains of a dead host are removed: the lock of the directories is ours, so no
+   other host uses them; a scratch directory is abandoned if it is not locked.
+2. A process is ended only if its start time was recorded, or its environment leads into
+   an abandoned scratch directory; by pidfd, and checked again once that is open.
+3. Each finding is reported, and each failed removal.
 """
 
 from __future__ import annotations
@@ -33,32 +32,32 @@ if TYPE_CHECKING:
     from supervisor.config.document import Config
 
 LAUNCHPAD_S = 2.0
-"""A launchpad whose host died ends 50 processes in 20 ms; then it is ended."""
+"""Patience with a launchpad, which ends 50 processes in 20 ms; then it is killed."""
 
 STAGED_AGE_S = 60.0
-"""A staged file that was touched later may be a living host's."""
+"""Least age of a staged file; a younger one may belong to a living host."""
 
 
 def sweep(
     places: Places, config: Config, before: Predecessor | None, now: float
 ) -> Iterator[str]:
-    """Remove what a dead predecessor left; yield what was found, a line each.
+    """Remove what a dead predecessor left; yield one line for each finding.
 
     Blocks for at most some seconds: call it before there are clients.
 
     Args:
-        places: whose lock is held.
+        places: directories whose lock is held.
         config: its policies name roots in which files may have been staged.
-        before: what the predecessor wrote into the lock; None if it ended in order.
+        before: the predecessor's record in the lock; None after an ordered end.
         now: seconds since 1970.
     """
     if before is not None:
         yield f"the host before (pid {before.get('pid', '?')}) did not end in order"
-        yield from _launchpad(before)
+        yield from _end_launchpad(before)
     if is_deaf(places.control):
         yield f"a control socket that nobody listens on: {places.control} (replaced)"
-    abandoned = list(_abandoned(places.scratch))
-    yield from _orphans(abandoned)
+    abandoned = list(_find_abandoned(places.scratch))
+    yield from _end_orphans(abandoned)
     for path in abandoned:
         failure = remove_tree(path)
         done = "removed" if failure is None else f"not removed: {failure.strerror}"
@@ -67,14 +66,14 @@ def sweep(
     if groups:
         yield f"{groups} groups of processes that are gone (removed)"
     if before is not None:
-        yield from _staged(config, now)
+        yield from _remove_staged(config, now)
     if os.path.isdir(f"{places.state_dir}/workspaces"):  # noqa: PTH112 - a str
         from supervisor.workspace.sweep import sweep_workspaces  # noqa: PLC0415 - with one
 
         yield from sweep_workspaces(places.state_dir)
 
 
-def _launchpad(before: Predecessor) -> Iterator[str]:
+def _end_launchpad(before: Predecessor) -> Iterator[str]:
     pid, create_time = (
         before.get("launchpad_pid", 0),
         before.get("launchpad_create_time", 0),
@@ -85,12 +84,12 @@ def _launchpad(before: Predecessor) -> Iterator[str]:
         LAUNCHPAD_NAME,
     ):
         return
-    ended = _ended(pid, create_time, LAUNCHPAD_S)
+    ended = _wait_end(pid, create_time, LAUNCHPAD_S)
     yield f"its launchpad (pid {pid}) {'ended' if ended else 'was killed'}"
 
 
-def _ended(pid: int, create_time: int, patience_s: float) -> bool:
-    """Wait for a process's end, then kill it; tell whether it ended by itself."""
+def _wait_end(pid: int, create_time: int, patience_s: float) -> bool:
+    """Wait for a process's end, then kill it; return whether it ended by itself."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -109,17 +108,17 @@ def _ended(pid: int, create_time: int, patience_s: float) -> bool:
     return False
 
 
-def _abandoned(scratch_dir: str) -> Iterator[Path]:
+def _find_abandoned(scratch_dir: str) -> Iterator[Path]:
     for path in Path(scratch_dir).glob(f"{PREFIX}*"):
         try:
             if is_abandoned(path):
                 yield path
-        except OSError:  # gone, or no directory: nothing that we made
+        except OSError:  # removed, or no directory: not made by a host
             continue
 
 
-def _orphans(abandoned: Iterable[Path]) -> Iterator[str]:
-    """End processes whose private directory is one of those that are nobody's."""
+def _end_orphans(abandoned: Iterable[Path]) -> Iterator[str]:
+    """End processes whose private directory is an abandoned one."""
     homes = tuple(b"TMPDIR=" + os.fsencode(path) + b"/" for path in abandoned)
     if not homes:
         return
@@ -132,12 +131,12 @@ def _orphans(abandoned: Iterable[Path]) -> Iterator[str]:
         if facts is None or facts.state == holdings.ZOMBIE:
             continue
         if any(text.startswith(homes) for text in environment.split(b"\0")):
-            _ended(pid, facts.create_time, 0.0)
+            _wait_end(pid, facts.create_time, 0.0)
             yield f"an orphan: pid {pid} ({facts.name}) (killed)"
 
 
-def _staged(config: Config, now: float) -> Iterator[str]:
-    """Remove files that were being published, in the places that may be written to."""
+def _remove_staged(config: Config, now: float) -> Iterator[str]:
+    """Remove staged files in the places that children may write."""
     search = Search()
     policies = config.policy.values()
     tops = {p.root for p in policies if p.root} | {w for p in policies for w in p.write}

@@ -1,16 +1,13 @@
-"""A living host's tables against ``/proc``: what it holds and cannot explain.
+"""Compares a living host's tables with ``/proc``, and reports differences.
 
-The check behind ``doctor --leaks`` with a host to ask.
+The check behind ``doctor --leaks`` with a host.
 
-Rules of this file.
-
-1. Explained is what a part of the host names as its own through ``descriptors``, what
-   the process held before it was a host (``Baseline``), and standard descriptors; the
-   rest is a leak, and is shown by its link in ``/proc``.
-2. A host at work is in motion: a child is being born, a file is being closed by a
-   thread.  So only what is found in each of ``ROUNDS`` looks is reported.
-3. Each look takes descriptors and tables in the same instant, without a checkpoint;
-   looks at processes are sliced.
+1. A descriptor is explained if a part of the host names it (``descriptors``), if the
+   process had it before it was a host (``Baseline``), or if it is a standard one;
+   others are leaks, shown by their link in ``/proc``.
+2. A host at work changes all the time: only findings of each of ``ROUNDS`` looks count.
+3. Each look takes descriptors and tables at one moment, without a checkpoint; looks at
+   processes are sliced.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from hostlib.file_closing import files_closing
 from hostlib.linux import holdings, processes
 from hostlib.threads import in_thread
 from supervisor.children.lifecycle import State
-from supervisor.doctor.leftovers import Search, left_workspaces, staged_row
+from supervisor.doctor.leftovers import Search, crashed_workspaces, staged_row
 from vfs.mounts import table_of_mounts
 
 if TYPE_CHECKING:
@@ -37,10 +34,10 @@ if TYPE_CHECKING:
     from supervisor.host import Host
 
 ROUNDS = 5
-"""Looks in which something must be found."""
+"""Looks that must all have a finding."""
 
 PAUSE_S = 0.05
-"""Between two looks; a spawn, a sweep or a close takes a few milliseconds."""
+"""Time between two looks; a spawn, a sweep or a close takes a few milliseconds."""
 
 SLICE_PROCESSES = 50
 """Processes looked at between two checkpoints: about 2 ms."""
@@ -52,14 +49,14 @@ Key = tuple[object, ...]
 
 
 async def check_host(host: Host) -> dict[str, object]:
-    """Hold a host's tables against what the kernel says.
+    """Return the differences between a host's tables and the kernel's.
 
     Returns:
-        A JSON object: ``clean``, ``counts``, then the lists ``descriptors`` that nothing
-        explains, ``rows`` of tables that nothing stands behind, ``processes`` beneath
-        the host that no living child explains, ``zombies``, ``staged`` names, what a
-        crash left of ``workspaces``; and
-        ``explained``: how many descriptors of which kind are accounted for.
+        A JSON object: ``clean``, ``counts``, then the lists ``descriptors`` that are
+        not explained, ``rows`` of tables without an object, ``processes`` beneath the
+        host without a living child, ``zombies``, ``staged`` names and crashed
+        ``workspaces``; and ``explained``: the number of explained descriptors of each
+        kind.
     """
     suspects: dict[Key, Row] = {}
     for round_ in range(ROUNDS):
@@ -76,11 +73,11 @@ async def check_host(host: Host) -> dict[str, object]:
         kind: [row for key, row in suspects.items() if key[0] == kind]
         for kind in ("descriptors", "rows", "processes", "zombies")
     }
-    lists["staged"], is_complete = await _staged(host)
+    lists["staged"], is_complete = await _find_staged(host)
     uses = (use for child in host.children.values() for use in child.spec.workspaces)
     tops = {*host.settings.hidden, *(use.state_dir for use in uses)}
-    lists["workspaces"] = await in_thread(partial(left_workspaces, *sorted(tops)))
-    explained = Counter(held(host).values())
+    lists["workspaces"] = await in_thread(partial(crashed_workspaces, *sorted(tops)))
+    explained = Counter(named_descriptors(host).values())
     return {
         "pid": os.getpid(),
         "launchpad_pid": host.launcher.launchpad_pid,
@@ -93,11 +90,11 @@ async def check_host(host: Host) -> dict[str, object]:
 
 
 PIDFD = "pidfd"
-"""The word for it among what is held."""
+"""The word for it among the descriptors."""
 
 
-def held(host: Host) -> dict[int, str]:
-    """Return every descriptor that a part of the host names as its own, and its kind."""
+def named_descriptors(host: Host) -> dict[int, str]:
+    """Return every descriptor that a part of the host names, with its word."""
     found = dict.fromkeys(range(3), "standard")
     found.update(dict.fromkeys(host.pump.descriptors(), "pump"))
     found.update(dict.fromkeys(host.launcher.descriptors(), "launchpad"))
@@ -114,9 +111,9 @@ def held(host: Host) -> dict[int, str]:
 
 
 def _descriptors(host: Host) -> dict[Key, Row]:
-    explained = held(host)
+    explained = named_descriptors(host)
     baseline = host.baseline.descriptors
-    # Mapping a payload's file duplicates its descriptor where nobody sees the number.
+    # A payload's mapped file has a duplicate descriptor whose number is not known.
     payloads = {
         holdings.link_of(fd) for fd, kind in explained.items() if kind == "payload"
     }
@@ -133,7 +130,7 @@ def _descriptors(host: Host) -> dict[Key, Row]:
 
 
 def _rows(host: Host) -> dict[Key, Row]:
-    """Return the rows of clients and files that nothing stands behind."""
+    """Return the rows of clients and files without an object behind them."""
     tables = host.fs.tables
     served = {s.client.id for child in host.children.values() for s in child.sessions()}
     found: dict[Key, Row] = {}
@@ -160,7 +157,7 @@ async def _processes(host: Host) -> dict[Key, Row]:
     launchpad = host.launcher.launchpad_pid
     known = {*host.baseline.children, *await host.launcher.stock()}
     found: dict[Key, Row] = {}
-    known.update(_of_services(host))
+    known.update(_service_processes(host))
     for number, child in enumerate(tuple(host.children.values()), 1):
         process = child.process
         if process is not None:
@@ -185,8 +182,8 @@ async def _processes(host: Host) -> dict[Key, Row]:
     return found
 
 
-def _of_services(host: Host) -> Iterator[tuple[int, int]]:
-    """Yield the processes of tools and sidecars: who has a pidfd owns what it names."""
+def _service_processes(host: Host) -> Iterator[tuple[int, int]]:
+    """Yield the processes of tools and sidecars, as the holders of pidfds name them."""
     inits = host.launcher.inits()
     for holder in tuple(host.holders):
         for fd, kind in holder():
@@ -195,7 +192,7 @@ def _of_services(host: Host) -> Iterator[tuple[int, int]]:
 
 
 def _is_hollow(child: Child) -> bool:
-    """Tell whether a child's row says that it lives, and /proc that it does not."""
+    """Return whether a child lives by its row and is dead by /proc."""
     process = child.process
     if child.state is State.GONE:
         return True
@@ -209,14 +206,14 @@ async def _let_others_run(number: int) -> None:
         await trio.lowlevel.checkpoint()
 
 
-async def _staged(host: Host) -> tuple[list[Row], bool]:
-    """Return staged names in what children may write, without those being published."""
+async def _find_staged(host: Host) -> tuple[list[Row], bool]:
+    """Return staged names where children may write, except those under way."""
     search = Search()
     places = {
         (holdings.link_of(fd), place.only is None)
         for child in host.children.values()
         for place in child.places
-        if place.write and not place.is_lasting  # their paths are of no use here
+        if place.write and not place.is_lasting  # their paths mean nothing here
         for fd in place.backend.descriptors()
     }
     for path, is_deep in places:

@@ -1,13 +1,12 @@
-"""What dead hosts left on this machine: for ``doctor --leaks`` where no host is asked.
+"""Leftovers of dead hosts on this machine, for ``doctor --leaks`` without a host.
 
 Rules of this file.
 
-1. Something is a leftover only if a fact says that its host is gone: a launchpad whose
-   parent is not the process that its command line names, a scratch directory that nobody locks, a socket that
-   nobody listens on.  Names alone prove nothing; anybody may call himself anything.
-2. What this user may not look at is reported as unknown, never as clean.
-3. What is found is looked at again after ``PAUSE_S``: a host that is ending right now is
-   no leak.
+1. A leftover needs a fact that says that its host is gone: a launchpad whose parent is
+   not the process of its command line, an unlocked scratch directory, a socket without
+   a listener. A name alone proves nothing: any program may choose it.
+2. Places that this user may not read are reported as unknown, never as clean.
+3. A finding is checked again after ``PAUSE_S``: a host that is ending is no leak.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from supervisor.sandbox.ownership import KEEPER
 from supervisor.sandbox.scratch import KEPT_PREFIX, PREFIX, is_abandoned
 
 LAUNCHPAD_NAME = "sandhost-pad"
-"""What a launchpad calls itself; its command line tells too."""
+"""The name of a launchpad's process; its command line tells too."""
 
 STAGED_PREFIX = ".sandhost-"
-"""How names begin that a file has while it is being published (spec A3b)."""
+"""The prefix of a file's name while it is being published (spec A3b)."""
 
 PAUSE_S = 0.25
-"""Between the two looks; a launchpad ends 50 processes in 20 ms."""
+"""Time between the two looks; a launchpad ends 50 processes in 20 ms."""
 
 MAX_ENTRIES = 20_000
-"""Directory entries looked at in one search for staged names."""
+"""Most directory entries of one search for staged names."""
 
 SEARCH_S = 1.0
 """Longest such search."""
@@ -50,7 +49,7 @@ class Search:
 
     Attributes:
         found: (directory, name, device, inode).
-        is_complete: everything was looked at.
+        is_complete: whether everything was looked at.
     """
 
     found: list[tuple[str, str, int, int]] = field(default_factory=list)
@@ -59,7 +58,7 @@ class Search:
     _end: float = field(default_factory=lambda: time.monotonic() + SEARCH_S)
 
     def look(self, top: str, *, is_deep: bool = True) -> None:
-        """Look in a directory and, unless told otherwise, beneath it.
+        """Search a directory and, unless ``is_deep`` is false, all beneath it.
 
         Follows no link.  Blocks: for a worker thread, or a process without clients.
         """
@@ -74,7 +73,7 @@ class Search:
                         if is_deep and entry.is_dir(follow_symlinks=False):
                             ahead.append(entry.path)
             except FileNotFoundError:
-                continue  # it went away meanwhile
+                continue  # removed meanwhile
             except OSError:
                 self.is_complete = False
 
@@ -94,12 +93,12 @@ class Search:
 
 
 def staged_row(where: str, name: str) -> dict[str, object]:
-    """Return a staged name as a JSON object; what is not UTF-8 is replaced."""
+    """Return a staged name as a JSON object; bytes that are not UTF-8 are replaced."""
     return {"directory": _text(where), "name": _text(name)}
 
 
-def left_workspaces(*state_dirs: str) -> list[dict[str, object]]:
-    """Return what crashes have left of workspaces, as JSON objects; blocks."""
+def crashed_workspaces(*state_dirs: str) -> list[dict[str, object]]:
+    """Return the remains of workspaces after crashes, as JSON objects; blocks."""
     found: list[dict[str, object]] = []
     for state_dir in state_dirs:
         if os.path.isdir(f"{state_dir}/workspaces"):  # noqa: PTH112 - a str
@@ -113,16 +112,17 @@ def left_workspaces(*state_dirs: str) -> list[dict[str, object]]:
 
 
 def find_leftovers(tmp: str | None = None) -> dict[str, object]:
-    """Look for what dead hosts of this user left.
+    """Return what dead hosts of this user left.
 
     Args:
-        tmp: where scratch directories are; None for the system's place.
+        tmp: has the scratch directories; None for the system's directory.
 
     Returns:
         A JSON object: ``clean``, ``counts``, then the lists: ``launchpads`` without a
         host, ``orphans`` (processes of children) without a launchpad, ``scratch``
-        directories and control ``sockets`` that no host holds, ``staged`` names in those
-        directories; what a crash left of ``workspaces``; ``unknown``: what could not be judged, and why.
+        directories and control ``sockets`` without a host, ``staged`` names in those
+        directories; crashed ``workspaces``; ``unknown``: places not judged, with
+        reasons.
     """
     look = _Look(Path(tmp or temporary_directory()))
     first = look.take()
@@ -139,7 +139,7 @@ def find_leftovers(tmp: str | None = None) -> dict[str, object]:
         search.look(os.fsencode(str(row["path"])).decode(errors="surrogateescape"))
     lists["staged"] = [staged_row(where, name) for where, name, _, _ in search.found]
     state_dir = os.environ.get("SANDHOST_STATE") or usual_state_dir()
-    lists["workspaces"] = left_workspaces(state_dir)
+    lists["workspaces"] = crashed_workspaces(state_dir)
     return {
         "clean": not any(lists.values()),
         "counts": {kind: len(rows) for kind, rows in lists.items()},
@@ -150,7 +150,7 @@ def find_leftovers(tmp: str | None = None) -> dict[str, object]:
 
 
 class _Look:
-    """One look after the other at the same places; each gives the same keys."""
+    """Looks at the same places, one after another, with the same keys."""
 
     def __init__(self, tmp: Path) -> None:
         self._tmp = tmp
@@ -159,7 +159,7 @@ class _Look:
         self.unknown: dict[str, None] = {}
 
     def take(self) -> dict[tuple[str, object], dict[str, object]]:
-        """Return what is found now."""
+        """Return the findings now."""
         self.unknown.clear()
         found: dict[tuple[str, object], dict[str, object]] = {}
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
@@ -181,8 +181,8 @@ class _Look:
         return found
 
     def _is_mine(self, pid: int) -> bool:
-        """Tell whether a process is this user's; root's are all."""
-        # Not the owner of /proc/PID: for a process that cannot be dumped that is root.
+        """Return whether a process belongs to this user; for root, all do."""
+        # Not the owner of /proc/PID: root owns that of a process that cannot be dumped.
         users = _field_of(pid, b"Uid:")
         return bool(users) and (self._uid == 0 or int(users[0]) == self._uid)
 
@@ -192,10 +192,10 @@ class _Look:
         return _BOOT in (holdings.read_file(f"/proc/{facts.pid}/cmdline") or b"")
 
     def _has_host(self, launchpad: holdings.ProcessFacts) -> bool:
-        """Tell whether its parent still is the host that started it."""
+        """Return whether its parent is still the host that started it."""
         line = holdings.read_file(f"/proc/{launchpad.pid}/cmdline") or b""
         host = line.rstrip(b"\0").rpartition(b"\0")[2]
-        # All numbers that the parent has in nested pid namespaces: the host knew one.
+        # The parent's numbers in all nested pid namespaces: the host knew one of them.
         numbers = _field_of(launchpad.parent, b"NSpid:")
         if not numbers:
             self._doubt(f"launchpad {launchpad.pid}: its parent cannot be looked at")
@@ -203,7 +203,7 @@ class _Look:
         return host in numbers
 
     def _is_orphan(self, facts: holdings.ProcessFacts) -> bool:
-        """Tell whether it was a host's child, or a child's, and has no launchpad above."""
+        """Return whether it was part of a child, and has no launchpad above."""
         if facts.pid == os.getpid() or not self._is_mine(facts.pid):
             return False
         environment = holdings.read_file(f"/proc/{facts.pid}/environ") or b""
@@ -244,7 +244,7 @@ class _Look:
 
 
 def _field_of(pid: int, title: bytes) -> list[bytes]:
-    """Return the words of one line of ``/proc/PID/status``; none if it cannot be read."""
+    """Return the words of one line of ``/proc/PID/status``; none if unreadable."""
     for line in (holdings.read_file(f"/proc/{pid}/status") or b"").splitlines():
         if line.startswith(title):
             return line.split()[1:]

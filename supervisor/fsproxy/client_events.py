@@ -2,9 +2,9 @@
 
 Rules of this file.
 
-1. A child names what it likes, as often as it likes: of the name in a denial ``NAME_CHARS``
-   are written, with the length of the whole; of many denials ``BURST`` at once, then
-   ``PER_S`` a second.
+1. A child names what it likes, as often as it likes: of the name in a denial
+   ``NAME_CHARS`` are written, with the length of the whole; of many denials ``BURST``
+   at once, then ``PER_S`` a second.
 2. Events that are left out are counted, and the count is told: ``security.left_out``,
    with the next denial that is written, and at the latest when the child is gone.
 """
@@ -30,7 +30,8 @@ BURST = 100
 """More than a program makes by mistake before it gives up."""
 
 PER_S = 1.0
-"""Afterwards: a day of it is 20 MB of journal, and nobody else's events leave for it."""
+"""Afterwards: a day of it is 20 MB of journal, and nobody else's events leave for
+it."""
 
 
 class ClientEvents:

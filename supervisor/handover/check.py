@@ -1,16 +1,15 @@
-"""The command ``handover-check``: a host asks its next program whether it can be that.
+"""The command ``handover-check``: tests whether a program can take a host over.
 
-It is started as a process of its own, with the words that the next program will get, so
-it finds what that would find: its own modules, and the configuration with the files and
-directories that this names. When a next program cannot begin, the children of the one
-before die with it.
+A host runs it as a process of its own, with the words of the next program: the same
+modules, configuration, files and directories are found. When a next program cannot
+begin, the children of the one before die with it.
 """
 
 from __future__ import annotations
 
 import os
 
-import supervisor.daemon.serve  # noqa: F401 - what the next program imports has to be there
+import supervisor.daemon.serve  # noqa: F401 - a missing module must fail here
 from supervisor.config.daemon_checks import faults_of_places
 from supervisor.config.directories import VARIABLE, places_from, places_of
 from supervisor.config.loader import ConfigError, load_config
@@ -18,16 +17,16 @@ from supervisor.handover.exchange import REFUSAL, answer_check
 
 
 def check(argv: list[str]) -> int:
-    """Answer on stdout; return the exit status, 0 if it can.
+    """Print the answer on stdout; return the exit status, 0 if it can take over.
 
     Args:
-        argv: the versions that are to be taken over, then the words of the command line.
+        argv: the versions to take over, then the words of the command line.
     """
     path = _config_of(argv[1:])
     if path is not None:
         try:
             config = load_config(path)
-            # Of what it says itself as well: the next program begins with that.
+            # Its own messages included: the next program begins with these lines.
             own = places_of(config.host, None)
         except ConfigError as why:
             return _refuse(f"its configuration has faults: {why}")
@@ -46,7 +45,7 @@ def _refuse(text: str) -> int:
 
 
 def _config_of(words: list[str]) -> str | None:
-    """Return what ``--config`` names."""
+    """Return the argument of ``--config``."""
     for number, word in enumerate(words):
         if word == "--config":
             return words[number + 1] if number + 1 < len(words) else None

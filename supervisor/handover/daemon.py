@@ -1,7 +1,7 @@
-"""What a daemon hands to its next program beside the host: names, logs, locks, sockets.
+"""A daemon's part of the hand-over: kept children, logs, locks, sockets.
 
-Kept children with their restarts, their pipes and directories; the locks and the control
-socket. Output of a child that was not read yet is in its pipe, and stays there.
+Kept children with their restarts, pipes and directories; the locks and the control
+socket. Unread output of a child stays in its pipe.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 
 class DaemonState(msgspec.Struct):
-    """A daemon, beside its host.
+    """The state of a daemon beside its host.
 
     Attributes:
-        listener_identity: what tells the control socket's file from others, if that is
-            the host's own.
+        listener_identity: identifies the control socket's file, if the host made it.
     """
 
     lock_fd: int
@@ -39,18 +38,18 @@ class DaemonState(msgspec.Struct):
     kept: list[KeptState]
 
 
-def left_of(state: HostState | None) -> DaemonState | None:
-    """Return what the daemon before has left; None if none was.
+def daemon_state(state: HostState | None) -> DaemonState | None:
+    """Return the state of the daemon before; None without one.
 
     Raises:
-        HandoverError: it is another program's.
+        HandoverError: another program has written it.
     """
     if state is None:
         return None
     return state_from(state.more, DaemonState, "the daemon")
 
 
-# Taking down
+# Snapshot
 
 
 @dataclass(slots=True)
@@ -61,7 +60,7 @@ class DaemonSurroundings:
         children: the kept ones.
         orders: of the control socket.
         locks: of the directories.
-        stopping: tells whether the daemon is about to end.
+        stopping: returns whether the daemon is about to end.
         variables: for the next program's environment.
     """
 
@@ -72,7 +71,7 @@ class DaemonSurroundings:
     variables: dict[str, str]
 
     def busy(self) -> str | None:
-        """Say what has to end before; None if nothing has."""
+        """Return what must end first; None if the daemon is at rest."""
         if self.stopping():
             return "the daemon is stopping"
         if self.children.is_reloading:
@@ -83,7 +82,7 @@ class DaemonSurroundings:
         return None
 
     def hand_over(self) -> tuple[dict[str, object], Collection[int]]:
-        """Return its state as plain values, and its descriptors; change nothing."""
+        """Return its state as plain values, and its descriptors; changes nothing."""
         if self.orders.listener is None:
             raise HandoverError("the control socket is not served yet")
         listener_fd, identity = self.orders.listener
@@ -100,5 +99,5 @@ class DaemonSurroundings:
         return msgspec.to_builtins(state, builtin_types=(bytes,)), fds
 
     def environment(self) -> dict[str, str]:
-        """Return what the next program finds in its environment beside the host's."""
+        """Return the variables for the next program beside the host's."""
         return self.variables

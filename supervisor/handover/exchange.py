@@ -1,19 +1,16 @@
 """Replaces the host's program in place, while its children go on.
 
-    probe      is the next program one that can take this state over?
-    rest       no request is taken any more; what is under way ends, or waits
-    leave      the state is taken down
-    become     exec(2): same pid, same descriptors, same children
+    probe   can the next program take this state over?
+    rest    no new requests; those under way end or wait
+    leave   the snapshot is taken
+    become  exec(2): same pid, same descriptors, same children
 
-Rules of this file.
-
-1. Until exec(2) succeeds nothing is lost: whatever goes wrong before it, the host goes
-   on as if nobody had asked, and says why.
-2. A request is answered once.  What ends by itself is waited for (``JOBS_S``); what
-   waits for its client is handed over; what does neither is interrupted, comes to its
-   own end (a call is paid for), and is answered with an error.
-3. What has no form to be handed over in (a child that is just being started or cleaned
-   up, a call to a disk) is waited for, and after ``REST_S`` the exchange is given up.
+1. Until exec(2) succeeds nothing is lost: after a failure the host goes on and says
+   why.
+2. A request is answered once. One that ends by itself is awaited (``JOBS_S``), one that
+   waits for its client is handed over, any other is interrupted and answered with an
+   error.
+3. A state without a form (a start, a clean-up, a disk call) is awaited for ``REST_S``.
 """
 
 from __future__ import annotations
@@ -45,68 +42,69 @@ if TYPE_CHECKING:
     from supervisor.host import Host
 
 CHECK = "handover-check"
-"""The command that a next program has to know; its argument are the versions."""
+"""The command that a next program must have; its argument is the versions."""
 
 ANSWER = "sandhost handover "
-"""How its answer begins; the versions that it takes follow."""
+"""The prefix of its answer; the versions that it takes follow."""
 
 REFUSAL = "sandhost: "
-"""How it begins if it cannot; the reason follows."""
+"""The prefix of a refusal; the reason follows."""
 
 PROBE_S = 30.0
-"""A program that starts takes 0.3 s here, on a busy machine ten times that."""
+"""Longest start of the checked program: 0.3 s here, ten times that on a busy
+machine."""
 
 JOBS_S = 1.0
-"""What a disk or a nested client takes is milliseconds; a model or a person takes more,
-and is not waited for."""
+"""Longest wait for requests: a disk or a nested client takes milliseconds. A model or a
+person takes longer and is interrupted."""
 
 REST_S = 5.0
-"""For a child that is being started or cleaned up, and for a slow disk; clients wait."""
+"""Longest wait for starts, clean-ups and a slow disk; clients wait meanwhile."""
 
 LOOK_S = 0.002
-"""Between two looks: no event tells that nothing is under way."""
+"""Time between two looks: no event tells that all requests have ended."""
 
 FREE_DESCRIPTORS = 16
-"""What is needed to load a program, beside what the one before has for itself and closes;
-an interpreter opens three files at once at most."""
+"""Descriptors for loading a program beyond those that the old one closes: an
+interpreter opens three files at most."""
 
 SERVICES = ("network", "llm", "toolexec", "fds")
-"""By their names among ``Services``."""
+"""Names of their entries in ``Services``."""
 
 _ANSWER_BYTES = 4096
-_PIPE_BYTES = 65_536  # a program that says more on stderr loses the rest: pipe(7)
+_PIPE_BYTES = 65_536  # pipe(7): further output on stderr is lost
 _COMPLAINT_CHARS = 200
 _KEPT_VARIABLES = (
     *("CREDENTIALS_DIRECTORY", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
-    # Where a daemon's places are.
+    # The variables of a daemon's directories.
     *("HOME", "RUNTIME_DIRECTORY", "STATE_DIRECTORY", "TMPDIR"),
     *("XDG_RUNTIME_DIR", "XDG_STATE_HOME"),
 )
 
 
 class Surroundings(Protocol):
-    """What stands around a host and is handed over with it: a daemon's own parts."""
+    """The parts around a host that are handed over with it: those of a daemon."""
 
     def busy(self) -> str | None:
-        """Say what has to end before; None if nothing has."""
+        """Return what must end first; None if they are at rest."""
         ...
 
     def hand_over(self) -> tuple[dict[str, object], Collection[int]]:
-        """Return its state as plain values, and its descriptors; change nothing."""
+        """Return their state as plain values, and descriptors; changes nothing."""
         ...
 
     def environment(self) -> dict[str, str]:
-        """Return what the next program finds in its environment beside the host's."""
+        """Return the variables for the next program beside the host's."""
         ...
 
 
 async def replace(
     host: Host, program: Program, around: Surroundings | None = None
 ) -> NoReturn:
-    """Let another program be this host; returns only by its failure.
+    """Replace the host's program; returns only by a failure.
 
     Raises:
-        HandoverError: it was not; the host goes on.
+        HandoverError: it was not replaced; the host goes on.
 
     Cancellation: the host goes on.
     """
@@ -121,7 +119,7 @@ async def replace(
         host.journal.write("host.not_replaced", reason=text)
         raise HandoverError(text) from why
     except Exception as why:
-        # A fault here costs nobody anything: rule 1.
+        # A fault here loses nothing: rule 1.
         text = f"internal error: {why!r}"
         host.journal.write("host.not_replaced", reason=text)
         raise HandoverError(text) from why
@@ -153,7 +151,7 @@ async def _replace(
 
 
 async def _probe(host: Host, program: Program, around: Surroundings | None) -> None:
-    """Ask the next program, as a process of its own, what it takes over."""
+    """Ask the next program, in a process of its own, which versions it takes over."""
     variables = {} if around is None else around.environment()
     said, complaint, status = await _ask(host, program, variables)
     wanted = versions()
@@ -199,12 +197,12 @@ async def _ask(
             fds=((null, 0), (writer, 1), (err_writer, 2)),
         )
         status = await _end_of(host, program, request)
-        said = _read_now(reader, _ANSWER_BYTES)
-        return said, _last_line(_read_now(err_reader, _PIPE_BYTES)), status
+        said = _read_pipe(reader, _ANSWER_BYTES)
+        return said, _last_line(_read_pipe(err_reader, _PIPE_BYTES)), status
 
 
 async def _end_of(host: Host, program: Program, request: SpawnRequest) -> int | None:
-    """Run a program to its end, and return its exit status."""
+    """Run a program to its end; return its exit status."""
     try:
         with trio.move_on_after(PROBE_S):
             process = await host.launcher.spawn(request)
@@ -220,8 +218,8 @@ async def _end_of(host: Host, program: Program, request: SpawnRequest) -> int | 
     raise HandoverError(f"{program.path!r} did not answer in {PROBE_S:g} s")
 
 
-def _read_now(fd: int, size: int) -> str:
-    """Return what is in a pipe; empty if nothing is."""
+def _read_pipe(fd: int, size: int) -> str:
+    """Return the content of a pipe; empty if there is none."""
     try:
         return os.read(fd, size).decode(errors="replace")
     except BlockingIOError:
@@ -229,7 +227,7 @@ def _read_now(fd: int, size: int) -> str:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line that says something, as much of it as an error may have."""
+    """Return the last line that is not empty, cut to the length of an error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_COMPLAINT_CHARS] if lines else ""
 
@@ -238,10 +236,10 @@ def _last_line(text: str) -> str:
 
 
 async def _rest(host: Host, around: Surroundings | None) -> None:
-    """Wait until everything in the host can be taken down.
+    """Wait until a snapshot of everything in the host can be taken.
 
     Raises:
-        HandoverError: something does not come to rest.
+        HandoverError: a part of the host does not come to rest.
     """
     begun = time.monotonic()
     while True:
@@ -269,12 +267,12 @@ def _first(reasons: Iterator[str]) -> str | None:
 
 
 def busy(host: Host, around: Surroundings | None, waited_s: float) -> Iterator[str]:
-    """Yield what is under way in a host and cannot be taken down.
+    """Yield the work under way in a host that has no form for a hand-over.
 
     Args:
-        host: which.
-        around: what stands around it.
-        waited_s: how long it was waited already; jobs get ``JOBS_S``.
+        host: looked at.
+        around: the parts around it.
+        waited_s: the wait so far; jobs get ``JOBS_S``.
     """
     if calls_at_work():
         yield "a disk is at work"
@@ -306,7 +304,7 @@ def _busy_child(child: Child, waited_s: float) -> Iterator[str]:
 
 
 def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoReturn:
-    """Take everything down and become the next program, without a checkpoint."""
+    """Take the snapshot and become the next program, without a checkpoint."""
     check_room()
     state = snapshot_host(host)
     fds = set(state.fds)
@@ -326,10 +324,10 @@ def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoRe
 
 
 def check_room() -> None:
-    """Make sure that the next program can be loaded: nobody is there if it cannot.
+    """Check that the next program can be loaded: a failure there has no way back.
 
     Raises:
-        HandoverError: children and their tools have the descriptors that it takes.
+        HandoverError: children and their tools hold the descriptors that it needs.
     """
     with ExitStack() as stack:
         try:
@@ -353,6 +351,6 @@ def _leave_services(
 
 
 def answer_check() -> int:
-    """Say what this program takes over: the command ``handover-check``."""
+    """Print which versions this program takes over: the command ``handover-check``."""
     os.write(1, f"{ANSWER}{versions()}\n".encode())
     return 0

@@ -1,12 +1,12 @@
-"""The state of a host: taken down for the next program, and put together there.
+"""Takes the snapshot of a host for the next program, and restores it there.
 
 Rules of this file.
 
-1. Taking down is one call, without a checkpoint, before exec(2): what it says is so
-   until then. Nothing in the host changes, so that it can go on if the exchange fails.
-2. The launcher knows its children before it listens: an exit during the exchange was
-   said to the socket, and is heard now.
-3. A conversation is served when everything that it may ask for is there again.
+1. The snapshot is one call without a checkpoint, right before exec(2), and changes
+   nothing: the host goes on if the exchange fails.
+2. The launcher knows its children before it listens: an exit during the exchange is
+   read from the socket afterwards.
+3. A conversation is served when all that it may ask for is restored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def snapshot_host(host: Host) -> HostState:
-    """Return the state of a host in which nothing moves (``exchange.busy``).
+    """Return the state of a host at rest (``exchange.busy``).
 
     Raises:
         HandoverError: a part of it cannot be handed over.
@@ -61,22 +61,22 @@ def snapshot_host(host: Host) -> HostState:
 
 
 async def restore_host(host: Host, state: HostState) -> list[Child]:
-    """Put children and tables into a fresh host, and serve them.
+    """Restore children and tables in a fresh host, and serve the children.
 
     Args:
-        host: its launcher was given the same state; its services are there.
-        state: what was taken down.
+        host: its launcher got the same state; its services are open.
+        state: of the program before.
 
     Returns:
         The children; one whose process ended meanwhile may be gone already.
 
     Raises:
-        HandoverError: it cannot be; the host had better end.
+        HandoverError: it cannot be restored; the host should end.
     """
     if host.nursery is None:
         raise RuntimeError("the host is not open")
     host.generation = state.generation
-    # What was handed over is not what the process held before it was a host.
+    # Handed-over descriptors are no part of the process's baseline.
     for fd in state.fds:
         host.baseline.descriptors.pop(fd, None)
     host.next_child = state.next_child
@@ -109,7 +109,7 @@ async def restore_host(host: Host, state: HostState) -> list[Child]:
 
 
 async def _end_untaken(launcher: Launcher) -> None:
-    """End the processes that nobody has taken: of a service that is not here any more."""
+    """End processes that no part has taken: those of a service that is gone."""
     for ident, record in launcher.handed_over.items():
         if not (record.abandoned or record.exited.is_set()):
             await launcher.send((wire.SIGNAL, ident, int(signal.SIGKILL)))

@@ -1,13 +1,9 @@
-"""The exchange itself: exec(2) with a state in memory, and its first moments after.
+"""exec(2) of the next program with the state in memory, and its first steps.
 
-The last step of the program before and the first of the next.
-
-Rules of this file.
-
-1. Descriptors are made inheritable right before exec(2), and close at exec again first
-   thing after it: in between nothing else can be started.
-2. Signals wait: they are blocked from here until the next program has its handlers, and
-   the kernel keeps them for it.  None of them ends a host that is being replaced.
+1. Descriptors become inheritable right before exec(2), and close-on-exec again right
+   after it: no other process can start in between.
+2. Signals stay blocked until the next program has its handlers; the kernel keeps them.
+   None of them ends a host that is being replaced.
 3. If exec(2) fails, everything is as it was.
 
 Sources: execve(2), signal(7), memfd_create(2).
@@ -31,20 +27,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 VARIABLE = "SANDHOST_HANDOVER"
-"""Holds the descriptor of the state; gone from the environment at once."""
+"""The variable with the descriptor of the state; removed at once."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""What somebody may send to a host at any moment; it has handlers for them."""
+"""Signals that a host may get at any moment; it has handlers for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that can be a host.
+    """A program that can run a host.
 
     Attributes:
-        path: what is executed.
-        head: its arguments up to the words of a command of ``sandhost``.
-        words: those.
+        path: the executable.
+        head: its arguments before the words of a command of ``sandhost``.
+        words: those words.
     """
 
     path: str
@@ -53,28 +49,28 @@ class Program:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """All its arguments."""
+        """All arguments."""
         return (*self.head, *self.words)
 
 
 def own_program() -> Program:
-    """Return how this process's program was started: what now is in its place."""
+    """Return the command line of this process; its file may be a newer one by now."""
     words = tuple(sys.argv[1:])
     argv = tuple(sys.orig_argv)
     head = argv[: len(argv) - len(words)]
-    # A name without a slash is what the shell found by PATH: this interpreter.
+    # A shell finds a name without a slash by PATH: use this interpreter.
     return Program(sys.executable, (sys.executable, *head[1:]), words)
 
 
 def become(
     program: Program, state: bytes, fds: Iterable[int], env: Mapping[str, str]
 ) -> NoReturn:
-    """Be another program from now on.
+    """Execute another program in this process.
 
     Args:
-        program: which.
-        state: what it finds.
-        fds: the descriptors that it keeps, by their numbers.
+        program: the next one.
+        state: its state.
+        fds: the descriptors that it keeps, by number.
         env: its environment.
 
     Raises:
@@ -108,14 +104,14 @@ def _write_all(fd: int, data: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
-def inherited() -> LaunchpadProcess | None:
-    """Return the launchpad of the program before, with its state; None if none was.
+def take_inherited() -> LaunchpadProcess | None:
+    """Return the launchpad of the program before, with its state; None without one.
 
-    Afterwards every descriptor but 0, 1 and 2 closes at exec.  Signals stay blocked
+    All descriptors but 0, 1 and 2 close at exec then. Signals stay blocked until
     until ``hear_signals``.
 
     Raises:
-        HandoverError: what was handed over is not to be read.
+        HandoverError: the state cannot be read.
     """
     number = os.environ.pop(VARIABLE, None)
     if number is None:
@@ -135,7 +131,7 @@ def inherited() -> LaunchpadProcess | None:
 
 
 def state_of(launchpad: LaunchpadProcess) -> HostState | None:
-    """Return the state of the program before; None if there was none."""
+    """Return the state of the program before; None without one."""
     state = launchpad.handed_over
     if state is not None and not isinstance(state, HostState):
         raise TypeError("a launchpad is handed over with the state of a host")
@@ -143,5 +139,5 @@ def state_of(launchpad: LaunchpadProcess) -> HostState | None:
 
 
 def hear_signals() -> None:
-    """Let the signals in that came meanwhile; when their handlers are there."""
+    """Unblock the signals that came meanwhile, once their handlers are there."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

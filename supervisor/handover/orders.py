@@ -1,7 +1,7 @@
-"""The order to be replaced, as a daemon gets it: by SIGUSR2, or ``reload --exec``.
+"""The order to replace the program of a daemon: SIGUSR2, or ``reload --exec``.
 
-The client of the control socket hears why it was refused; if it was not, that
-connection ends with the program that had it, and the next one tells its ``generation``.
+A client of the control socket gets the reason of a refusal. After a success its
+connection ends with the old program, and the new one shows its ``generation``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ORDER = "replace"
 
 
 class Change:
-    """The change of a daemon's program.
+    """Replaces a daemon's program.
 
     Args:
-        host: whose.
+        host: the host of the daemon.
         around: the daemon's parts around it.
-        notifier: told before and, should it fail, after.
+        notifier: told before, and after a failure.
 
     Attributes:
         host: as above.
@@ -40,7 +40,7 @@ class Change:
         self._notifier = notifier
 
     def add_to(self, orders: Orders) -> None:
-        """Offer it, and tell how often it has happened."""
+        """Register the order and its counter."""
         orders.orders[ORDER] = self._order
         orders.stats.append(lambda: {"generation": self.host.generation})
 
@@ -48,16 +48,16 @@ class Change:
         if words:
             raise OrderError(f"{ORDER} takes no arguments")
         try:
-            await self._now()
+            await self._replace()
         except HandoverError as why:
             raise OrderError(f"not replaced: {why}") from None
 
-    async def try_now(self) -> None:
-        """Be replaced; if that cannot be, say why in the log."""
+    async def try_replace(self) -> None:
+        """Replace the program; log the reason of a failure."""
         with suppress(HandoverError):
-            await self._now()
+            await self._replace()
 
-    async def _now(self) -> NoReturn:
+    async def _replace(self) -> NoReturn:
         host = self.host
         self._notifier.reloading()
         host.log.write("INFO", "Replacing the program", generation=host.generation)

@@ -1,15 +1,15 @@
-"""What one host program hands to the next: its state, as bytes in a file in memory.
+"""The state that one host program hands to the next: bytes in a memory file.
 
-The form, its version, writing and reading it.
+Its form, its version, writing and reading it.
 
 Rules of this file.
 
-1. A descriptor is its number: it stays the same across exec(2), which is all that a
-   hand-over of descriptors takes.
-2. A form that is changed so that the program before cannot read it, or the other way
-   round, has a new ``VERSION``.  A field that is added has a default, and is none.
-3. Text that stands for bytes (arguments, names of files) travels as bytes: what is not
-   UTF-8 is no string on the wire.
+1. A descriptor is handed over as its number, which stays the same across exec(2).
+
+2. A changed form that one of the two programs could not read has a new ``VERSION``. A
+   new field has a default, and needs none.
+3. Text that stands for bytes (arguments, names of files) travels as bytes: it may not
+   be UTF-8.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from vfs.handover import (  # noqa: TC001 - msgspec looks
 )
 
 VERSION = 3
-"""Of the form below."""
+"""Version of the form below."""
 
 LAUNCHPAD = wire.VERSION
-"""Of what is said to a launchpad: it goes on with the program that it was started from."""
+"""Version of the messages to a launchpad, which keeps the program that it began
+with."""
 
 
 class HostState(msgspec.Struct):
-    """A host.
+    """The state of a host.
 
     Attributes:
-        generation: programs that this process was before the one that reads this.
-        more: what surrounds the host: a daemon's own state, by its name.
-        services: what each service handed over, by its name.
+        generation: the number of programs of this process before the reading one.
+        more: the state of the host's surroundings, a daemon's, by name.
+        services: the state of each service, by name.
         service_fds: the descriptors of each.
         fds: every descriptor that is handed over.
     """
@@ -84,10 +85,10 @@ def encode(state: HostState) -> bytes:
 
 
 def decode(data: bytes) -> HostState:
-    """Return the state that bytes stand for.
+    """Return the state that was encoded.
 
     Raises:
-        HandoverError: they are of another version, or no state at all.
+        HandoverError: the bytes are of another version, or no state.
     """
     try:
         envelope = msgspec.msgpack.decode(data, type=_Envelope)
@@ -101,5 +102,5 @@ def decode(data: bytes) -> HostState:
 
 
 def versions() -> str:
-    """Return what this program writes and reads, in one word."""
+    """Return the version that this program writes and reads, in one word."""
     return f"{VERSION}.{LAUNCHPAD}"

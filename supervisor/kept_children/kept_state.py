@@ -1,7 +1,7 @@
 """The handed-over state of a kept child.
 
-A child continues under the section that started it; changes in the configuration that the
-next program reads apply afterwards, as in a reload.
+A child continues under the section that started it; changes in the configuration that
+the next program reads apply afterwards, as in a reload.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class KeptState(msgspec.Struct):
 
     Attributes:
         section, options: its description, as plain values with bytes for text.
-        output_fd, error_fd: its pipes; -1 for one that it has closed, and for stderr of a
-            child that an older program started, which has one pipe for both.
+        output_fd, error_fd: its pipes; -1 for one that it has closed, and for stderr of
+            a child that an older program started, which has one pipe for both.
         child_id: of its process; None between two.
         wait_s: until the restart that is due.
     """

@@ -27,7 +27,8 @@ DIRECTORY = ".marks"
 OUT, ERR = "out", "err"
 
 GRAIN_S = 0.01
-"""Exactness of times: a child that writes byte by byte has at most 100 marks a second."""
+"""Exactness of times: a child that writes byte by byte has at most 100 marks a
+second."""
 
 RECORD_BYTES = 40
 

@@ -2,12 +2,12 @@
 
 From pipes into a stream of ``segments``, and an event for those who follow.
 
-1. stdout and stderr have a pipe each and keep their order; between the two, the order is
-   that in which the host read them.
+1. stdout and stderr have a pipe each and keep their order; between the two, the order
+   is that in which the host read them.
 2. Memory is bounded: one piece of at most ``PIECE_BYTES`` a child. A child that writes
    faster than the disk waits in its own write(2), and no other child waits.
-3. A full disk or a lost directory never stops a child: pieces are dropped and counted, and
-   the log warns once until it works again.
+3. A full disk or a lost directory never stops a child: pieces are dropped and counted,
+   and the log warns once until it works again.
 4. Without a thread, a piece is written in the host's own; without an epoll watch
    (``readiness``), the host goes on as well.
 """

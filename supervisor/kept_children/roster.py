@@ -2,8 +2,8 @@
 
 Rules of this file.
 
-1. A child's turn comes when those that it is ``after`` have begun, or failed to: a broken
-   child delays its followers and does not block them.
+1. A child's turn comes when those that it is ``after`` have begun, or failed to: a
+   broken child delays its followers and does not block them.
 2. Stopping is the reverse: a child is stopped when all that came after it are gone.
 3. A reload touches only changed children; a configuration with a fault changes none.
 """

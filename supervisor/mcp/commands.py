@@ -2,9 +2,9 @@
 
 Rules of this file.
 
-1. A command ends with all that is beneath it: when its shell ends, at its time limit, and
-   when the session ends, whatever way that does (``launchpad``).
-2. Memory is bounded: of its output the beginning and the end are kept.
+1. A command ends with all processes beneath it: when its shell ends, at its time limit,
+   and when the session ends in any way (``launchpad``).
+2. Memory is bounded: the beginning and the end of its output are kept.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from supervisor.spawn.process import SpawnedProcess
 
 HEAD_BYTES = TAIL_BYTES = 15_000
-"""Of the output that is kept; together one answer."""
+"""Bytes of the beginning, and of the end, that are kept; together one answer."""
 
 TIMEOUT_S, MOST_TIMEOUT_S = 120.0, 3600.0
-"""Where the agent says nothing, and the most that it may say."""
+"""The usual time limit, and the longest."""
 
 AT_ONCE = 8
-"""Commands at once; a further one waits."""
+"""Most commands at the same time; a further one waits."""
 
 END_S = 5.0
-"""Longest wait for processes that are killed; one that is stuck in the kernel takes more."""
+"""Longest wait for killed processes; one that is stuck in the kernel takes longer."""
 
 _SHELL = "/bin/sh"
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -44,7 +44,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 class Exec(msgspec.Struct, forbid_unknown_fields=True):
     """Run a command by /bin/sh; return its output and status.
 
-    It has no input. What it leaves in the background ends with it.
+    It has no input. Processes that it leaves in the background end with it.
     """
 
     command: Annotated[str, msgspec.Meta(min_length=1)]
@@ -63,7 +63,7 @@ class Kept:
         self._left_out = 0
 
     def add(self, piece: bytes) -> None:
-        """Take in a piece."""
+        """Add a piece."""
         room = HEAD_BYTES - len(self._head)
         self._head += piece[:room]
         self._tail += piece[room:]
@@ -72,7 +72,7 @@ class Kept:
             del self._tail[:-TAIL_BYTES]
 
     def text(self) -> str:
-        """Return it; what is left out is told by its size."""
+        """Return the text; the omitted middle is named by its size."""
         between = f"\n[{self._left_out} bytes left out]\n" if self._left_out else ""
         head, tail = (b.decode(errors="replace") for b in (self._head, self._tail))
         if not between:
@@ -81,11 +81,11 @@ class Kept:
 
 
 class Commands:
-    """Runs them, a few at once.
+    """Runs commands, a few at the same time.
 
     Args:
-        launcher: its launchpad ends what a command leaves, and all of them with this
-            program.
+        launcher: its launchpad ends the processes of a command, and all commands with
+            this program.
     """
 
     def __init__(self, launcher: Launcher) -> None:
@@ -93,23 +93,23 @@ class Commands:
         self._slots = trio.CapacityLimiter(AT_ONCE)
 
     async def run(self, asked: Exec) -> str:
-        """Run a command; return its output, and in the last line how it ended.
+        """Run a command; return its output and, as the last line, its end.
 
         Raises:
-            ToolError: it cannot be started, or its time was up.
+            ToolError: it cannot be started, or its time is up.
             LaunchpadLost: no command can be run any more.
 
         Cancellation: it is ended, with all beneath it.
         """
         async with self._slots:
-            process, output = await self._started(asked)
+            process, output = await self._start(asked)
             kept, status = Kept(), ExitStatus()
             try:
                 with trio.move_on_after(asked.timeout_s) as patience:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(_take_in, output, kept)
                         status = await process.wait_exit()
-                        await process.wait_swept()  # then nothing holds the output
+                        await process.wait_swept()  # then no process holds the output
             finally:
                 with trio.move_on_after(END_S, shield=True):
                     await process.signal_tree(signal.SIGKILL)
@@ -126,10 +126,10 @@ class Commands:
             return f"{said}[killed by signal {status.signal}]"
         return f"{said}[exit status {status.code}]"
 
-    async def _started(
+    async def _start(
         self, asked: Exec
     ) -> tuple[SpawnedProcess, trio.lowlevel.FdStream]:
-        """Start a command; return it and where its output comes."""
+        """Start a command; return its process and the pipe of its output."""
         with ExitStack() as stack:
 
             def held(fd: int) -> int:
@@ -143,7 +143,9 @@ class Commands:
                 held(writer)
                 output = trio.lowlevel.FdStream(reader)
             except (OSError, ValueError) as why:
-                raise _not_run(asked, getattr(why, "strerror", None) or why) from None
+                raise _make_start_error(
+                    asked, getattr(why, "strerror", None) or why
+                ) from None
             request = SpawnRequest(
                 executable=_SHELL,
                 argv=(_SHELL, "-c", asked.command),
@@ -156,7 +158,7 @@ class Commands:
             except BaseException as why:
                 await trio.aclose_forcefully(output)
                 if isinstance(why, SpawnError):
-                    raise _not_run(asked, why.reason) from None
+                    raise _make_start_error(asked, why.reason) from None
                 raise
 
 
@@ -165,6 +167,6 @@ async def _take_in(output: trio.lowlevel.FdStream, kept: Kept) -> None:
         kept.add(bytes(piece))
 
 
-def _not_run(asked: Exec, why: object) -> ToolError:
+def _make_start_error(asked: Exec, why: object) -> ToolError:
     how = "name a directory that is there as cwd, or a shorter command"
     return ToolError(f"cannot run a command in {asked.cwd!r}: {why}; {how}")

@@ -1,13 +1,13 @@
 """The file tools of ``sandhost mcp --files``: read, write, edit, list and search.
 
-System calls of this very process, which is a child's: what the child may reach they
-reach, and the kernel says what it may not.
+System calls of this process, which is part of a child: the kernel decides what they may
+reach.
 
 Rules of this file.
 
 1. Each answer is bounded, and says how to get the rest.
-2. Only regular files are opened to be read or written: a FIFO would be waited for.
-3. A function here may block; its caller has a thread for it.
+2. Only regular files are read or written: a FIFO would block.
+3. Functions here may block; the caller runs them in a thread.
 """
 
 # ruff: noqa: PTH103, PTH112, PTH120 - texts and descriptors
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_CHARS = 30_000
-"""Of one answer: some 8,000 tokens."""
+"""Longest answer: some 8,000 tokens."""
 
 MOST_LINES, MOST_LINE_CHARS = 2_000, 2_000
-"""Of what READ answers, and of one line of it."""
+"""Longest answer of READ, and its longest line."""
 
 MOST_EDITED_BYTES = 16 * 1024 * 1024
 """Largest file that EDIT takes into memory."""
@@ -41,13 +41,13 @@ MOST_EDITED_BYTES = 16 * 1024 * 1024
 MOST_ENTRIES, MOST_MATCHES = 1_000, 500
 
 MOST_SEARCHED_BYTES = 8 * 1024 * 1024
-"""Largest file that is searched; a longer one is data more often than text."""
+"""Largest file that is searched; longer ones are rarely text."""
 
 SEARCH_S = 20.0
 """Longest search: an agent waits for it."""
 
 _MOST_PROGRAM_BYTES = 2 * 1024 * 1024
-"""What an expression compiles to; see ``supervisor.llmfd.search``."""
+"""A compiled expression; see ``supervisor.llmfd.search``."""
 
 _NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MATCH_CHARS = 300
@@ -64,7 +64,7 @@ Path = Annotated[
 
 
 class ToolError(Exception):
-    """A call that failed; the text says what, why, and what to do."""
+    """A failed call; the text has the reason and the remedy."""
 
 
 class Read(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class Write(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Edit(msgspec.Struct, forbid_unknown_fields=True):
-    """Replace an exact text in a file, once; refused if it stands there more than once."""
+    """Replace an exact text in a file, once; refused if it occurs more than once."""
 
     path: Path
     old: Annotated[str, msgspec.Meta(description="Exact, with blanks and line ends.")]
@@ -100,7 +100,7 @@ class List(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Search(msgspec.Struct, forbid_unknown_fields=True):
-    """Find lines by a regular expression (RE2) in files beneath a path: PATH:LINE:TEXT."""
+    """Find lines by a regular expression (RE2) beneath a path: PATH:LINE:TEXT."""
 
     pattern: Annotated[str, msgspec.Meta(min_length=1, max_length=10_000)]
     path: Path = "."
@@ -111,10 +111,10 @@ class Search(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(asked: Read) -> str:
-    """Return lines of a file, and where to go on."""
+    """Return lines of a file, and the line to continue with."""
     found: list[str] = []
     room = MOST_CHARS
-    with _opened(asked.path, os.O_RDONLY, "read") as file:
+    with _open(asked.path, os.O_RDONLY, "read") as file:
         if b"\0" in os.pread(file.fileno(), _LOOK_BYTES, 0):
             how = "look at it by exec (file, xxd)"
             raise ToolError(f"cannot read {asked.path!r}: it is no text; {how}")
@@ -134,26 +134,26 @@ def read(asked: Read) -> str:
 
 
 def write(asked: Write) -> str:
-    """Write a file; return how much."""
-    data = _encoded(asked.content, "write", asked.path)
+    """Write a file; return its size."""
+    data = _encode(asked.content, "write", asked.path)
     directory = os.path.dirname(asked.path)
     try:
         if directory:
             os.makedirs(directory, exist_ok=True)
     except OSError as why:
-        raise _failed("write", asked.path, why) from None
+        raise _make_error("write", asked.path, why) from None
     _replace(asked.path, data, "write", os.O_CREAT)
     return f"wrote {len(data)} bytes to {asked.path}"
 
 
 def edit(asked: Edit) -> str:
-    """Replace a text in a file; return how often, and in which line first."""
+    """Replace a text in a file; return the number of times and the first line."""
     path = asked.path
     if not asked.old or asked.old == asked.new:
         text = "old is empty or the same as new; name the text that is to change"
         raise ToolError(f"cannot edit {path!r}: {text}")
-    old, new = (_encoded(text, "edit", path) for text in (asked.old, asked.new))
-    with _opened(path, os.O_RDONLY, "edit") as file:
+    old, new = (_encode(text, "edit", path) for text in (asked.old, asked.new))
+    with _open(path, os.O_RDONLY, "edit") as file:
         if os.fstat(file.fileno()).st_size > MOST_EDITED_BYTES:
             text = f"it has more than {MOST_EDITED_BYTES} bytes; use exec (sed)"
             raise ToolError(f"cannot edit {path!r}: {text}")
@@ -172,13 +172,13 @@ def edit(asked: Edit) -> str:
 
 
 def list_directory(asked: List) -> str:
-    """Return the names in a directory, and of files their sizes."""
+    """Return the names in a directory, with the sizes of files."""
     rows = []
     try:
         with os.scandir(asked.path) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
     except OSError as why:
-        raise _failed("list", asked.path, why) from None
+        raise _make_error("list", asked.path, why) from None
     for entry in found[:MOST_ENTRIES]:
         if entry.is_symlink():
             rows.append(f"{entry.name}@")
@@ -190,12 +190,12 @@ def list_directory(asked: List) -> str:
                 rows.append(f"{entry.name}\t{size}")
     if len(found) > MOST_ENTRIES:
         rows.append(f"[{len(found) - MOST_ENTRIES} more; use exec (ls, find)]")
-    return _bounded(rows, "use exec (ls, find)") or "[empty]"
+    return _bound(rows, "use exec (ls, find)") or "[empty]"
 
 
 def search(asked: Search) -> str:
-    """Return lines that match, as PATH:LINE:TEXT."""
-    expression = _compiled(asked)
+    """Return matching lines, as PATH:LINE:TEXT."""
+    expression = _compile(asked)
     if not os.path.lexists(asked.path):
         text = "no such file or directory; look with list"
         raise ToolError(f"cannot search {asked.path!r}: {text}")
@@ -203,7 +203,7 @@ def search(asked: Search) -> str:
     matches = (
         f"{path}:{number}:{_text_of(line)[:_MATCH_CHARS]}"
         for path in _files_beneath(asked.path, asked.glob, until_s)
-        for number, line in enumerate(_searched(path), 1)
+        for number, line in enumerate(_read_lines(path), 1)
         if expression.search(line[:_LINE_BYTES])
     )
     rows = list(islice(matches, MOST_MATCHES + 1))
@@ -211,11 +211,11 @@ def search(asked: Search) -> str:
         rows[MOST_MATCHES:] = ["[more; search a smaller path or a longer pattern]"]
     elif time.monotonic() > until_s:
         rows.append(f"[stopped after {SEARCH_S:g} s; search a smaller path]")
-    return _bounded(rows, "search a smaller path or a longer pattern") or "[nothing]"
+    return _bound(rows, "search a smaller path or a longer pattern") or "[nothing]"
 
 
-def _compiled(asked: Search) -> Any:
-    """Return an expression of the engine, which takes linear time in the text."""
+def _compile(asked: Search) -> Any:
+    """Return the compiled expression, which takes linear time in the text."""
     import re2  # noqa: PLC0415 - an extra
 
     options = re2.Options()
@@ -223,17 +223,17 @@ def _compiled(asked: Search) -> Any:
     options.max_mem = _MOST_PROGRAM_BYTES
     options.case_sensitive = not asked.ignore_case
     try:
-        return re2.compile(_encoded(asked.pattern, "search", "pattern"), options)
+        return re2.compile(_encode(asked.pattern, "search", "pattern"), options)
     except re2.error as why:
         reason = _text_of(why.args[0] if why.args else why)
         text = f"{reason}; RE2 has no look-around and no back references"
         raise ToolError(f"cannot search for {asked.pattern!r}: {text}") from None
 
 
-def _searched(path: str) -> list[bytes]:
-    """Return the lines of a file; none of what is no text, or too long, or not ours."""
+def _read_lines(path: str) -> list[bytes]:
+    """Return the lines of a text file; none of a binary, long or unreadable one."""
     stop_if_cancelled()
-    with suppress(ToolError, OSError), _opened(path, os.O_RDONLY, "search") as file:
+    with suppress(ToolError, OSError), _open(path, os.O_RDONLY, "search") as file:
         if os.fstat(file.fileno()).st_size <= MOST_SEARCHED_BYTES:
             data = file.read(MOST_SEARCHED_BYTES)
             if b"\0" not in data[:_LOOK_BYTES]:
@@ -265,16 +265,16 @@ def _files_beneath(top: str, glob: str, until_s: float) -> Iterator[str]:
         ahead += reversed(below)
 
 
-def _opened(path: str, flags: int, doing: str) -> IO[bytes]:
+def _open(path: str, flags: int, doing: str) -> IO[bytes]:
     """Open a regular file (rule 2).
 
     Raises:
-        ToolError: it is none, or this process may not.
+        ToolError: it is not regular, or this process may not open it.
     """
     try:
         fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as why:
-        raise _failed(doing, path, why) from None
+        raise _make_error(doing, path, why) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         kind = "a directory; list it" if os.path.isdir(path) else "no file; use exec"
@@ -283,19 +283,19 @@ def _opened(path: str, flags: int, doing: str) -> IO[bytes]:
 
 
 def _replace(path: str, data: bytes, doing: str, flags: int = 0) -> None:
-    """Give a file another content; its mode, its owner and links to it stay."""
-    with _opened(path, os.O_RDWR | flags, doing) as file:
+    """Replace the content of a file; its mode, owner and links stay."""
+    with _open(path, os.O_RDWR | flags, doing) as file:
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(file.fileno(), view) :]
             os.ftruncate(file.fileno(), len(data))
         except OSError as why:
-            raise _failed(doing, path, why) from None
+            raise _make_error(doing, path, why) from None
 
 
 def _lines_of(file: IO[bytes]) -> Iterator[str]:
-    """Yield lines as text; of long ones the beginning."""
+    """Yield lines as text, long ones cut."""
     while line := file.readline(MOST_LINE_CHARS):
         is_cut = len(line) == MOST_LINE_CHARS and not line.endswith(b"\n")
         if is_cut:
@@ -305,8 +305,8 @@ def _lines_of(file: IO[bytes]) -> Iterator[str]:
         yield _text_of(line) + (" [cut]\n" if is_cut else "")
 
 
-def _bounded(rows: list[str], how: str) -> str:
-    """Return rows as lines, as many as an answer may have."""
+def _bound(rows: list[str], how: str) -> str:
+    """Return rows as lines, as many as fit into an answer."""
     room = MOST_CHARS
     for at, row in enumerate(rows):
         room -= len(row) + 1
@@ -319,7 +319,7 @@ def _text_of(data: object) -> str:
     return data.decode(errors="replace") if isinstance(data, bytes) else str(data)
 
 
-def _encoded(text: str, doing: str, what: str) -> bytes:
+def _encode(text: str, doing: str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -327,7 +327,7 @@ def _encoded(text: str, doing: str, what: str) -> bytes:
         raise ToolError(f"cannot {doing} {what!r}: {reason}") from None
 
 
-def _failed(doing: str, path: str, why: OSError | ValueError) -> ToolError:
+def _make_error(doing: str, path: str, why: OSError | ValueError) -> ToolError:
     how = "look with list"
     if isinstance(why, OSError):
         if why.errno in _NOT_OURS:

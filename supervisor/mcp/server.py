@@ -1,8 +1,8 @@
 """``sandhost mcp``: the LLM fd tools for any MCP client, on stdin and stdout.
 
-Inside a child the descriptors are the host's, reached by FD 3.  Elsewhere this program
-has a store of its own, and files beneath ``--root`` if it is given.  With ``--files``
-there are tools on files and commands beside them (``tools``).
+Inside a child the descriptors are the host's, reached by FD 3. Elsewhere this program
+has a store of its own, and files beneath ``--root`` if it is given. ``--files`` adds
+tools on files and commands (``tools``).
 
 The package ``mcp`` (an extra) speaks anyio, which runs on Trio: no second event loop.
 Read next: ``supervisor.mcp.streams``, the streams and the end of a session.
@@ -48,23 +48,23 @@ OK, FAILED, USAGE, NO_READER = 0, 1, 2, 141
 """Exit statuses; the last one is 128 + the number of SIGPIPE, as with `sandhost fd`."""
 
 PROGRAM_TOOLS = ("wrap_output", "wrap_input")
-"""What an MCP client is offered beside a model's tools: the way to put content in."""
+"""The tool beside a model's tools by which an MCP client puts content in."""
 
 
 class Tools(Protocol):
-    """Where the calls go."""
+    """The receiver of calls."""
 
     async def call(self, name: str, arguments: dict[str, object]) -> str:
-        """Do a call; the answer may be an ``fd_error``.
+        """Return the answer of a call; it may be an ``fd_error``.
 
         Raises:
             UnknownCallError: there is no such tool.
-            OSError: the host refused, or it is gone.
+            OSError: the host refused or is gone.
         """
 
 
 class HostTools:
-    """The tools of the host whose child this program is in."""
+    """Tools of the host of the child in which this program runs."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -75,7 +75,7 @@ class HostTools:
 
 
 class OwnTools:
-    """Tools on a process of this program's own."""
+    """Tools on a process of this program."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -91,12 +91,13 @@ def serve(
     """Serve until the client closes stdin and has its answers.
 
     Args:
-        config: says which tools, outside of a child.
-        root: where these may write, as above.
+        config: selects the tools, outside of a child.
+        root: the directory where they may write, likewise.
         launchpad: starts the commands of ``--files``; None without that.
 
     Returns:
-        The exit status: ``NO_READER`` if it went without them, 128+n by signal.
+        The exit status: ``NO_READER`` if the client left before its answers, 128+n by
+            signal.
     """
     if root is not None and not Path(root).is_dir():
         complain("mcp", f"cannot use {root!r}: no such directory; make it first")
@@ -105,7 +106,7 @@ def serve(
         text = "not inside a child: its tools would act in all of your own rights"
         complain("mcp", f"cannot serve --files: {text}; start it with sandhost run")
         return USAGE
-    # A descriptor that was closed would be the next one's that is opened here.
+    # A closed one would be the number of the next descriptor that is opened here.
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
         if stream is None:
             complain("mcp", f"standard {name} is closed; a client speaks MCP there")
@@ -151,7 +152,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _agent_tools(launchpad: LaunchpadProcess) -> AsyncIterator[AgentTools]:
-    """Have commands run for as long as a block lasts; its end is theirs."""
+    """Provide commands for the time of a block; they end with it."""
     from supervisor.mcp.tools import AgentTools  # noqa: PLC0415 - with --files
     from supervisor.spawn.launcher import Launcher  # noqa: PLC0415 - of a command
 
@@ -164,10 +165,10 @@ async def _agent_tools(launchpad: LaunchpadProcess) -> AsyncIterator[AgentTools]
 
 @contextmanager
 def _stopping(scope: trio.CancelScope) -> Iterator[list[int]]:
-    """Cancel a scope by a signal, so that everything is cleaned up; yield what came.
+    """Cancel a scope on a signal, so that all is cleaned up; yield the received ones.
 
-    A handler and no task: in a nursery the errors that ``serve`` tells would come as
-    groups.  A second signal does what it does without us.
+    A handler and no task: errors leave a nursery in groups. A second signal has its
+    default effect.
     """
     token = trio.lowlevel.current_trio_token()
     came: list[int] = []
@@ -188,10 +189,10 @@ def _stopping(scope: trio.CancelScope) -> Iterator[list[int]]:
 async def make_server(
     tools: Tools, agent: AgentTools | None = None
 ) -> Server[dict[str, object]]:
-    """Return an MCP server of the tools that may be called now.
+    """Return an MCP server with the available tools.
 
     Args:
-        tools: on LLM fds; a host that has none is no fault where there are others.
+        tools: on LLM fds; a host without them is a fault only if there are no others.
         agent: on files and commands; None for none.
     """
     from mcp import types  # noqa: PLC0415 - an extra
@@ -201,7 +202,7 @@ async def make_server(
     if agent is not None:
         listed = [
             types.Tool(name=name, description=about, input_schema=schema)
-            for name, about, schema in agent.described()
+            for name, about, schema in agent.describe()
         ]
     try:
         listed += await _fd_tools(tools)
@@ -259,7 +260,7 @@ async def _fd_tools(tools: Tools) -> list[types.Tool]:
 async def _agent_answer(
     agent: AgentTools, name: str, arguments: dict[str, object]
 ) -> tuple[str, bool]:
-    """Return what a tool on files or commands says, and whether it failed."""
+    """Return the answer of a tool on files or commands, and whether it failed."""
     from supervisor.mcp.files import ToolError  # noqa: PLC0415 - with --files
 
     try:
@@ -275,8 +276,8 @@ def _instructions() -> str:
 
 
 def _version() -> str:
-    """Return what is installed; empty where this runs uninstalled."""
-    from importlib import metadata  # noqa: PLC0415 - slow, and for a client's eyes only
+    """Return the installed version; empty where this program is not installed."""
+    from importlib import metadata  # noqa: PLC0415 - slow, and only shown by clients
 
     try:
         return metadata.version("sandhost")
@@ -306,7 +307,7 @@ async def _tools(config: Config | None, root: str | None) -> AsyncIterator[Tools
 
 
 def is_child() -> bool:
-    """Tell whether this program was started by a host, or by one of its children."""
+    """Return whether this program was started by a host or by one of its children."""
     return "FSPROXY_FD" in os.environ
 
 

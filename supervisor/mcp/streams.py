@@ -1,16 +1,13 @@
 """The standard streams of ``sandhost mcp``, and when they end its session.
 
-What stands between descriptors 0 and 1 and the package ``mcp``, which must be there to
-import this.
+They stand between descriptors 0 and 1 and the package ``mcp``, an extra.
 
-Rules of this file.
-
-1. A thread waits for a stream, and nobody for the thread: a session that is cancelled
-   ends although its client neither writes nor reads.
-2. A stream that fails ends the session by a cancellation, and ``Streams`` keeps why: an
-   exception would come as a group, out of nurseries that are the package's.
-3. What was asked before stdin's end is answered; the package by itself would cancel it.
-   It ends without if nobody is there to read.
+1. A thread waits for a stream and is never waited for: a cancelled session ends
+   although its client neither writes nor reads.
+2. A failed stream cancels the session, and ``Streams`` keeps the reason: an exception
+   would leave the package's nurseries in a group.
+3. Requests before stdin's end are answered; the package alone would cancel them. The
+   session ends without answers if stdout has no reader.
 """
 
 from __future__ import annotations
@@ -39,19 +36,19 @@ if TYPE_CHECKING:
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 LOOK_S = 1.0
-"""How often it is looked whether somebody still waits for the last answers: no event
-tells that a pipe has lost its reader."""
+"""Time between two looks whether stdout has a reader: no event tells that a pipe has
+lost its reader."""
 
 
 class Streams:
     """Descriptors 0 and 1 for as long as a session lasts.
 
     Args:
-        scope: what is cancelled when a stream fails.
+        scope: cancelled when a stream fails.
 
     Attributes:
-        fault: what failed, to what, why; empty: nothing, or the reader.
-        is_unread: nobody reads stdout any more.
+        fault: the reason of a failure; empty for none or a lost reader.
+        is_unread: whether stdout has lost its reader.
     """
 
     def __init__(self, scope: trio.CancelScope) -> None:
@@ -62,34 +59,34 @@ class Streams:
         self._changed = trio.Event()
         self._writing = trio.Lock()
 
-    async def say(self, data: bytes) -> None:
-        """Write to standard output, one message at a time."""
+    async def write(self, data: bytes) -> None:
+        """Write a message to standard output, after the one before."""
         try:
             async with self._writing:
                 await to_thread.run_sync(_write, data, abandon_on_cancel=True)
         except OSError as why:
-            self.failed("write to standard output", why)
+            self.end_for("write to standard output", why)
             await trio.lowlevel.checkpoint()
 
     async def serve(self, server: Server[dict[str, object]]) -> None:
         """Serve until the client closes stdin and has its answers.
 
-        Cancellation: at once; what is under way is not answered.
+        Cancellation: at once; open requests are not answered.
         """
         async with stdio_server(_Lines(self), _Output(self)) as (reader, writer):
             options = server.create_initialization_options()
             await server.run(_Asked(self, reader), _Answers(self, writer), options)
 
-    def failed(self, doing: str, why: OSError) -> None:
-        """End the session, for a stream cannot be used."""
+    def end_for(self, doing: str, why: OSError) -> None:
+        """End the session because of a failed stream."""
         if isinstance(why, BrokenPipeError):
             self.is_unread = True
         else:
             self.fault = f"cannot {doing}: {why.strerror}"
         self._scope.cancel()
 
-    def came(self, message: types.JSONRPCMessage) -> None:
-        """Count what will be answered."""
+    def count_request(self, message: types.JSONRPCMessage) -> None:
+        """Count a request that will be answered."""
         match message:
             case types.JSONRPCRequest():
                 self._unanswered[str(message.id)] += 1
@@ -100,8 +97,8 @@ class Streams:
             case _:
                 pass
 
-    def went(self, message: types.JSONRPCMessage) -> None:
-        """Count what was answered."""
+    def count_answer(self, message: types.JSONRPCMessage) -> None:
+        """Count an answer."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             self._settle(message.id)
 
@@ -113,8 +110,8 @@ class Streams:
             self._unanswered[key] -= 1
         self._changed.set()
 
-    async def answered(self) -> None:
-        """Wait until everything is answered, or nobody would read it."""
+    async def wait_answered(self) -> None:
+        """Wait until all requests are answered, or stdout has no reader."""
         while self._unanswered and not self.is_unread:
             self._changed = trio.Event()
             with trio.move_on_after(LOOK_S):
@@ -137,11 +134,11 @@ class _Lines(AsyncFile[str]):
             while line := await to_thread.run_sync(read, abandon_on_cancel=True):
                 refusal = _refusal(line)
                 if refusal:
-                    await self._streams.say(refusal)
+                    await self._streams.write(refusal)
                 else:
                     yield line
         except OSError as why:
-            self._streams.failed("read standard input", why)
+            self._streams.end_for("read standard input", why)
             await trio.lowlevel.checkpoint()
 
 
@@ -154,7 +151,7 @@ class _Output(AsyncFile[str]):
 
     async def write(self, b: ReadableBuffer | str) -> int:
         data = b.encode() if isinstance(b, str) else bytes(b)
-        await self._streams.say(data)
+        await self._streams.write(data)
         return len(data)
 
     async def flush(self) -> None:
@@ -162,7 +159,7 @@ class _Output(AsyncFile[str]):
 
 
 class _Asked(ObjectReceiveStream[SessionMessage | Exception]):
-    """What the client asks; it ends when that is answered."""
+    """The client's requests; ends when all are answered."""
 
     def __init__(
         self,
@@ -176,12 +173,12 @@ class _Asked(ObjectReceiveStream[SessionMessage | Exception]):
         try:
             item = await self._reader.receive()
         except anyio.EndOfStream:
-            await self._streams.answered()
+            await self._streams.wait_answered()
             raise
         if isinstance(item, SessionMessage):
-            self._streams.came(item.message)
-        else:  # the package tells nobody
-            await self._streams.say(_error(None, -32700, "No JSON-RPC message"))
+            self._streams.count_request(item.message)
+        else:  # the package drops it silently
+            await self._streams.write(_error(None, -32700, "No JSON-RPC message"))
         return item
 
     async def aclose(self) -> None:
@@ -189,7 +186,7 @@ class _Asked(ObjectReceiveStream[SessionMessage | Exception]):
 
 
 class _Answers(ObjectSendStream[SessionMessage]):
-    """What the client is answered."""
+    """The answers to the client."""
 
     def __init__(
         self, streams: Streams, writer: ObjectSendStream[SessionMessage]
@@ -199,7 +196,7 @@ class _Answers(ObjectSendStream[SessionMessage]):
 
     async def send(self, item: SessionMessage) -> None:
         await self._writer.send(item)
-        self._streams.went(item.message)
+        self._streams.count_answer(item.message)
 
     async def send_eof(self) -> None:
         await self.aclose()
@@ -209,9 +206,9 @@ class _Answers(ObjectSendStream[SessionMessage]):
 
 
 def _refusal(line: str) -> bytes:
-    """Return what is answered to a request that the package could not even read.
+    """Return the answer to a request that the package cannot parse.
 
-    A client cuts its texts where it likes, and JSON can say half a character.
+    A client may cut a text anywhere, and JSON can encode half a character.
     """
     if not _SURROGATE.search(line):
         return b""
@@ -236,7 +233,7 @@ def _error(request: str | int | None, code: int, text: str) -> bytes:
 
 
 def _write(data: bytes) -> None:
-    """Write everything to standard output, waiting for its reader."""
+    """Write all bytes to standard output, waiting for its reader."""
     view = memoryview(data)
     while view:
         try:
@@ -248,7 +245,7 @@ def _write(data: bytes) -> None:
 
 
 def _has_no_reader(fd: int) -> bool:
-    """Tell whether what is written to a pipe or socket reaches nobody."""
+    """Return whether a pipe or socket has lost its reader."""
     poll = select.poll()
-    poll.register(fd, 0)  # POLLERR and POLLHUP come unasked
+    poll.register(fd, 0)  # POLLERR and POLLHUP are always reported
     return bool(poll.poll(0))

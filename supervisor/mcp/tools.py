@@ -1,6 +1,6 @@
-"""``sandhost mcp --files`` as a list of tools: what an agent is offered, and each call.
+"""``sandhost mcp --files`` as a list of tools: names, schemas, calls.
 
-Names, schemas, and the way of a call to ``files`` and ``commands``.
+Passes each call to ``files`` or ``commands``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INSTRUCTIONS = (
     " elsewhere may not be there, or be to read only; TMPDIR is yours to write. Long"
     " answers are cut and say how to go on."
 )
-"""What an agent is told first."""
+"""The first instructions for an agent."""
 
 _BY_NAME: dict[str, tuple[type[msgspec.Struct], Callable[[Any], str]]] = {
     "read": (files.Read, files.read),
@@ -49,33 +49,33 @@ class AgentTools:
         self._commands = Commands(launcher)
 
     def has(self, name: str) -> bool:
-        """Tell whether a tool is one of these."""
+        """Return whether a name is one of these tools."""
         return name == _EXEC or name in _BY_NAME
 
-    def described(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield the name of each, what it does, and the schema of its arguments."""
+    def describe(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Yield the name, description and argument schema of each tool."""
         for name, (form, _) in _BY_NAME.items():
-            yield name, _about(form), _schema(form)
-        yield _EXEC, _about(Exec), _schema(Exec)
+            yield name, _describe_form(form), _schema(form)
+        yield _EXEC, _describe_form(Exec), _schema(Exec)
 
     async def call(self, name: str, arguments: dict[str, object]) -> str:
-        """Do a call.
+        """Return the answer of a call.
 
         Raises:
-            ToolError: it failed; the text is the agent's to read.
+            ToolError: it failed; the text is for the agent.
 
             LaunchpadLost: no command can be run any more.
 
-        Cancellation: soon; a write that has begun is waited for.
+        Cancellation: soon; a write that has begun is finished.
         """
         if name == _EXEC:
-            return await self._commands.run(_asked(name, Exec, arguments))
+            return await self._commands.run(_parse(name, Exec, arguments))
         form, do = _BY_NAME[name]
-        work = partial(do, _asked(name, form, arguments))
+        work = partial(do, _parse(name, form, arguments))
         return await in_thread(work)
 
 
-def _asked(name: str, form: type[Any], arguments: dict[str, object]) -> Any:
+def _parse(name: str, form: type[Any], arguments: dict[str, object]) -> Any:
     try:
         return msgspec.convert(arguments, form)
     except msgspec.ValidationError as why:
@@ -83,7 +83,7 @@ def _asked(name: str, form: type[Any], arguments: dict[str, object]) -> Any:
         raise ToolError(text) from None
 
 
-def _about(form: type[msgspec.Struct]) -> str:
+def _describe_form(form: type[msgspec.Struct]) -> str:
     return " ".join((form.__doc__ or "").split())
 
 

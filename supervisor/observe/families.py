@@ -3,7 +3,8 @@
 A snapshot of a host as plain values, made in the loop.
 
 Names follow the usage of Prometheus: ``_total`` only rises, ``_seconds`` and ``_bytes``
-are in those units.  ``docs/reference/observability.md`` lists them, and a test compares.
+are in those units.  ``docs/reference/observability.md`` lists them, and a test
+compares.
 """
 
 from __future__ import annotations

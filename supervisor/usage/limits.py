@@ -2,13 +2,13 @@
 
 Pure: ``loop`` asks with every sample.
 
-1. A limit is news once when it becomes near (``NEAR`` of it is used) and once when it is
-   reached; then only after its use fell below ``WELL``.
+1. A limit is news once when it becomes near (``NEAR`` of it is used) and once when it
+   is reached; then only after its use fell below ``WELL``.
 2. Only children with limits are looked at.
 3. The child learns of a refusal at once; the operator at the next sample or at its end.
-4. A refusal counts as reached, however little is used: a child with 1 MiB left may ask for
-   2 again and again. The ledger counts its refusals, the kernel those of groups; refusals
-   of rlimits (RLIMIT_AS, RLIMIT_NPROC) are not counted.
+4. A refusal counts as reached, however little is used: a child with 1 MiB left may ask
+   for 2 again and again. The ledger counts its refusals, the kernel those of groups;
+   refusals of rlimits (RLIMIT_AS, RLIMIT_NPROC) are not counted.
 5. Memory is measured as it is bounded: by RLIMIT_AS or by the group.
 """
 
@@ -70,7 +70,8 @@ class Limited(Protocol):
     """A child as the limits see it.
 
     Attributes:
-        memory_in_groups: bytes that its processes take; None where no group bounds them.
+        memory_in_groups: bytes that its processes take; None where no group bounds
+            them.
     """
 
     memory_in_groups: int | None

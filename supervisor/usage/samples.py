@@ -1,7 +1,7 @@
 """Samples of the processes of children, taken on request; the one user of psutil.
 
-1. A process is named by (pid, create_time), checked before *and* after a sample: figures of
-   a process that ended, and whose pid was reused, are dropped (attack 27).
+1. A process is named by (pid, create_time), checked before *and* after a sample:
+   figures of a process that ended, and whose pid was reused, are dropped (attack 27).
 2. At most ``SLICE_PROCESSES`` processes or ``SLICE_S`` between two checkpoints: 1,000
    processes take 65 ms, and no client waits for them.
 3. A sample is taken only when a reader asks: an idle host never wakes up.
@@ -33,7 +33,8 @@ SLICE_PROCESSES = 50
 """Processes looked at between two checkpoints; each costs 65 us and more."""
 
 SLICE_S = 0.002
-"""Longest stretch between two checkpoints, whatever a process costs; the aim is 5 ms."""
+"""Longest stretch between two checkpoints, whatever a process costs; the aim is 5
+ms."""
 
 MAX_DESCENDANTS = 10_000
 """Most processes that are counted: a fork bomb may grow faster than it is counted."""

@@ -2,8 +2,8 @@
 
 Rules of this file.
 
-1. Only layers are walked, never a base, and of each at most ``MOST_ENTRIES``; beyond that
-   a size is a lower bound.
+1. Only layers are walked, never a base, and of each at most ``MOST_ENTRIES``; beyond
+   that a size is a lower bound.
 2. Layers are measured only on request, and at most every ``EVERY_S``.
 """
 

@@ -2,11 +2,11 @@
 
 Rules of this file.
 
-1. A child can open and change as many files as it likes: of either kind ``BURST`` events
-   are written at once, then ``PER_S`` a second, and of what is changed at its end
-   ``MOST_CHANGES``. Events that are left out are counted and told.
-2. Paths are relative to the base. The kernel has them from the opener's root, or from the
-   mount's top when the mounts of a child that has ended are gone.
+1. A child can open and change as many files as it likes: of either kind ``BURST``
+   events are written at once, then ``PER_S`` a second, and of what is changed at its
+   end ``MOST_CHANGES``. Events that are left out are counted and told.
+2. Paths are relative to the base. The kernel has them from the opener's root, or from
+   the mount's top when the mounts of a child that has ended are gone.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MOST_CHANGES = 10_000
 """Rows that are written at a child's end; a tenth of a second of the host."""
 
 PAUSE_S = 0.05
-"""Between two reads: 5,000 opens a second are read; what comes on top of the kernel's queue
-(16,384) is lost, and that is told."""
+"""Between two reads: 5,000 opens a second are read; what comes on top of the kernel's
+queue (16,384) is lost, and that is told."""
 
 DRAIN_TIMEOUT_S = 5.0
 """Longest read of what is left when the child has ended."""
@@ -62,7 +62,8 @@ def watch_use(use: WorkspaceUse, mount: int) -> tuple[int, str]:
         mount: a descriptor of its mount; -1 where the child makes that.
 
     Returns:
-        A descriptor of ``watch_mount`` and "", or -1 and what an operator is to be told.
+        A descriptor of ``watch_mount`` and "", or -1 and what an operator is to be
+        told.
     """
     if use.mode == "read-only":
         return -1, ""  # nothing is opened to be written

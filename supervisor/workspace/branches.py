@@ -1,10 +1,11 @@
 """Snapshots and forks: what becomes of an upper layer and its sealed layers.
 
 Rules:
- 1. The state names the layers first, in one write, and as which layer the upper goes away.
-    Then the upper goes, by one rename, and a new one is made. The next command that opens
-    the workspace does what a crash or a power cut has left of that.
- 2. A layer that no state names is dropped, so an upper that is to be lost goes the same way.
+ 1. The state names the layers first, in one write, and as which layer the upper goes
+    away. Then the upper goes, by one rename, and a new one is made. The next command
+    that opens the workspace does what a crash or a power cut has left of that.
+ 2. A layer that no state names is dropped, so an upper that is to be lost goes the same
+    way.
 
 Precondition of each: no commit is cut. ``Workspace`` ends one before.
 

@@ -32,7 +32,7 @@ from supervisor.workspace.store import BaseGoneError, InUseError, WorkspaceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.workspace.branches import Snapshotted, Rollback
+    from supervisor.workspace.branches import Rollback, Snapshotted
     from supervisor.workspace.export import Form
     from supervisor.workspace.held_workspace import Trees
     from supervisor.workspace.layers import LayeredTree
@@ -182,7 +182,8 @@ class Workspace:
     def is_cut_off(self) -> bool:
         """Tell whether its last run was cut off before its layer was synced.
 
-        That is of a run with durable = false. The next start clears what tells it, and says so.
+        That is of a run with durable = false. The next start clears what tells it, and
+        says so.
         """
         return not self.directory.user() and self.directory.find_volatile_mark()
 
@@ -330,7 +331,8 @@ class Workspace:
             WorkspaceError: something cannot be hidden.
         """
         self.finish_commit()
-        # Before the look: what changes in the base meanwhile counts as changed in the run.
+        # Before the look: what changes in the base meanwhile counts as changed in the
+        # run.
         started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
         with self.trees() as trees:
             self._held.record_seen(trees, self._held.look(trees))

@@ -32,9 +32,9 @@ from supervisor.handover.next_program import (
     SIGNALS,
     Program,
     hear_signals,
-    inherited,
     own_program,
     state_of,
+    take_inherited,
 )
 from supervisor.host import Host, open_host
 from supervisor.parts import Settings
@@ -143,7 +143,7 @@ def main() -> None:
     """Answer the check, or be a host: a fresh one, or the next one."""
     if sys.argv[1] == CHECK:
         os._exit(answer_check())
-    launchpad = inherited() or start_launchpad()
+    launchpad = take_inherited() or start_launchpad()
     order = json.loads(Path(sys.argv[1]).read_text())
     trio.run(serve, order, launchpad)
     say("over")

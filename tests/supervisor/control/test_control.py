@@ -19,7 +19,7 @@ import trio.testing
 from hostlib import listener as hostlib_listener
 from supervisor.control import server as control
 from supervisor.control.server import LINE_BYTES, MAX_CONNECTIONS
-from supervisor.doctor.leaks import held
+from supervisor.doctor.leaks import named_descriptors
 from supervisor.usage.samples import Samples, Watcher
 from tests.helpers.control import Line, ask, connected, controlled, path
 from tests.helpers.hosts import NEIGHBOUR_S, Stage, eventually, slowest_read, stage
@@ -44,7 +44,7 @@ RFC_3339_UTC = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 
 def connections(stage: Stage) -> int:
     """How many control connections the host holds."""
-    return list(held(stage.host).values()).count("control connection")
+    return list(named_descriptors(stage.host).values()).count("control connection")
 
 
 # ---------------------------------------------------------------- answers

@@ -17,7 +17,7 @@ import trio
 from hostlib.linux.holdings import Baseline
 from supervisor.control.server import serve_control
 from supervisor.doctor import leaks
-from supervisor.doctor.leaks import check_host, held
+from supervisor.doctor.leaks import check_host, named_descriptors
 from supervisor.sandbox.plan import named
 from supervisor.sandbox.scratch import Scratch
 from tests.helpers.explained import clean, leaked, own, stage
@@ -102,7 +102,7 @@ async def test_a_spooled_payload_is_explained(
     fileno = await puppet.open(b"a", b"w")
     puppet.tell(f"send(b'WRITE {fileno} 100000\\n' + bytes(50_000))")
     await puppet.hear()
-    await eventually(lambda: "payload" in held(stage.host).values())
+    await eventually(lambda: "payload" in named_descriptors(stage.host).values())
     session = puppet.child.session
     assert session is not None
     payload = session.inbound.payload
@@ -132,12 +132,12 @@ async def test_a_file_that_a_thread_is_closing_is_explained(
     puppet.tell(f"ask(b'CLOSE {fileno}\\n')")
     try:
         await eventually(lambda: fileno not in stage.host.fs.tables.files)
-        assert held(stage.host)[fd] == "open file"
+        assert named_descriptors(stage.host)[fd] == "open file"
         await clean(stage)
     finally:
         let_go.set()
     assert await puppet.hear() == b"OK"
-    assert "open file" not in held(stage.host).values()
+    assert "open file" not in named_descriptors(stage.host).values()
 
 
 async def test_a_narrowed_client_explains_its_new_places(stage: Stage) -> None:
@@ -374,7 +374,7 @@ async def test_a_host_is_asked_over_its_control_socket(stage: Stage) -> None:
 async def test_every_part_names_descriptors_that_are_open(stage: Stage) -> None:
     puppet = await stage.puppet()
     await puppet.open(b"a", b"w")
-    named = held(stage.host)
+    named = named_descriptors(stage.host)
     assert all(os.fstat(fd) for fd in named)
     assert Counter(named.values())["open file"] == 1
 

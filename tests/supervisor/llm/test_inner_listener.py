@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from hostlib.linux.syscalls import system_call
-from supervisor.doctor.leaks import held
+from supervisor.doctor.leaks import named_descriptors
 from supervisor.llm import endpoint
 from supervisor.llm.endpoint import DoorState, EndpointState
 from supervisor.sandbox import start
@@ -101,7 +101,8 @@ async def test_what_a_child_has_begun_ends_with_it(scene: Scene) -> None:
     await other.do("hold(2)")
     await eventually(lambda: statistics().connections == 6)
     assert {"model endpoint"} == {
-        held(scene.stage.host)[one.socket.fileno()] for one in scene.endpoint._listeners
+        named_descriptors(scene.stage.host)[one.socket.fileno()]
+        for one in scene.endpoint._listeners
     }
     await one.kill()
     await eventually(lambda: statistics().connections == 2)

@@ -282,24 +282,26 @@ async def test_a_session_ends_when_each_request_is_answered_or_given_up(
 
     del autojump_clock
     streams = Streams(trio.CancelScope())
-    await streams.answered()
+    await streams.wait_answered()
     for request_id in (1, 1, "a"):
-        streams.came(types.JSONRPCRequest(jsonrpc="2.0", id=request_id, method="m"))
+        streams.count_request(
+            types.JSONRPCRequest(jsonrpc="2.0", id=request_id, method="m")
+        )
     left = [
         types.JSONRPCResponse(jsonrpc="2.0", id=1, result={}),
         types.JSONRPCResponse(jsonrpc="2.0", id=1, result={}),
     ]
     for message in left:
         with trio.move_on_after(60) as scope:
-            await streams.answered()
+            await streams.wait_answered()
         assert scope.cancelled_caught
-        streams.went(message)
-    streams.came(
+        streams.count_answer(message)
+    streams.count_request(
         types.JSONRPCNotification(
             jsonrpc="2.0", method="notifications/cancelled", params={"requestId": "a"}
         )
     )
-    await streams.answered()
+    await streams.wait_answered()
     assert not streams.is_unread
 
 
@@ -315,12 +317,12 @@ async def test_a_session_ends_when_nobody_is_left_to_read(
     look = module._has_no_reader
     monkeypatch.setattr(module, "_has_no_reader", lambda _: look(theirs))
     streams = module.Streams(trio.CancelScope())
-    streams.came(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="m"))
+    streams.count_request(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="m"))
     with trio.move_on_after(60) as scope:
-        await streams.answered()
+        await streams.wait_answered()
     assert scope.cancelled_caught
     os.close(ours)
-    await streams.answered()
+    await streams.wait_answered()
     assert streams.is_unread
     os.close(theirs)
 

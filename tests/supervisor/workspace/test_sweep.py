@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.doctor.leftovers import left_workspaces
+from supervisor.doctor.leftovers import crashed_workspaces
 from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.sweep import sweep_workspaces
 from supervisor.workspace.verbs import do_verb
@@ -26,7 +26,7 @@ def test_a_commit_that_was_cut_is_ended_and_told(scene: Scene) -> None:
         if not is_commit_cut_at(scene, number, kill):
             break
         was_cut = (scene.upper.parent / "commit").exists()
-        left = left_workspaces(str(scene.state))
+        left = crashed_workspaces(str(scene.state))
         lines = list(sweep_workspaces(str(scene.state)))
         assert bool(lines) == bool(left) == was_cut, number
         is_new = tree_of(scene.base) == after

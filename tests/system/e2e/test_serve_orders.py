@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.client import ControlError
-from supervisor.control.client import within_reach
+from supervisor.control.client import short_name
 from tests.helpers.command import SANDHOST, heard, running, sandhost, small_disk
 from tests.helpers.daemon import Daemon, daemon
 
@@ -34,7 +34,7 @@ def served(tmp_path: Path) -> Iterator[Daemon]:
 
 def connect(sock: socket.socket, path: str) -> None:
     """Connect to a control socket, however long its path is."""
-    with within_reach(path) as name:
+    with short_name(path) as name:
         sock.connect(name)
 
 
