@@ -1,18 +1,13 @@
 """The control socket: a host answers those who may ask, one JSON line each way.
 
-Accepts connections and answers questions; ``serve`` adds orders and streams.
-
 1. SO_PEERCRED decides: the host's own user, or root.
 2. A question is at most ``LINE_BYTES`` and ``DEADLINE_S`` long; then a connection may
    idle. Of too many connections the one that idles longest is closed.
-3. Answers are made one at a time, in slices: a client's READ waits for one slice at
-   most.
-4. An order or a stream has a connection of its own, at most ``MAX_LONG``, and ends with
-   its client. A client that does not read waits in its own send; nothing is buffered
-   for it.
-5. An order begins only while its client is there, and the journal and the log name it.
-6. Such a connection gets a space at least every ``BEAT_S``: silence means a hanging
-   host.
+3. Answers are made one at a time, in slices: a client's READ waits for one slice.
+4. An order or stream has a connection of its own, at most ``MAX_LONG``, and ends with
+   its client. A client that does not read waits in its own send, without a buffer.
+5. An order begins only while its client is there; journal and log name it.
+6. Such a connection gets a space every ``BEAT_S``: silence means a hanging host.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     probe   can the next program take this state over?
     rest    no new requests; those under way end or wait
-    leave   the snapshot is taken
-    become  exec(2): same pid, same descriptors, same children
+    leave   the snapshot is taken, then exec(2): same pid, descriptors and children
 
 1. Until exec(2) succeeds nothing is lost: after a failure the host goes on and says
    why.
