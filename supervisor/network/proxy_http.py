@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import h11
 import msgspec
 
+from hostlib.http_head import HeadError, HeadFault, parse_head
 from supervisor.network.hosts import HostError, format_host, parse_host, shorten
 from supervisor.network.proxy_dialogue import Asked, ProxyError
 from supervisor.network.reasons import Reason
@@ -28,12 +29,10 @@ _USUAL_PORT = 80
 
 # TLS and other protocols have a NUL early, and would be waited for otherwise.
 _NO_HTTP = re.compile(rb"(?<!\r)\n|\x00")
-_FOLDED = re.compile(rb"\n[ \t]")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _ABSOLUTE = re.compile(
     r"http://(?P<authority>[^/?#]*)(?P<rest>[/?][^#]*)?", re.IGNORECASE
 )
-_VERSIONS = (b"1.0", b"1.1")
 _HOP_BY_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate"),
@@ -57,6 +56,13 @@ _DETAILS = {
     Reason.TLS_OTHER_NAME: "the ClientHello names another host",
     Reason.LIMIT_CONNECTIONS: "the child has too many connections",
     Reason.LIMIT_NET_BYTES: "the child has sent and received too many bytes",
+}
+
+_FAULTS = {
+    HeadFault.NO_HTTP: "it is no HTTP request",
+    HeadFault.NO_REQUEST: "it is no request of HTTP/1.1 or 1.0",
+    HeadFault.OTHER_VERSION: "it is no request of HTTP/1.1 or 1.0",
+    HeadFault.FOLDED: "a header field is folded",
 }
 
 Fields = list[tuple[bytes, bytes]]
@@ -214,17 +220,10 @@ class _Request:
 
 
 def _parse_head(head: bytes) -> tuple[h11.Request, h11.Connection]:
-    http = h11.Connection(h11.SERVER, max_incomplete_event_size=2 * MAX_HEAD_BYTES)
     try:
-        http.receive_data(head)
-        request = http.next_event()
-    except h11.RemoteProtocolError:
-        raise _error("it is no HTTP request") from None
-    if not isinstance(request, h11.Request) or request.http_version not in _VERSIONS:
-        raise _error("it is no request of HTTP/1.1 or 1.0")
-    if _FOLDED.search(head):
-        raise _error("a header field is folded")
-    return request, http
+        return parse_head(head, 2 * MAX_HEAD_BYTES)
+    except HeadError as why:
+        raise _error(_FAULTS[why.fault]) from None
 
 
 def _check_framing(head: h11.Request, fields: Fields) -> None:

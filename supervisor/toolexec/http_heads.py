@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 
 import h11
 
+from hostlib.http_head import HeadError, HeadFault, parse_head
 from protocol.toolexec import requests
 from protocol.toolexec.body import MAX_HEAD_BYTES, Head
 
@@ -18,10 +19,6 @@ CLOSE = (b"Connection", b"close")
 
 # Some clients of old sent one more behind a request's body (RFC 9112, 2.2).
 _EMPTY_LINE = re.compile(rb"\A\r?\n")
-
-# h11 joins folded lines and takes any HTTP/x.y; RFC 9112 (5.2) lets a server refuse.
-_FOLDED = re.compile(rb"\n[ \t]")
-_VERSIONS = (b"1.0", b"1.1")
 
 # The request that h11 is told where the reply does not depend on it.
 _ANY = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
@@ -50,19 +47,13 @@ def read(text: bytes) -> tuple[Head, bool]:
     Raises:
         RefusedAtOnceError: it is none that is understood here.
     """
-    http = h11.Connection(h11.SERVER, max_incomplete_event_size=2 * MAX_HEAD_BYTES)
+    text = _EMPTY_LINE.sub(b"", text, count=1)
     try:
-        http.receive_data(_EMPTY_LINE.sub(b"", text, count=1))
-        event = http.next_event()
-    except h11.RemoteProtocolError as why:
-        # Without the line itself, which may hold a token.
-        reason, _, _ = str(why).partition(": bytearray")
+        event, http = parse_head(text, 2 * MAX_HEAD_BYTES)
+    except HeadError as why:
+        is_strictness = why.fault in (HeadFault.OTHER_VERSION, HeadFault.FOLDED)
+        reason = "a folded header or another HTTP" if is_strictness else str(why)
         raise RefusedAtOnceError(requests.bad_request(reason)) from None
-    if not isinstance(event, h11.Request):
-        raise RefusedAtOnceError(requests.bad_request("no request"))
-    if _FOLDED.search(text) or event.http_version not in _VERSIONS:
-        refusal = requests.bad_request("a folded header or another HTTP")
-        raise RefusedAtOnceError(refusal)
     headers = tuple(event.headers)
     head = Head(event.method, event.target, headers, event.http_version)
     return head, http.they_are_waiting_for_100_continue
