@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from supervisor.network.statistics import NetworkRow, NetworkStatistics
+
 if TYPE_CHECKING:
     from supervisor.children.child import Child
     from supervisor.host import Host
@@ -15,19 +19,11 @@ def network_figures(host: Host, child: Child) -> dict[str, object]:
     figures = None if names is None else names.network_figures(child.id)
     if figures is not None:
         return figures
-    return {
-        "child_id": child.id,
-        "name": child.spec.name,
-        "mode": child.spec.network,
-        "rules": [],
-        "names": [],
-        "refused": [],
-        "published": [],
-        "connections": 0,
-        "open": 0,
-        "bytes_in": 0,
-        "bytes_out": 0,
-    }
+    spec = child.spec
+    none: dict[str, object] = msgspec.to_builtins(
+        NetworkStatistics(child.id, spec.name, spec.network)
+    )
+    return none
 
 
 def network_row(host: Host, child: Child) -> dict[str, object]:
@@ -36,5 +32,5 @@ def network_row(host: Host, child: Child) -> dict[str, object]:
     row = None if names is None else names.network_row(child.id)
     if row is not None:
         return row
-    none = dict.fromkeys(("connections", "open", "bytes_in", "bytes_out", "refused"), 0)
-    return {"mode": child.spec.network, "rules": [], **none, "published": []}
+    none: dict[str, object] = msgspec.to_builtins(NetworkRow(child.spec.network))
+    return none

@@ -14,7 +14,6 @@ import errno
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import trio
 
 from hostlib.accounts import Account
@@ -35,7 +34,12 @@ from supervisor.network.publisher import Publisher
 from supervisor.network.refusals import OTHERS
 from supervisor.network.resolver import Resolver
 from supervisor.network.rule import RuleError
-from supervisor.network.statistics import NetworkStatistics, name_row, refused_row
+from supervisor.network.statistics import (
+    NetworkRow,
+    NetworkStatistics,
+    name_row,
+    refused_row,
+)
 from supervisor.network.traffic import Counts, Traffic
 from supervisor.network.tunnel import Pipes
 
@@ -237,20 +241,19 @@ class ChildNetwork:
             bytes_out=total.bytes_out,
         )
 
-    def row(self) -> dict[str, object]:
+    def row(self) -> NetworkRow:
         """Return what a row of `ps` tells."""
         total = self._traffic.total
-        published = msgspec.to_builtins(self._publisher.rows())
-        return {
-            "mode": self._settings.mode,
-            "rules": list(self._access.rules.texts()),
-            "connections": total.connections,
-            "open": total.open,
-            "bytes_in": total.bytes_in,
-            "bytes_out": total.bytes_out,
-            "refused": self.refused,
-            "published": list(published),
-        }
+        return NetworkRow(
+            mode=self._settings.mode,
+            rules=self._access.rules.texts(),
+            connections=total.connections,
+            open=total.open,
+            bytes_in=total.bytes_in,
+            bytes_out=total.bytes_out,
+            refused=self.refused,
+            published=self._publisher.rows(),
+        )
 
     def granted_figures(self) -> Iterator[NetworkFigure]:
         """Yield what went through connections, by names that rules grant by themselves."""

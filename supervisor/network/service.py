@@ -117,7 +117,7 @@ class NetworkService:
     def network_row(self, child_id: str) -> dict[str, object] | None:
         """Return what `ps` tells of a child's network; None if it has no names."""
         network = self._networks.get(child_id)
-        return None if network is None else network.row()
+        return None if network is None else msgspec.to_builtins(network.row())
 
     def network_figures(self, child_id: str) -> dict[str, object] | None:
         """Return all figures of a child's network; None if it has no names."""

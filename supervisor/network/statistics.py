@@ -59,14 +59,27 @@ class NetworkStatistics(msgspec.Struct, frozen=True):
     child_id: str
     name: str | None
     mode: str
-    rules: tuple[str, ...]
-    names: tuple[NameRow, ...]
-    refused: tuple[RefusedRow, ...]
-    published: tuple[PublishedRow, ...]
-    connections: int
-    open: int
-    bytes_in: int
-    bytes_out: int
+    rules: tuple[str, ...] = ()
+    names: tuple[NameRow, ...] = ()
+    refused: tuple[RefusedRow, ...] = ()
+    published: tuple[PublishedRow, ...] = ()
+    connections: int = 0
+    open: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class NetworkRow(msgspec.Struct, frozen=True):
+    """What a row of `ps` tells of one child's network."""
+
+    mode: str
+    rules: tuple[str, ...] = ()
+    connections: int = 0
+    open: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    refused: int = 0
+    published: tuple[PublishedRow, ...] = ()
 
 
 def name_row(name: str, port: int | None, counts: Counts) -> NameRow:
