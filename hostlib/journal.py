@@ -72,6 +72,7 @@ EVENTS = (
     "quota.denied",
     "network.refused",
     "network.failed",
+    "network.reset",
     "network.changed",
     "workspace.opened",
     "workspace.closed",

@@ -221,8 +221,12 @@ def reload(*, execute: bool, control: str | None, as_json: bool) -> int:
     if execute:
         with _asking(control) as host:
             generation = host.replace()
-        text = json.dumps({"generation": generation}) if as_json else "replaced"
-        print_text(f"{text}\n")
+            count = host.stats()["connections_reset"]
+        fields = {"generation": generation, "connections_reset": count}
+        text = "replaced"
+        if count:
+            text += f"; connections of children that were reset: {count}"
+        print_text(f"{json.dumps(fields) if as_json else text}\n")
         return 0
     with _asking(control) as host:
         changes = host.reload()

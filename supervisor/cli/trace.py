@@ -242,6 +242,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "security.denied": lambda e: f"{e.get('command')} {e.get('filename')}",
     "network.refused": _refused,
     "network.failed": lambda e: f"{_where(e)}: {e.get('reason')}",
+    "network.reset": lambda e: f"{e.get('connections')}: the host was replaced",
     "network.changed": _network_changed,
     "security.left_out": lambda e: f"{e.get('denials')} more denials",
     "llm.called": _called,

@@ -249,7 +249,13 @@ class NetworkFigure(NamedTuple):
 
 
 class Names(Service, Protocol):
-    """The network by name."""
+    """The network by name.
+
+    Attributes:
+        connections_reset: those that ended with the host's program before.
+    """
+
+    connections_reset: int
 
     def inner_fd(self, child_id: str) -> int:
         """Return a socket of the net namespace that it serves of a child; -1 for none."""

@@ -42,7 +42,14 @@ class Change:
     def add_to(self, orders: Orders) -> None:
         """Register the order and its counter."""
         orders.orders[ORDER] = self._order
-        orders.stats.append(lambda: {"generation": self.host.generation})
+        orders.stats.append(self._row)
+
+    def _row(self) -> dict[str, object]:
+        network = self.host.services.network
+        return {
+            "generation": self.host.generation,
+            "connections_reset": network.connections_reset if network else 0,
+        }
 
     async def _order(self, words: dict[str, Any]) -> NoReturn:
         if words:

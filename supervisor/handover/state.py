@@ -28,7 +28,7 @@ from vfs.handover import (  # noqa: TC001 - msgspec looks
     PolicyState,
 )
 
-VERSION = 3
+VERSION = 4
 """Version of the form below."""
 
 LAUNCHPAD = wire.VERSION

@@ -18,7 +18,7 @@ from supervisor.network.reasons import Reason, Refused
 from supervisor.network.rule import rule_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
     from supervisor.network.hosts import Address
@@ -50,6 +50,7 @@ class Access:
         settings: what the child was started with.
         own_addresses: reads those of the host.
         parent: reads the rules of the child's parent; None if it is no nested one.
+        names: of the pool of a child that is taken over.
 
     Attributes:
         rules: of this moment.
@@ -61,9 +62,10 @@ class Access:
         settings: NetworkSettings,
         own_addresses: Callable[[], AbstractSet[Address]],
         parent: Callable[[], Rules] | None = None,
+        names: Iterable[str] = (),
     ) -> None:
         self.rules = settings.rules
-        self.pool = Pool()
+        self.pool = Pool(names)
         self._outer_pool = settings.outer_pool
         self._own_addresses = own_addresses
         self._parent = parent

@@ -11,7 +11,8 @@ What all children of a host share is one `Outside`.
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -24,6 +25,7 @@ from supervisor.network.connections import MAX_CONNECTIONS, Connections
 from supervisor.network.dns_sockets import DnsSockets
 from supervisor.network.forwarder import Forwarder
 from supervisor.network.hosts import shorten
+from supervisor.network.network_state import ChildNetworkState
 from supervisor.network.notices import Notices
 from supervisor.network.outbound import Outbound
 from supervisor.network.own_addresses import read_own_addresses
@@ -34,6 +36,7 @@ from supervisor.network.publisher import Publisher
 from supervisor.network.refusals import OTHERS
 from supervisor.network.resolver import Resolver
 from supervisor.network.rule import RuleError
+from supervisor.network.rules import parse_rules
 from supervisor.network.statistics import (
     NetworkRow,
     NetworkStatistics,
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from hostlib.log import Log
     from supervisor.network.addresses import Network
     from supervisor.network.hosts import Address
-    from supervisor.network.inner_sockets import InnerSockets
+    from supervisor.network.inner_sockets import InnerSockets, SocketsState
     from supervisor.network.rule import Rule
     from supervisor.network.rules import Rules
     from supervisor.network.settings import NetworkSettings
@@ -112,6 +115,7 @@ class ChildNetwork:
         sockets: of its namespace; owned.
         outside: of the host.
         bounds: of the child.
+        state: of a child that is taken over, with its sockets.
 
     Raises:
         OSError: a port of the host that is to be published is taken; its `filename` is
@@ -125,15 +129,27 @@ class ChildNetwork:
         sockets: InnerSockets,
         outside: Outside,
         bounds: Bounds | None = None,
+        state: ChildNetworkState | None = None,
     ) -> None:
+        state = state or ChildNetworkState()
+        if state.rules is not None:
+            settings = replace(settings, rules=parse_rules(state.rules))
         self._identity = identity
         self._settings = settings
         self._sockets = sockets
         self._bounds = bounds = bounds or Bounds()
-        self._traffic = Traffic()
-        self._notices = Notices(outside.journal, identity.child_id)
-        self._access = Access(settings, outside.own_addresses, bounds.parent_rules)
-        self._routes = frozenset(settings.rules.networks())
+        self._traffic = Traffic(state.traffic)
+        self._notices = Notices(outside.journal, identity.child_id, state.notices)
+        self._access = Access(
+            settings,
+            outside.own_addresses,
+            bounds.parent_rules,
+            state.names,
+        )
+        routes = map(ip_network, state.routes)
+        self._routes = frozenset([*settings.rules.networks(), *routes])
+        if bounds.net_bytes is not None:
+            bounds.net_bytes.record(state.net_bytes)
         self._connections = Connections(
             self._traffic,
             self._notices,
@@ -143,7 +159,12 @@ class ChildNetwork:
             bounds.net_bytes,
         )
         self._outbound = Outbound(
-            settings, self._access, self._connections, outside.resolver, outside.pipes
+            settings,
+            self._access,
+            self._connections,
+            outside.resolver,
+            outside.pipes,
+            state.learned,
         )
         self._log = outside.log
         self._dns = DnsSockets(
@@ -162,9 +183,15 @@ class ChildNetwork:
             outside.log,
         )
         self._publisher = Publisher(
-            settings.publish, sockets, self._connections, outside.pipes
+            settings.publish,
+            sockets,
+            self._connections,
+            outside.pipes,
+            state.published,
         )
-        self._ports = Ports(sockets, self._forwarder)
+        self._ports = Ports(sockets, self._forwarder, state.closed_ports)
+        if state.open:
+            self._notices.tell_reset(state.open)
         self._scope = trio.CancelScope()
         self._has_ended: trio.Event | None = None
 
@@ -182,6 +209,30 @@ class ChildNetwork:
         finally:
             self._publisher.close()
             self._sockets.close()
+
+    def snapshot(self) -> ChildNetworkState:
+        """Return what is handed over."""
+        learned, size = self._outbound.learned, self._bounds.net_bytes
+        return ChildNetworkState(
+            closed_ports=[*self._ports.closed()],
+            published=self._publisher.snapshot(),
+            rules=[*self._access.rules.texts()],
+            routes=[*map(str, self._routes)],
+            names=[*self._access.pool.names()],
+            traffic=self._traffic.snapshot(),
+            notices=self._notices.snapshot(),
+            learned=None if learned is None else learned.snapshot(),
+            net_bytes=0 if size is None else size.used,
+            open=len(self._connections),
+        )
+
+    def snapshot_sockets(self) -> SocketsState:
+        """Return what is handed over of the namespace's sockets."""
+        return self._sockets.snapshot(self._publisher.sockets_in_use())
+
+    def handed_over(self) -> tuple[int, ...]:
+        """Return the descriptors that are handed over: all but those of connections."""
+        return (*self._sockets.descriptors(), *self._publisher.descriptors())
 
     @property
     def rules(self) -> Rules:

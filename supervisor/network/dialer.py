@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.network.sockets import close_socket, connect, keep_alive, send_at_once
+from supervisor.network.sockets import (
+    close_socket,
+    connect,
+    keep_alive,
+    reset_at_exit,
+    send_at_once,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,6 +103,7 @@ class _Race:
         try:
             send_at_once(sock)
             keep_alive(sock)
+            reset_at_exit(sock)
             await connect(sock, address, self._port)
         except BaseException:
             self.close(sock)

@@ -8,12 +8,32 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from hostlib.linux.tcp import disconnect
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+
+class SocketsState(msgspec.Struct):
+    """What is handed over.
+
+    Attributes:
+        listeners: (port, descriptors).
+        stock: also those in use; what is connected by them is reset.
+    """
+
+    dns_datagram: int
+    dns_stream: int
+    proxy: int
+    listeners: list[tuple[int, list[int]]]
+    stock: list[int]
+    has_v6: bool
 
 
 @dataclass(slots=True)
@@ -37,6 +57,45 @@ class InnerSockets:
     listeners: dict[int, tuple[socket.socket, ...]]
     stock: list[socket.socket]
     has_v6: bool
+
+    @classmethod
+    def restore(cls, state: SocketsState) -> Self:
+        """Return what was handed over."""
+        # A listener may be the host's own one as well.
+        made: dict[int, socket.socket] = {}
+        stock = [socket_of(fd) for fd in state.stock]
+        for sock in stock:
+            disconnect(sock)
+
+        def one(fd: int) -> socket.socket:
+            return made.get(fd) or made.setdefault(fd, socket_of(fd))
+
+        return cls(
+            one(state.dns_datagram),
+            one(state.dns_stream),
+            one(state.proxy),
+            {port: tuple(map(one, fds)) for port, fds in state.listeners},
+            stock,
+            state.has_v6,
+        )
+
+    def snapshot(self, used: Iterable[int]) -> SocketsState:
+        """Return what is handed over.
+
+        Args:
+            used: what was taken of the stock, and goes back to it.
+        """
+        return SocketsState(
+            self.dns_datagram.fileno(),
+            self.dns_stream.fileno(),
+            self.proxy.fileno(),
+            [
+                (port, [sock.fileno() for sock in listeners])
+                for port, listeners in self.listeners.items()
+            ],
+            [*(sock.fileno() for sock in self.stock), *used],
+            self.has_v6,
+        )
 
     def take(self, family: int) -> socket.socket:
         """Return an unbound TCP socket of the namespace; the caller's.
@@ -66,3 +125,10 @@ class InnerSockets:
         yield from (self.dns_datagram, self.dns_stream, self.proxy, *self.stock)
         for listeners in self.listeners.values():
             yield from listeners
+
+
+def socket_of(fd: int) -> socket.socket:
+    """Return the non-blocking socket that was handed over as a number."""
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(False)
+    return sock

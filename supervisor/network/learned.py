@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.network.rule import TLS_PORT, Rule, rule_for
+import msgspec
+
+from supervisor.network.rule import TLS_PORT, Rule, parse_rule, rule_for
 
 if TYPE_CHECKING:
     from supervisor.network.addresses import Network
@@ -14,16 +16,34 @@ MAX_USES = 4096
 """Hosts and ports that are noted of a child: as many as it may have names."""
 
 
+class LearnedState(msgspec.Struct):
+    """What is handed over: a rule of one port for each use."""
+
+    uses: list[str]
+    left_out: int
+
+
 class Learned:
     """What one child has used.
+
+    Args:
+        state: of a child that is taken over.
 
     Attributes:
         left_out: uses that were not noted, for there were too many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: LearnedState | None = None) -> None:
         self._uses: dict[tuple[str | Network, int], Rule] = {}
         self.left_out = 0
+        if state is not None:
+            self.left_out = state.left_out
+            for rule in map(parse_rule, state.uses):
+                self._uses[rule.target, rule.ports[0]] = rule
+
+    def snapshot(self) -> LearnedState:
+        """Return what is handed over."""
+        return LearnedState([*map(str, self._uses.values())], self.left_out)
 
     def add(
         self,

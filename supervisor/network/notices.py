@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
-from supervisor.network.refusals import Failure, Refusals
+from supervisor.network.refusals import Failure, Refusals, RefusalsState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,19 +19,38 @@ if TYPE_CHECKING:
     from supervisor.network.refusals import Row
 
 
+class NoticesState(msgspec.Struct):
+    """What is handed over: what was refused, and what failed."""
+
+    refused: RefusalsState
+    failed: RefusalsState
+
+
 class Notices:
     """Tells of one child.
 
     Args:
         journal: where events go.
         child_id: the child's.
+        state: what was refused, and what failed, of a child that is taken over.
     """
 
-    def __init__(self, journal: Journal, child_id: str) -> None:
+    def __init__(
+        self, journal: Journal, child_id: str, state: NoticesState | None = None
+    ) -> None:
         self._journal = journal
         self._child_id = child_id
-        self._refusals = Refusals()
-        self._failures = Refusals()
+        now_s = trio.current_time()
+        self._refusals = Refusals(None if state is None else state.refused, now_s)
+        self._failures = Refusals(None if state is None else state.failed, now_s)
+
+    def snapshot(self) -> NoticesState:
+        """Return what is handed over."""
+        now_s = trio.current_time()
+        refused, failed = (
+            rows.snapshot(now_s) for rows in (self._refusals, self._failures)
+        )
+        return NoticesState(refused, failed)
 
     @property
     def refused(self) -> int:
@@ -73,6 +93,10 @@ class Notices:
                 port=row.port,
                 reason=row.reason,
             )
+
+    def tell_reset(self, count: int) -> None:
+        """Tell how many connections ended with the host's program before."""
+        self._journal.write("network.reset", child_id=self._child_id, connections=count)
 
     def tell_changed(
         self, allow: Sequence[str], deny: Sequence[str], *, cut: bool

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from supervisor.network.access import Access
     from supervisor.network.connections import Connection, Connections
     from supervisor.network.hosts import Address
+    from supervisor.network.learned import LearnedState
     from supervisor.network.resolver import Resolver
     from supervisor.network.rules import Grant
     from supervisor.network.settings import NetworkSettings
@@ -53,6 +54,7 @@ class Outbound:
         connections: the table of those that are open.
         resolver: the host's.
         pipes: the host's.
+        used: what a child that is taken over has used.
 
     Attributes:
         learned: what was used, in the mode `learn`; else None.
@@ -65,6 +67,7 @@ class Outbound:
         connections: Connections,
         resolver: Resolver,
         pipes: Pipes,
+        used: LearnedState | None = None,
     ) -> None:
         self._upstream = settings.upstream
         self._access = access
@@ -72,7 +75,7 @@ class Outbound:
         self._resolver = resolver
         self._pipes = pipes
         self._look_ups = trio.CapacityLimiter(THREADS_PER_CHILD)
-        self.learned = Learned() if settings.mode == "learn" else None
+        self.learned = Learned(used) if settings.mode == "learn" else None
 
     def is_allowed(self, connection: Connection) -> bool:
         """Tell whether a connection that was made would be made now."""

@@ -36,14 +36,17 @@ class Ports:
     Args:
         sockets: of its namespace.
         forwarder: accepts.
+        closed: ports that refuse connections, of a child that is taken over.
     """
 
-    def __init__(self, sockets: InnerSockets, forwarder: Forwarder) -> None:
+    def __init__(
+        self, sockets: InnerSockets, forwarder: Forwarder, closed: Iterable[int] = ()
+    ) -> None:
         self._sockets = sockets
         self._forwarder = forwarder
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[socket.socket, trio.CancelScope] = {}
-        self._closed: set[int] = set()
+        self._closed = set(closed)
         for sock in self._first():
             self._scopes[sock] = trio.CancelScope()
 
@@ -74,10 +77,14 @@ class Ports:
         for port in self._listening() - wanted:
             self._close(port)
 
+    def closed(self) -> tuple[int, ...]:
+        """Return the ports that were listened on, and refuse connections now."""
+        return tuple(self._closed)
+
     def _first(self) -> Iterable[socket.socket]:
         yield from (self._sockets.dns_stream, self._sockets.proxy)
-        for listeners in self._sockets.listeners.values():
-            yield from listeners
+        for port in self._listening():
+            yield from self._sockets.listeners[port]
 
     def _listening(self) -> frozenset[int]:
         return frozenset(self._sockets.listeners.keys() - self._closed)

@@ -16,8 +16,15 @@ import trio
 
 from hostlib.linux.tcp import disconnect, is_closed, is_to_be_reset
 from supervisor.network.connections import Connection
+from supervisor.network.inner_sockets import socket_of
 from supervisor.network.ports import BACKLOG
-from supervisor.network.sockets import accept_each, close_socket, connect, send_at_once
+from supervisor.network.sockets import (
+    accept_each,
+    close_socket,
+    connect,
+    reset_at_exit,
+    send_at_once,
+)
 from supervisor.network.statistics import PublishedRow
 from supervisor.network.tunnel import Tunnel
 
@@ -85,6 +92,7 @@ class Publisher:
         sockets: of its namespace.
         connections: the table of those that are open.
         pipes: the host's.
+        taken_over: listeners as `snapshot` returned them, in the place of publications.
 
     Raises:
         OSError: a port of the host is taken; its `filename` is the port.
@@ -96,13 +104,14 @@ class Publisher:
         sockets: InnerSockets,
         connections: Connections,
         pipes: Pipes,
+        taken_over: Iterable[tuple[int, int]] | None = None,
     ) -> None:
         self._has_v6 = sockets.has_v6
         self._stock = Stock(sockets)
         self._connections = connections
         self._pipes = pipes
-        self._listeners: list[tuple[int, socket.socket]] = []
-        for publication in publications:
+        self._listeners = [(port, socket_of(fd)) for port, fd in taken_over or ()]
+        for publication in publications if taken_over is None else ():
             try:
                 listener = _listen(publication.host_port or 0)
             except OSError as why:
@@ -117,6 +126,14 @@ class Publisher:
             PublishedRow(port, f"{_LOOPBACK}:{listener.getsockname()[1]}")
             for port, listener in self._listeners
         )
+
+    def snapshot(self) -> list[tuple[int, int]]:
+        """Return (port of the child, descriptor of the listener)."""
+        return [(port, listener.fileno()) for port, listener in self._listeners]
+
+    def sockets_in_use(self) -> tuple[int, ...]:
+        """Return the descriptors of those taken from the stock."""
+        return tuple(self._stock.descriptors())
 
     def start(self, nursery: trio.Nursery, tell: Callable[[OSError], None]) -> None:
         """Begin to accept.
@@ -180,6 +197,7 @@ class Publisher:
         inner = line.dup()  # the tunnel closes it
         try:
             send_at_once(inner)
+            reset_at_exit(inner)
             await connect(inner, address, port)
         except BaseException:
             close_socket(inner)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from supervisor.network.hosts import MAX_NAME_LENGTH, shorten
 
 if TYPE_CHECKING:
@@ -52,13 +54,42 @@ class Failure:
     rule: None = None
 
 
-class Refusals:
-    """The refusals of one child, or its failures."""
+class RefusalsState(msgspec.Struct):
+    """What is handed over.
 
-    def __init__(self) -> None:
+    Attributes:
+        rows: the oldest first.
+        told_ago_s: how long ago each was told.
+        count: refusals.
+    """
+
+    rows: list[Row]
+    told_ago_s: list[float]
+    count: int
+
+
+class Refusals:
+    """The refusals of one child, or its failures.
+
+    Args:
+        state: those of a child that is taken over.
+        now_s: of the clock of `add`.
+    """
+
+    def __init__(self, state: RefusalsState | None = None, now_s: float = 0.0) -> None:
         self._rows: dict[tuple[str, int | None], Row] = {}
         self._told_at_s: dict[tuple[str, int | None], float] = {}
         self._count = 0
+        if state is not None:
+            self._count = state.count
+            for row, ago_s in zip(state.rows, state.told_ago_s, strict=True):
+                self._rows[row.name, row.port] = row
+                self._told_at_s[row.name, row.port] = now_s - ago_s
+
+    def snapshot(self, now_s: float) -> RefusalsState:
+        """Return what is handed over."""
+        told_ago_s = [now_s - self._told_at_s[key] for key in self._rows]
+        return RefusalsState([*self._rows.values()], told_ago_s, self._count)
 
     def __len__(self) -> int:
         """Return how many refusals there were."""

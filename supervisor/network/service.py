@@ -25,10 +25,11 @@ from supervisor.network.child_network import (
     Outside,
 )
 from supervisor.network.inner_sockets import InnerSockets
+from supervisor.network.network_state import NetworkState
 from supervisor.network.pool import NAMESPACE_V4, NAMESPACE_V6
 from supervisor.network.rule import parse_rule
 from supervisor.network.settings import DNS_PORT, settings_from
-from vfs.errors import HandoverError
+from vfs.handover import state_from
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from hostlib.journal import Journal
     from hostlib.log import Log
     from supervisor.fsproxy.ports import ChildView, NetworkFigure, Services
+    from supervisor.network.inner_sockets import SocketsState
+    from supervisor.network.network_state import ChildNetworkState
     from supervisor.network.settings import NetworkSettings
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder, SocketOrder
     from supervisor.spec import ChildSpec
@@ -77,7 +80,11 @@ class NetworkHost(Protocol):
 
 
 class NetworkService:
-    """Made by `open_network`."""
+    """Made by `open_network`.
+
+    Attributes:
+        connections_reset: those that ended with the host's program before.
+    """
 
     def __init__(self, host: NetworkHost, nursery: trio.Nursery) -> None:
         self._host = host
@@ -85,6 +92,8 @@ class NetworkService:
         self._outside = Outside(host.journal, host.log)
         self._networks: dict[str, ChildNetwork] = {}
         self._inner_fds: dict[str, int] = {}
+        self._left: dict[str, tuple[SocketsState, ChildNetworkState]] = {}
+        self.connections_reset = 0
 
     async def child_starting(
         self, child: ChildView, stack: AsyncExitStack
@@ -170,15 +179,31 @@ class NetworkService:
         has_v6: bool,
     ) -> None:
         sockets = sockets_of(settings, made, has_v6=has_v6)
-        identity = Identity(child.id, child.spec.name)
         try:
-            network = ChildNetwork(
-                identity, settings, sockets, self._outside, bounds_of(child.spec)
-            )
+            self._start(child, settings, stack, sockets, None)
         except OSError as why:
             sockets.close()
             text = f"cannot publish at port {why.filename} of 127.0.0.1: {why.strerror}"
             raise OSError(why.errno, f"{text}; name another port") from None
+
+    def _start(
+        self,
+        child: ChildView,
+        settings: NetworkSettings,
+        stack: AsyncExitStack,
+        sockets: InnerSockets,
+        state: ChildNetworkState | None,
+    ) -> None:
+        """Serve a child until the end of the stack.
+
+        Raises:
+            OSError: a port cannot be published.
+        """
+        identity = Identity(child.id, child.spec.name)
+        bounds = bounds_of(child.spec)
+        network = ChildNetwork(
+            identity, settings, sockets, self._outside, bounds, state
+        )
         stack.push_async_callback(network.aclose)
         self._networks[child.id] = network
         stack.callback(self._networks.pop, child.id)
@@ -192,38 +217,47 @@ class NetworkService:
     # Handed over
 
     def rest(self) -> None:
-        """Do nothing: with a network by name there is no hand-over."""
+        """Do nothing: what comes until exec(2) is served still."""
 
     def go_on(self) -> None:
         """Do nothing."""
 
     def busy(self) -> str | None:
-        """Return None: a connection may last as long as its child."""
+        """Return None: connections may last as long as their children, and are reset."""
         return None
 
     def interrupt(self) -> None:
         """Do nothing."""
 
     def hand_over(self, stack: ExitStack) -> tuple[object, Collection[int]]:
-        """Return nothing, where there is nothing.
-
-        Raises:
-            HandoverError: a child has a network by name.
-        """
-        if self._networks:
-            count = len(self._networks)
-            text = f"{count} children have a network by name, which stays here"
-            raise HandoverError(f"{text}; stop them first, or restart the host")
-        return {}, ()
+        """Return each child's network without its connections; exec(2) resets those."""
+        del stack
+        state = NetworkState(
+            {
+                child_id: (network.snapshot_sockets(), network.snapshot())
+                for child_id, network in self._networks.items()
+            }
+        )
+        networks = self._networks.values()
+        fds = {fd for network in networks for fd in network.handed_over()}
+        return msgspec.to_builtins(state), fds
 
     async def take_over(self, state: object) -> None:
-        """Do nothing: nothing was left."""
+        """Take what was left, each child's with the child."""
+        self._left = state_from(state, NetworkState, "the network").children
 
     async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
-        """Do nothing: such a child has no network by name."""
+        """Go on with a child's network."""
+        keys, left = child.spec.network_keys, self._left.pop(child.id, None)
+        if keys is None or left is None:
+            return
+        sockets, network = left
+        inner = InnerSockets.restore(sockets)
+        self._start(child, settings_from(keys), stack, inner, network)
+        self.connections_reset += network.open
 
     async def all_entered(self) -> None:
-        """Do nothing."""
+        """Do nothing: a network is one child's."""
 
 
 @asynccontextmanager

@@ -1,7 +1,8 @@
 """Plain non-blocking TCP sockets as Trio waits for them, and their two ways to end.
 
 A connection that ends by an error is reset: its peer must not take what it has for the
-whole (spec NET6).
+whole (spec NET6). So is one that this process leaves open when it ends or becomes another
+program: only `close_socket` ends a connection well.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from supervisor.network.hosts import Address
     from supervisor.network.pace import Pace
 
-_NO_LINGER = struct.pack("ii", 1, 0)
+_NO_LINGER, _LINGER = struct.pack("ii", 1, 0), bytes(8)
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 60),
     (socket.TCP_KEEPINTVL, 15),
@@ -36,15 +37,28 @@ _KEEPALIVE = (
 def close_socket(sock: socket.socket) -> None:
     """Close a connection: what was sent arrives, then its end."""
     if sock.fileno() >= 0:
-        trio.lowlevel.notify_closing(sock)
-        sock.close()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+        _close(sock)
 
 
 def reset_socket(sock: socket.socket) -> None:
     """Close a connection by RST: its peer sees an error."""
     if sock.fileno() >= 0:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        close_socket(sock)
+        reset_at_exit(sock)
+        _close(sock)
+
+
+def reset_at_exit(sock: socket.socket) -> None:
+    """Have a connection reset by whatever closes it, but for `close_socket`.
+
+    What a listener accepts inherits it (Linux).
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+
+
+def _close(sock: socket.socket) -> None:
+    trio.lowlevel.notify_closing(sock)
+    sock.close()
 
 
 def send_at_once(sock: socket.socket) -> None:
@@ -81,6 +95,7 @@ async def accept_each(
         tell: told what the process lacks for a connection, and why it is the last.
         pace: of the host.
     """
+    reset_at_exit(listener)
     while True:
         try:
             sock = await accepted_socket(listener, tell)

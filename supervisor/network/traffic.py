@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from supervisor.network.pool import MAX_NAMES
 from supervisor.network.refusals import OTHERS
@@ -31,16 +33,34 @@ class Counts:
     bytes_out: int = 0
 
 
+class TrafficState(msgspec.Struct):
+    """What is handed over; its connections are not."""
+
+    total: Counts
+    rows: list[tuple[str, int | None, Counts]]
+
+
 class Traffic:
     """The figures of one child.
+
+    Args:
+        state: those of a child that is taken over; none of its connections is open.
 
     Attributes:
         total: of all names and ports.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: TrafficState | None = None) -> None:
         self.total = Counts()
         self._rows: dict[tuple[str, int | None], Counts] = {}
+        if state is not None:
+            self.total = replace(state.total, open=0)
+            for name, port, counts in state.rows:
+                self._rows[name, port] = replace(counts, open=0)
+
+    def snapshot(self) -> TrafficState:
+        """Return what is handed over."""
+        return TrafficState(self.total, [*self.rows()])
 
     def row(self, host: str | Address, port: int) -> Counts:
         """Return the figures of a host and a port, of all others once there are many."""

@@ -185,7 +185,8 @@ def test_a_daemon_without_a_configuration_is_replaced(tmp_path: Path) -> None:
         outcome = sandhost(
             "reload", "--exec", "--json", env={"SANDHOST_CONTROL": running.client.path}
         )
-        assert json.loads(outcome.out) == {"generation": 1}
+        told = {"generation": 1, "connections_reset": 0}
+        assert json.loads(outcome.out) == told
         # Both of its directories are still its own.
         text = (tmp_path / "c.toml").read_text()
         for name, other in (("run", "state"), ("state", "run")):
