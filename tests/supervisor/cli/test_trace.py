@@ -115,6 +115,7 @@ def test_what_events_say() -> None:
             "a:80: ETIMEDOUT",
         sentence(event("network.changed", allow=["a"], deny=["b:1"], cut=True)):
             "--allow a --deny b:1 --cut",
+        sentence(event("network.reset", connections=2)): "2: the host was replaced",
         sentence(event("llm.called", model="m", outcome="ok", prompt_tokens=1,
                        completion_tokens=2, latency_ms=12.3)): "m ok: 1 + 2 tokens, 12 ms",
         sentence(event("exec.ended", exec_id="e", code=0, output_bytes=5)):

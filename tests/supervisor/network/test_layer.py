@@ -25,7 +25,6 @@ from supervisor.sandbox.plan import PROFILES, named
 from supervisor.spawn.inner_pair import InnerListener
 from tests.helpers.hosts import Puppet, Stage, descriptors, opened, stage
 from tests.helpers.leaks import no_descriptor_left
-from vfs.errors import HandoverError
 
 __all__ = ["stage"]
 
@@ -273,20 +272,18 @@ async def test_what_the_host_holds_of_a_child_ends_with_it(scene: Scene) -> None
     assert not held & descriptors()
 
 
-# A host whose children have names is not replaced: their connections would be lost.
+# spec I1: all that is held of a child but its connections is handed over.
 @pytest.mark.nobody
-async def test_a_network_by_name_refuses_the_hand_over_while_a_child_has_it(
-    scene: Scene,
-) -> None:
+async def test_what_is_held_of_a_child_is_handed_over(scene: Scene) -> None:
     assert SERVICES[0] == "network"
     assert scene.stage.host.services.network is scene.service
     with ExitStack() as stack:
-        assert scene.service.hand_over(stack) == ({}, ())
+        assert scene.service.hand_over(stack) == ({"children": {}}, set())
         puppet = await scene.puppet()
-        with pytest.raises(HandoverError, match="have a network by name"):
-            scene.service.hand_over(stack)
+        _, fds = scene.service.hand_over(stack)
+        assert set(fds) == {number for number, _ in scene.service.descriptors()}
         await puppet.kill()
-        assert scene.service.hand_over(stack) == ({}, ())
+        assert scene.service.hand_over(stack) == ({"children": {}}, set())
 
 
 # spec NET9: a child never gets more network than was said, nor a start without its rules.
