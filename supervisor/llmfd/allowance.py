@@ -1,11 +1,12 @@
-"""What the processes of one child may keep.
+"""Bytes of content that the processes of one child may keep.
 
 Rules of this file.
 
 1. A content counts once, however many descriptors and temporary files of the child hold
-   it, as the store keeps it once; it counts until the last of them has gone.
-2. What is on its way in (``FD_PUT``) counts by its bytes until it is a content.
-3. Where contents take the place of others, what is there afterwards has to fit; until
+   it, until the last of them is gone; the store keeps it once, too.
+2. Pieces of ``FD_PUT`` count by their bytes until they are a content.
+3. In an exchange, the result has to fit; until then old and new contents both count, so
+   that no other process takes room that is not free yet.
    then both count, so that nobody else takes what is not free yet.
 4. Any thread may call.
 """
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    """Contents that take the place of others: all of them count, or none (rule 3).
+    """Contents that replace others: all of them count, or none (rule 3).
 
     Args:
-        allowance: what they are charged to; None: nothing bounds them.
-        leaving: those whose place they take, as far as that is known.
+        allowance: charged for them; None if there is no bound.
+        leaving: the contents that they replace, as far as known.
     """
 
     def __init__(self, allowance: Allowance | None, leaving: Sequence[Content]) -> None:
@@ -41,32 +42,32 @@ class Exchange:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What has not taken its place counts no more."""
+        """Stop counting the contents that replaced none."""
         if self._allowance is not None:
             self._allowance.drop(self._held)
 
     def add(self, content: Content) -> None:
-        """Count a content that comes in.
+        """Count a new content.
 
         Raises:
-            FdError: ``file_operation``: there would be too much.
+            FdError: ``file_operation``: there is no room.
         """
         if self._allowance is not None:
             self._allowance.hold(content, self._room)
             self._held.append(content)
 
     def settle(self, left: Sequence[Content]) -> None:
-        """Count what leaves no longer, now that all that comes in is there.
+        """Stop counting the replaced contents, now that all new ones are there.
 
         Raises:
-            FdError: ``file_operation``: there would be too much: others hold by now what
-                leaves, or have taken the room.
+            FdError: ``file_operation``: there is no room, because others hold the
+                replaced contents by now or have taken the room.
         """
         if self._allowance is None:
             return
         if self._held:
             self._allowance.exchange(left)
-        else:  # to give up only is never too much
+        else:  # giving up always fits
             self._allowance.drop(left)
         self._held.clear()
 
@@ -79,7 +80,7 @@ class Allowance:
 
     Attributes:
         limit: as above.
-        used: what is kept and on its way, bytes.
+        used: contents and pieces so far, bytes.
     """
 
     __slots__ = ("_held", "_lock", "limit", "used")
@@ -91,16 +92,16 @@ class Allowance:
         self._lock = ThreadLock()
 
     def take(self, size: int) -> None:
-        """Take room for bytes on their way.
+        """Take room for pieces.
 
         Raises:
-            FdError: ``file_operation``: there is not so much left.
+            FdError: ``file_operation``: there is no room.
         """
         with self._lock:
             self._take(size)
 
     def give_back(self, size: int) -> None:
-        """Give that room back."""
+        """Give room of pieces back."""
         with self._lock:
             self.used -= size
 
@@ -108,11 +109,11 @@ class Allowance:
         """Count one more holder of a content.
 
         Args:
-            content: what is held.
-            leaving: room that will be free again: see ``Exchange``.
+            content: the held one.
+            leaving: room that will be free soon: see ``Exchange``.
 
         Raises:
-            FdError: ``file_operation``: there is no room for it; it is not counted.
+            FdError: ``file_operation``: there is no room; it is not counted.
         """
         with self._lock:
             held = self._held
@@ -122,7 +123,7 @@ class Allowance:
                 held[blob.key] = held.get(blob.key, 0) + 1
 
     def hold_again(self, contents: Iterable[Content]) -> None:
-        """Count one more holder of each; what was let in once is not refused."""
+        """Count one more holder of each; contents that were held before always fit."""
         with self._lock:
             held = self._held
             for content in contents:
@@ -132,20 +133,20 @@ class Allowance:
                     held[blob.key] = held.get(blob.key, 0) + 1
 
     def drop(self, contents: Iterable[Content]) -> None:
-        """Count one holder of each less; the last one's room is free again."""
+        """Count one holder less of each; the last one frees its room."""
         with self._lock:
             self._drop(contents)
 
     def leaving(self, contents: Sequence[Content]) -> int:
-        """Return what room would be free if each had one holder less."""
+        """Return the room that would be free if each had one holder less."""
         with self._lock:
             return self._leaving(contents)
 
     def exchange(self, contents: Sequence[Content]) -> None:
-        """Do as ``drop`` if what is left then fits, or change nothing.
+        """Drop as ``drop`` does if the rest then fits, or change nothing.
 
         Raises:
-            FdError: ``file_operation``: it does not.
+            FdError: ``file_operation``: it does not fit.
         """
         with self._lock:
             self._take(0, self._leaving(contents))

@@ -1,11 +1,11 @@
-"""What a tool takes: one table row says it to the checker and to the model.
+"""Parameters of tools: one table row for the checker and for the model.
 
 Rules of this file.
 
 1. ``null`` is the same as absent.
-2. A value of a wrong type, an unknown or a missing parameter is an ``FdError``, never an
-   exception of Python: a model reads it and does better.
-3. JSON schemas are made from the same rows, so they cannot say anything else.
+2. A value of a wrong type, an unknown or a missing parameter is an ``FdError`` that the
+   model can act on, never an exception of Python.
+3. JSON schemas are made from the same rows.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Param:
 
     Attributes:
         name: as in a call.
-        kind: what it may be.
+        kind: one of the kinds above.
         about: for the model.
-        required: a call without it is refused.
-        choices: the only strings there are; empty for any.
+        required: whether a call without it is refused.
+        choices: the allowed strings; empty for any.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Tool:
         name: as in ``[tools] enabled``.
         about: for the model.
         params: in the order of positional arguments.
-        run: does it, given the process and the parameters; at once, or awaited.
-        is_async: ``run`` is to be awaited.
-        is_slow: with a large content it belongs in a worker thread.
-        lists: it goes through all descriptors or sections, which may be many.
+        run: does it with the process and the parameters; at once, or awaited.
+        is_async: whether ``run`` is awaited.
+        is_slow: whether it needs a worker thread for a large content.
+        lists: whether it reads all descriptors or sections, which may be many.
     """
 
     name: str
@@ -73,12 +73,12 @@ class Tool:
 def bind(
     tool: Tool, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the parameters that a call gives, checked.
+    """Return the checked parameters of a call.
 
     Raises:
         FdError: ``invalid_parameter``.
     """
-    about = _about(kwargs)
+    about = _named_fd(kwargs)
     given = dict(kwargs)
     if len(args) > len(tool.params):
         text = f"{tool.name} takes at most {len(tool.params)} parameters"
@@ -97,14 +97,14 @@ def bind(
     for param in tool.params:
         value = given.get(param.name)
         if value is not None:
-            values[param.name] = _checked(param, value, about)
+            values[param.name] = _check_value(param, value, about)
         elif param.required:
             text = f"Missing parameter: {param.name}"
             raise FdError(INVALID_PARAMETER, text, fd=about)
     return values
 
 
-def _about(kwargs: Mapping[str, object]) -> str:
+def _named_fd(kwargs: Mapping[str, object]) -> str:
     """Return the descriptor that a call names, as answers print it."""
     fd = kwargs.get("fd")
     if not isinstance(fd, str):
@@ -113,7 +113,7 @@ def _about(kwargs: Mapping[str, object]) -> str:
     return fd if number is None else f"fd:{number}"
 
 
-def _checked(param: Param, value: object, about: str) -> object:
+def _check_value(param: Param, value: object, about: str) -> object:
     if not _CHECKS[param.kind](value):
         found = _WORDS.get(type(value), "something else")
         text = f"Parameter {param.name} must be {_kind(param.kind)}, not {found}"
@@ -130,7 +130,7 @@ def _kind(kind: str) -> str:
 
 
 def is_token(value: object) -> bool:
-    """Tell whether a value stands for content that was put in before."""
+    """Return whether a value stands for content that was put in before."""
     return (
         isinstance(value, dict)
         and list(value) == ["token"]
@@ -216,7 +216,7 @@ def parameters_schema(tool: Tool) -> dict[str, Json]:
 
 
 def chat_schema(tool: Tool) -> dict[str, Json]:
-    """Return a tool as the chat API wants it."""
+    """Return a tool in the form of the chat API."""
     return {
         "type": "function",
         "function": {

@@ -1,4 +1,4 @@
-"""A blob: bytes that are kept once; a content: what a descriptor stands for."""
+"""A blob: bytes that are kept once; a content: the object of a descriptor."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ PIECE_BYTES = 4 * 1024 * 1024
 class Blob:
     """Bytes that are kept once.
 
-    Invariant: the bytes never change, wherever they lie.  Who has taken ``data`` once may
-    go on with it while the blob moves to the disk.
+    Invariant: the bytes never change, wherever they lie. A reader that has taken
+    ``data`` may use it while the blob moves to the disk.
 
     Attributes:
         key: their BLAKE3.
         size: bytes.
-        refs: who holds it.
-        was_used: somebody has asked for it since it was last considered for the disk.
+        refs: the number of holders.
+        was_used: whether a caller has asked for it since it was last considered for the
+            disk.
     """
 
     __slots__ = (
@@ -60,7 +61,7 @@ class Blob:
     def data(self) -> Buffer:
         """Return the bytes, or a mapping of the file that has them.
 
-        To be let go of soon: a mapping of a slot is a descriptor of the host.
+        The caller drops it soon: a mapping of a slot is a descriptor of the host.
 
         Raises:
             FdError: ``file_operation``: they lie in a slot and the disk refused.
@@ -83,9 +84,9 @@ class Blob:
         return self._buffer if isinstance(self._buffer, FileMap) else None
 
     def move(self, place: Buffer | Slot) -> None:
-        """Let the bytes lie elsewhere from now on."""
+        """Move the bytes to another place."""
         if isinstance(place, Slot):
-            self._slot = place  # first: a look in between finds the old place
+            self._slot = place  # first: a concurrent reader finds the old place
             self._buffer = None
         else:
             self._buffer = place
@@ -106,11 +107,11 @@ class Blob:
         return self._index is not None
 
     def give_index(self, index: TextIndex) -> None:
-        """Take the counts that a scan has found."""
+        """Set the counts that a scan has found."""
         self._index = index
 
     def pages(self, page_size: int) -> PageTable:
-        """Return its pages of at most ``page_size`` characters, made once for all."""
+        """Return its pages of at most ``page_size`` characters, made once."""
         table = self._tables.get(page_size)
         if table is None:
             table = paginate(self.data, self.index, page_size)
@@ -127,7 +128,7 @@ class Blob:
             yield data[offset : min(offset + step, end)]
 
     def close(self) -> None:
-        """Give its place back; nobody holds it any more."""
+        """Free its place: the last holder is gone."""
         if self._slot is not None:
             self._slot.free()
         elif isinstance(self._buffer, FileMap):
@@ -135,11 +136,11 @@ class Blob:
 
 
 class Content:
-    """What a descriptor stands for.
+    """The text or binary bytes of a descriptor.
 
     Attributes:
-        text: what is paged.
-        raw: the original bytes where these are no text; ``text`` is then base64.
+        text: the paged text.
+        raw: the original bytes if they are no text; ``text`` is then base64.
     """
 
     __slots__ = ("raw", "text")
@@ -150,16 +151,16 @@ class Content:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """Return what it holds."""
+        """Return its blobs."""
         return (self.text,) if self.raw is None else (self.text, self.raw)
 
     @property
     def original(self) -> Blob:
-        """Return the bytes that were put in."""
+        """Return the bytes as they were put in."""
         return self.text if self.raw is None else self.raw
 
     def touch(self) -> None:
-        """Note that somebody asks for it: others move to the disk before it."""
+        """Mark it as used: others move to the disk before it."""
         self.text.was_used = True
         if self.raw is not None:
             self.raw.was_used = True

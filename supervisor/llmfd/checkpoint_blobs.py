@@ -1,12 +1,12 @@
-"""The contents of checkpoints: files named by the hash of what is in them.
+"""The contents of checkpoints: files named by the hash of their bytes.
 
-How such a file comes to be whole, is told from a damaged one, and goes.
+Writes them whole, tells whole ones from damaged ones, and removes them.
 
 Rules of this file.
 
-1. A file has its name only when all of it is on the disk: it is written beside, flushed
-   and renamed.
-2. A file that is there already is hashed before it is relied upon.
+1. A file gets its name when all of it is on the disk: it is written beside, flushed and
+   renamed.
+2. A file that exists is hashed before it is trusted.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class BlobFiles:
             os.close(fd)
 
     def write(self, blobs: dict[str, Blob]) -> None:
-        """Have these contents on the disk, under their names.
+        """Write contents under their names, if they are not there.
 
         Raises:
-            OSError: the disk refused; what was begun is removed.
+            OSError: the disk refused; partial files are removed.
         """
         for name, blob in blobs.items():
             if not self._is_whole(name, blob):
@@ -70,7 +70,7 @@ class BlobFiles:
         os.rename(partial_name, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def _is_whole(self, name: str, blob: Blob) -> bool:
-        """Tell whether an earlier checkpoint has left this content, undamaged."""
+        """Return whether an earlier checkpoint has left this content undamaged."""
         try:
             fd = self._open(name)
         except FileNotFoundError:
@@ -84,7 +84,7 @@ class BlobFiles:
         return digest.digest() == blob.key
 
     def read(self, name: str, writer: Writer) -> None:
-        """Hand a content to a writer; whether it is undamaged tells its digest.
+        """Pass a content to a writer, whose digest shows damage.
 
         Raises:
             FileNotFoundError: there is none.
@@ -100,19 +100,19 @@ class BlobFiles:
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove contents that nobody holds.
+        """Remove contents without a holder.
 
-        What the disk does not let go stays behind as a stray: ``remove_all_but`` of the
-        next host tries again, and no checkpoint misses it.
+        A file that the disk refuses to remove stays: ``remove_all_but`` of the next
+        host tries again, and no checkpoint needs it.
         """
         for name in names:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self.fd)
 
     def remove_all_but(self, held: set[str]) -> None:
-        """Remove what a host left that was killed: begun, or not held any more.
+        """Remove partial files, and contents without a holder, of a killed host.
 
-        That is a regular file; whatever else stands here is somebody's, and stays.
+        Only regular files are removed: other things here were made by a user.
         """
         with os.scandir(self.fd) as entries:
             strays = [

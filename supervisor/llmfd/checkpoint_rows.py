@@ -1,13 +1,13 @@
 """The rows of checkpoints in their database, and its faults in words.
 
-What is written of a checkpoint and how it is told from what is damaged.
+Writes rows and tells damaged ones.
 
 Rules of this file.
 
-1. The database may hold anything, under any type: a row is named by its ``rowid``, and a
-   value is looked at before anything is done with it.
-2. The hash in a row is that of all the rest of it.
-3. Whatever is wrong with the database is an ``FdError``.
+1. The database may hold anything, under any type: a row is named by its ``rowid``, and
+   each value is checked before it is used.
+2. The hash in a row covers all the rest of it.
+3. Every fault of the database is an ``FdError``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from supervisor.llmfd.checkpoint_state import (
-    have,
     is_count,
     is_key,
     is_text,
     is_time,
+    match_checks,
     snapshots_in,
 )
 from supervisor.llmfd.errors import CORRUPT, FILE_OPERATION, NOT_FOUND, FdError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd.workspaces import WorkspaceSnapshot
 
 MOST_SHOWN_CHARS = 40
-"""Of an id that is damaged: a true one has 21."""
+"""Longest part of a damaged id that is shown: a true one has 21 characters."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS checkpoint (
@@ -53,21 +53,21 @@ CREATE INDEX IF NOT EXISTS held_by_checkpoint ON held (checkpoint);
 """
 
 COLUMNS = "id, created, label, fds, bytes, messages, state, hash"
-"""A row but for its owner, by whom it is asked for."""
+"""The columns of a row but for its owner, by which it is found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is told of a checkpoint.
+    """The facts of a checkpoint that its owner sees.
 
     Attributes:
         id: ``ckpt:HEX``.
         created: seconds since the epoch.
-        label: as it was given.
+        label: given by the caller.
         fds: descriptors in it.
-        size: bytes of their contents; what several share counts once.
+        size: bytes of their contents; shared ones count once.
         messages: messages of the conversation.
-        snapshots: of the child's workspaces, made with it; they stand in the state.
+        snapshots: of the child's workspaces, made with it; part of the state.
     """
 
     id: str
@@ -90,54 +90,54 @@ _SUMMARY: dict[str, Callable[[object], bool]] = {
 
 
 def row_of(owner: str, made: Summary, state: bytes) -> tuple[object, ...]:
-    """Return what is kept of a checkpoint, in the order of ``COLUMNS``."""
-    return (*_told(made), state, _digest(owner, made, state))
+    """Return the row of a checkpoint, in the order of ``COLUMNS``."""
+    return (*_columns(made), state, _digest(owner, made, state))
 
 
 def read_row(owner: str, row: Sequence[object]) -> tuple[Summary, bytes] | None:
-    """Return what ``row_of`` was given; None: this is nothing that it returned.
+    """Return the arguments of ``row_of``; None for a row that it did not make.
 
     Args:
-        owner: whose it is.
+        owner: has the checkpoint.
         row: values of any type, in the order of ``COLUMNS``.
     """
-    *told, state, digest = row
-    values = dict(zip(_SUMMARY, told, strict=True))
-    if not have(_SUMMARY, values) or not isinstance(state, bytes):
+    *word_faults, state, digest = row
+    values = dict(zip(_SUMMARY, word_faults, strict=True))
+    if not match_checks(_SUMMARY, values) or not isinstance(state, bytes):
         return None
     made = Summary(**values, snapshots=snapshots_in(state))  # type: ignore[arg-type] # they were looked at
     return (made, state) if _digest(owner, made, state) == digest else None
 
 
-def _told(made: Summary) -> tuple[object, ...]:
-    """Return what has a column of its own."""
+def _columns(made: Summary) -> tuple[object, ...]:
+    """Return the values with a column of their own."""
     return tuple(getattr(made, name) for name in _SUMMARY)
 
 
 def _digest(owner: str, made: Summary, state: bytes) -> bytes:
-    # As programs before have made it, to the letter.
-    pairs = zip(_SUMMARY, _told(made), strict=True)
+    # Compatible with earlier programs: never changed.
+    pairs = zip(_SUMMARY, _columns(made), strict=True)
     summary = ", ".join(f"{name}={value!r}" for name, value in pairs)
     said = f"({owner!r}, Summary({summary}))"
     return blake3(said.encode() + state).digest()
 
 
-def shown_id(value: object) -> str:
-    """Return an id as a message can print it, whatever was read in its place."""
+def print_id(value: object) -> str:
+    """Return an id in printable form, whatever the database holds in its place."""
     if not isinstance(value, str) or not 0 < len(value) <= MOST_SHOWN_CHARS:
         return "(unreadable id)"
     return value if value.isprintable() else "(unreadable id)"
 
 
-def as_text(read: bytes) -> str:
-    """Return a text of the database; no other one of it becomes the same."""
+def decode_text(read: bytes) -> str:
+    """Return a text of the database; different bytes give different texts."""
     return read.decode(errors="surrogateescape")
 
 
 def find(
     database: sqlite3.Connection, columns: str, owner: str, checkpoint: str
 ) -> tuple[Any, ...]:
-    """Return the row of a checkpoint: of this owner, or of nobody who has a name.
+    """Return the row of a checkpoint of an owner, or of a nameless one.
 
     Raises:
         FdError: ``not_found``.
@@ -147,7 +147,7 @@ def find(
         " WHERE (owner = ? OR owner GLOB ?) AND id = ?"
     )
     row: tuple[Any, ...] | None = None
-    # A lone surrogate is no character that SQLite could be asked for.
+    # A lone surrogate cannot be passed to SQLite.
     with contextlib.suppress(UnicodeEncodeError):
         row = database.execute(query, (owner, NAMELESS, checkpoint)).fetchone()
     if row is None:
@@ -156,7 +156,7 @@ def find(
 
 
 def delete_rows(database: sqlite3.Connection, doomed: list[int]) -> set[str]:
-    """Delete checkpoints in the transaction that is open; return what they held."""
+    """Delete checkpoints in the open transaction; return their contents' keys."""
     keys: set[str] = set()
     for row in doomed:
         rows = database.execute(
@@ -164,20 +164,22 @@ def delete_rows(database: sqlite3.Connection, doomed: list[int]) -> set[str]:
             " (SELECT id FROM checkpoint WHERE rowid = ?) RETURNING key",
             (row,),
         )
-        # What is no key is the name of no file here, and may be that of one elsewhere.
+        # Only a valid key may become the name of a file.
         keys.update(key for (key,) in rows.fetchall() if is_key(key))
         database.execute("DELETE FROM checkpoint WHERE rowid = ?", (row,))
     return keys
 
 
-def not_held(database: sqlite3.Connection, keys: set[str]) -> list[str]:
-    """Return those of the contents that no checkpoint of anybody holds now."""
+def find_unheld(database: sqlite3.Connection, keys: set[str]) -> list[str]:
+    """Return the contents that no checkpoint of any owner holds now."""
     look = "SELECT 1 FROM held WHERE key = ? LIMIT 1"
     return [key for key in keys if database.execute(look, (key,)).fetchone() is None]
 
 
-def damaged(checkpoints: list[str], whole: Sequence[Summary] = ()) -> FdError:
-    """Return what says which are damaged, and hides none of the others."""
+def make_damaged_error(
+    checkpoints: list[str], whole: Sequence[Summary] = ()
+) -> FdError:
+    """Return an error that names the damaged checkpoints and lists the others."""
     which = f"Checkpoint {checkpoints[0]} is"
     if len(checkpoints) > 1:
         which = f"Checkpoints {', '.join(checkpoints)} are"
@@ -193,7 +195,7 @@ def damaged(checkpoints: list[str], whole: Sequence[Summary] = ()) -> FdError:
 
 @contextlib.contextmanager
 def together(database: sqlite3.Connection) -> Iterator[None]:
-    """Make one transaction of what is done; say precisely what a failed commit means."""
+    """Run a block as one transaction; report precisely if the commit fails."""
     try:
         yield
     except BaseException:
@@ -205,7 +207,7 @@ def together(database: sqlite3.Connection) -> Iterator[None]:
         database.rollback()
         if not isinstance(why, sqlite3.OperationalError):
             raise
-        # All of it may have reached the disk before the last flush failed.
+        # The data may be on the disk although the last flush failed.
         text = f"Cannot keep a checkpoint: {why}"
         details = (
             "When the host is started again it may be there all the same, whole:"
@@ -215,12 +217,12 @@ def together(database: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Word what the disk or the database cannot do."""
+def word_faults() -> Iterator[None]:
+    """Turn faults of disk and database into ``FdError``."""
     try:
         yield
     except UnicodeDecodeError:
-        # SQLite words a fault with names that it read from the damaged file.
+        # SQLite's message repeats names from the damaged file.
         text = "The checkpoints are damaged: names in the database are no text"
         raise FdError(CORRUPT, text, _REMEDY) from None
     except sqlite3.DatabaseError as why:
@@ -234,9 +236,9 @@ def told() -> Iterator[None]:
 
 
 def _is_schema(why: sqlite3.OperationalError) -> bool:
-    """Tell whether a statement of ours means nothing to it: other tables are there."""
+    """Return whether a statement failed because the database has other tables."""
     return why.sqlite_errorcode & 0xFF == sqlite3.SQLITE_ERROR
 
 
 _REMEDY = "The operator stops the host and moves checkpoints.sqlite* away"
-"""A model cannot: nothing in the file can be relied upon."""
+"""The operator's remedy; a model has none, since nothing in the file can be trusted."""

@@ -1,10 +1,10 @@
-"""What a checkpoint holds of a process, as values of JSON, and the way back.
+"""The state of a process in a checkpoint: written as JSON and read back.
 
-Contents are named by the hash of what was put in: the base64 of binary content is made
-again.
+Contents are named by the hash of the original bytes: the base64 of binary content is
+made again.
 
-Rule of this file: each value that comes back is looked at before anything is done with
-it.  Its hash (``supervisor.llmfd.checkpoint_rows``) is no seal: a user who can write the file can
+Each value that is read is checked before use. Its hash
+(``supervisor.llmfd.checkpoint_rows``) is no proof: a user who can write the file can
 make one.
 """
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from supervisor.llmfd.store import Store
 
 YEAR_9999 = 253_370_764_800.0
-"""Its first second: a time from there on may be none that a date can say."""
+"""The first second beyond the years that a date can have."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class Conversation(Protocol):
-    """What a checkpoint keeps of a process.
+    """The parts of a process that a checkpoint keeps.
 
     Attributes:
         table: its descriptors.
@@ -88,10 +88,10 @@ class KeptState:
 def state_of(
     process: Conversation, snapshots: Sequence[WorkspaceSnapshot] = ()
 ) -> bytes:
-    """Return the conversation and the descriptors of a process, and of which files.
+    """Return the state of a process and the names of its files' snapshots.
 
-    Each message is a line: to write or read all at once would hold the interpreter for
-    tenths of a second, in whichever thread it is done.
+    Each message is a line: writing or reading all at once would hold the interpreter
+    for tenths of a second, in any thread.
     """
     messages = process.messages
     document = {
@@ -111,32 +111,32 @@ def state_of(
             for fd in process.table.fds.values()
         ],
     }
-    if snapshots:  # else it is as programs before wrote it, and can read it
+    if snapshots:  # else the form of earlier programs, which can read it
         document["snapshots"] = snapshots
     lines = [json.dumps(one).encode() for one in (document, *messages)]
     return b"\n".join(lines)
 
 
-# And back
+# Reading
 
 
 def is_time(value: object) -> bool:
-    """Tell whether a value is a time that answers can print."""
+    """Return whether a value is a time that answers can print."""
     return isinstance(value, float) and 0 <= value < YEAR_9999
 
 
 def is_count(value: object) -> bool:
-    """Tell whether a value is a number of something."""
+    """Return whether a value is a count."""
     return type(value) is int and value >= 0
 
 
 def is_key(value: object) -> bool:
-    """Tell whether a value names a content: nothing else is the name of a file."""
+    """Return whether a value is a content's key: only keys are names of files."""
     return isinstance(value, str) and _KEY.fullmatch(value) is not None
 
 
 def is_text(value: object) -> bool:
-    """Tell whether a value is a text."""
+    """Return whether a value is a text."""
     return isinstance(value, str)
 
 
@@ -144,33 +144,35 @@ def _is_positive(value: object) -> bool:
     return is_count(value) and value != 0
 
 
-def _are_sections(value: object) -> bool:
-    """Tell whether a value is lines by reference id; JSON has no other keys than texts."""
-    return isinstance(value, dict) and all(map(_are_lines, value.values()))
+def _is_sections(value: object) -> bool:
+    """Return whether a value maps reference ids to lines."""
+    return isinstance(value, dict) and all(map(_is_lines, value.values()))
 
 
-def _are_lines(value: object) -> bool:
+def _is_lines(value: object) -> bool:
     if not isinstance(value, list) or len(value) != 2 or not all(map(is_count, value)):
         return False
     first, last = value
     return bool(1 <= first <= last)
 
 
-def _are_objects(value: object) -> bool:
+def _is_objects(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
-def _are_fds(value: object) -> bool:
-    """Tell whether a value is descriptors, each with a number and a name of its own."""
-    if not isinstance(value, list) or not all(have(_FD, row) for row in value):
+def _is_fds(value: object) -> bool:
+    """Return whether a value is a list of descriptors with unique numbers and names."""
+    if not isinstance(value, list) or not all(match_checks(_FD, row) for row in value):
         return False
     names = [row["name"] for row in value if row["name"]]
     numbers = {row["number"] for row in value}
     return len(numbers) == len(value) and len(set(names)) == len(names)
 
 
-def have(checks: Mapping[str, Callable[[object], bool]], values: object) -> bool:
-    """Tell whether values are those of a table of checks, no more and no less."""
+def match_checks(
+    checks: Mapping[str, Callable[[object], bool]], values: object
+) -> bool:
+    """Return whether values match a table of checks, no more and no less."""
     return (
         isinstance(values, dict)
         and values.keys() == checks.keys()
@@ -185,19 +187,19 @@ _FD: dict[str, Callable[[object], bool]] = {
     "source": is_text,
     "created": is_time,
     "name": is_text,
-    "sections": _are_sections,
+    "sections": _is_sections,
 }
 
 _STATE: dict[str, Callable[[object], bool]] = {
     "next": _is_positive,
-    "messages": _are_objects,
+    "messages": _is_objects,
     "program": is_text,
-    "fds": _are_fds,
+    "fds": _is_fds,
 }
 
 
 def read_state(state: bytes) -> KeptState | None:
-    """Return what ``state_of`` said; None: this is nothing that it returned."""
+    """Return the state that ``state_of`` wrote; None for any other bytes."""
     head, *lines = state.split(b"\n")
     try:
         document = json.loads(head)
@@ -206,9 +208,9 @@ def read_state(state: bytes) -> KeptState | None:
         return None
     if isinstance(document, dict) and (said or document.get("messages") == 0):
         document["messages"] = said if document.get("messages") == len(said) else None
-    # Else it is as programs before wrote it: the messages are a part of the document.
+    # Else the form of earlier programs, with the messages inside the document.
     snapshots = _snapshots_of(document)
-    if snapshots is None or not have(_STATE, document):
+    if snapshots is None or not match_checks(_STATE, document):
         return None
     fds = tuple(KeptFd(**row) for row in document.pop("fds"))
     kept = KeptState(**document, fds=fds, snapshots=snapshots)
@@ -216,7 +218,7 @@ def read_state(state: bytes) -> KeptState | None:
 
 
 def snapshots_in(state: bytes) -> tuple[WorkspaceSnapshot, ...]:
-    """Return the snapshots that a state names; none if it is damaged."""
+    """Return the snapshots of a state; none if it is damaged."""
     try:
         document = json.loads(state.partition(b"\n")[0])
     except (ValueError, RecursionError):
@@ -225,7 +227,7 @@ def snapshots_in(state: bytes) -> tuple[WorkspaceSnapshot, ...]:
 
 
 def _snapshots_of(document: object) -> tuple[WorkspaceSnapshot, ...] | None:
-    """Take the snapshots out of a document; None: these are none."""
+    """Return the snapshots of a document; None if it is damaged."""
     if not isinstance(document, dict):
         return None
     found = document.pop("snapshots", [])
@@ -240,7 +242,7 @@ def table_of(store: Store, kept: KeptState, read: Callable[[str], Content]) -> F
     Args:
         store: keeps the contents.
         kept: from ``read_state``.
-        read: returns the content of a key, held once; what it raises is raised.
+        read: returns the content of a key, held once; its exceptions pass through.
     """
     table = FdTable(store)
     contents: dict[str, Content] = {}

@@ -1,21 +1,15 @@
 """Checkpoints: the conversation and the descriptors of a process, kept as one.
 
-    DIRECTORY/checkpoints.sqlite   what each checkpoint holds (SQLite, WAL)
+    DIRECTORY/checkpoints.sqlite   the rows of the checkpoints (SQLite, WAL)
     DIRECTORY/blobs/HEX            contents, by their BLAKE3
 
-Rules of this file.
-
-1. A checkpoint is there whole or not at all, whenever the host is killed: contents are
-   written beside, put on the disk and named by one rename each; then one transaction
-   says that the checkpoint is there.
-2. What is read is checked against its hash.  What is damaged is ``corrupt``, never a
-   text that nobody wrote (``supervisor.llmfd.checkpoint_rows``, ``checkpoint_state``).
-3. A checkpoint belongs to an owner, who sees no other's (``supervisor.llmfd.own_checkpoints``).
-4. It goes in the other order: one transaction says that it is gone, then the contents
-   are removed that no checkpoint of any owner holds.  A host that is killed in between
-   leaves contents that the next one removes.
-5. Everything here waits for a disk: call it in a worker thread.  One lock; a host has
-   one writer.
+1. A checkpoint is whole or missing, even after kill -9: contents are written first,
+   then one transaction adds the row. Deleting goes the other way; the next host
+   removes leftovers.
+2. All that is read is checked against its hash; a damaged checkpoint is
+   ``corrupt``.
+3. An owner sees only its own checkpoints (``supervisor.llmfd.own_checkpoints``).
+4. All calls wait for a disk: use a worker thread. One lock, one writer a host.
 """
 
 from __future__ import annotations
@@ -39,16 +33,16 @@ from supervisor.llmfd.checkpoint_rows import (
     COLUMNS,
     SCHEMA,
     Summary,
-    as_text,
-    damaged,
+    decode_text,
     delete_rows,
     find,
-    not_held,
+    find_unheld,
+    make_damaged_error,
+    print_id,
     read_row,
     row_of,
-    shown_id,
     together,
-    told,
+    word_faults,
 )
 from supervisor.llmfd.checkpoint_state import (
     is_count,
@@ -70,27 +64,27 @@ if TYPE_CHECKING:
     from supervisor.llmfd.workspaces import WorkspaceSnapshot
 
 MOST_CHECKPOINTS = 1000
-"""Checkpoints of one owner."""
+"""Most checkpoints of one owner."""
 
 DATABASE = "checkpoints.sqlite"
 
 DEFAULT_MOST_BYTES = 16 * 1024**3
-"""Contents of one owner's checkpoints; what several hold counts once."""
+"""Most bytes of contents of one owner's checkpoints; shared ones count once."""
 
 
 def new_checkpoint_id() -> str:
-    """Return an id that no checkpoint has, and that nobody guesses."""
+    """Return a new random id, which no other owner can guess."""
     return f"ckpt:{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long checkpoints stay that nobody deletes.
+    """How long undeleted checkpoints are kept.
 
     Attributes:
-        count: of each owner the newest so many stay; 0 keeps all, and refuses the one
-            that is too many (``MOST_CHECKPOINTS``).
-        age_s: what is older goes, of any owner; 0 for never.
+        count: the newest ones of each owner that are kept; 0 keeps all, and refuses one
+            more than ``MOST_CHECKPOINTS``.
+        age_s: older ones are removed, of any owner; 0 for never.
     """
 
     count: int = 0
@@ -101,13 +95,13 @@ class Checkpoints:
     """The checkpoints in one directory.
 
     Args:
-        directory: made if it is missing; nobody else may look into it (0700).
-        most_bytes: contents of one owner.
-        retention: how long they stay; None: until they are deleted.
+        directory: made if it is missing; closed to other users (0700).
+        most_bytes: of contents of one owner.
+        retention: how long they stay; None for ever.
 
     Attributes:
-        living: owners whose children are there; of all others without a name together
-            so much stays as of one owner.
+        living: owners whose children run; of all other nameless owners together, as
+            much is kept as of one owner.
 
     Raises:
         OSError: the directory cannot be used, or another host uses it.
@@ -125,21 +119,21 @@ class Checkpoints:
         self._lock = ThreadLock()
         self._database: sqlite3.Connection | None = None
         self._path = os.path.join(directory, DATABASE)
-        # Before what is in it: a mode given to makedirs counts for the last name only.
+        # Before its content: the mode of makedirs counts for the last name only.
         os.makedirs(directory, mode=0o700, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._fd = os.open(directory, flags)
         self._blobs = BlobFiles(-1)
         try:
-            self._be_alone(directory)
-            self._be_private(directory)
+            self._lock_directory(directory)
+            self._close_to_others(directory)
             os.makedirs(os.path.join(directory, "blobs"), mode=0o700, exist_ok=True)
             self._blobs = BlobFiles(os.open("blobs", flags, dir_fd=self._fd))
         except BaseException:
             self.close()
             raise
 
-    def _be_alone(self, directory: str) -> None:
+    def _lock_directory(self, directory: str) -> None:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -149,8 +143,8 @@ class Checkpoints:
             )
             raise OSError(errno.EAGAIN, text, directory) from None
 
-    def _be_private(self, directory: str) -> None:
-        """Close a directory to others that was made open: it holds conversations."""
+    def _close_to_others(self, directory: str) -> None:
+        """Close a directory that was made open to others: it holds conversations."""
         if not os.fstat(self._fd).st_mode & 0o077:
             return
         try:
@@ -163,7 +157,7 @@ class Checkpoints:
             raise OSError(errno.EPERM, text, directory) from None
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors, SQLite's own among them."""
+        """Yield its descriptors of the host, SQLite's own among them."""
         own = set()
         if self._database is not None:
             for suffix in ("", "-wal", "-shm"):
@@ -194,26 +188,26 @@ class Checkpoints:
         checkpoint: str = "",
         snapshots: tuple[WorkspaceSnapshot, ...] = (),
     ) -> Summary:
-        """Keep a process as it is now.
+        """Save the present state of a process.
 
         Args:
-            process: which.
-            owner: whose it is.
-            label: what to remember it by.
+            process: the saved one.
+            owner: gets the checkpoint.
+            label: the caller's name for it.
             checkpoint: its id, of ``new_checkpoint_id``; "" for a new one.
             snapshots: of the child's workspaces, made with it.
 
         Raises:
             FdError: ``file_operation``, ``corrupt``.
         """
-        with self._lock, told():
+        with self._lock, word_faults():
             database = self._open()
             fds = list(process.table.fds.values())
             originals = [fd.content.original for fd in fds]
             blobs = {blob.key.hex(): blob for blob in originals}
-            doomed = self._outlived(database, owner)
+            doomed = self._find_outlived(database, owner)
             self._check_room(database, owner, blobs, doomed)
-            with self._or_none(database, blobs):
+            with self._remove_on_failure(database, blobs):
                 self._blobs.write(blobs)
                 state = state_of(process, snapshots)
             made = Summary(
@@ -236,28 +230,29 @@ class Checkpoints:
                     [(made.id, owner, key, blob.size) for key, blob in blobs.items()],
                 )
                 keys = delete_rows(database, doomed)
-            self._blobs.remove(not_held(database, keys))
+            self._blobs.remove(find_unheld(database, keys))
             return made
 
     @contextlib.contextmanager
-    def _or_none(
+    def _remove_on_failure(
         self, database: sqlite3.Connection, blobs: dict[str, Blob]
     ) -> Iterator[None]:
-        """Remove the contents of a checkpoint that does not come to be.
+        """Remove the contents of a checkpoint if it fails.
 
-        A disk that was full would have less room with each try.  Not where a commit fails: what it says may be there when the host starts again.
+        Otherwise a full disk would have less room with each try. They stay if a commit
+        fails: the row may be there when the host starts again.
         """
         try:
             yield
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
-                self._blobs.remove(not_held(database, set(blobs)))
+                self._blobs.remove(find_unheld(database, set(blobs)))
             raise
 
-    def _outlived(self, database: sqlite3.Connection, owner: str) -> list[int]:
-        """Return the rows that are to go when this owner makes another one."""
-        doomed = self._aged(database)
-        doomed += [row for row in self._unclaimed(database) if row not in doomed]
+    def _find_outlived(self, database: sqlite3.Connection, owner: str) -> list[int]:
+        """Return the rows that are removed when this owner makes another checkpoint."""
+        doomed = self._find_aged(database)
+        doomed += [row for row in self._find_unclaimed(database) if row not in doomed]
         count = self._retention.count
         if count:
             rows = database.execute(
@@ -268,7 +263,7 @@ class Checkpoints:
             doomed += [row[0] for row in rows.fetchall() if row[0] not in doomed]
         return doomed
 
-    def _aged(self, database: sqlite3.Connection) -> list[int]:
+    def _find_aged(self, database: sqlite3.Connection) -> list[int]:
         if not self._retention.age_s:
             return []
         rows = database.execute(
@@ -277,8 +272,8 @@ class Checkpoints:
         )
         return [row[0] for row in rows.fetchall()]
 
-    def _unclaimed(self, database: sqlite3.Connection) -> list[int]:
-        """Return the rows of children that are gone and had no name, beyond a bound."""
+    def _find_unclaimed(self, database: sqlite3.Connection) -> list[int]:
+        """Return the rows of nameless children that are gone, beyond a bound."""
         rows = database.execute(
             "SELECT rowid, owner, bytes FROM checkpoint WHERE owner GLOB ?"
             " ORDER BY created DESC, rowid DESC",
@@ -295,14 +290,14 @@ class Checkpoints:
         return doomed
 
     def drop_numbered(self) -> int:
-        """Delete what older programs kept by the order of starts; return how many.
+        """Delete checkpoints of older programs, named by start order; return how many.
 
-        Nobody can say whose they are: that order begins anew with each host.
+        Their owners are unknown: that order begins again with each host.
 
         Raises:
             FdError: ``file_operation``, ``corrupt``.
         """
-        with self._lock, told():
+        with self._lock, word_faults():
             if not os.path.exists(self._path):
                 return 0
             database = self._open()
@@ -315,12 +310,12 @@ class Checkpoints:
         """Delete a checkpoint, and the contents that no other one holds.
 
         Returns:
-            The snapshots that it named.
+            The snapshots that it had.
 
         Raises:
             FdError: ``not_found``, ``file_operation``, ``corrupt``.
         """
-        with self._lock, told():
+        with self._lock, word_faults():
             database = self._open()
             row = find(database, "rowid, state", owner, checkpoint)
             self._delete(database, [row[0]])
@@ -329,7 +324,7 @@ class Checkpoints:
     def _delete(self, database: sqlite3.Connection, doomed: list[int]) -> None:
         with database:
             keys = delete_rows(database, doomed)
-        self._blobs.remove(not_held(database, keys))
+        self._blobs.remove(find_unheld(database, keys))
 
     def _check_room(
         self,
@@ -349,7 +344,7 @@ class Checkpoints:
             if row in doomed:
                 continue
             if not is_key(key) or not is_count(size):
-                raise damaged([shown_id(checkpoint)])
+                raise make_damaged_error([print_id(checkpoint)])
             sizes[key] = size
         sizes.update({key: blob.size for key, blob in blobs.items()})
         found = database.execute(
@@ -366,7 +361,7 @@ class Checkpoints:
         Raises:
             FdError: ``file_operation``, ``corrupt``.
         """
-        with self._lock, told():
+        with self._lock, word_faults():
             database = self._open()
             rows = database.execute(
                 "SELECT rowid, id FROM checkpoint WHERE owner = ?"
@@ -374,47 +369,47 @@ class Checkpoints:
                 (owner,),
             )
             found, broken = [], []
-            # One by one: a state may be long, and to sort them would hold them all.
+            # One by one: a state may be long, and sorting would hold them all.
             look = f"SELECT {COLUMNS} FROM checkpoint WHERE rowid = ?"  # noqa: S608
             for row, name in rows.fetchall():
                 whole = database.execute(look, (row,)).fetchone()
                 read = None if whole is None else read_row(owner, whole)
                 if read is None:
-                    broken.append(shown_id(name))
+                    broken.append(print_id(name))
                 else:
                     found.append(read[0])
             if broken:
-                raise damaged(broken, found)
+                raise make_damaged_error(broken, found)
             return found
 
     def look_at(self, owner: str, checkpoint: str) -> Summary:
-        """Return what is told of one checkpoint.
+        """Return the facts of one checkpoint.
 
         Raises:
             FdError: ``not_found``, ``corrupt``, ``file_operation``.
         """
-        with self._lock, told():
+        with self._lock, word_faults():
             return self._find(owner, checkpoint)[0]
 
     def _find(self, owner: str, checkpoint: str) -> tuple[Summary, bytes]:
         row = find(self._open(), f"owner, {COLUMNS}", owner, checkpoint)
         found = read_row(row[0], row[1:])
-        # A damaged index leads to the row of another one, which is sound.
+        # A damaged index may lead to the sound row of another one.
         if found is None or found[0].id != checkpoint:
-            raise damaged([checkpoint])
+            raise make_damaged_error([checkpoint])
         return found
 
     def restore(self, process: Conversation, owner: str, checkpoint: str) -> Summary:
-        """Make a process what it was; on any failure it stays what it is.
+        """Restore a process from a checkpoint; a failure changes nothing.
 
         Raises:
             FdError: ``not_found``, ``corrupt``, ``file_operation``.
         """
-        with self._lock, told():
+        with self._lock, word_faults():
             was, state = self._find(owner, checkpoint)
             kept = read_state(state)
             if kept is None:
-                raise damaged([checkpoint])
+                raise make_damaged_error([checkpoint])
             store = process.table.store
             read = partial(self._content, store, checkpoint=checkpoint)
             table = table_of(store, kept, read)
@@ -427,15 +422,15 @@ class Checkpoints:
         return was
 
     def _content(self, store: Store, key: str, checkpoint: str) -> Content:
-        """Read a content back, the text of a binary one made anew."""
+        """Return the content of a key; the base64 of a binary one is made again."""
         writer = store.writer()
         try:
             self._blobs.read(key, writer)
             if writer.digest().hex() != key:
-                raise damaged([checkpoint])
+                raise make_damaged_error([checkpoint])
             return writer.finish()
         except FileNotFoundError:
-            raise damaged([checkpoint]) from None
+            raise make_damaged_error([checkpoint]) from None
         finally:
             writer.close()
 
@@ -446,15 +441,15 @@ class Checkpoints:
             return self._database
         if self._fd < 0:
             raise FdError(FILE_OPERATION, "Cannot use checkpoints: they are closed")
-        # SQLite would follow a link.
+        # SQLite follows links.
         os.close(open_private(DATABASE, self._fd))
         database = sqlite3.connect(self._path, check_same_thread=False)
-        database.text_factory = as_text
+        database.text_factory = decode_text
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
             database.executescript(SCHEMA)
-            doomed = {*self._aged(database), *self._unclaimed(database)}
+            doomed = {*self._find_aged(database), *self._find_unclaimed(database)}
             self._delete(database, list(doomed))
             rows = database.execute("SELECT DISTINCT key FROM held")
             self._blobs.remove_all_but({key for (key,) in rows.fetchall()})

@@ -1,14 +1,14 @@
-"""Files for ``fd_to_file`` and preloads, under the rights of the client whose call it is.
+"""Files for ``fd_to_file`` and preloads, under the rights of the calling client.
 
 Rules of this file.
 
-1. Nothing is opened but through the client's policy and ledger: what OPEN refuses, this
-   refuses, and what is written counts as if the client had written it.
-2. A file that is replaced changes at one instant: the new one is written beside it
-   without a name, put on the disk, given the permission bits of the old one and its
-   name.  Whatever fails before, the old file has every byte it had.
-3. The calls into the kernel that may wait run in worker threads; where a file system is
-   distant (``mounts``) that is every one of a file's, and its OPEN comes after a knock.
+1. Files are opened only through the client's policy and ledger: what OPEN refuses, this
+   refuses, and written bytes count as if the client had written them.
+2. A file is replaced at one instant: the new one is written without a name, flushed,
+   and gets the permission bits and the name of the old one. After a failure the old
+   file is unchanged.
+3. Calls into the kernel that may block run in worker threads; on a distant file system
+   (``mounts``) that is every call on a file, and OPEN waits for a knock first.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_READ_BYTES = 1024 * 1024 * 1024
-"""Longest file that is taken in as content."""
+"""Longest file that becomes a content."""
 
 
 TURN_BYTES = 16 * 1024 * 1024
-"""What an export writes in one turn, as much as one WRITE: another client of its child
-changes something waits for that, not for gigabytes."""
+"""Bytes of an export in one turn, as many as one WRITE has: another client of its child
+waits for one turn at most."""
 
 
 class Files(Protocol):
-    """What ``fd_to_file`` needs of a file system; all raise ``OSError``."""
+    """The file system of ``fd_to_file``; all methods raise ``OSError``."""
 
     async def exists(self, path: str) -> bool:
-        """Tell whether there is a file."""
+        """Return whether a file exists."""
 
     async def make_parents(self, path: str) -> None:
-        """Make the directories that a file's name needs."""
+        """Make the missing directories above a file."""
 
     async def read(self, path: str, take: Callable[[bytes], None]) -> None:
-        """Hand a file to ``take``, piece by piece."""
+        """Pass a file to ``take`` in pieces."""
 
     async def replace(self, path: str, pieces: Iterator[bytes]) -> None:
-        """Put a new content in place of a file's, at one instant (rule 2).
+        """Replace the content of a file at one instant (rule 2).
 
         Args:
             path: the file; it may be missing.
@@ -67,7 +67,7 @@ class Files(Protocol):
     async def append(self, path: str, pieces: Iterator[bytes]) -> None:
         """Add to a file; it may be missing.
 
-        What a failure had added is cut off, unless others have added since.
+        A failure removes the bytes that it had added, unless others have added since.
         """
 
 
@@ -76,8 +76,8 @@ class ClientFiles:
 
     Args:
         fs: the host's.
-        client: whose rights count.
-        claim: the view that is asked for; the rights decide (spec A1).
+        client: has the rights.
+        claim: the view of the call; the rights decide (spec A1).
     """
 
     def __init__(self, fs: Filesystem, client: Client, *, claim: bool = True) -> None:
@@ -91,16 +91,16 @@ class ClientFiles:
 
     @property
     def _may_wait(self) -> bool:
-        """Whether a name may lead to a file system that does not answer (spec S5)."""
+        """Whether a name may lead to a file system that is down (spec S5)."""
         return self._client.policy.is_distant and not self._claim
 
     async def _knock(self, name: bytes) -> None:
-        """Wait, where the OPEN that follows would."""
+        """Wait for a distant file system before OPEN."""
         if self._may_wait:
             await names.wait_reachable(self._client, name)
 
     async def _abandon(self, file: OpenFile) -> None:
-        """Close a file as the end of a client does; it is gone whatever happens."""
+        """Close a file as the end of a client does; it is gone in any case."""
         with suppress(OSError):
             if file.handle.mount.is_distant:
                 await self._fs.abandon_waiting(file)
@@ -118,7 +118,7 @@ class ClientFiles:
         except FileNotFoundError:
             return False
         except (AccessDeniedError, UnavailableError) as why:
-            raise _denied(path) from why
+            raise _make_denial(path) from why
         return True
 
     async def make_parents(self, path: str) -> None:
@@ -135,15 +135,15 @@ class ClientFiles:
                     self._client, directory, claim=self._claim
                 )
             except FileExistsError:
-                continue  # somebody made it meanwhile
+                continue  # made by another program meanwhile
             except (AccessDeniedError, UnavailableError) as why:
-                raise _denied(path) from why
+                raise _make_denial(path) from why
 
     async def _is_there(self, name: bytes) -> bool:
         try:
             return await self.exists(os.fsdecode(name))
         except PermissionError:
-            return True  # not ours to make, and the open will say why
+            return True  # not ours to make; OPEN reports the reason
 
     async def read(self, path: str, take: Callable[[bytes], None]) -> None:
         """See ``Files``."""
@@ -152,7 +152,7 @@ class ClientFiles:
         try:
             file = self._fs.open(self._client, name, b"r", self._claim)
         except (AccessDeniedError, UnavailableError) as why:
-            raise _denied(path) from why
+            raise _make_denial(path) from why
         try:
             await self._in_thread(_read_all, file, take)
         finally:
@@ -166,7 +166,7 @@ class ClientFiles:
             async with turn_of(self._client.ledger):
                 file = self._fs.open_replacing(self._client, name, claim=self._claim)
         except (AccessDeniedError, UnavailableError) as why:
-            raise _denied(path) from why
+            raise _make_denial(path) from why
         try:
             await self._write(file, pieces, partial(_put, file))
         except BaseException:
@@ -181,7 +181,7 @@ class ClientFiles:
         try:
             file = await self._fs.open_waiting(self._client, name, b"a", self._claim)
         except (AccessDeniedError, UnavailableError) as why:
-            raise _denied(path) from why
+            raise _make_denial(path) from why
         before = done = 0
 
         def put(piece: bytes) -> None:
@@ -197,7 +197,7 @@ class ClientFiles:
             try:
                 with trio.CancelScope(shield=True):
                     if done and await self._size(file) == before + done:
-                        # Nobody has added since.
+                        # Unchanged since by others.
                         await self._fs.truncate_waiting(file, before)
             finally:
                 await self._abandon(file)
@@ -215,7 +215,7 @@ class ClientFiles:
     async def _write(
         self, file: OpenFile, pieces: Iterator[bytes], put: Callable[[bytes], None]
     ) -> None:
-        """Write in turns: between them others of the child have theirs."""
+        """Write in turns, so that other clients of the child get theirs."""
         has_more = True
         while has_more:
             async with turn_of(file.ledger):
@@ -225,12 +225,12 @@ class ClientFiles:
         return await in_thread(partial(call, *args), share=self._client.ledger.threads)
 
 
-def _denied(path: str) -> PermissionError:
+def _make_denial(path: str) -> PermissionError:
     return PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
 def _put_some(pieces: Iterator[bytes], put: Callable[[bytes], None]) -> bool:
-    """Put as much as one turn may take; tell whether there may be more."""
+    """Write one turn's bytes; return whether there may be more."""
     left = TURN_BYTES
     for piece in pieces:
         put(piece)
@@ -241,7 +241,7 @@ def _put_some(pieces: Iterator[bytes], put: Callable[[bytes], None]) -> bool:
 
 
 def _put(file: OpenFile, piece: bytes) -> None:
-    """Write a piece in this worker thread; what it counts is charged in the Trio thread.
+    """Write a piece in this worker thread; the Trio thread charges for it.
 
     Precondition: the caller has the turn (``hostlib.fairness``).
     """

@@ -1,12 +1,12 @@
-"""Conversations kept in the host, and the tools that make more of them: fork and spawn.
+"""Conversations kept in the host; the tools fork, spawn and summarize.
 
 Rules of this file.
 
-1. A conversation is a process: messages and descriptors as one.  It is begun for one
+1. A conversation is a process: messages and descriptors as one. It is made for one
    LLM_CHAT, or kept under a name (``PRESET@NAME``) until its client is gone.
-2. Children run side by side, each under the quota of the client they were made for; what
-   goes wrong with one is told as its result and keeps no other from its own.
-3. A spawn that names what is not there fails before anything starts.
+2. Children run side by side, each under the quota of their client; the failure of one
+   is its result and stops no other.
+3. A spawn that names a missing thing fails before it starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protocol import fdxml
 from supervisor.llm.conversations import Kept, Turn
 from supervisor.llmfd import FdError, Param, Tool
 from supervisor.llmfd.arguments import FDS, STRING, STRINGS
-from supervisor.llmfd.calls.wrapping import exceeded, wrap
+from supervisor.llmfd.calls.wrapping import describe_excess, wrap
 from supervisor.llmfd.errors import INVALID_PARAMETER, NOT_FOUND
 from supervisor.llmfd.preloads import Preloads
 from supervisor.llmfd.table import number_of
@@ -28,10 +28,10 @@ from supervisor.llmfd.threads import in_thread
 from supervisor.llmfd.toolloop import (
     ModelError,
     ToolLoop,
+    find_unanswered,
     size_of,
-    unanswered,
+    summarize_within,
     unsay,
-    within,
 )
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from vfs.filesystem import Client
 
 MOST_PROMPTS = 10
-"""Children of one fork."""
+"""Most children of one fork."""
 
 MOST_DEPTH = 4
-"""Forks and spawns within each other: 10 children each make 10,000 at most."""
+"""Most levels of forks and spawns: 10 children each make 10,000 at most."""
 
 SUMMARY_S = 60.0
 """Longest wait of ``summarize_fd``."""
@@ -57,10 +57,10 @@ class Conversations:
 
     Args:
         service: the LLM fds.
-        model: who is asked.
+        model: answers.
 
     Attributes:
-        loop: asks it, and does what it calls for.
+        loop: asks the model and does its calls.
         kept: conversations under names.
     """
 
@@ -87,8 +87,8 @@ class Conversations:
         """Answer a client.
 
         Raises:
-            ModelError: there is no answer; the conversation is as it was, but for what
-                tools have done.
+            ModelError: there is no answer; the conversation is unchanged, apart from
+                the effects of tools.
             KeptError: there is no room for the conversation.
         """
         client, name = turn.client, turn.name
@@ -99,7 +99,7 @@ class Conversations:
         self._service.give_files(process, client)
         is_kept = self.kept.find(client, name) is process
         try:
-            with _as_before(process):
+            with _restore_preset(process):
                 await self.loop.begin(process, turn.program, has_tools=turn.has_tools)
                 reply = await self.loop.ask(
                     process, turn.prompt, turn.files, has_tools=turn.has_tools
@@ -199,8 +199,8 @@ class Conversations:
         return fdxml.listing("fork_result", (("children", len(rows)),), rows)
 
     async def _open_branch(self, child: Process, number: int) -> None:
-        """Answer the calls that are open where the copy was made."""
-        for call_id in unanswered(child.messages):
+        """Answer the calls that are open at the place of the copy."""
+        for call_id in find_unanswered(child.messages):
             text = f"You are copy {number}. Do what the user says next."
             message: Message = {
                 "role": "tool",
@@ -228,13 +228,13 @@ class Conversations:
         limit = settings.max_output
         answer = text.encode("utf-8", "replace")
         if len(text) > limit:
-            message = exceeded(limit)
+            message = describe_excess(limit)
             try:
                 content = await in_thread(
                     process.shared.store.put, answer, share=process.threads
                 )
                 answer = wrap(process, content, f"child:{number}", limit, message)
-            except FdError as why:  # rule 2: the others have been asked, and paid for
+            except FdError as why:  # rule 2: the others were asked and paid for
                 is_good = False
                 answer = fdxml.failure(why.kind, why.fd, why.message, why.details)
         attributes = (("index", number), ("success", is_good))
@@ -250,7 +250,7 @@ class Conversations:
         additional_preload_files: list[str] | None = None,
         additional_preload_temp_files: list[str] | None = None,
     ) -> bytes:
-        """Answer a query with another program and only what is named."""
+        """Answer a query with another program and only the named preloads."""
         if self.loop.model.system(program) is None:
             raise FdError(NOT_FOUND, f"Program {program} not found")
         _check_depth(process)
@@ -271,12 +271,12 @@ class Conversations:
     async def summarize(
         self, process: Process, *, fd: str | None = None, name: str | None = None
     ) -> bytes:
-        """Tell a summary, or that there is none."""
+        """Return a summary, or say that there is none."""
         found = process.table.find(fd, name)
         if found.is_binary:
             text = "Binary content cannot be summarized"
             raise FdError(INVALID_PARAMETER, text, fd=found.id)
-        summary = await within(SUMMARY_S, self.loop, process, found)
+        summary = await summarize_within(SUMMARY_S, self.loop, process, found)
         attributes = (("fd", found.id), ("available", bool(summary)))
         if not summary:
             return fdxml.empty("fd_summary", attributes)
@@ -285,8 +285,8 @@ class Conversations:
 
 
 @contextmanager
-def _as_before(process: Process) -> Iterator[None]:
-    """Take back what a turn that fails has made of the preset of a conversation."""
+def _restore_preset(process: Process) -> Iterator[None]:
+    """Restore the preset of a conversation if a turn fails."""
     messages, system, program = process.messages, process.messages[:1], process.program
     number = process.table.next_number
     try:

@@ -1,4 +1,4 @@
-"""What goes wrong with an LLM fd: one error, told to the model as ``fd_error``."""
+"""The error of calls on LLM fds, shown to the model as ``fd_error``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class FdError(ContentError):
 
     Attributes:
         kind: one of the constants of this file.
-        message: what went wrong, in one sentence.
+        message: the failure, in one sentence.
         details: more of it; empty for none.
-        fd: the descriptor that it is about, as answers print it; empty if none.
+        fd: the descriptor in question, as answers print it; empty if none.
     """
 
     def __init__(
@@ -29,31 +29,31 @@ class FdError(ContentError):
     ) -> None:
         super().__init__(message)
         self.kind = kind
-        self.message = _clipped(message)
-        self.details = _clipped(details)
-        self.fd = _clipped(fd)
+        self.message = _clip(message)
+        self.details = _clip(details)
+        self.fd = _clip(fd)
 
 
 MOST_SAID_CHARS = 4_000
-"""What an error says of a parameter at most: it is repeated there, and may have 16 MiB."""
+"""Longest part of a parameter in an error: parameters may have 16 MiB."""
 
 
-def _clipped(text: str) -> str:
+def _clip(text: str) -> str:
     return text if len(text) <= MOST_SAID_CHARS else f"{text[:MOST_SAID_CHARS]}..."
 
 
 MOST_ANSWER_BYTES = 8 * 1024 * 1024
-"""Longest text of one answer, beyond any model's context.  Escaped it may be five times as
-long, and is copied three times on its way, each time with the interpreter held."""
+"""Longest text of one answer, beyond any model's context. Escaped it may be five times
+as long, and is copied three times, each time with the interpreter held."""
 
 
 def check_length(size: int, instead: str, fd: str = "") -> None:
-    """Refuse what is too long for one answer.
+    """Refuse a text that is too long for one answer.
 
     Args:
         size: bytes of text.
-        instead: what to do.
-        fd: as answers print it; empty if it is about none.
+        instead: the remedy.
+        fd: as answers print it; empty for none.
 
     Raises:
         FdError: ``invalid_parameter``.

@@ -1,6 +1,6 @@
-"""The host's gateway as the tool loop's model: one paid call each, nothing more.
+"""The host's gateway as the tool loop's model: one paid call each.
 
-It is written against what it needs of the gateway; ``connect`` puts the two together.
+It depends on ``Asker`` alone; ``connect`` joins it with the gateway.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Completion(Protocol):
 
     @property
     def object(self) -> Mapping[str, Json]:
-        """A ``chat.completion`` as plain values."""
+        """Return a ``chat.completion`` as plain values."""
 
 
 class Asker(Protocol):
-    """What is needed of the gateway's service."""
+    """The gateway's service, as far as it is used here."""
 
     @property
     def presets(self) -> Mapping[str, str]:
@@ -43,7 +43,7 @@ class Asker(Protocol):
     async def ask(
         self, client: Client, body: Mapping[str, object], *, claim: bool
     ) -> Completion:
-        """Make one call for a client by the rules for it, and pay."""
+        """Make one call for a client under its rules, and pay for it."""
 
 
 class GatewayModel:
@@ -51,8 +51,8 @@ class GatewayModel:
 
     Args:
         asker: makes the calls.
-        failures: what it raises when a call failed or the quota is spent; their texts
-            are one line each.
+        failures: its exceptions for a failed call or a spent quota; their texts are one
+            line each.
     """
 
     def __init__(self, asker: Asker, failures: tuple[type[Exception], ...]) -> None:
@@ -60,7 +60,7 @@ class GatewayModel:
         self._failures = failures
 
     def system(self, program: str) -> str | None:
-        """Return the system prompt of a preset, None if there is no such preset."""
+        """Return the system prompt of a preset; None if there is no such preset."""
         return self._asker.presets.get(program)
 
     async def complete(
@@ -72,13 +72,13 @@ class GatewayModel:
         claim: bool,
     ) -> Reply:
         """Ask once; see ``toolloop.Model``."""
-        del program  # its prompt stands in the messages
+        del program  # its prompt is part of the messages
         body: dict[str, object] = {"messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
         try:
             completion = await self._asker.ask(client, body, claim=claim)
-        except OSError as why:  # nothing was asked: no thread can be started
+        except OSError as why:  # not asked: no thread can be started
             raise ModelError(os.strerror(why.errno or errno.EIO)) from None
         except self._failures as why:
             raise ModelError(
@@ -93,7 +93,7 @@ class GatewayModel:
 
 
 def _plain(message: dict[str, Json]) -> dict[str, Json]:
-    """Return of a message what may be sent back to a provider."""
+    """Return the parts of a message that may be sent back to a provider."""
     kept: dict[str, Json] = {
         "role": "assistant",
         "content": message.get("content"),
@@ -105,7 +105,7 @@ def _plain(message: dict[str, Json]) -> dict[str, Json]:
 
 
 def connect(fds: FdService, llm: LlmService) -> Conversations:
-    """Give a host's LLM fds its model: fork, spawn, summaries, conversations."""
+    """Connect a host's LLM fds with its model: fork, spawn, summaries, conversations."""
     from supervisor.llm.gateway import FailedCallError  # noqa: PLC0415 - with a model
     from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - as above
     from supervisor.llmfd.conversations import Conversations  # noqa: PLC0415 - with a model
@@ -117,7 +117,7 @@ def connect(fds: FdService, llm: LlmService) -> Conversations:
 
 
 class _Dialogues:
-    """Conversations as LLM_CHAT has them; see ``supervisor.llm.conversations.Dialogues``."""
+    """Conversations of LLM_CHAT; see ``supervisor.llm.conversations.Dialogues``."""
 
     def __init__(
         self, conversations: Conversations, failure: Callable[[str], Exception]
@@ -131,7 +131,7 @@ class _Dialogues:
         try:
             reply = await self._conversations.answer(turn)
         except ModelError as why:
-            # What the gateway said, as it said it; else the loop's own word.
+            # The gateway's own error; else the loop's.
             raise why.__cause__ or self._failure(str(why)) from None
         return cast("gateway.Completion", reply.whole)
 
@@ -157,7 +157,7 @@ class _LlmAsker:
 
         models = self._models
         section = models.section
-        # Encoded once more than it is sent: a prompt is paid with all that is in it.
+        # Encoded once more than it is sent: all of a prompt is paid for.
         size = await in_thread(size_of_body, body, share=client.ledger.threads)
         if section.temperature is not None:
             body = {**body, "temperature": section.temperature}
@@ -168,6 +168,6 @@ class _LlmAsker:
             size=size,
             max_tokens=section.max_tokens,
         )
-        # What is sent, and what it was measured by.
+        # The body that is sent, and the one that was measured.
         with models.budget.reservation(client.ledger, 2 * size.size_bytes):
             return await models.gateway.complete(call)

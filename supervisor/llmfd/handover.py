@@ -1,14 +1,14 @@
-"""The LLM fds of a host, handed from one program to the next: plain forms and back.
+"""The LLM fds of a host as plain forms for the hand-over, and back.
 
 Contents, tables, names, sections, unused tokens, temporary files and conversations.
 
 Rules of this file.
 
-1. A content goes once, however many hold it: in a file in memory, or, where it lies in a
-   file already, as that file.  The counts that a scan has found go with it.
-2. What stands here is JSON: what a model or a program said may be text that is no
-   UTF-8, and JSON has a form for it.
-3. Until every table has its contents, all of them are held here.
+1. A content goes once, however many hold it: in a memory file, or as the file in which
+   it lies already. The counts of its scan go with it.
+2. The forms are JSON: texts of a model or a program may be no UTF-8, and JSON has a
+   form for that.
+3. All contents are held here until every table has its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd.store import Store, Writer
 
 
-# What is handed over of a host's LLM fds, as plain forms: see ``handover``.
+# The handed-over state of a host's LLM fds: see ``handover``.
 
 Piece = tuple[int, int]
 """(offset, size) in the file in memory."""
@@ -45,11 +45,11 @@ class BlobState(msgspec.Struct):
     """See ``Blob``.
 
     Attributes:
-        data: where it is in the file in memory, if it is there.
-        fd: the file that is it; -1 for none.
+        data: its place in the memory file, if it is there.
+        fd: its own file; -1 for none.
         slot: (slot size, number), if it lies in one.
-        newlines, starts, ends_line: see ``TextIndex``; None for what is no text.
-        tables: (page size, where the starts of its pages are).
+        newlines, starts, ends_line: see ``TextIndex``; None if it is no text.
+        tables: (page size, place of the starts of its pages).
     """
 
     key: str
@@ -77,7 +77,7 @@ class FdState(msgspec.Struct):
 
 
 class WriterState(msgspec.Struct):
-    """What was put in under a token so far: in memory, in the file ``fd``, or in a slot."""
+    """Pieces under a token so far: in memory, in the file ``fd``, or in a slot."""
 
     token: str
     size: int
@@ -103,7 +103,7 @@ class ProcessState(msgspec.Struct):
 
 
 class SharedState(msgspec.Struct):
-    """What the processes of one child share; files are (id, version, keys)."""
+    """The shared parts of a child's processes; files are (id, version, keys)."""
 
     owner: str
     made: int
@@ -120,7 +120,7 @@ class SlotsState(msgspec.Struct):
 
 
 class StoreState(msgspec.Struct):
-    """Contents, and where they are."""
+    """Contents and their places."""
 
     memory_fd: int
     slots: list[SlotsState]
@@ -130,19 +130,19 @@ class StoreState(msgspec.Struct):
 __all__ = ["Entering", "Leaving", "ProcessState", "SharedState", "StoreState"]
 
 
-# Taking down
+# Snapshot
 
 
 class Leaving:
-    """The contents of one host, on their way.
+    """The contents of one host in a snapshot.
 
     Args:
         store: keeps them.
 
     Attributes:
-        memory_fd: the file in memory; the caller's to close if nothing comes of it.
-        fds: every descriptor that goes.
-        shared: what is shared, by its numbers.
+        memory_fd: the memory file; the caller closes it if the exchange fails.
+        fds: every descriptor that is handed over.
+        shared: the shared parts by number.
     """
 
     def __init__(self, store: Store) -> None:
@@ -154,7 +154,7 @@ class Leaving:
         self._at = 0
 
     def contents(self) -> StoreState:
-        """Take every content down."""
+        """Return the state of every content."""
         files = dict(self._store.files())
         slots = [
             SlotsState(size, file.fd, *file.numbers())
@@ -210,10 +210,10 @@ class Leaving:
         return at, size
 
     def process(self, process: Process) -> ProcessState:
-        """Take a process down."""
+        """Return the state of a process."""
         table = process.table
         return ProcessState(
-            shared=self._shared(process.shared),
+            shared=self._number_shared(process.shared),
             fds=[_fd_state(fd) for fd in table.fds.values()],
             next_number=table.next_number,
             messages=process.messages,
@@ -237,7 +237,7 @@ class Leaving:
             state.slot = incoming.slot.address
         return state
 
-    def _shared(self, shared: Shared) -> int:
+    def _number_shared(self, shared: Shared) -> int:
         number = self._numbers.get(id(shared))
         if number is None:
             number = self._numbers[id(shared)] = len(self.shared)
@@ -267,17 +267,17 @@ def _keys(content: Content) -> list[str]:
     return [blob.key.hex() for blob in content.blobs]
 
 
-# Putting together
+# Restoring
 
 
 class Entering:
-    """The contents that were handed over, until everybody has his.
+    """The handed-over contents, until all tables have their own.
 
     Args:
-        store: keeps them from now on.
-        state: what was taken down.
-        shared: as above, of what processes share.
-        make_shared: makes the shared part of an owner.
+        store: keeps them.
+        state: of the program before.
+        shared: the shared parts of that program.
+        make_shared: makes the shared part for an owner.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class Entering:
         self._shared = [self._enter_shared(one, make_shared) for one in shared]
 
     def close(self) -> None:
-        """Let go of what nobody holds, and of the file in memory."""
+        """Free contents without a holder, and the memory file."""
         blobs, self._blobs = self._blobs, {}
         for blob in blobs.values():
             self._store.release(blob)
@@ -359,7 +359,7 @@ class Entering:
         return shared
 
     def process(self, left: ProcessState) -> Process:
-        """Return the process that was taken down; whose it is has to be said."""
+        """Return a restored process; the caller sets its client."""
         shared = self._shared[left.shared]
         table = FdTable(shared.store, shared.allowance)
         table.next_number = left.next_number
@@ -388,14 +388,14 @@ class Entering:
                 continue
             process.begun.enter(writer, one.token)
             if shared.allowance is not None:
-                shared.allowance.used += writer.size  # it was taken piece by piece
+                shared.allowance.used += writer.size  # taken piece by piece before
         return process
 
     def _writer(self, left: WriterState) -> Writer | None:
-        """Return what was begun; None: it cannot be gone on with, and is given back.
+        """Return a restored writer; None if it cannot continue, and its room is free.
 
-        It is hashed and looked at anew: neither has a form that could be handed over.
-        What is on the disk stays where it is: the disk may be full.
+        It is hashed and scanned again: neither state has a form. Bytes on the disk stay
+        there: the disk may be full.
         """
         writer = self._store.writer()
         try:
@@ -403,10 +403,10 @@ class Entering:
                 writer.add(self._read(piece))
             if left.slot is not None:
                 slot = self._slot(left.slot, left.size)
-                writer.go_on(Incoming(self._store.spool, slot=slot))
+                writer.continue_from(Incoming(self._store.spool, slot=slot))
             elif left.fd >= 0:
                 self._store.spool.files.take_over(left.fd)
-                writer.go_on(Incoming(self._store.spool, fd=left.fd))
+                writer.continue_from(Incoming(self._store.spool, fd=left.fd))
         except FdError:
             writer.close()
             return None

@@ -1,7 +1,7 @@
-"""Contents that are on their way in, piece by piece, each under a token (``FD_PUT``).
+"""Contents that arrive in pieces, each under a token (``FD_PUT``).
 
-A token belongs to one process and is used up by the call that names it.  What is begun
-counts against the allowance by its bytes; once it is a content, that counts instead.
+A token belongs to one process and is used up by the call that names it. Its pieces
+count against the allowance by their bytes; then the content counts instead.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from supervisor.llmfd.store import Store, Writer
 
 MOST_TOKENS = 64
-"""Contents that one client may be putting in at once."""
+"""Most contents that one client may be putting in at the same time."""
 
 
 class Begun:
-    """What one process has begun.
+    """The unfinished contents of one process.
 
     Args:
         store: keeps the contents.
-        allowance: what they are charged to; None: nothing bounds them.
+        allowance: charged for them; None if there is no bound.
 
     Attributes:
-        made: how many tokens there were.
+        made: the number of tokens so far.
     """
 
     def __init__(self, store: Store, allowance: Allowance | None) -> None:
@@ -44,16 +44,16 @@ class Begun:
         return token in self._writers
 
     def __iter__(self) -> Iterator[tuple[str, Writer]]:
-        """Go through tokens and what is under them."""
+        """Yield tokens with their writers."""
         return iter(self._writers.items())
 
     def size(self, token: str) -> int:
-        """Return how much was put in under a token, bytes; 0 if it is not known."""
+        """Return the bytes under a token; 0 if it is not known."""
         writer = self._writers.get(token)
         return 0 if writer is None else writer.size
 
     def put(self, token: str | None, piece: bytes) -> str:
-        """Take in a piece; return the token it is under, a new one for None.
+        """Add a piece; return its token, a new one for None.
 
         Raises:
             KeyError: the token is not known.
@@ -82,13 +82,13 @@ class Begun:
         return token
 
     def enter(self, writer: Writer, token: str = "") -> str:
-        """Own what was begun elsewhere, and charged already; return its token.
+        """Own a writer that was charged already; return its token.
 
         Args:
-            writer: what was begun.
-            token: the one it had; empty for a new one.
+            writer: from another program.
+            token: its token; empty for a new one.
         """
-        with self._lock:  # a piece comes in a thread, what a tool has put out in Trio's
+        with self._lock:  # pieces come in a thread, outputs of tools in Trio's
             if not token:
                 self.made += 1
                 token = f"t{self.made}"
@@ -96,12 +96,12 @@ class Begun:
         return token
 
     def take(self, token: str) -> Content:
-        """Return what was put in under a token, which is used up; the caller holds it.
+        """Return the content under a token, which is used up; the caller holds it.
 
         Raises:
             FdError: ``invalid_parameter``: the token is not known.
         """
-        # Taken out first: who ends meanwhile must not end what is being finished.
+        # Removed first: `close` must not close a writer that is finishing.
         writer = self._writers.pop(token, None)
         if writer is None:
             raise FdError(INVALID_PARAMETER, f"Unknown token: {token}")
@@ -112,14 +112,14 @@ class Begun:
             writer.close()
 
     def drop(self, token: str) -> None:
-        """Forget a token, if it is there; what it was charged is given back."""
+        """Forget a token, if it is there, and give its room back."""
         writer = self._writers.pop(token, None)
         if writer is not None:
             self._give_back(writer.size)
             writer.close()
 
     def close(self) -> None:
-        """Forget all."""
+        """Forget all tokens."""
         for token in tuple(self._writers):
             self.drop(token)
 

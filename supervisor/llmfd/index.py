@@ -1,20 +1,14 @@
-r"""Where the lines and characters of a text are: counts at every 32 KiB, no more.
+r"""Lines and characters of a text by counts at every 32 KiB.
 
-The arithmetic between lines, code points and bytes of one text.
+1. A line starts at 0 and after each LF that is not the last character. So ``"a"`` and
+   ``"a\n"`` have one line, ``"\n\n"`` two, the empty text none.
+2. The counts of a text of 1 GiB take 512 KiB; an answer reads one block of the text, so
+   it takes the same time at any size and place.
+3. ``Scanner`` refuses bytes that are not UTF-8 or that XML 1.0 forbids; every index
+   comes from it, so a blob with an index is text.
 
-Rules of this file.
-
-1. A line starts at 0 and after each LF that is not the last character; only LF ends a
-   line.  So ``"a"`` and ``"a\n"`` have one line, ``"\n\n"`` two, the empty text none.
-2. The counts of a text of 1 GiB take 512 KiB; an answer looks at one block of the text,
-   so it takes the same time at any size and at any place.
-3. ``Scanner`` refuses what is not UTF-8 and what XML 1.0 forbids; it is the only way to
-   an index, so a blob with an index has text.
-
-Measured per 100 MB of log: 30 ms for all of the scan.  To look for 29 control characters
-takes stringzilla's vectors 0.05 ns a byte, 29 searches by memchr 0.3, a pass through a
-table 1.1.  To count LFs takes it 0.1 while lines are long and 7 where there is nothing
-else; ``bytes.count`` takes 0.5 in either.
+Measured: a scan takes 30 ms per 100 MB of log. Searching 29 control characters takes
+stringzilla 0.05 ns a byte (memchr 0.3, a table 1.1), counting LFs 0.1 for long lines.
 """
 
 from __future__ import annotations
@@ -36,14 +30,14 @@ if TYPE_CHECKING:
 
 
 BLOCK_BYTES = 32 * 1024
-"""Between two counts: a block fits the first cache level of most processors."""
+"""Bytes between two counts: a block fits into the first cache of most processors."""
 
 DENSE_LINES = BLOCK_BYTES // 32
-"""LFs in a block from which on counting them one by one is the quicker way."""
+"""LFs in a block from which counting them one by one is quicker."""
 
 NEAR_LINES = 64
 NEAR_BYTES = 8 * 1024
-"""So few lines in so few bytes are walked through: a third of the way by the index."""
+"""So few lines in so few bytes are walked: a third of the index's time."""
 
 _UNUSUAL = FORBIDDEN_CONTROLS + bytes(range(0x80, 0x100))
 _find = stringzilla.find_first_of
@@ -58,7 +52,7 @@ class TextIndex:
         size: bytes.
         newlines: LFs before each block, and in all.
         starts: characters that begin before each block, and in all; None in ASCII.
-        ends_line: the last character is LF.
+        ends_line: whether the last character is LF.
 
     Attributes:
         size: bytes.
@@ -84,17 +78,17 @@ class TextIndex:
 
     @property
     def is_ascii(self) -> bool:
-        """Whether a character is a byte."""
+        """Whether each character is a byte."""
         return self._starts is None
 
     @property
     def memory_bytes(self) -> int:
-        """What the counts take."""
+        """The size of the counts in bytes."""
         arrays = (self._newlines, self._starts)
         return sum(len(a) * a.itemsize for a in arrays if a is not None)
 
     def newlines_before(self, text: Buffer, offset: int) -> int:
-        """Return how many LFs stand before a byte offset."""
+        """Return the number of LFs before a byte offset."""
         block, rest = divmod(offset, BLOCK_BYTES)
         count = self._newlines[block]
         if rest:
@@ -122,9 +116,9 @@ class TextIndex:
 
         Args:
             text: the buffer.
-            start: where the first of them starts.
-            line: its number.
-            count: how many.
+            start: offset of the first line.
+            line: the number of that line.
+            count: number of lines.
         """
         if count <= NEAR_LINES:
             piece = text[start : start + NEAR_BYTES]
@@ -138,7 +132,7 @@ class TextIndex:
         return self.line_start(text, line + count)
 
     def chars_before(self, text: Buffer, offset: int) -> int:
-        """Return how many characters begin before a byte offset."""
+        """Return the number of characters that begin before a byte offset."""
         if self._starts is None:
             return offset
         block, rest = divmod(offset, BLOCK_BYTES)
@@ -157,7 +151,7 @@ class TextIndex:
         offset = block * BLOCK_BYTES
         piece = text[offset : offset + BLOCK_BYTES + 3]
         skipped = 0
-        while 0x80 <= piece[skipped] < 0xC0:  # the end of a character before
+        while 0x80 <= piece[skipped] < 0xC0:  # the end of the character before
             skipped += 1
         found = piece[skipped:].decode("utf-8", "ignore")
         before = found[: char - self._starts[block]]
@@ -165,7 +159,7 @@ class TextIndex:
 
 
 def _after_newline(piece: bytes, number: int) -> int:
-    """Return the offset after the LF of that number, counted from 1."""
+    """Return the offset after the LF with that number, counted from 1."""
     low, high = 0, len(piece)
     while high - low > 256:
         middle = (low + high) // 2
@@ -187,7 +181,7 @@ def _count_starts(piece: bytes) -> int:
 
 
 class Scanner:
-    """Reads a text once, block by block, and finds what an index needs.
+    """Reads a text once, block by block, and collects the counts of an index.
 
     Every block but the last has ``BLOCK_BYTES``.
     """
@@ -204,15 +198,15 @@ class Scanner:
         self._last = b""
 
     def feed(self, text: bytes, start: int, end: int) -> None:
-        """Take in the next block.
+        """Scan the next block.
 
         Args:
-            text: the block, and what may stand around it.
-            start: where it starts in ``text``.
-            end: where it ends.
+            text: contains the block.
+            start: offset of the block in ``text``.
+            end: end of the block.
 
         Raises:
-            NotTextError: it is not UTF-8, or holds what XML 1.0 forbids.
+            NotTextError: it is not UTF-8, or has characters that XML 1.0 forbids.
         """
         if self._pending or _find(text, _UNUSUAL, start, end) >= 0:
             self._look_closely(text[start:end])
@@ -241,7 +235,7 @@ class Scanner:
         if any(stringzilla.find(joined, code) >= 0 for code in _NON_CHARACTERS):
             raise NotTextError
         if self._starts is None:
-            # All before was ASCII: a character a byte.
+            # All before was ASCII: one byte a character.
             blocks = len(self._newlines)
             self._starts = array("Q", (n * BLOCK_BYTES for n in range(blocks)))
         self._chars += len(text)
@@ -260,14 +254,14 @@ class Scanner:
 
 
 class Reader:
-    """Feeds a scanner with pieces of any size, and remembers whether they are text."""
+    """Feeds a scanner with pieces of any size, and records whether they are text."""
 
     def __init__(self) -> None:
         self._scanner: Scanner | None = Scanner()
         self._tail = b""
 
     def feed(self, text: bytes, start: int = 0, end: int | None = None) -> None:
-        """Take in the next piece: ``text``, or a part of it."""
+        """Scan the next piece: ``text``, or a part of it."""
         scanner = self._scanner
         if scanner is None:
             return
@@ -292,7 +286,7 @@ class Reader:
         self._tail = text[start:end]
 
     def finish(self) -> TextIndex | None:
-        """Return the index of all pieces joined; None if that is no text."""
+        """Return the index of all pieces joined; None if they are no text."""
         scanner = self._scanner
         if scanner is None:
             return None
@@ -308,7 +302,7 @@ def scan(text: Buffer) -> TextIndex:
     """Return the index of a whole text.
 
     Raises:
-        NotTextError: it is none.
+        NotTextError: it is no text.
     """
     scanner = Scanner()
     for offset in range(0, len(text), BLOCK_BYTES):
@@ -319,9 +313,9 @@ def scan(text: Buffer) -> TextIndex:
 
 # Where the pages of a text begin: line-aware, every character in exactly one page.
 #
-# From s: e = min(s + page size, length) in characters.  If e is the length, the rest is one
-# page.  Else the page ends after the last LF in [s, e), or at e if there is none.  So no
-# page is longer than the page size, and the pages joined are the text.
+# From s: e = min(s + page size, length) in characters.  If e is the length, the rest is
+# one page.  Else the page ends after the last LF in [s, e), or at e if there is none.
+# So no page is longer than the page size, and the pages joined are the text.
 
 
 class Span(NamedTuple):
@@ -350,14 +344,14 @@ class PageTable:
         return len(self.starts)
 
     def span(self, page: int) -> Span:
-        """Return where a page is, counted from 1."""
+        """Return the place of a page, counted from 1."""
         starts = self.starts
         end = starts[page] if page < len(starts) else self._size
         return Span(starts[page - 1], end)
 
 
 def paginate(text: Buffer, index: TextIndex, page_size: int) -> PageTable:
-    """Return the pages of a text; an empty one has one page."""
+    """Return the pages of a text; an empty text has one page."""
     starts = array("Q")
     if index.is_ascii:
         _cut_bytes(text, index.size, page_size, starts)

@@ -1,4 +1,4 @@
-"""How a host's LLM fds are opened: sizes, the directory of checkpoints; closed again."""
+"""Opens and closes a host's LLM fds: sizes, and the directory of checkpoints."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def make_service(fs: Filesystem, config: Config | None, checkpoints: str) -> FdService:
-    """Return the LLM fds that a configuration asks for.
+    """Return the LLM fds of a configuration.
 
     Args:
         fs: the host's file system.
-        config: None: every tool, and the usual sizes.
-        checkpoints: directory for them.
+        config: None for every tool and the usual sizes.
+        checkpoints: their directory.
 
     Raises:
         OSError: the directory cannot be used.
@@ -61,15 +61,15 @@ def make_service(fs: Filesystem, config: Config | None, checkpoints: str) -> FdS
 
 @contextmanager
 def open_fds(host: Parts, config: Config, left: object = None) -> Iterator[FdService]:
-    """Offer the LLM fds that a configuration asks for until the block ends.
+    """Offer the LLM fds of a configuration until the block ends.
 
     Args:
-        host: whose.
+        host: offers them.
         config: checked.
-        left: what the program before has left of them; None if nothing.
+        left: the state of the program before; None without one.
 
     Raises:
-        HandoverError: what was left is another program's.
+        HandoverError: the state is another program's.
         OSError: the directory of the checkpoints cannot be used.
     """
     state_dir = config.host.state_dir
@@ -79,7 +79,7 @@ def open_fds(host: Parts, config: Config, left: object = None) -> Iterator[FdSer
         # Without a state directory checkpoints live as long as the host.
         temporary = make_kept("sandhost-fds-")
     if temporary is None and state_dir is not None:
-        # Else it is made with the directory in it, and open to everybody.
+        # makedirs would make it open to all users.
         os.makedirs(state_dir, mode=0o700, exist_ok=True)
     directory = temporary or os.path.join(str(state_dir), CHECKPOINTS)
     try:

@@ -1,8 +1,8 @@
-"""Which of its owner's checkpoints a process may go back to.
+"""The checkpoints of an owner that one process may restore.
 
-A checkpoint holds descriptors and a conversation.  Who was given some of them only must
-not get at the others by way of one: from then on it sees the checkpoints that it made
-itself.
+A checkpoint holds descriptors and a conversation. A process that was given only some of
+them must not reach the others through a checkpoint: from then on it sees only
+checkpoints that it made itself.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import secrets
 
 MOST_IDS = 1000
-"""As many checkpoints as an owner may have (``checkpoints.MOST_CHECKPOINTS``): older ids
-than these are of checkpoints that have gone."""
+"""As many checkpoints as an owner may have (``checkpoints.MOST_CHECKPOINTS``): those
+with older ids are gone."""
 
 
 class OwnCheckpoints:
     """The ids that one process may name.
 
     Attributes:
-        seen: those it sees, oldest first; None: every one of its owner.
-        made: those it made itself.
+        seen: those that it sees, oldest first; None for all of its owner.
+        made: those that it made.
     """
 
     __slots__ = ("made", "seen")
@@ -29,7 +29,7 @@ class OwnCheckpoints:
         self.made: list[str] = []
 
     def add(self, checkpoint: str) -> None:
-        """Add one that the process made."""
+        """Add one that the process has made."""
         for ids in (self.made, self.seen):
             if ids is not None:
                 ids.append(checkpoint)
@@ -42,46 +42,48 @@ class OwnCheckpoints:
                 ids.remove(checkpoint)
 
     def sees(self, checkpoint: str) -> bool:
-        """Tell whether the process may name it."""
+        """Return whether the process may name it."""
         return self.seen is None or checkpoint in self.seen
 
     def keep_own(self) -> None:
-        """See only what was made here, from now on."""
+        """Hide all checkpoints that it did not make, from now on."""
         self.seen = list(self.made)
 
     def fork(self) -> OwnCheckpoints:
-        """Return what a fork sees: the same; it has made none."""
+        """Return the checkpoints of a fork: it sees the same, and has made none."""
         other = OwnCheckpoints()
         other.seen = None if self.seen is None else list(self.seen)
         return other
 
 
-# Whose a checkpoint is, as its row says it.
+# The owner of a checkpoint, as in its row.
 #
-# A child that the configuration names has the same owner in all its lives.  Any other child
-# has one that is drawn for it, so that no later child is taken for it: its checkpoints are
+# A child that the configuration names has the same owner in all its lives. Any other
+# child\n# gets a random one: no later child can have it, its checkpoints are listed for
+# no other\n# child, and only a caller that knows their random id can restore them. has
+# one that is drawn for it, so that no later child is taken for it: its checkpoints are
 # listed for nobody else, and reached by who names their id, which nobody guesses.
 
 _NAMED = "named:"
 _NAMELESS = "nameless:"
 
 NAMELESS = f"{_NAMELESS}*"
-"""Owners that were drawn, for GLOB."""
+"""Random owners, for GLOB."""
 
 NUMBERED = "child-[0-9]*"
-"""Owners of older programs, for GLOB: a place in the order of starts, which the next host
-gives to another child."""
+"""Owners of older programs, for GLOB: a place in the order of starts, which the next
+host gives to another child."""
 
 
 def owner_of(name: str | None) -> str:
     """Return the owner of a child's checkpoints.
 
     Args:
-        name: what the configuration calls it; None for a child that it does not name.
+        name: its configured name; None for a child without one.
     """
     return f"{_NAMELESS}{secrets.token_hex(16)}" if name is None else _NAMED + name
 
 
 def is_owner(owner: str) -> bool:
-    """Tell whether ``owner_of`` may have returned it."""
+    """Return whether ``owner_of`` may have returned it."""
     return owner.startswith((_NAMED, _NAMELESS))

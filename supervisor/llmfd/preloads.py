@@ -1,4 +1,4 @@
-"""What a spawned process is given, and how its system prompt shows that."""
+"""Preloads of a spawned process, and their text in its system prompt."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from supervisor.llmfd.index import Span
 
 PRELOAD_CHARS = 200_000
-"""What of a preloaded content goes into a system prompt; the rest stays readable."""
+"""Most characters of a preload in a system prompt; the rest stays readable."""
 
 
 class Preloads:
-    """What a spawned process is given.
+    """The preloads of a spawned process.
 
     Args:
-        process: whose it is.
-        child: whose it becomes.
+        process: has them.
+        child: gets them.
 
     Attributes:
-        shown: the parts of the prompt.
+        shown: their parts of the prompt.
     """
 
     def __init__(self, process: Process, child: Process) -> None:
@@ -43,24 +43,26 @@ class Preloads:
         self._left_chars = MOST_KEPT_CHARS
 
     async def add_fds(self, parts: Sequence[Json]) -> None:
-        """Give descriptors, under their numbers, and lines of them, under new ones.
+        """Give descriptors under their numbers, and selected lines under new ones.
 
         Raises:
-            FdError: there is no such descriptor or line, or it is too much to show.
+            FdError: there is no such descriptor or line, or it is too long to show.
         """
         process, table = self._process, self._child.table
         if is_long_list(parts):
-            named = await in_thread(process.named, parts, share=process.threads)
+            named = await in_thread(process.find_named, parts, share=process.threads)
         else:
-            named = process.named(parts)
-        # All numbers that are taken are known before one is given anew.
+            named = process.find_named(parts)
+        # All taken numbers are known before a new one is given.
         for fd, span in named:
             if span is None:
                 table.next_number = max(table.next_number, fd.number + 1)
         for fd, span in named:
             if span is not None:
                 await self._add_lines(fd, span)
-            elif fd.number not in table.fds:  # named twice, it is there once
+            elif (
+                fd.number not in table.fds
+            ):  # a descriptor that is named twice is given once
                 held = process.shared.store.hold(fd.content)
                 table.enter(replace(fd, content=held, sections=dict(fd.sections)))
                 await self._show(fd)
@@ -74,7 +76,7 @@ class Preloads:
         """Give temporary files.
 
         Raises:
-            FdError: there is no such file, or it is too much to show.
+            FdError: there is no such file, or it is too long to show.
         """
         for temp_id in ids:
             _, held = self._process.shared.temps.hold(temp_id)
@@ -85,7 +87,7 @@ class Preloads:
         """Give files that the process may read.
 
         Raises:
-            FdError: one cannot be read, or it is too much to show.
+            FdError: one cannot be read, or is too long to show.
         """
         for path in paths:
             held = await _file(self._process, path)
@@ -93,10 +95,10 @@ class Preloads:
             await self._show(new, ("file", path))
 
     async def _show(self, fd: LlmFd, *more: tuple[str, str]) -> None:
-        """Show a descriptor, as far as `PRELOAD_CHARS` go.
+        """Show a descriptor, up to `PRELOAD_CHARS`.
 
         Raises:
-            FdError: with what is shown already, it is more than a conversation holds.
+            FdError: all preloads together are longer than a conversation may be.
         """
         blob = fd.content.text
         chars = min(blob.index.chars, PRELOAD_CHARS)

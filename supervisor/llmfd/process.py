@@ -1,15 +1,15 @@
-"""One process as its model sees it: a table of descriptors and the calls on it.
+"""The process of one model: a table of descriptors and the calls on it.
 
-What every call needs, and ``call`` itself.
+Has the parts that every call needs, and ``call`` itself.
 
 Rules of this file.
 
-1. One call of a process at a time; those of different processes run side by side.
-2. A tool's error is an answer (``fd_error``); only an unknown tool is an exception.
-3. What a call does with a long content happens in a worker thread: no step in the Trio
-   thread, which answers every client of the host, may take longer than 10 ms.  A short
-   call need not pay the 0.1 ms of a thread.
-4. A call that may take seconds, and leaves nothing to others, ends with its caller.
+1. A process does one call at a time; different processes run side by side.
+2. A tool's error is an answer (``fd_error``); only an unknown tool raises.
+3. Work on a long content is done in a worker thread: no step in the Trio thread may
+   take longer than 10 ms, since it answers every client. A short call avoids the 0.1 ms
+   of a thread.
+4. A call that may take seconds and changes nothing for others ends with its caller.
 """
 
 from __future__ import annotations
@@ -44,27 +44,26 @@ if TYPE_CHECKING:
     from supervisor.llmfd.workspaces import Workspaces
 
 INLINE_BYTES = 256 * 1024
-"""Longest content that is worked on in the Trio thread: a fifth of a millisecond."""
+"""Longest content that is handled in the Trio thread: a fifth of a millisecond."""
 
 INLINE_ROWS = 20
-"""Longest list that is made in the Trio thread: 0.3 ms, or 8 ms where the languages of
-contents have to be guessed first."""
+"""Longest list that is made in the Trio thread: 0.3 ms, or 8 ms where languages have to
+be guessed first."""
 
 INLINE_CHARS_BYTES = 4 * INLINE_BYTES
-"""What as many characters take at most."""
+"""Most bytes of that many characters."""
 
 ONLY_READ = frozenset({"read_fd", "search_fd"})
-"""Calls that show something, of a content of any length."""
+"""Calls that show a part of a content of any length."""
 
 NEED_MODEL = frozenset({"fork", "spawn", "summarize_fd"})
-"""Calls that are there only where a host has a model."""
+"""Calls that exist only in a host with a model."""
 
 SUMMARIZED = frozenset({"wrap_output", "wrap_input"})
-"""Calls whose answer may come with a summary, which a model makes."""
+"""Calls whose answer may have a summary, which a model makes."""
 
 SUMMARY_S = 10.0
-"""Longest wait for a summary: a model answers within seconds, or the result goes
-without."""
+"""Longest wait for a summary; then the result has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +72,12 @@ class Settings:
 
     Attributes:
         page_size: characters of a page.
-        max_output: longest tool result that is handed on as it is, characters.
-        max_input: longest user input, as above.
-        page_input: whether user input is stored at all.
-        conversation_fds: every message gets a descriptor.
-        auto_summarize: ``fd_result`` comes with a summary, if one can be had.
-        raw: bodies of XML are not escaped.
+        max_output: longest tool result that is passed on as it is, characters.
+        max_input: the same for user input.
+        page_input: whether long user input is stored.
+        conversation_fds: whether every message gets a descriptor.
+        auto_summarize: whether ``fd_result`` has a summary if possible.
+        raw: whether bodies of XML are not escaped.
     """
 
     page_size: int = 4000
@@ -91,36 +90,36 @@ class Settings:
 
 
 class UnknownCallError(ContentError):
-    """No such tool, or one that is not enabled; the text says which."""
+    """No such tool, or one that is not enabled; the text says so."""
 
 
 class Summarizer(Protocol):
-    """Makes short of long."""
+    """Makes summaries."""
 
     async def summary(self, process: Process, fd: LlmFd) -> str | None:
-        """Return a summary, None if none can be had.
+        """Return a summary; None if there is none.
 
         Args:
-            process: whose descriptor it is; its caller pays.
-            fd: what is to be made short.
+            process: has the descriptor; its caller pays.
+            fd: the long content.
         """
 
 
 @dataclass(slots=True)
 class Shared:
-    """What the processes of one child share.
+    """The parts that the processes of one child share.
 
     Attributes:
         store: the host's contents.
-        tools: the calls there are, by name.
+        tools: all calls by name.
         enabled: those that may be called; None for all.
         settings: how contents are shown.
-        allowance: what they may keep.
+        allowance: bounds their contents.
         temps: their temporary files.
-        checkpoints: where states are kept; None: nowhere.
-        owner: whose checkpoints they are.
-        summarizer: None: no model is there.
-        workspaces: where the child works, for checkpoints; None: nowhere.
+        checkpoints: keep states; None for none.
+        owner: has the checkpoints.
+        summarizer: None without a model.
+        workspaces: those of the child, for checkpoints; None for none.
     """
 
     store: Store
@@ -142,21 +141,21 @@ class Process:
     """One process.
 
     Args:
-        shared: what it shares with others.
-        table: its descriptors; None: none yet.
+        shared: the parts that it shares with others.
+        table: its descriptors; None for an empty table.
 
     Attributes:
         shared: as above.
         table: as above.
-        messages: its conversation, as the chat API words it.
-        program: the preset it runs; empty for none.
-        threads: bounds its worker threads; None: nothing does.
-        files: the file system under its client's rights; None: there is none.
-        caller: whose quota and rights its calls are made under; the owner's to read.
+        messages: its conversation, in the form of the chat API.
+        program: its preset; empty for none.
+        threads: bounds its worker threads; None for no bound.
+        files: the file system under its client's rights; None for none.
+        caller: the client whose quota and rights its calls use; read by the owner.
         claim: whether those rights count in full, or in the restricted view (spec A1).
-        depth: how many forks and spawns it is from a client's own process.
-        checkpoints: those of its owner that it may go back to.
-        begun: what is being put in.
+        depth: number of forks and spawns from a client's own process.
+        checkpoints: those of its owner that it may restore.
+        begun: its unfinished contents.
     """
 
     def __init__(self, shared: Shared, table: FdTable | None = None) -> None:
@@ -176,7 +175,7 @@ class Process:
     # Calls
 
     async def call(self, name: str, /, *args: object, **kwargs: object) -> bytes:
-        """Do a call and return its answer, XML (or what was wrapped, if it is short).
+        """Do a call; return its answer: XML, or the wrapped text if it is short.
 
         Raises:
             UnknownCallError: no such tool is enabled.
@@ -193,18 +192,18 @@ class Process:
                     answer = work()
                 if not isinstance(answer, bytes):
                     answer = await answer
-                return await self._with_summary(name, answer, before)
+                return await self._add_summary(name, answer, before)
             except FdError as why:
                 return _failure(why, kwargs, args)
 
-    async def _with_summary(self, name: str, answer: bytes, before: int) -> bytes:
-        """Add a summary to the ``fd_result`` of what was just stored, if it can be had.
+    async def _add_summary(self, name: str, answer: bytes, before: int) -> bytes:
+        """Return an answer with a summary in the ``fd_result`` of a stored content.
 
         Args:
             name: of the call.
-            answer: which has it, if the call stored anything at all: what only looks
-                like one was handed on.
-            before: the number that the descriptor then got.
+            answer: has an ``fd_result`` if the call stored a content; a text that only
+                looks like one was passed on.
+            before: the next number of a descriptor before the call.
         """
         shared = self.shared
         fd = self.table.fds.get(before)
@@ -223,20 +222,20 @@ class Process:
         return answer if not summary else fdxml.summarized(answer, summary)
 
     def is_for_caller_alone(self, name: str) -> bool:
-        """Tell whether a call may take long and is of no use once its caller has gone.
+        """Return whether a call may be long and is useless once its caller is gone.
 
-        A model that is asked for nobody would be paid, and would keep what has ended.
+        A model would be paid for an answer that has no reader.
         """
         shared = self.shared
         asks = shared.settings.auto_summarize and shared.summarizer is not None
         return name in ONLY_READ | NEED_MODEL or (asks and name in SUMMARIZED)
 
     def has_begun(self, token: str) -> bool:
-        """Tell whether content is being put in under a token."""
+        """Return whether a token has an unfinished content."""
         return token in self.begun
 
     async def put(self, token: str | None, piece: memoryview | bytes) -> str:
-        """Take in a piece; return the token that it is under, a new one for None.
+        """Add a piece; return its token, a new one for None.
 
         Raises:
             FdError: there is no room, or no thread to write it.
@@ -263,7 +262,7 @@ class Process:
         """Return a tool that may be called.
 
         Raises:
-            UnknownCallError: there is none of this name, or it is not enabled.
+            UnknownCallError: there is no such tool, or it is not enabled.
         """
         shared = self.shared
         tool = shared.tools.get(name)
@@ -279,7 +278,7 @@ class Process:
     # Contents
 
     def add(self, content: Content, source: str, *, name: str = "") -> LlmFd:
-        """Give a content, held by the caller, a descriptor of this process."""
+        """Give a content that the caller holds a descriptor of this process."""
         page_size = self.shared.settings.page_size
         return self.table.add(content, source, page_size, name=name)
 
@@ -287,12 +286,12 @@ class Process:
         """Keep a text and give it a descriptor.
 
         Raises:
-            FdError: ``invalid_parameter``: it holds a lone surrogate.
+            FdError: ``invalid_parameter``: it has a lone surrogate.
         """
         return self.add(self.put_text(text), source, name=name)
 
     async def add_waiting(self, content: Content, source: str) -> LlmFd:
-        """Do as ``add``, in a worker thread where it takes long."""
+        """Add a content as ``add`` does, in a worker thread if that is slow."""
         if content.text.size > INLINE_BYTES:
             pages, size = content.text.pages, self.shared.settings.page_size
             try:
@@ -303,14 +302,14 @@ class Process:
         return self.add(content, source)
 
     async def keep_text(self, text: str, source: str, *, name: str = "") -> LlmFd:
-        """Do as ``add_text``, in a worker thread where it takes long."""
+        """Keep a text as ``add_text`` does, in a worker thread if that is slow."""
         work = partial(self.add_text, text, source, name=name)
         if is_long_text(self, text):
             return await in_thread(work, share=self.threads)
         return work()
 
     def add_part(self, text: Blob, span: Span, source: str) -> LlmFd:
-        """Give a part of a text a descriptor of its own."""
+        """Give a part of a text a descriptor."""
         return self.add(self._part(text, span), source)
 
     def _part(self, text: Blob, span: Span) -> Content:
@@ -323,8 +322,8 @@ class Process:
         finally:
             writer.close()
 
-    def named(self, parts: Sequence[Json]) -> list[tuple[LlmFd, Span | None]]:
-        """Return the descriptors that are named, each with its lines; None for all.
+    def find_named(self, parts: Sequence[Json]) -> list[tuple[LlmFd, Span | None]]:
+        """Return the named descriptors, each with its lines or None for all.
 
         Args:
             parts: ids, or ``{"fd": ..., "start_line": ..., "end_line": ...}``.
@@ -339,14 +338,14 @@ class Process:
         return [(fd, part_span(fd, part)) for fd, part in found]
 
     def add_lines(self, fd: LlmFd, span: Span) -> LlmFd:
-        """Give lines of a descriptor, of this process or another, one of their own."""
+        """Give lines of a descriptor, of this process or another, their own descriptor."""
         return self.add_part(fd.content.text, span, _lines_source(fd, span))
 
     def keep_only(self, named: Sequence[tuple[LlmFd, Span | None]]) -> None:
-        """Give up all descriptors but these; lines of one get a new one.
+        """Give up all descriptors but these; selected lines get a new one.
 
         Raises:
-            FdError: what is there afterwards is too much; nothing changed.
+            FdError: the result is too much; nothing changed.
         """
         page_size = self.shared.settings.page_size
         kept: set[int] = {fd.number for fd, span in named if span is None}
@@ -375,15 +374,15 @@ class Process:
         return self._turn.locked()
 
     def fork(self) -> Process:
-        """Return a process that starts with everything this one has."""
+        """Return a process that starts with all that this one has."""
         child = self._child(self.table.fork())
-        child.messages = list(self.messages)  # one that was said never changes
+        child.messages = list(self.messages)  # a message never changes
         child.program = self.program
         child.checkpoints = self.checkpoints.fork()
         return child
 
     def spawn(self) -> Process:
-        """Return a process with nothing of this one's."""
+        """Return a process that starts with nothing of this one."""
         child = self._child(None)
         child.checkpoints.keep_own()
         return child
@@ -398,12 +397,12 @@ class Process:
         return child
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free all that it holds."""
         self.begun.close()
         self.table.close()
 
-    def offered(self) -> tuple[Tool, ...]:
-        """Return the tools that a model of this process is offered."""
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """Return the tools that the model of this process may call."""
         enabled = self.shared.enabled
         return tuple(
             tool
@@ -414,22 +413,22 @@ class Process:
 
 
 FOR_PROGRAMS = frozenset({"wrap_output", "wrap_input", "keep_fds", "tool_schemas"})
-"""Calls for the program around a model; the model itself is not offered them."""
+"""Calls of the program around a model; the model does not see them."""
 
 ALWAYS = FOR_PROGRAMS | {"fd_info", "list_fds"}
-"""Calls that need no listing: they give nothing that the caller does not have."""
+"""Calls that are not listed: they give nothing that the caller does not have."""
 
 
 # Which calls take long
 
 
 def is_long(process: Process, tool: Tool, values: Mapping[str, object]) -> bool:
-    """Tell whether a call is one for a worker thread.
+    """Return whether a call needs a worker thread.
 
     Args:
-        process: whose call it is.
-        tool: what is called.
-        values: the parameters, checked.
+        process: does the call.
+        tool: the called one.
+        values: the checked parameters.
     """
     if tool.lists:
         return _lists_many(process, values)
@@ -443,18 +442,18 @@ def is_long(process: Process, tool: Tool, values: Mapping[str, object]) -> bool:
 
 
 def is_long_text(process: Process, text: str) -> bool:
-    """Tell whether to keep a text takes long."""
+    """Return whether keeping a text is slow."""
     return len(text) > INLINE_BYTES or _is_tight(process)
 
 
 def is_long_list(parts: Sequence[object]) -> bool:
-    """Tell whether to find what is named takes long; lines of it are copied, too."""
+    """Return whether finding the named parts is slow; their lines are copied, too."""
     many = len(parts) > INLINE_ROWS
     return many or any(isinstance(one, dict) for one in parts)
 
 
 def _is_tight(process: Process) -> bool:
-    """Whether to store as much as is short may have to wait for the disk."""
+    """Return whether storing even a short content may wait for the disk."""
     return process.shared.store.is_tight(INLINE_CHARS_BYTES)
 
 
@@ -477,8 +476,8 @@ def _puts_long(process: Process, values: Mapping[str, object]) -> bool:
 
 def _reads_long(process: Process, values: Mapping[str, object]) -> bool:
     if "unit" in values or values.get("regex"):
-        # To count units takes long in a short text too, and so does an expression of
-        # many states.
+        # Counting units is slow in a short text too, and so is an expression with
+        # many\n# states. many states.
         return True
     fd, name = values.get("fd"), values.get("name")
     try:
@@ -494,7 +493,7 @@ def _reads_long(process: Process, values: Mapping[str, object]) -> bool:
 
 
 def _is_a_page(fd: LlmFd, values: Mapping[str, object]) -> bool:
-    """Whether only a page of what is in memory is read: as quick at any length."""
+    """Return whether only a page of a content in memory is read: quick at any length."""
     return (
         values.keys() <= {"fd", "name", "page"}
         and fd.page_size <= INLINE_BYTES

@@ -1,4 +1,4 @@
-"""What a model is told of its LLM fds: a block of its system prompt, once."""
+"""The block about LLM fds in the system prompt of a model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Tips:
 - When analyzing large content, consider reading all pages first
 - For very large content, consider using fork to delegate analysis
 </file_descriptor_instructions>"""
-"""The block, as the design of LLM fds has it."""
+"""The block, as the design of LLM fds words it."""
 
 _TAG = INSTRUCTIONS.partition("\n")[0]
 
 
 def instructions(enabled: Collection[str] | None) -> str:
-    """Return the block for a model with these tools (None: all).
+    """Return the block for a model with these tools; None for all.
 
     Without ``fd_to_file`` the lines about it are left out.
     """
@@ -41,8 +41,8 @@ def instructions(enabled: Collection[str] | None) -> str:
     return "\n".join(line for line in lines if "fd_to_file" not in line)
 
 
-def enriched(system: str, enabled: Collection[str] | None, preloads: str = "") -> str:
-    """Return a system prompt with the block, which stands in it once, and preloads."""
+def enrich(system: str, enabled: Collection[str] | None, preloads: str = "") -> str:
+    """Return a system prompt with the block, once, and preloads."""
     parts = [system]
     if _TAG not in system:
         parts.append(instructions(enabled))

@@ -1,7 +1,7 @@
-"""Contents that one of their holders gives up; many of them in a thread.
+"""Gives contents back that a holder has given up; many of them in a thread.
 
-A table may have thousands, and a client a hundred conversations with as many: what only
-counts takes long then, too.  What it takes to free bytes is the store's to know.
+A table may have thousands, and a client a hundred conversations with as many: even
+counting is slow then. The store knows how slow freeing bytes is.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from supervisor.llmfd.store import Store
 
 MOST_AT_ONCE = 500
-"""Contents that are given up in one step: a millisecond if it frees all of them."""
+"""Contents that are given back in one step: a millisecond if all are freed."""
 
 
 def give_back(
     store: Store, allowance: Allowance | None, contents: Sequence[Content]
 ) -> None:
-    """Give up contents that a holder has forgotten, at once if they are few."""
+    """Give contents back that a holder has forgotten; few of them at once."""
     if len(contents) > MOST_AT_ONCE:
         afterwards(_give_back_many, store, allowance, contents)
     else:
@@ -34,7 +34,7 @@ def give_back(
 def _give_back_many(
     store: Store, allowance: Allowance | None, contents: Sequence[Content]
 ) -> None:
-    for start in range(0, len(contents), MOST_AT_ONCE):  # others wait for their locks
+    for start in range(0, len(contents), MOST_AT_ONCE):  # others wait for the locks
         _give_back(store, allowance, contents[start : start + MOST_AT_ONCE])
 
 

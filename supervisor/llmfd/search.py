@@ -1,20 +1,14 @@
 r"""Finding lines: literal or regular expression, in linear time, resumable.
 
-Rules of this file.
-
-1. A match is a line: a line with three hits counts once.  An expression never reaches
-   across a line; ``^`` and ``$`` are the ends of a line.  RE2 keeps every expression
-   off the LF but ``\C``, any byte: that is refused.
-2. The engine is RE2, for literals too (it finds a rare byte of them faster than
-   ``bytes.find``): no expression takes more than linear time in the text.
-3. Every match is counted; ``max_results`` bounds what is answered.  Contexts that touch
-   or overlap are one answer.
-4. The text is searched where it lies, mapped or in memory, without a copy.  Lines that
-   are only counted are cut out of it where every few of them match: to find one costs
-   3 us, to look at a line 0.1.
-5. No call of the engine goes through more than a window, or a line if that is longer:
-   an expression of many states takes a second for 64 KiB.  The engine lets go of the
-   interpreter while it looks, but not while it compiles, which bounds what is compiled.
+1. A match is a line: a line with three hits counts once. An expression never matches
+   across an LF; ``\C`` (any byte) is refused, since RE2 would.
+2. RE2 searches literals, too: its time is linear in the text.
+3. Every match is counted; ``max_results`` bounds the answer. Contexts that touch are
+   joined.
+4. The text is searched without a copy, where it lies. Lines are cut out only where many
+   match: a find costs 3 us, a look at a line 0.1.
+5. A call of the engine goes through one window or one line: 64 KiB may take a second.
+   The engine holds the interpreter only while it compiles.
 """
 
 from __future__ import annotations
@@ -37,53 +31,53 @@ if TYPE_CHECKING:
     from supervisor.llmfd.index import Buffer
 
 MOST_PATTERN_CHARS = 10_000
-"""Longest query: what it compiles to is bounded too."""
+"""Longest query; its compiled size is bounded too."""
 
 MOST_CLASSES = 100
-"""Most classes of Unicode (``\\pL``) in a query: each takes a quarter of a millisecond to
-compile, with the interpreter held, whatever becomes of it."""
+"""Most Unicode classes (``\\pL``) in a query: each takes a quarter of a millisecond to
+compile, with the interpreter held."""
 
 MOST_PROGRAM_BYTES = 2 * 1024 * 1024
-"""What a query compiles to, and the states it is in: with RE2's own 8 MiB an expression
+"""Most memory of a compiled query and its states: with RE2's own 8 MiB an expression
 takes 250 ms to compile."""
 
 WINDOW_BYTES = 64 * 1024
-"""Text that is searched at once for an expression, and the rest of its last line."""
+"""Text that is searched at once for an expression, plus the rest of its last line."""
 
 MOST_SHOWN_BYTES = 4 * 1024 * 1024
-"""Text of one answer; what does not fit is where the search goes on."""
+"""Most text of one answer; the search continues at the rest."""
 
 PROBED_LINES = 64
-"""So many matches tell whether there are many in what follows."""
+"""The number of matches that tells whether many follow."""
 
 DENSE_BYTES = PROBED_LINES * 3000
 """Matches closer to each other than that are many."""
 
 CUT_BYTES = 256 * 1024
-"""Text whose lines are cut out at once."""
+"""Bytes of text whose lines are cut out at once."""
 
 CUTS = 16
-"""So many times, before it is asked again whether there are many."""
+"""Number of such cuts before the density is checked again."""
 
 LOOK_BYTES = 16 * 1024 * 1024
-"""Most that is looked through for a line's end at once: it holds the interpreter."""
+"""Most bytes searched for a line's end at once: it holds the interpreter."""
 
 _WAS_FOUND = (-1).__ne__
 
 _Row = tuple[int, int, int]
-"""A line that matches: its number, its start, where the match is."""
+"""A matching line: its number, its start, the place of the match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is looked for.
+    """A compiled query.
 
     Attributes:
-        pattern: finds it.
-        literal: what every matching line holds as it is, and no other; None if it takes
-            the pattern to tell.
-        folds: the literal is in lower case, and stands for both.
-        window: how much is searched at once.
+        pattern: the compiled expression.
+        literal: bytes that exactly the matching lines contain; None if only the pattern
+            can tell.
+        folds: whether the literal is in lower case, and stands for both.
+        window: bytes that are searched at once.
     """
 
     pattern: re2._Regexp
@@ -99,9 +93,9 @@ class Hit:
     Attributes:
         line: of the first match in it, from 1.
         column: of the match in that line, in characters from 1.
-        first: first line that is shown.
-        last: last line that is shown.
-        span: these lines, in bytes.
+        first: first shown line.
+        last: last shown line.
+        span: the shown lines, in bytes.
     """
 
     line: int
@@ -113,11 +107,11 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answers.
+    """The answers of a search.
 
     Attributes:
         matches: lines that match, from where the search began.
-        hits: what is shown of them.
+        hits: the shown ones.
         next_line: the first match that is not shown; None if all are.
     """
 
@@ -127,10 +121,10 @@ class Found:
 
 
 def compile_query(query: str, *, regex: bool, case_sensitive: bool) -> Query:
-    """Return what finds a query.
+    """Return a compiled query.
 
     Raises:
-        FdError: ``invalid_parameter``: it is none, and why.
+        FdError: ``invalid_parameter``: it is invalid, with the reason.
     """
     if not query:
         raise FdError(INVALID_PARAMETER, "The query is empty")
@@ -150,7 +144,7 @@ def compile_query(query: str, *, regex: bool, case_sensitive: bool) -> Query:
         pattern = query.encode()
         if not regex:
             compiled = re2.compile(re2.escape(query).encode(), options)
-            # Beyond ASCII one letter has forms of different lengths.
+            # Beyond ASCII one letter may have forms of different lengths.
             is_plain = case_sensitive or query.isascii()
             literal = pattern if case_sensitive else pattern.lower()
             return Query(
@@ -159,7 +153,7 @@ def compile_query(query: str, *, regex: bool, case_sensitive: bool) -> Query:
                 folds=not case_sensitive,
                 window=LOOK_BYTES,
             )
-        compiled = _compiled(pattern, options)
+        compiled = _compile(pattern, options)
         return Query(compiled, None, folds=False, window=WINDOW_BYTES)
     except UnicodeEncodeError:
         raise FdError(INVALID_PARAMETER, "The query has a lone surrogate") from None
@@ -171,7 +165,7 @@ def compile_query(query: str, *, regex: bool, case_sensitive: bool) -> Query:
         raise FdError(INVALID_PARAMETER, f"Invalid pattern: {words}") from None
 
 
-def _compiled(pattern: bytes, options: re2.Options) -> re2._Regexp:
+def _compile(pattern: bytes, options: re2.Options) -> re2._Regexp:
     if pattern.count(b"\\p") + pattern.count(b"\\P") > MOST_CLASSES:
         text = f"The pattern has more than {MOST_CLASSES} classes of Unicode (\\p)"
         raise FdError(INVALID_PARAMETER, text)
@@ -179,7 +173,7 @@ def _compiled(pattern: bytes, options: re2.Options) -> re2._Regexp:
         compiled = re2.compile(b"(?m)" + pattern, options)
     except re2.error as why:
         if b"(?m)" in why.args[0]:
-            re2.compile(pattern, options)  # alone: it is what a fault is told of
+            re2.compile(pattern, options)  # alone: the error is about this part
         raise
     if _has_any_byte(pattern):
         text = (
@@ -190,7 +184,7 @@ def _compiled(pattern: bytes, options: re2.Options) -> re2._Regexp:
 
 
 def _has_any_byte(pattern: bytes) -> bool:
-    r"""Tell whether a valid expression has ``\C``; ``\\C`` and ``\QC\E`` are none."""
+    r"""Return whether an expression has ``\C``; ``\\C`` and ``\QC\E`` do not count."""
     at = 0
     while (at := pattern.find(b"\\", at)) >= 0:
         escaped = pattern[at + 1 : at + 2]
@@ -213,17 +207,17 @@ def search(
     max_results: int,
     start_line: int = 1,
 ) -> Found:
-    """Find the lines of a text that match.
+    """Return the matching lines of a text.
 
     Args:
         blob: the text.
         query: from ``compile_query``.
         context: lines to show before and after each.
         max_results: most matching lines to show.
-        start_line: where to begin.
+        start_line: the first searched line.
 
     Raises:
-        FdError: ``invalid_parameter``: the first match alone is too long to be shown.
+        FdError: ``invalid_parameter``: the first match alone is too long to show.
     """
     begin = blob.index.line_start(blob.data, start_line)
     matches = 0
@@ -240,7 +234,7 @@ def search(
     hits = []
     left = MOST_SHOWN_BYTES
     for group in _groups(shown, context):
-        fitting, hit = _what_fits(blob, group, context, left)
+        fitting, hit = _fit(blob, group, context, left)
         if hit is not None:
             hits.append(hit)
             left -= hit.span.end - hit.span.start
@@ -252,10 +246,10 @@ def search(
     return Found(matches, tuple(hits), next_line)
 
 
-def _what_fits(
+def _fit(
     blob: Blob, group: list[_Row], context: int, most: int
 ) -> tuple[int, Hit | None]:
-    """Return how many matches of a group are shown in so many bytes, and how."""
+    """Return the number of matches of a group that fit into an answer, and the answer."""
     hit = _hit(blob, group, context)
     if hit.span.end - hit.span.start <= most:
         return len(group), hit
@@ -289,7 +283,7 @@ def _line_at(blob: Blob, offset: int) -> int:
 def _matching_lines(
     blob: Blob, query: Query, position: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield the start of each, where the match is, and the start of the next line."""
+    """Yield the start of each line, the place of the match, and the next line's start."""
     data = blob.data
     size = blob.size
     look = query.pattern.search
@@ -309,7 +303,7 @@ def _matching_lines(
 
 
 def _line_start(data: Buffer, floor: int, at: int) -> int:
-    """Return where a line starts; none starts before ``floor``."""
+    """Return the start of a line, which is not before ``floor``."""
     while at > floor:
         begin = max(floor, at - LOOK_BYTES)
         found = data.rfind(b"\n", begin, at)
@@ -320,7 +314,7 @@ def _line_start(data: Buffer, floor: int, at: int) -> int:
 
 
 def _line_end(data: Buffer, at: int, size: int) -> int:
-    """Return where the line after this one starts."""
+    """Return the start of the next line."""
     while at < size:
         end = min(size, at + LOOK_BYTES)
         found = data.find(b"\n", at, end)
@@ -331,7 +325,7 @@ def _line_end(data: Buffer, at: int, size: int) -> int:
 
 
 def _count(blob: Blob, query: Query, position: int) -> int:
-    """Count the lines that match, from the start of a line on."""
+    """Return the number of matching lines from the start of a line on."""
     count = 0
     while position < blob.size:
         begin, probed = position, 0
@@ -350,7 +344,7 @@ def _count(blob: Blob, query: Query, position: int) -> int:
 
 
 def _count_cut(blob: Blob, query: Query, literal: bytes, begin: int) -> tuple[int, int]:
-    """Count those in what follows; also return how far that reaches."""
+    """Return the number of matching lines in the next cuts, and their end."""
     data, size = blob.data, blob.size
     end = min(size, begin + CUT_BYTES)
     if end < size:
@@ -372,7 +366,7 @@ def _count_cut(blob: Blob, query: Query, literal: bytes, begin: int) -> tuple[in
 
 
 def _groups(shown: list[_Row], context: int) -> Iterator[list[_Row]]:
-    """Yield matches whose contexts touch or overlap as one."""
+    """Yield groups of matches whose contexts touch or overlap."""
     group: list[_Row] = []
     for row in shown:
         if group and (not context or row[0] - group[-1][0] > 2 * context + 1):

@@ -1,7 +1,7 @@
-"""Which part of a content a call is about: pages, lines, characters, units.
+"""Selectors of a part of a content: pages, lines, characters, units.
 
-A selector becomes a ``Selection``: bytes from, bytes to, and the words for the answer.
-Selectors exclude each other; without one it is page 1.
+A selector becomes a ``Selection``: a span of bytes and the words of the answer.
+Selectors exclude each other; the default is page 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd.units import Unit
 
 MOST_NAMED = 100
-"""Units of one name whose lines an error tells."""
+"""Most units of one name whose lines an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Selection:
 
     Attributes:
         span: in bytes of the text.
-        page: the attribute of that name: a number, or what kind of part it is.
+        page: the attribute of that name: a number, or the kind of the part.
         extras: more attributes, in order.
-        lines: as ``lines_of`` would say; empty if that is not known yet.
+        lines: as ``lines_of`` returns them; empty if not known yet.
     """
 
     span: Span
@@ -51,7 +51,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """What a call says of the part it wants; see ``read_fd``."""
+    """The selectors of a call; see ``read_fd``."""
 
     page: int | None = None
     read_all: bool | None = None
@@ -66,7 +66,7 @@ class Selector:
     language: str | None = None
 
     def kinds(self) -> list[str]:
-        """Return the selectors that were used."""
+        """Return the kinds of the used selectors."""
         used = {
             "page": self.page is not None,
             "read_all": bool(self.read_all),
@@ -82,7 +82,7 @@ def _any(*values: object) -> bool:
 
 
 def select(fd: LlmFd, wanted: Selector) -> Selection:
-    """Return the part of a descriptor that a selector means.
+    """Return the selected part of a descriptor.
 
     Raises:
         FdError: ``invalid_page``, ``invalid_range``, ``invalid_parameter``,
@@ -98,9 +98,9 @@ def select(fd: LlmFd, wanted: Selector) -> Selection:
         case ["start_line and end_line"]:
             return _lines(fd, wanted.start_line, wanted.end_line)
         case ["mode"]:
-            return _by_mode(fd, wanted)
+            return _select_mode(fd, wanted)
         case ["unit"]:
-            return _by_unit(fd, wanted)
+            return _select_unit(fd, wanted)
         case _:
             return _pages(fd, 1 if wanted.page is None else wanted.page, 1)
 
@@ -125,7 +125,7 @@ def _lines(fd: LlmFd, start: int | None, end: int | None) -> Selection:
 
 
 def line_span(fd: LlmFd, start: int | None, end: int | None) -> Span:
-    """Return where lines are; a missing start is 1, a missing end the last line.
+    """Return the span of lines; a missing start is 1, a missing end the last line.
 
     Raises:
         FdError: ``invalid_range``.
@@ -148,10 +148,10 @@ def line_span(fd: LlmFd, start: int | None, end: int | None) -> Span:
 
 
 def part_span(fd: LlmFd, part: Mapping[str, Json]) -> Span | None:
-    """Return which lines ``{"fd": ..., "start_line": ..., "end_line": ...}`` means.
+    """Return the lines of ``{"fd": ..., "start_line": ..., "end_line": ...}``.
 
     Returns:
-        None if it names no line: it means the whole descriptor.
+        None if it has no line: it means the whole descriptor.
 
     Raises:
         FdError: ``invalid_range``.
@@ -166,7 +166,7 @@ def part_span(fd: LlmFd, part: Mapping[str, Json]) -> Span | None:
     )
 
 
-def _by_mode(fd: LlmFd, wanted: Selector) -> Selection:
+def _select_mode(fd: LlmFd, wanted: Selector) -> Selection:
     if wanted.mode is None:
         text = "Missing parameter: mode (start and count go with it)"
         raise FdError(INVALID_PARAMETER, text, fd=fd.id)
@@ -198,7 +198,7 @@ def _characters(fd: LlmFd, start: int, count: int | None) -> Selection:
     return Selection(span, "char", (("start", start), ("count", count)))
 
 
-def _by_unit(fd: LlmFd, wanted: Selector) -> Selection:
+def _select_unit(fd: LlmFd, wanted: Selector) -> Selection:
     unit = wanted.unit
     if unit is None:
         text = "Missing parameter: unit (index, name and language go with it)"
@@ -212,7 +212,7 @@ def _by_unit(fd: LlmFd, wanted: Selector) -> Selection:
     if fd.is_binary:
         text = "Binary content has no units"
         raise FdError(INVALID_PARAMETER, text, fd=fd.id)
-    return _chosen(fd, wanted, _look_for(fd, unit, wanted))
+    return _choose(fd, wanted, _look_for(fd, unit, wanted))
 
 
 def _look_for(fd: LlmFd, unit: str, wanted: Selector) -> _Search:
@@ -241,13 +241,13 @@ def _look_for(fd: LlmFd, unit: str, wanted: Selector) -> _Search:
 
 
 class _Search(NamedTuple):
-    """What came of looking for units.
+    """The result of a search for units.
 
     Attributes:
-        found: those that are meant, in the order of the text; the first of them, if
-            they are many.
-        matching: how many are meant.
-        total: how many there are.
+        found: the matching ones, in the order of the text; the first of them, if there
+            are many.
+        matching: the number of matching ones.
+        total: the number of all.
     """
 
     found: list[Unit]
@@ -255,7 +255,7 @@ class _Search(NamedTuple):
     total: int
 
 
-def _chosen(fd: LlmFd, wanted: Selector, looked: _Search) -> Selection:
+def _choose(fd: LlmFd, wanted: Selector, looked: _Search) -> Selection:
     unit, name = str(wanted.unit), wanted.name
     found, matching, total = looked
     if not found:
@@ -291,12 +291,12 @@ def lines_of(fd: LlmFd, span: Span) -> str:
 
 
 def is_continued(fd: LlmFd, span: Span) -> bool:
-    """Tell whether a part begins inside a line."""
+    """Return whether a part begins inside a line."""
     data = fd.content.text.data
     return span.start > 0 and data[span.start - 1 : span.start] != b"\n"
 
 
 def is_truncated(fd: LlmFd, span: Span) -> bool:
-    """Tell whether a part ends inside a line that goes on."""
+    """Return whether a part ends inside a line."""
     text = fd.content.text
     return span.end < text.size and text.data[span.end - 1 : span.end] != b"\n"

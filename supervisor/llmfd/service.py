@@ -2,13 +2,14 @@
 
 Rules of this file.
 
-1. A child's own connection starts with an empty table.  A connection that it attaches
-   starts as a fork of the one it was attached by: the client that is handed it has what its
-   parent had, and may give up more (``keep_fds``).
-2. What the clients of one child keep is bounded by one allowance; temporary files are
-   theirs together and nobody else's.
-3. When a client is gone, its process is closed: what only it held is freed.
-4. Handed over, a client's table is there before the client is served.
+1. A child's own connection starts with an empty table. An attached connection starts as
+   a fork of its parent's process; the client that gets it may give up more
+   (``keep_fds``).
+2. One allowance bounds the contents of a child's clients; temporary files are shared by
+   them and by no others.
+3. When a client is gone, its process is closed and the contents that only it held are
+   freed.
+4. After a hand-over, a client's table is restored before the client is served.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-import hostlib.documents  # noqa: F401 - imported late by what hosts without these load
+import hostlib.documents  # noqa: F401 - imported late by hosts without LLM fds
 from hostlib.journal import Journal
 from protocol import fdxml
 from supervisor.llmfd import (
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from vfs.filesystem import Client, Filesystem
 
 DEFAULT_MAX_STORE = 4 * 1024**3
-"""What the clients of one child may keep, bytes."""
+"""Most bytes that the clients of one child may keep."""
 
 
 class KeptState(msgspec.Struct):
@@ -68,12 +69,12 @@ class KeptState(msgspec.Struct):
 
 
 class FdsState(msgspec.Struct):
-    """All of them.
+    """The state of all LLM fds.
 
     Attributes:
-        temporary: the directory of the checkpoints that ends with the host, if any.
-        contents: what is kept, once.
-        shared: what the processes of a child share.
+        temporary: the directory of checkpoints that end with the host, if any.
+        contents: all contents, once each.
+        shared: the shared parts of a child's processes.
         processes: by client.
         kept: conversations.
     """
@@ -86,10 +87,10 @@ class FdsState(msgspec.Struct):
 
 
 def read_state(left: object) -> FdsState | None:
-    """Return what was handed over; None if nothing was.
+    """Return the handed-over state; None without one.
 
     Raises:
-        HandoverError: it is another program's.
+        HandoverError: the state is another program's.
     """
     if left is None:
         return None
@@ -102,24 +103,24 @@ def read_state(left: object) -> FdsState | None:
 
 
 class FdService:
-    """What a host offers as LLM fds.
+    """The LLM fds of one host.
 
     Args:
         fs: the host's file system.
-        store: where contents are kept.
+        store: keeps the contents.
         enabled: tools that children may call; None for all.
         settings: how contents are shown.
-        max_store: what one child may keep, bytes.
-        checkpoints: where states are kept; None: nowhere.
+        max_store: most bytes of one child.
+        checkpoints: keep states; None for none.
 
     Attributes:
-        tools: the calls there are; a part of the host that brings its own (the tool
-            loop) adds them.
+        tools: all calls; another part of the host (the tool loop) adds its own.
         processes: by client id.
-        summarizer: makes short of long; None: no model is there.
-        kept: conversations with the model, under names; None: no model is there.
-        temporary: the directory of checkpoints that end with the host; None: they stay.
-        journal: is told of snapshots that belong to checkpoints.
+        summarizer: makes summaries; None without a model.
+        kept: named conversations with the model; None without a model.
+        temporary: the directory of checkpoints that end with the host; None if they
+            stay.
+        journal: gets events about snapshots of checkpoints.
         gone_hooks: called with each client that is gone, before it is forgotten.
     """
 
@@ -162,7 +163,7 @@ class FdService:
         return {}
 
     def show_workspaces(self, child: ChildView, process: Process) -> None:
-        """Let checkpoints of a child name snapshots of its workspaces."""
+        """Let checkpoints of a child have snapshots of its workspaces."""
         if child.session is not None and child.spec.workspaces:
             from supervisor.llmfd.workspaces import ChildWorkspaces  # noqa: PLC0415 - with one
 
@@ -171,12 +172,12 @@ class FdService:
             )
 
     def client_attached(self, client: Client) -> None:
-        """Give a client that was just attached what its parent has now."""
+        """Give an attached client all that its parent has now."""
         if client.parent is not None:
             self.enter(client, self.process_of(client.parent).fork())
 
     def client_gone(self, client: Client) -> None:
-        """Free what only this client held."""
+        """Free the contents that only this client held."""
         for hook in self.gone_hooks:
             hook(client)
         process = self.processes.pop(client.id, None)
@@ -192,8 +193,8 @@ class FdService:
         """Return the process of a client.
 
         Args:
-            client: whose.
-            owner: whose checkpoints it sees, where it is new; empty for nobody's.
+            client: has the process.
+            owner: has the checkpoints of a new process; empty for no owner.
         """
         process = self.processes.get(client.id)
         if process is None:
@@ -202,12 +203,14 @@ class FdService:
         return process
 
     def make_shared(self, owner: str) -> Shared:
-        """Return what the processes of a child are to share.
+        """Return the shared parts for the processes of a child.
 
         Args:
-            owner: whose checkpoints they see; what is no owner is replaced by one.
+            owner: has the checkpoints; an invalid one is replaced.
         """
-        if not is_owner(owner):  # an older program's, that is another child's next time
+        if not is_owner(
+            owner
+        ):  # from an older program: the next host gives it to another child
             owner = owner_of(None)
         if self._checkpoints is not None:
             self._checkpoints.living.add(owner)
@@ -223,7 +226,7 @@ class FdService:
         )
 
     def enter(self, client: Client, process: Process) -> Process:
-        """Let a process be that of a client."""
+        """Make a process that of a client."""
         self.adopt(client, process)
         self.processes[client.id] = process
         return process
@@ -234,19 +237,19 @@ class FdService:
         process.caller = client
         self.give_files(process, client)
 
-    # Handed over (see ``ports.Portable``)
+    # Hand-over (see ``ports.Portable``)
 
     def rest(self) -> None:
-        """Nothing: who calls is a conversation, and those rest."""
+        """Do nothing: the callers are conversations, which rest."""
 
     def go_on(self) -> None:
-        """As ``rest``."""
+        """Do nothing, as ``rest``."""
 
     def interrupt(self) -> None:
-        """Nothing: a call under way is a job of its conversation."""
+        """Do nothing: a call under way is a job of its conversation."""
 
     def busy(self) -> str | None:
-        """Say what has to end first."""
+        """Return what must end first."""
         kept = (process for _, _, process, _ in self._all_kept())
         if any(process.is_at_work for process in (*self.processes.values(), *kept)):
             return "an LLM fd is being used"
@@ -259,11 +262,11 @@ class FdService:
     def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
         """Return contents, tables and conversations.
 
-        Checkpoints are on the disk; the next program opens them again. Where they live as
-        long as the host, their directory is handed over by its name.
+        Checkpoints are on the disk; the next program opens them again. A temporary
+        directory of checkpoints is handed over by its name.
         """
         leaving = Leaving(self.store)
-        stack.callback(os.close, leaving.memory_fd)  # of no use if nothing comes of it
+        stack.callback(os.close, leaving.memory_fd)  # closed if the exchange fails
         try:
             contents = leaving.contents()
             processes = {
@@ -280,11 +283,11 @@ class FdService:
             )
             raise HandoverError(text) from None
         state = FdsState(self.temporary, contents, leaving.shared, processes, kept)
-        # JSON of the standard library: it has a form for a lone surrogate.
+        # JSON of the standard library has a form for a lone surrogate.
         return json.dumps(msgspec.to_builtins(state)).encode(), leaving.fds
 
     async def take_over(self, state: object) -> None:
-        """Hold the contents for the tables that are to come."""
+        """Hold the contents for the tables that are restored next."""
         left = self._left = read_state(state)
         if left is not None:
             shared = left.shared
@@ -293,7 +296,7 @@ class FdService:
             )
 
     async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
-        """Go on with the tables of a child; ``client_gone`` undoes it."""
+        """Restore the tables of a child; ``client_gone`` undoes it."""
         del stack
         left, entering = self._left, self._entering
         if left is None or entering is None:
@@ -318,39 +321,39 @@ class FdService:
         self.kept.keep(client, left.name, process, left.size_chars)
 
     async def all_entered(self) -> None:
-        """Let go of contents that nobody holds."""
+        """Free contents without a holder."""
         entering, self._left, self._entering = self._entering, None, None
         if entering is not None:
             entering.close()
 
     def give_files(self, process: Process, client: Client) -> None:
-        """Let a process reach its client's files, in the view that it has."""
+        """Let a process use its client's files, in its view."""
         process.files = ClientFiles(self._fs, client, claim=process.claim)
 
     @property
     def most_shown(self) -> int:
-        """Characters that are shown at once; what is longer becomes a descriptor."""
+        """Most characters that are shown at once; longer texts become a descriptor."""
         return self.settings.max_output
 
     def is_call(self, name: str) -> bool:
-        """Tell whether a tool of this name is one of the calls here."""
+        """Return whether a tool of this name is one of the calls."""
         return name in self.tools
 
     async def wrap_pieces(
         self, client: Client, read: Callable[[], Awaitable[bytes]], source: str
     ) -> bytes | None:
-        """Keep a tool's output that comes in pieces, and return what stands for it.
+        """Keep a tool's output that comes in pieces; return its ``fd_result`` or itself.
 
         Args:
-            client: for whom the tool ran.
-            read: returns its next piece, nothing at the end.
+            client: the tool ran for it.
+            read: returns the next piece, empty at the end.
             source: ``tool:NAME``.
 
         Returns:
             The answer of ``wrap_output``, an ``fd_error`` if there is no room; None if
             the client is gone.
 
-        Cancellation: what was taken in is freed.
+        Cancellation: the pieces so far are freed.
         """
         process = self.processes.get(client.id)
         if process is None:
@@ -362,19 +365,19 @@ class FdService:
             try:
                 answer = await process.call("wrap_output", token=token, source=source)
             finally:
-                process.begun.drop(token)  # cancelled before it was its turn
+                process.begun.drop(token)  # cancelled before its turn
         except FdError as why:
             return fdxml.failure(why.kind, why.fd, why.message, why.details)
         if self.processes.get(client.id) is process:
             return answer
-        process.close()  # the client went during the call
+        process.close()  # the client ended during the call
         return None
 
     async def _take_in(
         self, process: Process, client: Client, read: Callable[[], Awaitable[bytes]]
     ) -> str | None:
-        """Return the token of a content that was read to its end; None: it went."""
-        # Not yet the process's: that may close at any time, this file only here.
+        """Return the token of a content read to its end; None if the client is gone."""
+        # Not the process's yet: that may close at any time.
         writer = self.store.writer()
         allowance = process.shared.allowance or Allowance(self._max_store)
         taken = 0
@@ -395,11 +398,11 @@ class FdService:
         return None
 
     def drop_numbered(self, log: Log, left: FdsState | None) -> None:
-        """Delete checkpoints of an older program, whose owners nobody knows; say so.
+        """Delete checkpoints of an older program, whose owners are unknown; log it.
 
         Args:
             log: of the host.
-            left: what the program before has left, if any: its children are there.
+            left: the state of the program before, if any: its children run.
         """
         checkpoints = self._checkpoints
         if checkpoints is None:
@@ -408,7 +411,7 @@ class FdService:
             checkpoints.living.update(one.owner for one in left.shared)
         try:
             count = checkpoints.drop_numbered()
-        except FdError:  # what is damaged is told to its next user
+        except FdError:  # the next user gets the error about damage
             return
         if count:
             text = (
@@ -418,13 +421,13 @@ class FdService:
             log.write("WARNING", text, checkpoints=count)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what this holds of the host's descriptors, with a word for each."""
+        """Yield its descriptors of the host, with a word for each."""
         yield from self.store.descriptors()
         if self._checkpoints is not None:
             yield from self._checkpoints.descriptors()
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all."""
         for process in tuple(self.processes.values()):
             process.close()
             process.shared.temps.close()

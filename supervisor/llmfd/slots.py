@@ -1,17 +1,13 @@
-"""Slots: contents on the disk that share a few files, so that they take no descriptors.
+"""Slots: contents on the disk that share a few files and their descriptors.
 
-Slots of some sizes, taken, filled, read and given back.
-
-Rules of this file.
-
-1. A slot takes of the disk what is in it: files have holes where nothing was written, and
-   a hole is made where a longer content was.  Where a file system cannot do that, the
-   place is used again; a file whose slots are all free is closed.
-2. A slot that was given back is never read: its next content is somebody else's.  Short
-   contents are copied, and the mark is looked at after the copy.  Longer ones are mapped,
-   and their slot is free when the last mapping has gone.
-3. Python's mappings have a descriptor each, so there is one only while somebody reads;
-   those that were used last stay, for who reads a page reads the next one.
+1. A slot takes disk space for its content only: unwritten parts are holes, and a hole
+   is punched after a longer content. Where a file system cannot do that, the space is
+   reused; a file whose slots are all free is closed.
+2. A slot that was given back is never read: its next content is another client's. Short
+   contents are copied and the mark is checked afterwards; longer ones are mapped, and
+   their slot is free when the last mapping is gone.
+3. Python's mappings have a descriptor each: one exists only while there is a reader.
+   The last used ones stay for readers of the next page.
 """
 
 from __future__ import annotations
@@ -32,22 +28,21 @@ if TYPE_CHECKING:
     from supervisor.llmfd.index import Buffer
 
 SLOT_SIZES = tuple(1024 * 4**n for n in range(13))
-"""1 KiB to 16 GiB: a content takes the smallest slot it fits."""
+"""1 KiB to 16 GiB: a content takes the smallest slot that it fits."""
 
 MOST_COPIED_BYTES = 256 * 1024
-"""To read as much takes 20 us; longer contents are mapped."""
+"""Longest content that is copied, which takes 20 us; longer ones are mapped."""
 
 WRITE_BYTES = 1024 * 1024
-"""One write.  A kernel with large folios takes memory in pieces as long as the write, and
-the longest come from where nobody has written before: in a virtual machine that may be
-memory which its host has yet to find (1.3 instead of 0.3 s a GB)."""
+"""Bytes of one write. A kernel with large folios takes memory in pieces as long as the
+write; in a virtual machine the longest may be memory that its host has not backed yet
+(1.3 instead of 0.3 s a GB)."""
 
 SLOW_TO_FREE_BYTES = 16 * 1024 * 1024
-"""A longer content is freed in a thread: to give a GiB back takes the kernel 70 to 200
-ms."""
+"""Longer contents are freed in a thread: the kernel needs 70 to 200 ms for a GiB."""
 
 UNMAP_BYTES = 16 * 1024 * 1024
-"""What is unmapped at once, with the interpreter held: a millisecond."""
+"""Bytes that are unmapped at once, with the interpreter held: a millisecond."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
@@ -57,10 +52,10 @@ _libc.fallocate.restype = ctypes.c_int
 
 
 class SlotMap(mmap.mmap):
-    """A longer content in a slot, while somebody reads it."""
+    """A longer content in a slot, while it has a reader."""
 
     def __del__(self) -> None:
-        """Let others run while a long one is unmapped."""
+        """Let other threads run while a long one is unmapped."""
         release_pages(self)
 
 
@@ -69,7 +64,7 @@ class Slot:
 
     Attributes:
         size: bytes.
-        room: bytes that fit.
+        room: its capacity in bytes.
     """
 
     __slots__ = ("_file", "_is_free", "_map", "_number", "room", "size")
@@ -88,7 +83,7 @@ class Slot:
         return self.room, self._number
 
     def append(self, data: Buffer | memoryview) -> None:
-        """Write behind what was written; it fits.
+        """Write behind the bytes so far; the piece fits.
 
         Raises:
             OSError: the disk refused.
@@ -100,7 +95,7 @@ class Slot:
             view = view[done:]
 
     def read(self) -> bytes | SlotMap:
-        """Return the content; to be let go of soon if it is a mapping.
+        """Return the content; the caller drops a mapping soon.
 
         Raises:
             FdError: ``file_operation``: the disk refused, or the content is gone.
@@ -110,16 +105,16 @@ class Slot:
                 return self._mapping()
             data = self._file.read(self._number, self.size)
         except OSError as why:
-            raise no_room(why, "read") from None
-        # After the read: what was free only then has been read before its next use.
+            raise make_disk_error(why, "read") from None
+        # After the read: a slot that is freed later was still whole.
         if self._is_free or len(data) != self.size:
-            raise _gone()
+            raise _make_gone_error()
         return data
 
     def piece(self, offset: int, size: int) -> bytes:
-        """Return a part of what has been written so far, of which no mapping stays.
+        """Return a part of the bytes so far, without a mapping that stays.
 
-        Precondition: it has not been given back.
+        Precondition: the slot was not given back.
 
         Raises:
             OSError: the disk refused.
@@ -130,13 +125,13 @@ class Slot:
         kept = self._file.kept
         with self._file.lock:
             if self._is_free:
-                raise _gone()
+                raise _make_gone_error()
             found = None if self._map is None else self._map()
             if found is None:
                 found = self._file.map(self._number, self.size)
                 self._map = weakref.ref(found)
             gone = kept.add(found)
-        del gone  # outside of the lock: to unmap may take a while
+        del gone  # outside of the lock: unmapping may be slow
         return found
 
     def free(self) -> None:
@@ -144,7 +139,7 @@ class Slot:
         with self._file.lock:
             if self._is_free:
                 return
-            self._is_free = True  # before somebody else may write there (rule 2)
+            self._is_free = True  # before another client may write there (rule 2)
             self._file.leaving.add(self._number)
         reader = None
         if self._map is not None:
@@ -156,24 +151,24 @@ class Slot:
             weakref.finalize(reader, self._free_unread).atexit = False
 
     def _free_unread(self) -> None:
-        # Never here: the last reader may go anywhere, with any lock held.
+        # In a thread: the last reader may end anywhere, with any lock held.
         eventually(self._file.free, self._number, self.size)
 
 
 class KeptMaps:
-    """The mappings that were used last.
+    """The last used mappings.
 
     Args:
-        most: how many are kept.
+        most: the number that is kept.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._maps: dict[int, SlotMap] = {}  # in the order of their use
+        self._maps: dict[int, SlotMap] = {}  # least recently used first
         self._lock = ThreadLock()
 
     def add(self, used: SlotMap) -> SlotMap | None:
-        """Keep a mapping; return the one that goes for it, not used for longest."""
+        """Keep a mapping; return the least recently used one if it goes."""
         with self._lock:
             self._maps.pop(id(used), None)
             self._maps[id(used)] = used
@@ -191,16 +186,16 @@ class SlotFile:
     """Slots of one size.
 
     Args:
-        files: where the file is opened when the first slot is taken.
+        files: opens the file when the first slot is taken.
         slot_bytes: their size.
-        kept: mappings that are kept, over all sizes.
+        kept: the last used mappings of all sizes.
 
     Attributes:
         fd: the file; -1 while no slot is taken.
         slot_bytes: as above.
         kept: as above.
-        leaving: slots that are given back and not free yet.
-        lock: for all of it.
+        leaving: slots that were given back and are not free yet.
+        lock: guards all of it.
     """
 
     def __init__(self, files: UnnamedFiles, slot_bytes: int, kept: KeptMaps) -> None:
@@ -230,7 +225,7 @@ class SlotFile:
         return Slot(self, number, 0)
 
     def write(self, number: int, data: memoryview, offset: int) -> int:
-        """Write into a slot; return how much was written."""
+        """Write into a slot; return the number of written bytes."""
         return os.pwrite(self.fd, data, number * self.slot_bytes + offset)
 
     def read(self, number: int, size: int, offset: int = 0) -> bytes:
@@ -243,7 +238,7 @@ class SlotFile:
         return SlotMap(self.fd, size, prot=mmap.PROT_READ, offset=start)
 
     def free(self, number: int, size: int) -> None:
-        """Take a slot back that nobody reads; in a thread if that takes long."""
+        """Free a slot without readers; in a thread if that is slow."""
         if size > SLOW_TO_FREE_BYTES:
             afterwards(self._take_back, number)
         else:
@@ -261,30 +256,30 @@ class SlotFile:
                 self._files.close(self.fd)
                 self.fd = -1
 
-    # From one program of a host to the next
+    # Hand-over
 
     def numbers(self) -> tuple[int, list[int]]:
-        """Return how many slots there are, and which are free once this program ends."""
+        """Return the number of slots, and those that are free once this program ends."""
         with self.lock:
             return self._count, [*self._free, *self.leaving]
 
     def take_over(self, fd: int, count: int, free: list[int]) -> None:
-        """Go on with a file and its slots."""
+        """Take over a file and its slots."""
         self.fd, self._count, self._free = fd, count, free
         self._files.take_over(fd)
 
 
 def _make_hole(fd: int, offset: int, size: int) -> None:
-    # If it cannot be had, what is there is written over one day (rule 1).
+    # Without a hole the bytes are overwritten later (rule 1).
     _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, size)
 
 
 def release_pages(mapping: mmap.mmap) -> None:
-    """Give the pages of a mapping back, so that to unmap it takes no time.
+    """Give the pages of a mapping back in steps, so that unmapping is quick.
 
-    Others get the interpreter in between.
+    Other threads get the interpreter in between.
     """
-    with contextlib.suppress(ValueError):  # it is closed, or has never been one
+    with contextlib.suppress(ValueError):  # closed, or never mapped
         size = len(mapping)
         if size > UNMAP_BYTES:
             for start in range(0, size, UNMAP_BYTES):
@@ -292,11 +287,11 @@ def release_pages(mapping: mmap.mmap) -> None:
                 mapping.madvise(mmap.MADV_DONTNEED, start, part)
 
 
-def no_room(why: OSError, verb: str = "store") -> FdError:
-    """Return what is told of a disk that refused."""
+def make_disk_error(why: OSError, verb: str = "store") -> FdError:
+    """Return the error for a disk that refused."""
     reason = os.strerror(why.errno or errno.EIO)
     return FdError(FILE_OPERATION, f"Cannot {verb} content: {reason}")
 
 
-def _gone() -> FdError:
+def _make_gone_error() -> FdError:
     return FdError(FILE_OPERATION, "Cannot read content: it is gone")

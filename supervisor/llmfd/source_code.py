@@ -1,7 +1,6 @@
-"""Functions and classes of source code, found by tree-sitter's grammars (an extra).
+"""Functions and classes of source code, found by tree-sitter (an extra).
 
-A unit is whole lines: from the line in which it begins, decorators included, to the line
-in which it ends.
+A unit is whole lines: from its first line, decorators included, to its last line.
 """
 
 from __future__ import annotations
@@ -26,39 +25,39 @@ if TYPE_CHECKING:
     from supervisor.llmfd.table import LlmFd
 
 MOST_BYTES = 4 * 1024 * 1024
-"""Longest source that is parsed: 3 s, or 9 if it is full of errors.
+"""Longest source that is parsed: 3 s, or 9 s if it is full of errors.
 
-To give a tree back is one call into C, which holds the interpreter for 25 ms for each MiB
-of common source, and up to 150 for one endless list."""
+Freeing a tree is one call into C, which holds the interpreter for 25 ms for each MiB of
+common source, and up to 150 for one endless list."""
 
 ALONE_BYTES = 256 * 1024
-"""Longest source that is parsed beside others: a tree takes 60 times as much memory as
-its source, or 190 if that is one long list."""
+"""Longest source that is parsed beside others: a tree takes 60 times its source's
+memory, or 190 times for one long list."""
 
 PIECE_BYTES = 4096
-"""What the parser gets at once: a token may be as long as the source."""
+"""Bytes that the parser gets at once: a token may be as long as the source."""
 
 NODES_AT_ONCE = 256
-"""Nodes between two looks at whether anybody still waits: 0.1 ms."""
+"""Nodes between two checks whether the caller still waits: 0.1 ms."""
 
 WAIT_S = 0.05
-"""Between two such looks while another source is parsed."""
+"""Time between two such checks while another source is parsed."""
 
 MOST_NAME_BYTES = 4096
-"""Longest name; what is longer is cut."""
+"""Longest name; longer ones are cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """What is to be known of one language.
+    """Grammar and node kinds of one language.
 
     Attributes:
         module: its grammar.
-        entry: the function in it that gives the grammar.
-        suffixes: of file names.
-        function: kinds of nodes that are functions.
-        classes: kinds of nodes that are classes or what stands for them.
-        hint: what only its source is likely to have.
+        entry: the function in it that returns the grammar.
+        suffixes: those of file names.
+        function: node kinds of functions.
+        classes: node kinds of classes and their like.
+        hint: text that is likely only in its source.
     """
 
     module: str
@@ -71,7 +70,7 @@ class Language:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A function or class around others: its name, and what is around it in turn."""
+    """A function or class around others: its name, and the scope around it."""
 
     name: str
     outer: Scope | None
@@ -82,8 +81,8 @@ class Code(NamedTuple):
 
     Attributes:
         name: as its definition has it.
-        span: not to the ends of its lines yet: ``whole_lines`` tells that.
-        scope: what it is defined in; None: in the file itself.
+        span: without the ends of its lines: ``whole_lines`` finds them.
+        scope: the scope of its definition; None for the file.
     """
 
     name: str
@@ -177,17 +176,17 @@ _DATA_HINTS = (
 )
 
 SAMPLE_BYTES = 32 * 1024
-"""What of a content is looked at to guess its language."""
+"""Bytes of a content from which its language is guessed."""
 
 
 def guess(fd: LlmFd) -> str:
     """Return the language of a text in a word: ``python``, ``json``, ... or ``text``."""
     if not fd.language:
-        fd.language = _by_name(fd.source) or _by_content(fd)
+        fd.language = _guess_by_name(fd.source) or _guess_by_content(fd)
     return fd.language
 
 
-def _by_content(fd: LlmFd) -> str:
+def _guess_by_content(fd: LlmFd) -> str:
     sample = fd.content.text.data[:SAMPLE_BYTES]
     if sample.startswith(b"#!") and b"python" in sample.partition(b"\n")[0]:
         return "python"
@@ -205,7 +204,7 @@ def _score(hint: re2._Regexp, sample: bytes) -> int:
     return sum(1 for _ in hint.finditer(sample))
 
 
-def _by_name(name: str) -> str:
+def _guess_by_name(name: str) -> str:
     dot = name.rfind(".")
     return _BY_SUFFIX.get(name[dot:].lower(), "") if dot >= 0 else ""
 
@@ -215,8 +214,8 @@ def find_code(fd: LlmFd, unit: str, name: str | None = None) -> Iterator[Code]:
 
     Args:
         fd: the source.
-        unit: which of the two.
-        name: of its language; None: it is guessed.
+        unit: one of the two.
+        name: its language; None to guess it.
 
     Raises:
         FdError: ``invalid_parameter``: there is no grammar for it, or it is too long.
@@ -240,11 +239,11 @@ def find_code(fd: LlmFd, unit: str, name: str | None = None) -> Iterator[Code]:
     scopes = _Scopes(language.function | language.classes, data)
     with _turn(blob.size):
         tree = _parse(fd, name, language, data)
-        for count, (node, wrapper, scope) in enumerate(_walk(tree, scopes.within)):
+        for count, (node, wrapper, scope) in enumerate(_walk(tree, scopes.inner_scope)):
             if not count % NODES_AT_ONCE:
                 stop_if_cancelled()
             if _is_wanted(node, kinds, unit):
-                found = scopes.of_receiver(node) or scope
+                found = scopes.receiver_scope(node) or scope
                 yield Code(_name_of(node, data), wrapper or _span(node), found)
 
 
@@ -253,7 +252,7 @@ _one_long_source = ThreadLock()
 
 @contextmanager
 def _turn(size: int) -> Iterator[None]:
-    """Let one long source be parsed at a time: so the memory of all is bounded."""
+    """Wait for a turn to parse a long source: this bounds the memory of all."""
     if size <= ALONE_BYTES:
         yield
         return
@@ -266,13 +265,13 @@ def _turn(size: int) -> Iterator[None]:
 
 
 class _Source:
-    """What the parser reads; it lets others have the interpreter in between.
+    """The parser's input; it releases the interpreter now and then.
 
-    A parse is one call into C, which holds the interpreter but for what it calls back.
+    A parse is one call into C, which holds the interpreter except in callbacks.
 
     Attributes:
-        failure: why it ended too early; raised by who called the parser, for it must
-            not pass through it.
+        failure: an exception that ended it; raised after the parser has returned, since
+            it must not pass through it.
     """
 
     def __init__(self, data: Buffer) -> None:
@@ -280,13 +279,13 @@ class _Source:
         self.failure: BaseException | None = None
 
     def read(self, offset: int, _: Point) -> bytes:
-        """Return some of what stands at an offset; nothing at the end."""
+        """Return bytes at an offset; none at the end."""
         if self.is_over():
             return b""
         return self._data[offset : offset + PIECE_BYTES]
 
     def is_over(self, *_: object) -> bool:
-        """Tell whether to give up; asked every 100 steps of the parser."""
+        """Return whether to give up; asked every 100 steps of the parser."""
         if self.failure is None:
             try:
                 stop_if_cancelled()
@@ -309,10 +308,10 @@ def _parse(fd: LlmFd, name: str, language: Language, data: Buffer) -> Tree:
     tree: Tree | None = None
     try:
         tree = parser.parse(source.read, progress_callback=source.is_over)
-    except ValueError:  # what it says when it was told to give up
+    except ValueError:  # raised when it was told to give up
         if source.failure is None:
             raise
-    del parser  # here, not where the failure ends up: it may hold as much as a tree
+    del parser  # here, not with the failure: it may hold as much as a tree
     failure, source.failure = source.failure, None
     if failure is not None:
         raise failure
@@ -325,7 +324,7 @@ class _Scopes:
     """The scopes of a source.
 
     Args:
-        kinds: of nodes that are scopes.
+        kinds: the node kinds of scopes.
         data: the source.
     """
 
@@ -333,18 +332,18 @@ class _Scopes:
         self._kinds = kinds
         self._data = data
 
-    def within(self, node: Node, outer: Scope | None) -> Scope | None:
-        """Return the scope of what is in a node."""
+    def inner_scope(self, node: Node, outer: Scope | None) -> Scope | None:
+        """Return the scope inside a node."""
         if node.type not in self._kinds:
             return outer
         return Scope(self._bare(_name_of(node, self._data)), outer)
 
-    def of_receiver(self, node: Node) -> Scope | None:
-        """Return the type that a method of Go is of; None for other functions."""
+    def receiver_scope(self, node: Node) -> Scope | None:
+        """Return the type of a Go method; None for other functions."""
         if node.type != "method_declaration":
             return None
         receiver = node.child_by_field_name("receiver")
-        if receiver is None:  # Java has such nodes too
+        if receiver is None:  # Java has such nodes, too
             return None
         written = self._data[receiver.start_byte : receiver.end_byte]
         words = written[:MOST_NAME_BYTES].decode("utf-8", "replace").strip("() \t,")
@@ -357,23 +356,22 @@ class _Scopes:
 
 
 def _walk(
-    tree: Tree, within: Callable[[Node, Scope | None], Scope | None]
+    tree: Tree, inner_scope: Callable[[Node, Scope | None], Scope | None]
 ) -> Iterator[tuple[Node, Span | None, Scope | None]]:
-    """Yield every node, where the outermost is of the wrappers around it, and its scope.
+    """Yield every node, the outermost wrapper around it, and its scope.
 
-    Without recursion: source may be nested a million deep.  Linear in the text: no node
-    is asked for its parent, which is looked for from the root, nor for the list of its
-    children.
+    Without recursion: source may be nested a million deep. Linear in the text: a node's
+    parent (searched from the root) and list of children are never asked for.
     """
     cursor = tree.walk()
-    wrappers: list[Span | None] = [None]  # around what is in each ancestor
+    wrappers: list[Span | None] = [None]  # around the content of each ancestor
     scopes: list[Scope | None] = [None]  # as above
     while (node := cursor.node) is not None:
         yield node, wrappers[-1], scopes[-1]
         if cursor.goto_first_child():
             is_wrapper = node.type in _WRAPPERS
             wrappers.append(wrappers[-1] or _span(node) if is_wrapper else None)
-            scopes.append(within(node, scopes[-1]))
+            scopes.append(inner_scope(node, scopes[-1]))
             continue
         while not cursor.goto_next_sibling():
             if not cursor.goto_parent():
@@ -396,7 +394,7 @@ def _is_wanted(node: Node, kinds: frozenset[str], unit: str) -> bool:
         return value is not None and value.type in _FUNCTION_VALUES
     if kind not in kinds:
         return False
-    # `struct a *p` names a structure and defines none.
+    # `struct a *p` names a structure without defining it.
     return (
         not kind.endswith("_specifier") or node.child_by_field_name("body") is not None
     )
@@ -423,9 +421,11 @@ def _name_of(node: Node, data: Buffer) -> str:
 
 
 def whole_lines(fd: LlmFd, span: Span) -> Span:
-    """Return the lines in which a part of a text lies."""
+    """Return the lines of a part of a text."""
     text = fd.content.text
     index, data = text.index, text.data
     before = index.newlines_before(data, span.start)
-    within = index.newlines_before(data, max(span.end - 1, span.start))
-    return Span(index.line_start(data, before + 1), index.line_start(data, within + 2))
+    inner_scope = index.newlines_before(data, max(span.end - 1, span.start))
+    return Span(
+        index.line_start(data, before + 1), index.line_start(data, inner_scope + 2)
+    )

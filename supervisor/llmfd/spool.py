@@ -1,16 +1,12 @@
-"""Files without a name for what memory does not hold.
+"""Files without a name for contents that do not fit into memory.
 
-Which place on the disk a content gets, and how it comes there.
-
-Rules of this file.
-
-1. A file here never has a name: a host that is killed leaves nothing behind.
-2. A content lies in a slot of a file that others share (``supervisor.llmfd.slots``): a host has
+1. A file here has no name: a killed host leaves nothing behind.
+2. A content lies in a slot of a shared file (``supervisor.llmfd.slots``): a host has
    fewer descriptors than its children may have contents.
-3. A long one has a file of its own, which stays mapped: it is read as memory is, and the
-   kernel keeps of it what it has room for.  That takes two descriptors, so there are so
-   many such files and no more; then long contents lie in slots too, and are mapped anew
-   for each search.  So nobody's contents are refused for those of others.
+3. A long content has its own file, which stays mapped: reading it is like reading
+   memory. That takes two descriptors, so their number is bounded; further long contents
+   lie in slots, too, and are mapped for each search. So no child's contents exclude
+   another's.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from supervisor.llmfd.slots import (
     KeptMaps,
     Slot,
     SlotFile,
-    no_room,
+    make_disk_error,
     release_pages,
 )
 
@@ -41,28 +37,28 @@ if TYPE_CHECKING:
     from supervisor.llmfd.index import Buffer
 
 LONG_BYTES = 16 * 1024 * 1024
-"""A longer content has a file of its own, if there is one to be had."""
+"""A longer content gets its own file, if one is left."""
 
 LIMIT_PER_FILE = 32
-"""One such file for so many descriptors that a process may have: contents take a sixteenth
-of them at most, which nobody else may have then."""
+"""One such file for so many descriptors of the process: contents take a sixteenth of
+them at most."""
 
 
 LIMIT_PER_MAP = 32
 MOST_KEPT_MAPS = 256
-"""Likewise for mappings of slots that are kept: to map one anew takes 20 us."""
+"""The same for kept mappings of slots: mapping takes 20 us."""
 
 MOST_DESCRIPTORS = 1_048_576
-"""What Linux gives a process at most, if nobody has said anything else."""
+"""Descriptors that Linux gives a process where no limit is set."""
 
 
 class FileMap(mmap.mmap):
     """A long content on the disk.
 
     Attributes:
-        fd: its file, if that is still open: to give the pages back is then up to
-            close(2), which lets go of the interpreter; -1 if it is not.
-        identity: what tells the file from others.
+        fd: its file, if open: close(2) then frees the pages and releases the
+            interpreter; -1 if not.
+        identity: identifies the file.
     """
 
     fd: int = -1
@@ -70,7 +66,7 @@ class FileMap(mmap.mmap):
     files: UnnamedFiles
 
     def free(self) -> None:
-        """Give the file back, now or in a thread; safe to call twice."""
+        """Free the file, now or in a thread; safe to call twice."""
         fd, self.fd = self.fd, -1
         if fd < 0:
             self._unmap()
@@ -83,26 +79,26 @@ class FileMap(mmap.mmap):
         self.files.close(fd)
 
     def _unmap(self) -> None:
-        # A search of a client that is gone may still read: then it ends with that.
+        # A search of a client that is gone may still read: it unmaps at its end.
         with contextlib.suppress(BufferError):
             self.close()
 
 
 class Incoming:
-    """A content on its way to the disk.
+    """A content on its way to the disk, written in pieces.
 
-    It moves to a larger slot, or to a file of its own, when it has outgrown where it is:
-    that copies a third of it at most.
+    It moves to a larger slot, or to its own file, when it outgrows its place: that
+    copies a third of it at most.
 
     Args:
         spool: has the places.
         at_least: bytes that will come; more may.
-        fd: a file of its own that is begun; -1 for none.
-        slot: a slot as above.
+        fd: a file of its own with the bytes so far; -1 for none.
+        slot: a slot with them.
 
     Attributes:
-        fd: the file of its own; -1 for none.
-        slot: where it lies otherwise; None before the first byte.
+        fd: its own file; -1 for none.
+        slot: its slot otherwise; None before the first byte.
         size: bytes so far.
     """
 
@@ -126,7 +122,7 @@ class Incoming:
         """Write a piece.
 
         Raises:
-            FdError: ``file_operation``: the disk refused; nothing more can be added.
+            FdError: ``file_operation``: the disk refused; it takes no more pieces.
         """
         try:
             if self.fd < 0:
@@ -136,11 +132,11 @@ class Incoming:
             else:
                 self.slot.append(piece)
         except OSError as why:
-            raise no_room(why) from None
+            raise make_disk_error(why) from None
         self.size += len(piece)
 
     def pieces(self, step: int) -> Iterator[bytes]:
-        """Yield what has come, at most ``step`` bytes at once.
+        """Yield the bytes so far, at most ``step`` at once.
 
         Raises:
             FdError: ``file_operation``: the disk refused.
@@ -154,7 +150,7 @@ class Incoming:
                 else:
                     yield slot.piece(at, size)
         except OSError as why:
-            raise no_room(why, "read") from None
+            raise make_disk_error(why, "read") from None
 
     def _find_room(self, size: int) -> None:
         before = self.slot
@@ -178,10 +174,10 @@ class Incoming:
             before.free()
 
     def finish(self) -> FileMap | Slot:
-        """Return what stands for it; it is the caller's now.
+        """Return the file or slot of the content; the caller owns it.
 
         Raises:
-            FdError: ``file_operation``: it cannot be mapped; it is gone.
+            FdError: ``file_operation``: it cannot be mapped; it is lost.
         """
         if self.fd < 0:
             if self.slot is None:
@@ -192,10 +188,10 @@ class Incoming:
         try:
             return self._spool.map(fd, self.size)
         except OSError as why:
-            raise no_room(why) from None
+            raise make_disk_error(why) from None
 
     def close(self) -> None:
-        """Give back what was not finished; safe to call twice."""
+        """Free an unfinished content; safe to call twice."""
         slot, self.slot = self.slot, None
         if slot is not None:
             slot.free()
@@ -212,12 +208,12 @@ class Spool:
     """The files without a name of one store.
 
     Args:
-        directory: where they are made; None: the system's temporary one.
-        most_files: contents with a file of their own; None: as many as the descriptors
-            that this process may have now allow.
+        directory: has them; None for the system's temporary directory.
+        most_files: contents with their own file; None for as many as the present limit
+            of descriptors allows.
 
     Attributes:
-        files: those that are open.
+        files: the open ones.
         slots: the file of slots of each size.
     """
 
@@ -233,12 +229,12 @@ class Spool:
 
     @property
     def most_descriptors(self) -> int:
-        """How many descriptors it takes at most."""
+        """The most descriptors that it takes."""
         return 2 * self._most_files + self._most_maps + len(self.slots)
 
     @property
     def has_files(self) -> bool:
-        """Whether one more content may have a file of its own."""
+        """Whether one more content may have its own file."""
         shared = sum(file.fd >= 0 for file in self.slots.values())
         return len(self.files) - shared < self._most_files
 
@@ -261,7 +257,7 @@ class Spool:
         )
 
     def keep(self, data: bytes) -> FileMap | Slot:
-        """Put a content on the disk; return what stands for it there.
+        """Put a content on the disk; return its file or slot.
 
         Raises:
             FdError: ``file_operation``: the disk refused.
@@ -274,7 +270,7 @@ class Spool:
             incoming.close()
 
     def map(self, fd: int, size: int) -> FileMap:
-        """Return the content of a file from ``files``, which belongs to it now.
+        """Return a mapped file from ``files``, which it owns now.
 
         Raises:
             OSError: it cannot be mapped; the file is closed.
@@ -293,18 +289,18 @@ class Spool:
         return made
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors, but those of mappings."""
+        """Yield its descriptors of the host, except those of mappings."""
         return self.files.descriptors()
 
 
 def descriptor_limit() -> int:
-    """Return how many descriptors this process may have."""
+    """Return the number of descriptors that this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def write_all(fd: int, data: Buffer | memoryview) -> None:
-    """Write all of it at the end of what was written."""
+    """Write all of it behind the bytes so far."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view[:WRITE_BYTES]) :]

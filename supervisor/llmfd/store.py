@@ -1,17 +1,14 @@
-"""Where content is kept: each text once, by its hash, in memory or on the disk.
+"""The store: each content once, by its hash, in memory or on the disk.
 
-Rules of this file.
-
-1. Content never changes.  Its key is the BLAKE3 of its bytes: the same content put in
-   twice, by anybody, is one blob with two references.
-2. A blob is freed with its last reference.  Nobody closes descriptors by hand; a table
-   gives its references back when its process ends.
-3. Memory up to ``max_memory`` over all blobs.  What comes in when it is full stays, and
-   what came first and was not asked for since moves to the disk (``supervisor.llmfd.spool``).
-   What alone is longer than ``max_memory`` goes there at once, and so does what comes in
-   pieces and is longer than ``MOST_IN_MEMORY_BYTES``.
-4. Any thread may call; the lock covers counts and dictionaries only, never the bytes.
-   What takes long (a scan, a copy, a move to the disk) is for ``threads.in_thread``.
+1. Content never changes. Its key is the BLAKE3 of its bytes: equal contents, of any
+   clients, are one blob with two references.
+2. A blob is freed with its last reference; a table gives its references back when its
+   process ends.
+3. All blobs have ``max_memory`` together. When it is full, the oldest unused blobs move
+   to the disk (``supervisor.llmfd.spool``). A content longer than ``max_memory``, or
+   one in pieces longer than ``MOST_IN_MEMORY_BYTES``, goes there at once.
+4. Any thread may call; the lock covers counts and dictionaries, never bytes. Slow work
+   (a scan, a copy, a move to the disk) is for ``threads.in_thread``.
 """
 
 from __future__ import annotations
@@ -37,25 +34,25 @@ if TYPE_CHECKING:
     from supervisor.llmfd.slots import Slot
 
 DEFAULT_MAX_MEMORY = 256 * 1024 * 1024
-"""Memory for contents over a whole host."""
+"""Memory for the contents of a host."""
 
 BESIDE_BYTES = 1024 * 1024
-"""From here on bytes are hashed, and written, beside the look at what is in them."""
+"""Size from which hashing and writing run beside the scan."""
 
 BASE64_PIECE_BYTES = 3 * 1024 * 1024
-"""One step of an encoding; a multiple of 3, so that pieces join without padding."""
+"""Bytes of one encoding step; a multiple of 3, so that pieces join without padding."""
 
 MOST_IN_MEMORY_BYTES = 16 * 1024 * 1024
-"""Longest content that comes in pieces and is kept in memory: what lies in a mapped file
-is read as quickly, and the kernel may drop it when it needs the room."""
+"""Longest content in pieces that stays in memory: a mapped file is read as quickly, and
+the kernel may drop its pages."""
 
 STEP_BYTES = 128 * 1024
-"""What is read, written, hashed and looked at in one go: it is in the second cache level
-for each of them.  So one thread takes about as long as two that pass longer pieces on,
-for less of the processor's time, and needs no second processor."""
+"""Bytes that are read, written, hashed and scanned at once: they fit into the second
+cache. One thread then takes about as long as two with longer pieces, and less processor
+time."""
 
 JOINED_BYTES = 16 * 1024
-"""Shorter pieces are joined: each byte by itself would take forty times its memory."""
+"""Shorter pieces are joined: single bytes would take forty times their memory."""
 
 
 class Store:
@@ -63,12 +60,12 @@ class Store:
 
     Args:
         max_memory: bytes of content in memory.
-        directory: where unnamed files are made; None: the system's temporary one.
+        directory: has unnamed files; None for the system's temporary directory.
 
     Attributes:
-        blobs: what is kept, by key.
+        blobs: all blobs by key.
         memory_bytes: content in memory now.
-        spool: what is kept on the disk.
+        spool: has the contents on the disk.
     """
 
     def __init__(
@@ -80,20 +77,20 @@ class Store:
         self._max_memory = max_memory
         self._lock = ThreadLock()
         self._moving = ThreadLock()
-        # Of the blobs in memory those that may move, in the order in which they came.
+        # The movable blobs in memory, oldest first.
         self._movable: OrderedDict[bytes, Blob] = OrderedDict()
 
     # Putting in
 
     def put(self, data: bytes) -> Content:
-        """Keep bytes; text as it is, anything else as base64 too.
+        """Keep bytes: a text as it is, other bytes as base64 too.
 
         Raises:
-            FdError: ``file_operation``: it had to go to the disk, and the disk refused.
+            FdError: ``file_operation``: it needs the disk, and the disk refused.
         """
         reader = Reader()
         in_memory = self.reserve(len(data))
-        store = self._hashed if in_memory else self._hashed_and_spooled
+        store = self._hash if in_memory else self._hash_and_spool
         try:
             if len(data) < BESIDE_BYTES:
                 key, kept = store(data)
@@ -105,36 +102,36 @@ class Store:
         except BaseException:
             self.give_back(len(data) if in_memory else 0)
             raise
-        return self.as_content(self.enter(key, kept), reader.finish())
+        return self.make_content(self.enter(key, kept), reader.finish())
 
     def put_text(self, text: str) -> Content:
         """Keep a text.
 
         Raises:
-            UnicodeEncodeError: it holds a lone surrogate.
+            UnicodeEncodeError: it has a lone surrogate.
             FdError: as for ``put``.
         """
         return self.put(text.encode())
 
     def writer(self) -> Writer:
-        """Return a place for content that comes in pieces."""
+        """Return a writer for content that comes in pieces."""
         return Writer(self)
 
-    def as_content(self, blob: Blob, index: TextIndex | None) -> Content:
-        """Return the content of a blob that is held; ``index`` is None if it is no text."""
+    def make_content(self, blob: Blob, index: TextIndex | None) -> Content:
+        """Return the content of a held blob; ``index`` is None if it is no text."""
         if index is not None:
             blob.give_index(index)
             return Content(blob)
-        return Content(self._encoded(blob), blob)
+        return Content(self._encode(blob), blob)
 
     @staticmethod
-    def _hashed(data: bytes) -> tuple[bytes, Buffer]:
+    def _hash(data: bytes) -> tuple[bytes, Buffer]:
         return blake3(data).digest(), data
 
-    def _hashed_and_spooled(self, data: bytes) -> tuple[bytes, Buffer | Slot]:
+    def _hash_and_spool(self, data: bytes) -> tuple[bytes, Buffer | Slot]:
         return blake3(data).digest(), self.spool.keep(data)
 
-    def _encoded(self, raw: Blob) -> Blob:
+    def _encode(self, raw: Blob) -> Blob:
         pieces = (
             binascii.b2a_base64(piece, newline=False)
             for piece in raw.pieces(step=BASE64_PIECE_BYTES)
@@ -151,7 +148,7 @@ class Store:
             writer.close()
 
     def enter(self, key: bytes, place: Buffer | Slot) -> Blob:
-        """Enter bytes whose memory is reserved, or return those that are there."""
+        """Add bytes whose memory is reserved, or return the blob with them."""
         blob = Blob(key, place)
         with self._lock:
             twin = self.blobs.get(key)
@@ -162,15 +159,15 @@ class Store:
                 return blob
             twin.refs += 1
             twin.was_used = True
-        self._forget(blob)  # somebody was quicker
+        self._forget(blob)  # another thread was quicker
         return twin
 
     # Memory
 
     def reserve(self, size: int) -> bool:
-        """Take room in memory, others moving to the disk for it; tell whether there is.
+        """Take room in memory by moving others to the disk; return whether there is any.
 
-        It waits for the disk where memory is tight: see ``is_tight``.
+        It waits for the disk if memory is tight: see ``is_tight``.
         """
         if self._reserve(size):
             return True
@@ -180,7 +177,7 @@ class Store:
         return self._reserve(size)
 
     def is_tight(self, size: int) -> bool:
-        """Tell whether something of that size has to wait for others to move."""
+        """Return whether a content of that size has to wait for others to move."""
         return self.memory_bytes + size > self._max_memory
 
     def _reserve(self, size: int) -> bool:
@@ -191,26 +188,26 @@ class Store:
             return True
 
     def give_back(self, size: int) -> None:
-        """Give room back that was taken."""
+        """Give room back."""
         with self._lock:
             self.memory_bytes -= size
 
     def _make_room(self, size: int) -> None:
-        """Move blobs to the disk until there is room, or none is left to move."""
+        """Move blobs to the disk until there is room, or none can move."""
         with self._moving:
             while (blob := self._next_to_move(size)) is not None:
                 try:
                     self._move(blob)
                 except FdError:
-                    return  # the disk is full: what comes in will be told so
+                    return  # the disk is full: the new content gets the error
                 finally:
                     self.release(blob)
 
     def _next_to_move(self, size: int) -> Blob | None:
-        """Return who moves next, held; None if there is room or nobody is left.
+        """Return the next blob to move, held; None if there is room or none is left.
 
-        A content that was asked for since it came, or since it was last considered, goes to the
-        end of the queue instead (the "clock" of operating systems).
+        A content that was used since it came, or since it was last considered, goes to
+        the end of the queue instead (the "clock" of operating systems).
         """
         with self._lock:
             while self._movable and self.memory_bytes + size > self._max_memory:
@@ -240,7 +237,7 @@ class Store:
     # Holding and giving back
 
     def hold(self, content: Content) -> Content:
-        """Count one more holder of a content, and return it."""
+        """Count one more holder of a content; return it."""
         with self._lock:
             for blob in content.blobs:
                 blob.refs += 1
@@ -260,7 +257,7 @@ class Store:
             self.release(blob)
 
     def drop_all(self, contents: Sequence[Content]) -> None:
-        """Count one holder of each less; much that is freed by that is in a thread."""
+        """Count one holder less of each; many are freed in a thread."""
         with self._lock:
             blobs = [blob for content in contents for blob in content.blobs]
             freed = [blob for blob in blobs if self._is_last(blob)]
@@ -277,7 +274,7 @@ class Store:
         self._forget(blob)
 
     def _is_last(self, blob: Blob) -> bool:
-        """Take a holder away; tell whether it was the last (the lock is held)."""
+        """Remove a holder; return whether it was the last (the lock is held)."""
         blob.refs -= 1
         if blob.refs:
             return False
@@ -288,33 +285,32 @@ class Store:
 
     def _forget_all(self, blobs: list[Blob]) -> None:
         while blobs:
-            self._forget(blobs.pop())  # its memory is free now, not with the last one
+            self._forget(blobs.pop())  # frees its memory now, not with the last one
 
     def _forget(self, blob: Blob) -> None:
         if blob.in_memory is not None:
             self.give_back(blob.size)
         blob.close()
 
-    # Looking at it
+    # Views
 
     @property
     def disk_bytes(self) -> int:
-        """Return how much content lies on the disk."""
+        """Return the bytes of content on the disk."""
         with self._lock:
             blobs = tuple(self.blobs.values())
         return sum(blob.size for blob in blobs if blob.in_memory is None)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors, with a word for each."""
+        """Yield its descriptors of the host, with a word for each."""
         found = dict(self.spool.descriptors())
         found.update((fd, "content") for _, fd in self.files())
         yield from found.items()
 
     def files(self) -> list[tuple[tuple[int, int], int]]:
-        """Return (what tells a file from others, descriptor) of each of its contents.
+        """Return (identity of the file, descriptor) of each content with a file.
 
-        Python keeps those of mappings to itself (mmap has a copy of its own); /proc has
-        them.
+        Python hides those of mappings (mmap has its own duplicate); /proc shows them.
         """
         with self._lock:
             blobs = tuple(self.blobs.values())
@@ -324,14 +320,14 @@ class Store:
 
 
 class Writer:
-    """Content that comes in pieces: in memory while it is short, then on the disk.
+    """Content that comes in pieces: in memory while short, then on the disk.
 
     Args:
-        store: will keep it.
+        store: keeps the result.
 
     Attributes:
         size: bytes so far.
-        incoming: what lies on the disk; None while it is in memory.
+        incoming: the part on the disk; None while it is in memory.
     """
 
     def __init__(self, store: Store) -> None:
@@ -347,7 +343,7 @@ class Writer:
         """Add a piece.
 
         Raises:
-            FdError: ``file_operation``: the disk refused; nothing more can be added.
+            FdError: ``file_operation``: the disk refused; it takes no more pieces.
         """
         if self.incoming is None:
             self._keep(piece)
@@ -361,15 +357,15 @@ class Writer:
         self.size += len(piece)
 
     def _keep(self, piece: bytes) -> None:
-        """Keep a piece in memory, or turn to the disk."""
-        if not self._fits(len(piece)):
+        """Keep a piece in memory, or move to the disk."""
+        if not self._has_room(len(piece)):
             self._spill(self.size + len(piece))
         elif self._pieces and len(self._pieces[-1]) < JOINED_BYTES:
             self._pieces[-1] += piece
         else:
             self._pieces.append(piece)
 
-    def _fits(self, size: int) -> bool:
+    def _has_room(self, size: int) -> bool:
         too_long = self.size + size > MOST_IN_MEMORY_BYTES
         if too_long or not self._store.reserve(size):
             return False
@@ -384,8 +380,8 @@ class Writer:
         reserved, self._reserved = self._reserved, 0
         self._store.give_back(reserved)
 
-    def go_on(self, incoming: Incoming) -> None:
-        """Go on with what another program of this host has put on the disk.
+    def continue_from(self, incoming: Incoming) -> None:
+        """Continue a content that another program of this host has put on the disk.
 
         Raises:
             FdError: ``file_operation``: it cannot be read; the caller closes this.
@@ -397,11 +393,11 @@ class Writer:
         self.size = incoming.size
 
     def digest(self) -> bytes:
-        """Return the BLAKE3 of what was added so far."""
+        """Return the BLAKE3 of the bytes so far."""
         return self._hash.digest()
 
     def finish(self) -> Content:
-        """Return what was added, held once; the writer is done.
+        """Return the content, held once; the writer is done.
 
         Raises:
             FdError: ``file_operation``: the disk refused.
@@ -413,10 +409,12 @@ class Writer:
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         else:
             data = self.incoming.finish()
-        return store.as_content(store.enter(self.digest(), data), self._reader.finish())
+        return store.make_content(
+            store.enter(self.digest(), data), self._reader.finish()
+        )
 
     def close(self) -> None:
-        """Give everything back that was not finished; safe to call twice."""
+        """Free an unfinished content; safe to call twice."""
         self._pieces = []
         reserved, self._reserved = self._reserved, 0
         self._store.give_back(reserved)

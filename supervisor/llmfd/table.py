@@ -2,13 +2,13 @@
 
 Rules of this file.
 
-1. Numbers count from 1 in each process and are never used again; there is no close.
+1. Numbers count from 1 in each process and are never reused; there is no close.
 2. ``fd-1`` is taken for ``fd:1``; answers print ``fd:1``.
-3. A fork has everything its parent has under the same numbers and goes on from there;
-   afterwards neither sees what the other does.  It shares every content, so it costs
-   the same at any size: descriptors too are shared until one of the two changes them.
-4. A fork may be made while a call of the parent runs in a worker thread: whatever
-   changes a table holds its lock.  What comes to a table that is closed is refused.
+3. A fork has its parent's descriptors under the same numbers; later changes of one are
+   not seen by the other. Contents are shared, and descriptors until one of the two
+   changes them, so a fork costs the same at any size.
+4. A fork may be made while a call of the parent runs in a worker thread: every change
+   of a table holds its lock. A closed table refuses new contents.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 FdNumber = NewType("FdNumber", int)
 
 MOST_FDS = 10_000
-"""Descriptors of one process: to share as many with a fork takes some 3 ms."""
+"""Most descriptors of one process: sharing as many with a fork takes some 3 ms."""
 
 MOST_SECTIONS = 20_000
-"""Marked sections of one process, over all its descriptors."""
+"""Most marked sections of one process, over all its descriptors."""
 
 MOST_NAME_CHARS = 200
 
@@ -56,13 +56,13 @@ class LlmFd:
 
     Attributes:
         number: as in ``fd:1``.
-        content: what it stands for.
+        content: its text or bytes.
         page_size: characters.
-        source: where the content came from: ``tool:NAME``, ``user_input``, ...
+        source: the origin of the content: ``tool:NAME``, ``user_input``, ...
         created: seconds since the epoch.
-        name: a second way to speak of it; empty for none.
+        name: a second name in calls; empty for none.
         sections: marked lines (first, last) by reference id.
-        language: as it was guessed; empty before.
+        language: the guessed one; empty before.
     """
 
     number: FdNumber
@@ -81,7 +81,7 @@ class LlmFd:
 
     @property
     def is_binary(self) -> bool:
-        """Whether it is served as base64."""
+        """Whether it is shown as base64."""
         return self.content.raw is not None
 
 
@@ -90,7 +90,7 @@ class FdTable:
 
     Args:
         store: keeps the contents.
-        allowance: charged for what is added here; None: nothing bounds it.
+        allowance: charged for new contents; None for no bound.
 
     Attributes:
         fds: by number.
@@ -104,18 +104,18 @@ class FdTable:
         self.store = store
         self._allowance = allowance
         self._names: dict[str, int] = {}
-        self._own: set[int] = set()  # what nobody else shares (rule 3)
+        self._own: set[int] = set()  # those that no other table shares (rule 3)
         self._lock = NestedThreadLock()
         self._is_closed = False
 
     def add(
         self, content: Content, source: str, page_size: int, *, name: str = ""
     ) -> LlmFd:
-        """Give a content that the caller holds a number; the table holds it now.
+        """Give a content that the caller holds a number; the table holds it then.
 
         Raises:
-            FdError: there are too many, or too much, or it cannot be read; the content is
-                given back.
+            FdError: there are too many or too much, or it cannot be read; the content
+                is freed.
         """
         try:
             content.text.pages(page_size)
@@ -140,8 +140,8 @@ class FdTable:
         self._own.add(number)
         return fd
 
-    def _owned(self, fd: LlmFd) -> LlmFd:
-        """Return a descriptor of this table to be changed: no fork sees it change."""
+    def _own_fd(self, fd: LlmFd) -> LlmFd:
+        """Return a descriptor that may change without a fork seeing it."""
         if fd.number not in self._own:
             self.fds[fd.number] = replace(fd, sections=dict(fd.sections))
             self._own.add(fd.number)
@@ -155,7 +155,7 @@ class FdTable:
             raise FdError(FILE_OPERATION, text)
 
     def find(self, fd: str | None, name: str | None = None) -> LlmFd:
-        """Return the descriptor of an id or a name; the id counts if both are there.
+        """Return the descriptor of an id or a name; the id wins.
 
         Raises:
             FdError: ``not_found``; ``invalid_parameter`` if neither is given.
@@ -177,33 +177,34 @@ class FdTable:
         return named
 
     def rename(self, fd: LlmFd, name: str) -> None:
-        """Give a descriptor another name.
+        """Change the name of a descriptor.
 
         Raises:
-            FdError: ``invalid_parameter``: it is taken, looks like an id, or is none.
+            FdError: ``invalid_parameter``: it is taken, looks like an id, or is no
+                name.
         """
         with self._lock:
             self.check_name(name, fd)
             self.unname(fd)
-            self._owned(fd).name = name
+            self._own_fd(fd).name = name
             self._names[name] = fd.number
 
     def unname(self, fd: LlmFd) -> None:
-        """Take a descriptor's name from it."""
+        """Remove a descriptor's name."""
         with self._lock:
             if fd.name:
                 del self._names[fd.name]
-                self._owned(fd).name = ""
+                self._own_fd(fd).name = ""
 
     def mark(self, fd: LlmFd, ref_id: str, lines: tuple[int, int]) -> None:
         """Mark lines of a descriptor, first and last, in place of an older mark."""
         with self._lock:
-            self._owned(fd).sections[ref_id] = lines
+            self._own_fd(fd).sections[ref_id] = lines
 
     def unmark(self, fd: LlmFd, ref_id: str) -> None:
-        """Forget a mark."""
+        """Delete a mark."""
         with self._lock:
-            del self._owned(fd).sections[ref_id]
+            del self._own_fd(fd).sections[ref_id]
 
     def check_name(self, name: str, fd: LlmFd | None = None) -> None:
         """Raise ``FdError`` if ``fd`` may not have this name."""
@@ -222,7 +223,7 @@ class FdTable:
 
     @property
     def sections(self) -> int:
-        """Return how many sections are marked."""
+        """Return the number of marked sections."""
         return sum(len(fd.sections) for fd in self.fds.values())
 
     def holder_of(self, name: str) -> LlmFd | None:
@@ -231,7 +232,7 @@ class FdTable:
         return None if number is None else self.fds[number]
 
     def fork(self) -> FdTable:
-        """Return a copy that goes its own way (rule 3)."""
+        """Return a copy that changes independently (rule 3)."""
         other = FdTable(self.store, self._allowance)
         with self._lock:
             other.next_number = self.next_number
@@ -251,21 +252,21 @@ class FdTable:
     def exchange(
         self, kept: set[int], parts: Iterable[tuple[Content, str]], page_size: int
     ) -> None:
-        """Give up every descriptor but some, and take others in, or change nothing.
+        """Replace all descriptors but some by new ones, or change nothing.
 
         Args:
-            kept: numbers of those that stay.
+            kept: the numbers that stay.
             parts: contents, held for the table, and their sources; each is made when it
-                is asked for, so that no more is made than there is room for.
+                is asked for, so that no more are made than fit.
             page_size: of the new ones.
 
         Raises:
-            FdError: what is there afterwards is too much, or a part cannot be made.
+            FdError: the result is too much, or a part cannot be made.
         """
         done: list[tuple[Content, str]] = []
         with self._lock:
             old = self._contents(except_for=kept)
-        gone: list[Content] = []  # from the store, whatever becomes of this
+        gone: list[Content] = []  # freed from the store in any case
         try:
             with Exchange(self._allowance, old) as exchange:
                 for content, source in parts:
@@ -300,9 +301,9 @@ class FdTable:
         return contents
 
     def enter(self, fd: LlmFd) -> None:
-        """Enter a descriptor that was one before, this table's alone now.
+        """Add a restored descriptor, which only this table has.
 
-        Its content is held by the caller; the table holds it now.
+        The caller holds its content; the table holds it then.
         """
         with self._lock:
             self.fds[fd.number] = fd
@@ -313,10 +314,10 @@ class FdTable:
                 self._allowance.hold_again((fd.content,))
 
     def take_over(self, other: FdTable) -> None:
-        """Hold what another table, that nothing bounds, holds in place of all held here.
+        """Hold the contents of another, unbounded table instead of its own.
 
         Raises:
-            FdError: ``file_operation``: it is more than may be kept; nothing changed.
+            FdError: ``file_operation``: there is no room; nothing changed.
         """
         with self._lock:
             old, new = self._contents(), other._contents()
@@ -331,7 +332,7 @@ class FdTable:
         self.store.drop_all(old)
 
     def close(self) -> None:
-        """Give every content back, many in a thread; nothing comes in any more."""
+        """Give all contents back, many in a thread; refuse new ones."""
         with self._lock:
             self._is_closed = True
             contents = self._contents()
@@ -345,13 +346,13 @@ class FdTable:
 
 
 def number_of(text: str) -> int | None:
-    """Return the number of an id (rule 2), None if the text is none."""
+    """Return the number of an id (rule 2); None if the text is no id."""
     match = _ID.fullmatch(text)
     return None if match is None else int(match[1])
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a text can be a name."""
+    """Return whether a text can be a name."""
     return (
         0 < len(text) <= MOST_NAME_CHARS
         and text.isprintable()
@@ -360,23 +361,24 @@ def is_name(text: str) -> bool:
     )
 
 
-# ``<ref id="...">`` in a model's replies: parts of it that it wants to speak of later.
+# ``<ref id="...">`` in a model's replies: parts that it names for later use.
 #
-# One pass over the tags with a stack: linear, whatever is nested in what.  A tag without
-# its other half means nothing.  The text of a part is without the tags inside it.
+# One pass over the tags with a stack: linear at any nesting. A tag without its partner
+# is\n# ignored. The text of a part is without the tags inside it. its other half means
+# nothing.  The text of a part is without the tags inside it.
 
 _TAG = re.compile(r"<ref id=\"([^\"<>]{1,200})\">|</ref>")
 
 MOST_REFS = 1000
-"""Parts of one reply; what comes after is left alone."""
+"""Most parts of one reply; later ones are ignored."""
 
 
 class Ref(NamedTuple):
-    """One part.
+    """One marked part of a reply.
 
     Attributes:
         id: as it was given.
-        text: what stands between the tags.
+        text: the text between the tags.
     """
 
     id: str
@@ -384,7 +386,7 @@ class Ref(NamedTuple):
 
 
 def extract(reply: str) -> tuple[Ref, ...]:
-    """Return the parts of a reply, in the order in which they end."""
+    """Return the parts of a reply, in the order of their ends."""
     bare: list[str] = []  # the reply without tags
     size = 0
     opened: list[tuple[str, int]] = []
@@ -403,11 +405,11 @@ def extract(reply: str) -> tuple[Ref, ...]:
             break
     bare.append(reply[position:])
     text = "".join(bare)
-    return tuple(_bounded(text, closed))
+    return tuple(_bound(text, closed))
 
 
-def _bounded(text: str, closed: list[tuple[str, int, int]]) -> list[Ref]:
-    """Return the parts; nested a thousand deep they would be quadratic: bound the sum."""
+def _bound(text: str, closed: list[tuple[str, int, int]]) -> list[Ref]:
+    """Return the parts up to a total length: deep nesting would be quadratic."""
     left = 8 * len(text) + 1024
     found = []
     for ref_id, start, end in closed:

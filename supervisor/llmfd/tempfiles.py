@@ -1,8 +1,7 @@
 """Temporary files that the processes of one child share: writable, with versions.
 
-A version counts the writes.  A writer may say which version it has read; if
-another has written since, the write is refused (``conflict``) and nothing is lost.
-They are gone when the child is.
+A version counts the writes. A writer may name the version that it has read; if another
+has written since, the write is refused (``conflict``). They end with the child.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ if TYPE_CHECKING:
     from supervisor.llmfd.store import Store
 
 MOST_FILES = 10_000
-"""Temporary files of one child."""
+"""Most temporary files of one child."""
 
 
 @dataclass(slots=True)
 class TempFile:
-    """One of them.
+    """A temporary file.
 
     Attributes:
         id: ``temp:N``.
         version: 1, and one more with each write.
-        content: what it holds.
+        content: its present content.
     """
 
     id: str
@@ -49,7 +48,7 @@ class TempFiles:
         self._lock = ThreadLock()
 
     def belong_to(self, store: Store, allowance: Allowance | None) -> None:
-        """Say where contents are kept and what they are charged to."""
+        """Set the store of the contents and the allowance that is charged."""
         self._store = store
         self._allowance = allowance
 
@@ -83,12 +82,12 @@ class TempFiles:
         return found
 
     def size(self, file_id: object) -> int:
-        """Return how many bytes a file would be shown as; 0 if there is none."""
+        """Return the shown size of a file in bytes; 0 if there is none."""
         found = self._files.get(file_id) if isinstance(file_id, str) else None
         return 0 if found is None else found.content.text.size
 
     def hold(self, file_id: str) -> tuple[TempFile, Content]:
-        """Return a file, and its content held: nobody else's write takes that away.
+        """Return a file and its content, held against other processes' writes.
 
         Raises:
             FdError: ``not_found``.
@@ -99,16 +98,16 @@ class TempFiles:
                 raise RuntimeError(
                     "temporary files that belong to no store hold nothing"
                 )
-            found = replace(file)  # the version that goes with the content
+            found = replace(file)  # the version of this content
             return found, self._store.hold(file.content)
 
     def write(self, file_id: str, content: Content, version: int | None) -> TempFile:
         """Replace the content of a file by one that the caller holds.
 
         Args:
-            file_id: which.
+            file_id: the file.
             content: the new one.
-            version: what the writer has read; None writes whatever it is.
+            version: the one that the writer has read; None for any.
 
         Raises:
             FdError: ``not_found``, ``conflict``, ``file_operation``.
@@ -150,7 +149,7 @@ class TempFiles:
             self._give_up(file.content)
 
     def close(self) -> None:
-        """Remove all, many in a thread."""
+        """Remove all files, many in a thread."""
         with self._lock:
             contents = [file.content for file in self._files.values()]
             self._files = {}
@@ -158,7 +157,7 @@ class TempFiles:
             give_back(self._store, self._allowance, contents)
 
     def enter(self, file: TempFile) -> None:
-        """Enter a file that was one before; the table holds its content now."""
+        """Add a restored file; the table holds its content then."""
         self._files[file.id] = file
         if self._allowance is not None:
             self._allowance.hold_again((file.content,))

@@ -1,4 +1,4 @@
-"""What takes long with contents, in a worker thread; that there is none is a tool's error."""
+"""Slow work on contents in a worker thread; without one, the tool fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def in_thread(
     """Run a call as ``hostlib.threads.in_thread`` does.
 
     Raises:
-        FdError: ``file_operation``: no thread can be started; nothing has begun.
+        FdError: ``file_operation``: no thread can be started; the call has not begun.
     """
     try:
         return await threads.in_thread(call, *args, share=share)

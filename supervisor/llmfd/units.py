@@ -1,8 +1,8 @@
-"""Parts of a content that mean something: paragraphs, sections, functions, classes.
+"""Units of a content: paragraphs, sections, functions, classes.
 
-A paragraph is a run of lines that are not blank.  A section is what stands under a
-Markdown heading, its subsections included; in a content without headings it is what
-was marked.  Functions and classes are found by the grammar of the language
+A paragraph is a run of lines that are not blank. A section is the text under a Markdown
+heading, subsections included; in a content without headings, the marked sections count.
+Functions and classes are found by the grammar of the language
 (``supervisor.llmfd.source_code``).
 """
 
@@ -27,7 +27,7 @@ CODE_UNITS = ("function", "class")
 UNITS = ("paragraph", "section", *CODE_UNITS)
 
 MOST_TITLE_BYTES = 4096
-"""Longest name of a section; what is longer is cut."""
+"""Longest name of a section; longer ones are cut."""
 
 _PARAGRAPH = re2.compile(rb"(?:[ \t\r\f\v]*[^\s][^\n]*(?:\n|\z))+")
 _HEADING = re2.compile(
@@ -36,11 +36,11 @@ _HEADING = re2.compile(
 
 
 class Unit(NamedTuple):
-    """One of them.
+    """A unit of a content.
 
     Attributes:
         number: among those of its kind, from 1.
-        name: what it is called; empty if it is not.
+        name: its name; empty for none.
         span: in bytes of the text; of functions and classes see ``whole``.
         scope: the function or class that it is defined in.
     """
@@ -51,7 +51,7 @@ class Unit(NamedTuple):
     scope: Scope | None = None
 
     def is_called(self, name: str) -> bool:
-        """Tell whether a name is its own, or that with scopes before it: ``A.g``."""
+        """Return whether a name is its own, or its own with scopes before it: ``A.g``."""
         if self.name == name:
             return True
         *outer, last = name.split(".")
@@ -70,16 +70,16 @@ def find_units(
 ) -> Generator[Unit, None, None]:
     """Yield the units of one kind, each when its end is known.
 
-    A caller that does not want all of them closes it: it may hold a tree.
+    A caller that stops early closes the generator: it may hold a tree.
 
     Args:
         fd: the content.
         unit: their kind.
-        language: of functions and classes; None: it is guessed.
+        language: of functions and classes; None to guess it.
 
     Raises:
         FdError: ``invalid_parameter``: the language is not known, its grammar not
-            installed, or the content too long to be parsed.
+            installed, or the content too long to parse.
     """
     if unit == "paragraph":
         yield from _paragraphs(fd)
@@ -87,7 +87,7 @@ def find_units(
         sections = _sections(fd)
         first = next(sections, None)
         if first is None:
-            yield from _marked(fd)
+            yield from _marked_sections(fd)
         else:
             yield first
             yield from sections
@@ -99,9 +99,9 @@ def find_units(
 
 
 def whole(fd: LlmFd, unit: str, found: Unit) -> Unit:
-    """Return a unit that was found with its lines as they are shown.
+    """Return a unit with its lines as they are shown.
 
-    To look for their ends takes time, and most of what is found is not shown.
+    Finding their ends takes time, and most units are not shown.
     """
     if unit not in CODE_UNITS:
         return found
@@ -124,7 +124,7 @@ def _paragraphs(fd: LlmFd) -> Iterator[Unit]:
 
 
 def _sections(fd: LlmFd) -> Iterator[Unit]:
-    """Yield what stands under headings with all that is under these in turn.
+    """Yield the text under each heading, with all subsections.
 
     No more of them are open at once than there are levels.
     """
@@ -140,7 +140,7 @@ def _sections(fd: LlmFd) -> Iterator[Unit]:
 
 
 def _headings(fd: LlmFd) -> Iterator[tuple[int, str, int]]:
-    """Yield level, title and start of each; those inside fenced code are none."""
+    """Yield level, title and start of each heading outside of fenced code."""
     data = fd.content.text.data
     size = fd.content.text.size
     fence: tuple[bytes, int] | None = None  # its character, how many
@@ -165,7 +165,7 @@ def _headings(fd: LlmFd) -> Iterator[tuple[int, str, int]]:
             yield last - first, title.decode("utf-8", "replace"), match.start()
 
 
-def _marked(fd: LlmFd) -> Iterator[Unit]:
+def _marked_sections(fd: LlmFd) -> Iterator[Unit]:
     text = fd.content.text
     rows = sorted((first, last, name) for name, (first, last) in fd.sections.items())
     for number, (first, last, name) in enumerate(rows, 1):

@@ -1,13 +1,14 @@
-"""The workspaces of a child, for its checkpoints: snapshots that belong to them (spec WS16).
+"""Snapshots of a child's workspaces that belong to its checkpoints (spec WS16).
 
 Rules:
- 1. A checkpoint's snapshots are the child's, not the operator's: as many of them are kept
-    again as of the operator's, so neither kind drives the other out.
- 2. Only a client with the whole rights of its child has snapshots made or files restored:
-    one that has given up rights (a nested child) must not change what others work on.
+ 1. A checkpoint's snapshots are the child's, not the operator's: as many of them are
+    kept again as of the operator's, so neither kind drives the other out.
+ 2. Only a client with the whole rights of its child has snapshots made or files
+    restored: one that has given up rights (a nested child) must not change what others
+    work on.
  3. Workspaces that children share have none: to copy one stops all of them.
- 4. The layer of a child that runs is mounted, and nothing can take its place beneath it: a
-    workspace goes back when the child has ended.
+ 4. The layer of a child that runs is mounted, and nothing can take its place beneath
+    it: a workspace goes back when the child has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 # The files of a process: snapshots of its child's workspaces, as checkpoints name them.
 #
-# The host has the workspaces; here is what a checkpoint needs of them.
+# The host has the workspaces; this is the checkpoints' part.
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -54,25 +55,25 @@ class Workspaces(Protocol):
     """The workspaces of one child; all raise ``FdError``."""
 
     def is_whole(self, caller: object) -> bool:
-        """Tell whether a caller has the whole rights of the child in them."""
+        """Return whether a caller has all rights of the child in them."""
 
     async def take(self, caller: object, label: str) -> tuple[WorkspaceSnapshot, ...]:
-        """Make a snapshot of each; none if the caller does not have the whole rights."""
+        """Return a new snapshot of each; none if the caller lacks rights of the child."""
 
     async def drop(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
-        """Remove those that are there."""
+        """Remove the snapshots that exist."""
 
     async def find(
         self, snapshots: Sequence[WorkspaceSnapshot]
     ) -> tuple[WorkspaceSnapshot, ...]:
-        """Return those that are there."""
+        """Return the snapshots that exist."""
 
     async def restore_later(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
-        """Have the workspaces go back to these when the child has ended."""
+        """Have the workspaces restored to these when the child has ended."""
 
 
 def is_snapshot(value: object) -> bool:
-    """Tell whether a value of JSON is a snapshot: its workspace and its label."""
+    """Return whether a value of JSON is a snapshot: its workspace and its label."""
     return (
         isinstance(value, list)
         and len(value) == 2
@@ -90,10 +91,10 @@ class ChildWorkspaces:
     """The workspaces of one child that have layers (``snapshots.Workspaces``).
 
     Args:
-        child_id: the child's.
-        client: of its first connection, which has its whole rights.
+        child_id: that of the child.
+        client: of its first connection, which has all its rights.
         uses: all its workspaces.
-        journal: each snapshot is told there.
+        journal: gets an event for each snapshot.
     """
 
     def __init__(
@@ -111,11 +112,11 @@ class ChildWorkspaces:
         }
 
     def is_whole(self, caller: object) -> bool:
-        """Tell whether a client has the whole rights of the child."""
+        """Return whether a client has all rights of the child."""
         return getattr(caller, "policy", None) is self._client.policy
 
     async def take(self, caller: object, label: str) -> tuple[WorkspaceSnapshot, ...]:
-        """Make a snapshot of each; none if the caller does not have the whole rights."""
+        """Return a new snapshot of each; none if the caller lacks rights of the child."""
         found: list[WorkspaceSnapshot] = []
         if not self.is_whole(caller):
             return ()
@@ -140,7 +141,7 @@ class ChildWorkspaces:
         )
 
     async def drop(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
-        """Remove those that are there."""
+        """Remove the snapshots that exist."""
         for one in snapshots:
             use = self._uses.get(one.workspace)
             if use is not None:
@@ -149,7 +150,7 @@ class ChildWorkspaces:
     async def find(
         self, snapshots: Sequence[WorkspaceSnapshot]
     ) -> tuple[WorkspaceSnapshot, ...]:
-        """Return those that are there."""
+        """Return the snapshots that exist."""
         found = []
         for one in snapshots:
             use = self._uses.get(one.workspace)
@@ -158,7 +159,7 @@ class ChildWorkspaces:
         return tuple(found)
 
     async def restore_later(self, snapshots: Sequence[WorkspaceSnapshot]) -> None:
-        """Have the workspaces go back to these when the child has ended."""
+        """Have the workspaces restored to these when the child has ended."""
         for one in snapshots:
             use = self._uses[one.workspace]
             await self._do("restore", use, _restore_later, use, one.label)
@@ -166,7 +167,7 @@ class ChildWorkspaces:
     async def _do(
         self, verb: str, use: WorkspaceUse, call: Callable[[*Ts], T], *args: *Ts
     ) -> T:
-        """Do something with a workspace in a thread; what goes wrong is a tool's error."""
+        """Do something with a workspace in a thread; a failure is a tool's error."""
         why = ""
         try:
             return await in_thread(call, *args, share=self._client.ledger.threads)
@@ -179,7 +180,7 @@ class ChildWorkspaces:
 
 
 def _take(use: WorkspaceUse, label: str) -> tuple[int, int]:
-    """Make a snapshot; return the bytes that were copied, and how long the child stopped."""
+    """Make a snapshot; return the copied bytes and the time that the child stopped."""
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
         _check_room(workspace)
         done = workspace.snapshot(label, of_checkpoint=True)
@@ -190,7 +191,7 @@ def _check_room(workspace: Workspace) -> None:
     """Refuse a copy of the layer that would leave the disk less than its reserve.
 
     Raises:
-        WorkspaceError: that is so.
+        WorkspaceError: there is too little room.
     """
     upper = os.open("upper", _UPPER, dir_fd=workspace.directory.fd)
     try:
@@ -204,10 +205,10 @@ def _check_room(workspace: Workspace) -> None:
 
 
 def _size_of(upper: int) -> int:
-    """Return how much a layer holds; 0 if it was changed meanwhile."""
+    """Return the size of a layer; 0 if it was changed meanwhile."""
     try:
         return content_beneath(upper).size_bytes
-    except MovedError:  # the copy itself says for what there is no room
+    except MovedError:  # the copy reports missing room itself
         return 0
 
 

@@ -36,8 +36,6 @@ NOT_YET = frozenset(
         "supervisor/fsproxy",
         "supervisor/fsproxy/handlers",
         "supervisor/llm",
-        "supervisor/llmfd",
-        "supervisor/llmfd/calls",
         "supervisor/network",
         "supervisor/observe",
         "supervisor/sandbox",

@@ -33,14 +33,14 @@ MOST_LABEL_CHARS = 200
 async def checkpoint_process(
     process: Process, *, label: str = "", files: bool = True
 ) -> bytes:
-    """Keep the process as it is, with the files of its child's workspaces."""
+    """Save the process with the files of its child's workspaces."""
     if len(label) > MOST_LABEL_CHARS or not label.isprintable():
         text = f"Invalid label: write at most {MOST_LABEL_CHARS} printable characters"
         raise FdError(INVALID_PARAMETER, text)
-    checkpoints = _kept(process)
+    checkpoints = _require_checkpoints(process)
     owner = process.shared.owner
     checkpoint = new_checkpoint_id()
-    # The files first: the rest cannot change meanwhile, for this is the process's turn.
+    # The files first: the process cannot change during its own call.
     async with _snapshots(process, checkpoint, is_asked=files) as snapshots:
         save = partial(checkpoints.save, process, owner, label, checkpoint, snapshots)
         made = await in_thread(save, share=process.threads)
@@ -52,7 +52,7 @@ async def checkpoint_process(
 async def _snapshots(
     process: Process, checkpoint: str, *, is_asked: bool
 ) -> AsyncIterator[tuple[WorkspaceSnapshot, ...]]:
-    """Make the snapshots of a checkpoint; they go again if it does not come to be."""
+    """Make the snapshots of a checkpoint; remove them if it fails."""
     workspaces = process.shared.workspaces
     if workspaces is None or not is_asked:
         yield ()
@@ -61,7 +61,7 @@ async def _snapshots(
     try:
         yield found
     except BaseException:
-        with trio.CancelScope(shield=True):  # bounded as each command on a workspace is
+        with trio.CancelScope(shield=True):  # bounded like each command on a workspace
             await workspaces.drop(found)
         raise
 
@@ -69,8 +69,8 @@ async def _snapshots(
 async def restore_process(
     process: Process, *, checkpoint_id: str, files: bool = False
 ) -> bytes:
-    """Make the process what it was; the files later, if that is asked for."""
-    checkpoints = _kept(process)
+    """Restore the process; its files are restored later, if asked for."""
+    checkpoints = _require_checkpoints(process)
     _check_seen(process, checkpoint_id)
     owner = process.shared.owner
     was = await in_thread(
@@ -102,10 +102,10 @@ async def restore_process(
 def _check_files(
     process: Process, was: Summary, there: Sequence[WorkspaceSnapshot]
 ) -> None:
-    """Refuse to restore files that are not there, or not the caller's to change.
+    """Refuse to restore files that are missing, or that the caller may not change.
 
     Raises:
-        FdError: that is so.
+        FdError: for one of these reasons.
     """
     if not was.snapshots:
         text = f"Checkpoint {was.id} names no snapshot of a workspace"
@@ -121,8 +121,8 @@ def _check_files(
 
 
 async def delete_checkpoint(process: Process, *, checkpoint_id: str) -> bytes:
-    """Forget a checkpoint, and free what only it held."""
-    checkpoints = _kept(process)
+    """Delete a checkpoint, and free the contents that only it held."""
+    checkpoints = _require_checkpoints(process)
     _check_seen(process, checkpoint_id)
     owner = process.shared.owner
     snapshots = await in_thread(
@@ -135,8 +135,8 @@ async def delete_checkpoint(process: Process, *, checkpoint_id: str) -> bytes:
 
 
 async def list_checkpoints(process: Process) -> bytes:
-    """Tell what checkpoints there are."""
-    checkpoints = _kept(process)
+    """List the checkpoints."""
+    checkpoints = _require_checkpoints(process)
     found = await in_thread(
         checkpoints.all_of, process.shared.owner, share=process.threads
     )
@@ -149,7 +149,7 @@ def _check_seen(process: Process, checkpoint: str) -> None:
         raise FdError(NOT_FOUND, f"Checkpoint {checkpoint} not found")
 
 
-def _kept(process: Process) -> Checkpoints:
+def _require_checkpoints(process: Process) -> Checkpoints:
     checkpoints = process.shared.checkpoints
     if checkpoints is None:
         raise FdError(FILE_OPERATION, "Cannot use checkpoints: none are kept here")

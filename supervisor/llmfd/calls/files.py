@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 MODES = ("write", "append", "insert")
 STEP_BYTES = 1024 * 1024
-"""One write of an export."""
+"""Bytes of one write of an export."""
 
 OLD_IN_MEMORY_BYTES = 8 * 1024 * 1024
-"""Of a file that is inserted into; the rest waits in a temporary file."""
+"""Memory for a file that is inserted into; the rest is in a temporary file."""
 
 
 @dataclass(slots=True)
 class Written:
-    """What an export has written of the content.
+    """The part of the content that an export has written.
 
     Attributes:
         size: bytes.
@@ -83,7 +83,7 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
             await put(file_path, part.pieces())
             written = Written(part.size, await part.count_lines(process.threads))
     except OSError as why:
-        raise _refused(why, mode, file_path, found.id) from None
+        raise _make_error(why, mode, file_path, found.id) from None
     except FdError as why:
         why.fd = found.id
         raise
@@ -97,7 +97,7 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
     return fdxml.written(attributes, message, written.size, written.lines)
 
 
-def _refused(why: OSError, mode: str, path: str, fd: str) -> FdError:
+def _make_error(why: OSError, mode: str, path: str, fd: str) -> FdError:
     reason = os.strerror(why.errno) if why.errno else str(why)
     details = f"Operation: {mode}, Path: {path}"
     if isinstance(why, UnflushedError):
@@ -125,13 +125,13 @@ async def _check(files: Files, path: str, *, create: bool, exist_ok: bool) -> No
 
 
 def _check_is_no_directory(path: str) -> None:
-    """Refuse what can only name a directory, before any is made for it."""
+    """Refuse a name that can only be a directory's, before its parents are made."""
     if os.path.basename(path) in ("", ".", ".."):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 class _Part:
-    """What is to be written."""
+    """The part of a content that is written."""
 
     def __init__(self, blob: Blob, start: int, end: int) -> None:
         self._blob = blob
@@ -141,9 +141,9 @@ class _Part:
         self.ends_line = blob.data[end - 1 : end] == b"\n" if self.size else True
 
     async def count_lines(self, threads: trio.CapacityLimiter | None) -> int:
-        """Return how many lines it has, the last one also if it has no LF."""
+        """Return its number of lines; the last one counts also without an LF."""
         blob = self._blob
-        if not blob.is_text:  # nobody has counted yet
+        if not blob.is_text:  # not counted yet
             count = await in_thread(
                 _count_newlines, blob, self._start, self._end, share=threads
             )
@@ -153,7 +153,7 @@ class _Part:
         return count + (0 if self.ends_line else 1)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield it, piece by piece."""
+        """Yield the part in pieces."""
         return self._blob.pieces(self._start, self._end, STEP_BYTES)
 
 
@@ -173,7 +173,7 @@ def _part(fd: LlmFd, wanted: Selector) -> _Part:
 
 
 class _Finder:
-    """Finds in pieces of a file where a line begins."""
+    """Finds the start of a line in pieces of a file."""
 
     def __init__(self, line: int) -> None:
         self._left = line - 1
@@ -183,7 +183,7 @@ class _Finder:
         self.offset = 0 if line == 1 else -1
 
     def take(self, piece: bytes) -> None:
-        """Look at the next piece."""
+        """Search the next piece."""
         count = piece.count(b"\n")
         if self.offset < 0 and count >= self._left:
             at = -1
@@ -196,8 +196,8 @@ class _Finder:
         self.size += len(piece)
         self._last = piece[-1:]
 
-    def found(self, line: int) -> tuple[int, bool]:
-        """Return where the line begins, and whether an LF is missing before it.
+    def line_start(self, line: int) -> tuple[int, bool]:
+        """Return the start of the line, and whether an LF is missing before it.
 
         Raises:
             FdError: ``invalid_parameter``: there is no such line.
@@ -219,7 +219,7 @@ async def _insert(
     line: int,
     threads: trio.CapacityLimiter | None,
 ) -> Written:
-    """Put a content before a line; an LF that is missing between them is added."""
+    """Insert a content before a line; add an LF that is missing between them."""
     finder = _Finder(max(line, 1))
     old = tempfile.SpooledTemporaryFile(OLD_IN_MEMORY_BYTES)  # noqa: SIM115 - see below
 
@@ -229,7 +229,7 @@ async def _insert(
 
     try:
         await files.read(path, take)
-        offset, adds_before = finder.found(line)
+        offset, adds_before = finder.line_start(line)
         size = finder.size
         adds_after = offset < size and not part.ends_line
 
@@ -246,7 +246,7 @@ async def _insert(
         await files.replace(path, pieces())
     finally:
         if finder.size > OLD_IN_MEMORY_BYTES:
-            afterwards(_close, old)  # to free a GiB takes 50 to 100 ms
+            afterwards(_close, old)  # freeing a GiB takes 50 to 100 ms
         else:
             old.close()
     lines = await part.count_lines(threads)
@@ -254,7 +254,7 @@ async def _insert(
 
 
 def _close(file: tempfile.SpooledTemporaryFile[bytes]) -> None:
-    with contextlib.suppress(OSError):  # what a full disk did not take, again
+    with contextlib.suppress(OSError):  # a full disk refuses the rest once more
         file.close()
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def rename_fd(process: Process, *, fd: str, name: str) -> bytes:
-    """Give a descriptor a name; the one it had is in the answer."""
+    """Give a descriptor a name; the answer has its old one."""
     found = process.table.find(fd)
     previous = found.name
     process.table.rename(found, name)
@@ -35,7 +35,7 @@ def mark_fd_section(
     start_line: int | None = None,
     end_line: int | None = None,
 ) -> bytes:
-    """Mark lines under an id; an older mark of that id is replaced."""
+    """Mark lines under an id, in place of an older mark of that id."""
     found = process.table.find(fd)
     if not 0 < len(ref_id) <= MOST_NAME_CHARS or not ref_id.isprintable():
         text = f"Invalid ref_id: write 1-{MOST_NAME_CHARS} printable characters"
@@ -76,7 +76,7 @@ def get_fd_section(
 def list_fd_sections(
     process: Process, *, fd: str | None = None, name: str | None = None
 ) -> bytes:
-    """Tell what is marked, in the order of the text."""
+    """List the marks in the order of the text."""
     found = process.table.find(fd, name)
     marks = sorted((*lines, ref_id) for ref_id, lines in found.sections.items())
     rows = (
@@ -89,7 +89,7 @@ def list_fd_sections(
 
 
 def delete_fd_section(process: Process, *, fd: str, ref_id: str) -> bytes:
-    """Forget a mark."""
+    """Delete a mark."""
     found = process.table.find(fd)
     if ref_id not in found.sections:
         raise FdError(NOT_FOUND, f"Section {ref_id} not found", fd=found.id)
@@ -98,8 +98,8 @@ def delete_fd_section(process: Process, *, fd: str, ref_id: str) -> bytes:
 
 
 def keep_fds(process: Process, *, fds: list[Json]) -> bytes:
-    """Give up every descriptor but these, for good; lines of one get a new number."""
-    process.keep_only(process.named(fds))
+    """Give up every descriptor but these for good; selected lines get a new number."""
+    process.keep_only(process.find_named(fds))
     return fdxml.empty("fd_list", (("count", len(process.table.fds)),))
 
 
@@ -108,7 +108,7 @@ def keep_fds(process: Process, *, fds: list[Json]) -> bytes:
 
 def create_temp_file(process: Process, *, content: str | dict[str, str]) -> bytes:
     """Make a temporary file."""
-    return _temp_xml(process.shared.temps.create(given_text(process, content)))
+    return _temp_xml(process.shared.temps.create(take_text(process, content)))
 
 
 def read_temp_file(process: Process, *, temp_file_id: str) -> bytes:
@@ -136,8 +136,8 @@ def write_temp_file(
     content: str | dict[str, str],
     version: int | None = None,
 ) -> bytes:
-    """Replace the content of a temporary file, if nobody else has meanwhile."""
-    new = given_text(process, content)
+    """Replace the content of a temporary file, if its version is as expected."""
+    new = take_text(process, content)
     return _temp_xml(process.shared.temps.write(temp_file_id, new, version))
 
 
@@ -153,8 +153,8 @@ def _temp_xml(file: TempFile) -> bytes:
     return fdxml.empty("temp_file", attributes)
 
 
-def given_text(process: Process, text: str | dict[str, str]) -> Content:
-    """Return the content of a text or of a token; the caller holds it."""
+def take_text(process: Process, text: str | dict[str, str]) -> Content:
+    """Return the content of a text or a token; the caller holds it."""
     if isinstance(text, dict):
         return process.begun.take(text["token"])
     return process.put_text(text)

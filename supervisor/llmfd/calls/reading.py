@@ -1,4 +1,4 @@
-"""The calls that show content: read_fd, search_fd, get_fd_section, fd_info, list_fds."""
+"""The calls that show content: read_fd, search_fd, get_fd_section and others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_fd(  # noqa: PLR0913 - the parameters of the call
     language: str | None = None,
     extract_to_new_fd: bool | None = None,
 ) -> bytes:
-    """Show a part of a content, or make it a content of its own."""
+    """Show a part of a content, or keep it as a content."""
     of_unit = unit is not None or index is not None or language is not None
     if of_unit and fd is None:
         text = "Missing parameter: fd (with unit, name is the name of the unit)"
@@ -192,20 +192,20 @@ def _match_xml(fd: LlmFd, hit: Hit, *, raw: bool) -> bytes:
 def fd_info(
     process: Process, *, fd: str | None = None, name: str | None = None
 ) -> bytes:
-    """Tell what a descriptor is."""
+    """Describe a descriptor."""
     return fdxml.empty("fd_info", _facts(process.table.find(fd, name)))
 
 
 def list_fds(process: Process) -> bytes:
-    """Tell what descriptors there are."""
+    """List the descriptors."""
     fds = process.table.fds.values()
     rows = (fdxml.empty("fd", _facts(fd)) for fd in fds)
     return fdxml.listing("fd_list", (("count", len(fds)),), rows)
 
 
 def tool_schemas(process: Process) -> bytes:
-    """Tell a model's tools as the chat API wants them: JSON."""
-    return json.dumps([chat_schema(tool) for tool in process.offered()]).encode()
+    """Return the tools of a model in the form of the chat API: JSON."""
+    return json.dumps([chat_schema(tool) for tool in process.offered_tools()]).encode()
 
 
 def _facts(fd: LlmFd) -> tuple[tuple[str, str | int], ...]:

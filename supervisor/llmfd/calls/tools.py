@@ -1,4 +1,4 @@
-"""The calls there are: one row each, for the checker, the model and the dispatcher."""
+"""The table of calls: one row each, for checker, model and dispatcher."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The calls that put content in: what is too long is stored and shown by its first page.
+"""The calls that put content in: long content is stored, its first page shown.
 
-Longer than the limit means more characters, not as many.  Errors and the answers of the
-LLM fd tools themselves go on as they are: the one must be read at once, the others are
-cut already.
+Long means more characters than the limit. Errors and answers of the LLM fd tools are
+never stored: errors are read at once, and the answers are cut already.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 from typing import TYPE_CHECKING
 
 from protocol import fdxml
-from supervisor.llmfd.calls.naming import given_text
+from supervisor.llmfd.calls.naming import take_text
 from supervisor.llmfd.errors import INVALID_PARAMETER, FdError, check_length
 from supervisor.llmfd.selection import is_truncated, lines_of
 
@@ -38,7 +37,7 @@ def wrap_output(  # noqa: PLR0913 - the parameters of the call
     source: str = TOOL_SOURCE,
     is_error: bool = False,
 ) -> bytes:
-    """Return a tool's output, or what stands for it if it is long."""
+    """Return a tool's output, or the ``fd_result`` of a long one."""
     given = [value for value in (text, base64, blocks, token) if value is not None]
     if len(given) != 1:
         words = "Give one of: text, base64, blocks, token"
@@ -51,12 +50,12 @@ def wrap_output(  # noqa: PLR0913 - the parameters of the call
     if blocks is not None:
         return _wrap_blocks(process, blocks, source, limit)
     if base64 is not None:
-        content = process.shared.store.put(_decoded(base64))
+        content = process.shared.store.put(_decode(base64))
     elif token is not None:
         content = process.begun.take(token)
     else:
-        content = given_text(process, text or "")
-    return wrap(process, content, source, limit, exceeded(limit))
+        content = take_text(process, text or "")
+    return wrap(process, content, source, limit, describe_excess(limit))
 
 
 def wrap_input(
@@ -65,33 +64,33 @@ def wrap_input(
     text: str | dict[str, str] | None = None,
     token: str | None = None,
 ) -> bytes:
-    """Return a user's input, or what stands for it if it is long."""
+    """Return a user's input, or the ``fd_result`` of a long one."""
     if (text is None) == (token is None):
         raise FdError(INVALID_PARAMETER, "Give one of: text, token")
     content = (
-        given_text(process, text or "") if token is None else process.begun.take(token)
+        take_text(process, text or "") if token is None else process.begun.take(token)
     )
     settings = process.shared.settings
     limit = settings.max_input if settings.page_input else -1
     return wrap(process, content, INPUT_SOURCE, limit, INPUT_MESSAGE)
 
 
-def exceeded(limit: int) -> str:
-    """Return what is said of an output that is longer than a limit."""
+def describe_excess(limit: int) -> str:
+    """Return the message about an output that is longer than a limit."""
     return f"Output exceeds {limit} characters. Use read_fd to read more pages."
 
 
 def wrap(
     process: Process, content: Content, source: str, limit: int, message: str
 ) -> bytes:
-    """Return a content, held by the caller, as it is, or what stands for it.
+    """Return a content that the caller holds, or the ``fd_result`` of a long one.
 
     Args:
-        process: whose it becomes.
-        content: what came.
-        source: from where.
+        process: gets the content.
+        content: the output or input.
+        source: its source.
         limit: characters; negative for none.
-        message: what is said if it is longer.
+        message: the message if it is longer.
     """
     text = content.text
     if limit < 0 or text.index.chars <= limit:
@@ -101,7 +100,7 @@ def wrap(
         finally:
             process.shared.store.drop(content)
     store = process.shared.store
-    store.hold(content)  # its client may go while it is shown
+    store.hold(content)  # its client may end while it is shown
     try:
         return result_xml(process, process.add(content, source), message)
     finally:
@@ -109,7 +108,7 @@ def wrap(
 
 
 def result_xml(process: Process, fd: LlmFd, message: str) -> bytes:
-    """Return the ``fd_result`` of a descriptor: what it is, and its first page."""
+    """Return the ``fd_result`` of a descriptor: facts and first page."""
     text = fd.content.text
     pages = text.pages(fd.page_size)
     span = pages.span(1)
@@ -143,7 +142,7 @@ def _wrap_blocks(
         process.table.keep_only(before)
         if isinstance(why, FdError):
             raise
-        # To write them takes a little more of the stack than to read them did.
+        # Writing needs a little more of the stack than reading did.
         text = "The blocks are nested too deep"
         if isinstance(why, UnicodeEncodeError):
             text = "The blocks have a lone surrogate, which is no character"
@@ -159,11 +158,11 @@ def _wrap_block(
     if limit < 0 or len(text) <= limit:
         return block
     content = process.put_text(text)
-    wrapped = wrap(process, content, source, limit, exceeded(limit))
+    wrapped = wrap(process, content, source, limit, describe_excess(limit))
     return {**block, "text": wrapped.decode()}
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError):

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from supervisor.llmfd import Json, LlmFd, Process
-from supervisor.llmfd.prompt import INSTRUCTIONS, enriched, instructions
+from supervisor.llmfd.prompt import INSTRUCTIONS, enrich, instructions
 from supervisor.llmfd.table import FdTable
 from supervisor.llmfd.toolloop import MOST_ROUNDS, ModelError, Reply
 from tests.helpers.contents import asking, failed, text_of
@@ -426,9 +426,9 @@ def test_the_block_is_the_designs_and_knows_what_is_enabled() -> None:
     without = instructions({"read_fd"})
     assert "fd_to_file" not in without
     assert INSTRUCTIONS.count("\n") - without.count("\n") == 2
-    once = enriched("Be good.", {"read_fd"})
-    assert enriched(once, {"read_fd"}) == once
-    assert enriched("", None) == INSTRUCTIONS
+    once = enrich("Be good.", {"read_fd"})
+    assert enrich(once, {"read_fd"}) == once
+    assert enrich("", None) == INSTRUCTIONS
 
 
 async def test_a_spawn_is_given_each_descriptor_once(scene: Make) -> None:
@@ -451,13 +451,13 @@ async def test_a_spawn_finds_what_is_named_often_in_a_thread(
     made = scene(words("done"))
     made.process.add_text("text", "test")
     threads: list[threading.Thread] = []
-    find = Process.named
+    find = Process.find_named
 
     def note(process: Process, parts: list[Json]) -> object:
         threads.append(threading.current_thread())
         return find(process, parts)
 
-    monkeypatch.setattr(Process, "named", note)
+    monkeypatch.setattr(Process, "find_named", note)
     for parts in (["fd:1"] * 20, ["fd:1"] * 30_000):
         spawn = {"program": "expert", "query": "x", "additional_preload_fds": parts}
         answer = await made.process.call("spawn", **spawn)
