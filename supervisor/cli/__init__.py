@@ -1,1 +1,1 @@
-"""The command line: what each command takes, and those that only show something."""
+"""The command line: the words of each command, and commands that only show."""

@@ -1,11 +1,11 @@
-"""The program ``sandhost``: its table of commands, and how a command line is done.
+"""The program ``sandhost``: its table of commands, and the run of a command line.
 
 Rules of this file.
 
-1. A command's module is imported when the command is called, and no other's. The help of
-   the whole is printed from the table alone.
-2. What is wrong with a command line is said in one line on stderr.
-3. What is refused is never ignored: a limit that nobody keeps is worse than none.
+1. A command's module is imported when the command is called, and no other's. The help
+   of the program is printed from the table alone.
+2. A fault of a command line is reported in one line on stderr.
+3. A refused option is never ignored: a limit that is not kept is worse than none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ABOUT = "Host programs that a language model drives: one child, one door."
 
 
 class Entry(NamedTuple):
-    """One command.
+    """A command of the table.
 
     Attributes:
         module: of ``supervisor.cli``; it has the command by its own name.
@@ -117,7 +117,7 @@ class Commands(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that words begin with, and the words behind its name."""
+        """Return the command of some words, and the words behind its name."""
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand:
@@ -127,7 +127,7 @@ class Commands(Group):
     def format_commands(
         self, _ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Write the commands by group; none is imported for it."""
+        """Write the commands by group; no module is imported for it."""
         widest = max(map(len, self.list_commands(_ctx)))
         for group, entries in COMMANDS.items():
             with formatter.section(group):
@@ -150,7 +150,7 @@ app = Commands(
 
 
 def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
-    """Parse a command line, do it, and return the exit status.
+    """Do a command line; return the exit status.
 
     Args:
         words: without the program's name.
@@ -177,7 +177,7 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
     except ReaderGone:
         status = 0
     else:
-        if words:  # without any it was a question for help, and a mistake
+        if words:  # without words it was a question for help, and a mistake
             status = result
     return status
 

@@ -1,6 +1,6 @@
-"""``sandhost check-config``: all that is wrong with a configuration, and what looks so.
+"""``sandhost check-config``: faults and warnings of a configuration.
 
-The words and the exit status.
+Prints the report and returns the exit status.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ FAULTY = 2
 def check_config(file: str, *, as_json: bool) -> int:
     """Tell every fault of a configuration.
 
-    Each comes with its key and the reason. What can be used and looks like a mistake is a warning, and no fault.
+    Each comes with its key and the reason. A probable mistake is a warning, and no
+    fault.
 
     Exit status: 0 none, 2 some.
     """
@@ -46,13 +47,13 @@ def check_config(file: str, *, as_json: bool) -> int:
     except loader.ConfigError as why:
         faults, config = why.faults, why.config
     else:
-        faults, untried = _tried(config)
+        faults, untried = _try_profiles(config)
     if config is not None:
         missing = crosschecks.missing_packages(config)
         faults = (*faults, *(Fault(key, why) for key, why in missing))
         _tell_warnings(file, config, {fault.key for fault in faults}, untried)
     if as_json:
-        from supervisor.observe.tables import as_json as json_of  # noqa: PLC0415
+        from supervisor.observe.tables import to_json as json_of  # noqa: PLC0415
 
         print_text(json_of([{"file": file, **fault._asdict()} for fault in faults]))
     else:
@@ -70,7 +71,7 @@ def _tell_warnings(
     faulty: Container[str],
     untried: Iterable[tuple[str, str]],
 ) -> None:
-    """Tell what looks like a mistake, but of keys that have a fault."""
+    """Print the warnings, except those of keys that have a fault."""
     from supervisor.config import loader  # noqa: PLC0415 - as above
 
     for key, text in (*loader.warnings(config), *loader.doubts(config), *untried):
@@ -78,12 +79,14 @@ def _tell_warnings(
             say("sandhost check-config", f"{file}: {key}: warning: {text}")
 
 
-def _tried(config: Config) -> tuple[tuple[Fault, ...], tuple[tuple[str, str], ...]]:
-    """Return the faults of the profiles, and (key, why) of those that were not tried."""
+def _try_profiles(
+    config: Config,
+) -> tuple[tuple[Fault, ...], tuple[tuple[str, str], ...]]:
+    """Return the faults of the profiles, and (key, reason) of untried ones."""
     from supervisor.config.walls import requiring  # noqa: PLC0415
 
     keys = [key for key, *_ in requiring(config)]
-    if not keys:  # the usual, and a start takes a moment
+    if not keys:  # the usual case; a start takes a moment
         return (), ()
     from supervisor.config.profile_trials import try_alone  # noqa: PLC0415
     from supervisor.spawn.launchpad.start import start_launchpad  # noqa: PLC0415

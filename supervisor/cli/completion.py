@@ -1,4 +1,4 @@
-"""``sandhost completion``: the script of a shell, and the answers to what it asks."""
+"""``sandhost completion``: the script of a shell, and answers to its requests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SHELLS = ("bash", "zsh", "fish")
 def completion(ctx: click.Context, shell: str) -> int:
     """Print the completion script of a shell.
 
-    It completes commands, options, their values, files, and the names of children of the
-    daemon that commands find.
+    It completes commands, options, their values, files, and the names of children of
+    the daemon that commands find.
     """
     if shell not in SHELLS:
         raise UsageFault(f"no script for {shell!r}; there are: {', '.join(SHELLS)}")
-    # Not the class's own: bash's starts a bash to ask for its version.
+    # The class's own script for bash starts a bash to ask for its version.
     script = ShellComplete.source(_completer(ctx.find_root().command, shell))
     print_text(script)
     return 0
@@ -37,7 +37,7 @@ def complete(app: click.Command, instruction: str) -> int:
 
     Args:
         app: the program.
-        instruction: what the script has set ``COMPLETE`` to.
+        instruction: the value of ``COMPLETE`` that the script has set.
 
     Returns:
         The exit status.

@@ -1,6 +1,6 @@
 """The daemon's commands: those that order something of it, or read what it wrote.
 
-What they do stands in ``client``, imported when a command is called.
+Their work is done in ``client``, which is imported when a command is called.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _child = click.argument(
 )
 
 
-def _no_recipe(
+def _refuse_recipe(
     context: click.Context, option: click.Parameter, agent: str | None
 ) -> None:
-    """Refuse a recipe: what a child of a daemon may have is its policy's to say."""
+    """Refuse a recipe: the policy decides what a child of a daemon may have."""
     del context, option
     if agent is not None:
         how = f"set recipe = {agent!r} in [policy.NAME], and name that by --policy"
@@ -95,7 +95,7 @@ def _no_recipe(
 @click.option(
     "--cwd", metavar="DIR", shell_complete=directories, help="Working directory."
 )
-@click.option("--recipe", metavar="AGENT", hidden=True, callback=_no_recipe)
+@click.option("--recipe", metavar="AGENT", hidden=True, callback=_refuse_recipe)
 @control_option
 @json_option
 def spawn(  # noqa: PLR0913 - one option each
@@ -285,7 +285,7 @@ def logs(  # noqa: PLR0913 - one option each
 def _log_writer(
     *, timestamps: bool, raw: bool, as_json: bool
 ) -> Callable[[LogEntry | None], None]:
-    """Return what prints pieces of a log; None is its end."""
+    """Return the printer of a log's pieces; None is the end of the log."""
     from supervisor.cli.log_lines import LogLines  # noqa: PLC0415 - this command's
 
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -375,7 +375,7 @@ def stats(control: str | None, *, as_json: bool) -> int:
 
 
 class _asking:  # noqa: N801 - reads as a word in `with`
-    """The host to ask; what it refuses becomes the command's failure."""
+    """Calls a host; its refusal becomes the command's failure."""
 
     def __init__(self, control: str | None) -> None:
         self._control = control

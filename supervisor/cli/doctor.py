@@ -1,4 +1,4 @@
-"""``sandhost doctor``: what this machine gives a host, and what hosts have left on it.
+"""``sandhost doctor``: the features of this machine, and leftovers of hosts.
 
 The two reports, as text and JSON, and their exit status.
 """
@@ -17,7 +17,7 @@ from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
 from supervisor.control.client import ControlError, call, control_path, is_deaf
 from supervisor.doctor.leftovers import find_leftovers
-from supervisor.observe.tables import WIDTH, as_json, printable
+from supervisor.observe.tables import WIDTH, printable, to_json
 from supervisor.sandbox.probes import MISSING, Finding, probe_machine
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CLEAN = 0
 FOUND = 1
 CANNOT_ASK = 2
-"""Exit status of the command; the last one goes with a ``ControlError``."""
+"""Exit statuses of the command; the last one comes with a ``ControlError``."""
 
 _WALLS = (
     "What a child runs in here (profile auto), as one said that was started for this:"
@@ -45,7 +45,7 @@ _HEADS = {
     "staged": "names of files that were being published",
     "workspaces": "things of workspaces that a crash has left",
 }
-"""What is listed, by its key in the reports."""
+"""The titles of the lists, by key in the reports."""
 
 
 @click.command(
@@ -75,18 +75,18 @@ def doctor(control: str | None, *, leaks: bool, as_json: bool) -> int:
 
 
 def examine_machine(*, as_text: bool = True) -> tuple[str, int]:
-    """Probe the machine (``doctor``), and start a child to see what it runs in.
+    """Probe the machine (``doctor``); start a child to see its walls.
 
     Args:
         as_text: text for people, else JSON.
 
     Returns:
-        The report, and ``CLEAN``, or ``FOUND`` if no host works here: something is
-        missing, or no child could be started.
+        The report, and ``CLEAN``, or ``FOUND`` if no host works here: a feature is
+            missing, or no child could be started.
     """
     findings = probe_machine()
     lacking = [f.what for f in findings if f.is_needed and f.state == MISSING]
-    if lacking:  # a launchpad could not begin, or not end
+    if lacking:  # a launchpad could not begin or end
         walls, why = None, f"not tried without {', '.join(lacking)}"
     else:
         walls, why = doctor_layers.try_layers()
@@ -106,11 +106,11 @@ def examine_machine(*, as_text: bool = True) -> tuple[str, int]:
         "probes": [finding.row() for finding in findings],
         "workspaces": modes,
     }
-    return as_json(report), status
+    return to_json(report), status
 
 
 def machine_text(findings: Sequence[Finding]) -> str:
-    """Lay the findings out for people, within ``WIDTH`` columns."""
+    """Return the findings as a text for people, ``WIDTH`` columns wide."""
     lines = []
     column = max(len(finding.what) for finding in findings) + 2
     for finding in findings:
@@ -133,7 +133,7 @@ def machine_text(findings: Sequence[Finding]) -> str:
 
 
 def layers_text(head: str, layers: Sequence[dict[str, str]]) -> str:
-    """Lay the table of layers out for people."""
+    """Return the table of layers as a text for people."""
     lines = ["", *textwrap.wrap(printable(head), WIDTH)]
     for row in layers:
         text = f"{row['layer']:<14}{row['state']}: {row['detail']}"
@@ -145,7 +145,7 @@ def layers_text(head: str, layers: Sequence[dict[str, str]]) -> str:
 
 
 def modes_text(modes: Sequence[dict[str, str]]) -> str:
-    """Lay out what can be had of workspaces for people."""
+    """Return the modes of workspaces as a text for people."""
     lines = ["", "Workspaces (run --workspace DIR:MODE), as each was tried:"]
     for row in modes:
         text = f"{row['mode']:<14}{row['state']}: {row['detail']}"
@@ -156,19 +156,19 @@ def modes_text(modes: Sequence[dict[str, str]]) -> str:
 def find_leaks(
     control: str | None, *, as_text: bool = True, tmp: str | None = None
 ) -> tuple[str, int]:
-    """Look for leaks (``doctor --leaks``): in a host that can be asked, else around.
+    """Look for leaks (``doctor --leaks``): in a host that answers, else around.
 
     Args:
-        control: the option; None looks for a host by the environment, and for what dead
-            hosts left where there is none.
+        control: the option; None finds a host by the environment, and looks for
+            leftovers of dead hosts if there is none.
         as_text: text for people, else JSON.
-        tmp: where scratch directories are; None for the system's place.
+        tmp: has scratch directories; None for the system's directory.
 
     Returns:
         The report, and ``CLEAN`` or ``FOUND``.
 
     Raises:
-        ControlError: a host is named that cannot be asked (``CANNOT_ASK``).
+        ControlError: the named host cannot be asked (``CANNOT_ASK``).
     """
     path = control_path(control)
     if path is not None and (control is not None or not is_deaf(path)):
@@ -180,11 +180,11 @@ def find_leaks(
         report = find_leftovers(tmp)
         head = "no host was asked; this is what dead ones left"
     status = CLEAN if report.get("clean") is True else FOUND
-    return leaks_text(head, report) if as_text else as_json(report), status
+    return leaks_text(head, report) if as_text else to_json(report), status
 
 
 def leaks_text(head: str, report: dict[str, Any]) -> str:
-    """Lay a report of leaks out for people: one line a thing."""
+    """Return a report of leaks as a text for people: one line for each finding."""
     lines = [f"{head}:"]
     for kind, meaning in _HEADS.items():
         rows = report.get(kind) or []

@@ -1,6 +1,7 @@
-"""What a child on this machine would run in: tried with one, not looked up.
+"""The walls of a child on this machine, tried with a start.
 
-A child under the profile ``auto`` that does nothing, and the table of what it said.
+Starts a child under the profile ``auto`` that does nothing, and makes a table of its
+layers.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ NOT_NEEDED = "not needed"
 
 
 _AS_ROOT = named(AUTO, LAYERS.keys() - {"uid"})
-"""What the table is made with where ``auto`` starts nobody, for want of a user."""
+"""The layers of the table where ``auto`` starts no child for want of a user."""
 
 
 def try_layers() -> tuple[Walls | None, str]:
-    """Start a child in everything that can be had.
+    """Start a child with all layers that are available.
 
     Returns:
-        What it ran in; and why no child can be started under ``auto``, "" if one can.
-        Where root can give it no user of its own, what it runs in without one.
+        Its walls; and why no child can be started under ``auto``, "" if one can. Where
+        root has no user for it, the walls of a child without one.
     """
     import trio  # noqa: PLC0415 - the report on leaks needs none
 
@@ -59,7 +60,7 @@ def try_layers() -> tuple[Walls | None, str]:
 
 
 def rows(walls: Walls | None, why_none: str = "") -> list[dict[str, str]]:
-    """Return the table: layer, state, detail and what it takes."""
+    """Return the table: layer, state, detail and remedy."""
     found = []
     applied = dict(walls.applied) if walls is not None else {}
     missing = walls.missing if walls is not None else {}
@@ -86,7 +87,7 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
     from supervisor.spawn.launcher import Launcher  # noqa: PLC0415
 
     scratch = Scratch(None)
-    # So that each bound is tried; a group that cannot be bounded is none of a child's.
+    # Each bound is tried; a group that cannot be bounded is not used.
     limits = Limits(memory=1 << 40, processes=1 << 15, cpus=0.5)
     made = groups.make("doctor", limits)
     bounded = bounds_of(made.made)
@@ -106,7 +107,7 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
             fds = tuple((null, number) for number in range(3))
             request = SpawnRequest(sys.executable, argv, {}, cwd, fds)
             spawned = partial(start.spawn, launcher, machine, request, wanted)
-            process, walls, refused = await _spawned(spawned, wanted)
+            process, walls, refused = await _spawn_with_or_without_user(spawned, wanted)
             status = await process.wait_exit()
             await process.wait_swept()
             process.close()
@@ -125,10 +126,10 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
         await scratch.remove()
 
 
-async def _spawned(
+async def _spawn_with_or_without_user(
     spawn: Callable[[], Awaitable[tuple[SpawnedProcess, Walls]]], wanted: Wanted
 ) -> tuple[SpawnedProcess, Walls, str]:
-    """Start it; where root can give it no user, start it without one, and say why."""
+    """Start it; without a user if root has none for it, with the reason."""
     try:
         return *(await spawn()), ""
     except SpawnError as why:

@@ -1,4 +1,4 @@
-"""Which modes of a workspace a machine gives: each is tried by a run that does nothing."""
+"""The modes of a workspace on this machine: each is tried by an empty run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SCRIPT = "echo new > file && mkdir d && rmdir d && mkdir d && mv d e"
 
 
 def missing_modes(reason: str) -> list[dict[str, str]]:
-    """Return a row for each mode that says that there is none, and why."""
+    """Return a row for each mode that says why it is missing."""
     return [_row(mode, reason) for mode in MODES]
 
 
 def try_modes() -> list[dict[str, str]]:
-    """Return a row for each mode: mode, state, and how it is made or why it is not.
+    """Return a row for each mode: mode, state, and how it is made or why not.
 
-    Workspaces are tried where they are kept, in a directory that is removed again.
+    The trials run where workspaces are kept, in a directory that is removed again.
     """
     place = Path(os.environ.get("SANDHOST_STATE") or usual_state_dir()).absolute()
     try:
@@ -103,10 +103,10 @@ def _fault(process: subprocess.Popen[str]) -> str:
 
 def _row(mode: str, fault: str) -> dict[str, str]:
     state = MISSING if fault else PRESENT
-    return {"mode": mode, "state": state, "detail": fault or _how(mode)}
+    return {"mode": mode, "state": state, "detail": fault or _describe_mode(mode)}
 
 
-def _how(mode: str) -> str:
+def _describe_mode(mode: str) -> str:
     if mode == "direct":
         return "the directory itself"
     if mode == "read-only":

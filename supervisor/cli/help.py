@@ -1,6 +1,6 @@
-"""How ``--help`` and ``--version`` are printed: as reports, whose failures are told alike.
+"""``--help`` and ``--version``, printed as reports with the usual failures.
 
-click writes help itself, and what its stdout refuses ends as an error of the program.
+click prints help itself, and a failure of stdout would end as an error of the program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Command(click.Command):
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Return the option ``--help``, which prints as other reports do."""
-        return _printed(super().get_help_option(ctx))
+        return _print_as_report(super().get_help_option(ctx))
 
 
 class Group(click.Group):
@@ -35,7 +35,7 @@ class Group(click.Group):
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """Return the option ``--help``, which prints as other reports do."""
-        return _printed(super().get_help_option(ctx))
+        return _print_as_report(super().get_help_option(ctx))
 
 
 def version_option(name: str) -> click.Option:
@@ -65,7 +65,7 @@ def _version_printer(
 
         try:
             text = version(name)
-        except PackageNotFoundError:  # run from its files, not installed
+        except PackageNotFoundError:  # not installed: run from its files
             text = "unknown"
         print_text(f"{name} {text}\n")
         ctx.exit()
@@ -73,7 +73,7 @@ def _version_printer(
     return print_version
 
 
-def _printed(option: click.Option | None) -> click.Option | None:
+def _print_as_report(option: click.Option | None) -> click.Option | None:
     if option is not None:
         option.callback = _print_help
     return option

@@ -1,6 +1,6 @@
-"""``sandhost fs``, ``llm`` and ``fd``, for their place in help, completion and manual.
+"""``sandhost fs``, ``llm`` and ``fd`` in help, completion and manual.
 
-The program does them without this module, which takes the framework to import
+The program runs them without this module, whose framework is slow to import
 (``supervisor.__main__``).
 """
 
@@ -23,7 +23,7 @@ _SETTINGS: dict[str, Any] = {**COMMAND_LINE, "ignore_unknown_options": True}
 
 
 class Inside(Command):
-    """A command that reads its words itself, and words its help.
+    """A command that parses its words itself and writes its own help.
 
     Args:
         text: makes its help.

@@ -1,6 +1,6 @@
-"""Lines of a child's log for people: when, by which stream, what a terminal may not obey.
+"""Lines of a child's log for people: time, stream, control characters escaped.
 
-Pieces of a log in, text out.
+Takes pieces of a log and yields text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from supervisor.client import LogEntry, LogMark
 
 MAX_LINE_BYTES = 65_536
-"""Of a line that does not end; then it is shown as one that did."""
+"""Longest line; a longer one is shown in parts."""
 
 _UNKNOWN = "-"
 
@@ -24,8 +24,8 @@ _UNKNOWN = "-"
 class LogLines:
     """The lines of one log.
 
-    Each stream's lines are put together on their own: what the other said meanwhile
-    does not tear them.
+    Each stream's lines are joined on their own: output of the other one does not split
+    them.
 
     Args:
         timestamps: each line begins with its time, in UTC.
@@ -38,7 +38,7 @@ class LogLines:
         self._partial: dict[str, tuple[LogMark | None, bytes]] = {}
 
     def take(self, entry: LogEntry) -> Iterator[bytes]:
-        """Yield the lines that a piece of the log ends, each with its LF."""
+        """Yield the lines that end in a piece of the log, each with its LF."""
         if entry.missed:
             yield from self.rest()
         for mark, data in _parts(entry):
@@ -60,7 +60,7 @@ class LogLines:
             self._partial[stream] = (began, rest)
 
     def rest(self) -> Iterator[bytes]:
-        """Yield the lines that have not ended, as if they had."""
+        """Yield the unfinished lines, as if they had ended."""
         for stream, (began, line) in self._partial.items():
             yield self._line(stream, began, line)
         self._partial.clear()
@@ -73,7 +73,7 @@ class LogLines:
 
 
 def _parts(entry: LogEntry) -> Iterator[tuple[LogMark | None, bytes]]:
-    """Yield what belongs to each mark; None where nothing is known."""
+    """Yield the bytes of each mark; None where no mark is known."""
     end = entry.offset + len(entry.data)
     begins = [max(entry.offset, mark.offset) for mark in entry.marks]
     first = begins[0] if begins else end
@@ -95,6 +95,6 @@ def _time(mark: LogMark | None) -> str:
 
 
 def visible(line: bytes) -> bytes:
-    r"""Return a line with what a terminal might obey as ``^[``, ``\x9b`` or ``\u202e``."""
+    r"""Return a line with control characters as ``^[``, ``\x9b`` or ``\u202e``."""
     text = line.removesuffix(b"\r").decode("utf-8", "backslashreplace")
     return show_controls(text).encode()

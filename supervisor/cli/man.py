@@ -66,7 +66,7 @@ def pages(root: click.Context) -> Iterator[tuple[str, str]]:
     """Yield (name of the file, text) of each page.
 
     Args:
-        root: the program's.
+        root: the context of the program.
     """
     yield "sandhost.1", _program_page(root)
     for entries in COMMANDS.values():
@@ -150,13 +150,13 @@ def _options(ctx: click.Context) -> Iterator[str]:
             yield from _item(_bold(record[0]), record[1])
 
 
-# Words of man(7)
+# Macros of man(7)
 
 
 def _head(name: str, about: str) -> list[str]:
     try:
         release = version("sandhost")
-    except PackageNotFoundError:  # run from its files, not installed
+    except PackageNotFoundError:  # not installed: run from its files
         release = "unknown"
     return [
         f'.TH {name.upper()} 1 "" "sandhost {release}" "sandhost"',
@@ -182,6 +182,6 @@ def _bold(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text that roff prints as it is."""
+    """Return text escaped for roff."""
     quoted = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{quoted}" if quoted.startswith((".", "'")) else quoted

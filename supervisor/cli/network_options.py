@@ -1,6 +1,6 @@
-"""What the options of ``run`` and a policy say of the network, put together.
+"""The network of a run, from the options of ``run`` and a policy.
 
-The command line goes first: what a policy lists is gone where ``--network`` is given.
+The command line takes precedence: ``--network`` replaces a policy's list.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _OPTIONS = ("network", *_LISTS, "upstream", "proxy_env")
 
 
 class NetworkFault(OptionError):  # noqa: N818 - beside the words of options
-    """An option of the network that cannot be."""
+    """An option of the network that cannot be used."""
 
 
 class Network(NamedTuple):
     """The network of a run.
 
     Attributes:
-        word: ``none``, ``host``, ``learn`` or ``rules``; None if nothing is said.
+        word: ``none``, ``host``, ``learn`` or ``rules``; None if not set.
         section: the keys of a network by name; None for none.
-        key: the option or the key that a fault names.
+        key: the option or the key of a fault.
     """
 
     word: str | None
@@ -41,7 +41,7 @@ class Network(NamedTuple):
 
 
 def network_of(given: Mapping[str, Any], policy: PolicySection | None) -> Network:
-    """Return the network that is asked for.
+    """Return the network of a run.
 
     Args:
         given: the options by name, as click gives them.
@@ -53,15 +53,15 @@ def network_of(given: Mapping[str, Any], policy: PolicySection | None) -> Networ
     asked = given["network"]
     key = "--network" if asked else "policy.run.network"
     if not any(given[name] for name in _OPTIONS):
-        return _of_policy(policy, key)
+        return _policy_network(policy, key)
     section = _section(given, policy)
     _check(section, given, has_policy=policy is not None)
     is_word = section.network in ("none", "host")
-    word = section.mode if asked else _of_policy(policy, key).word
+    word = section.mode if asked else _policy_network(policy, key).word
     return Network(word, None if is_word and not section.publish else section, key)
 
 
-def _of_policy(policy: PolicySection | None, key: str) -> Network:
+def _policy_network(policy: PolicySection | None, key: str) -> Network:
     if policy is None:
         return Network(None, None, key)
     from supervisor.config.policy import (  # noqa: PLC0415 - with a policy
@@ -73,13 +73,13 @@ def _of_policy(policy: PolicySection | None, key: str) -> Network:
 
 
 def _section(given: Mapping[str, Any], policy: PolicySection | None) -> NetworkSection:
-    """Return the keys that a policy and the options set; they may have faults."""
+    """Return the keys that a policy and the options set, which may have faults."""
     from supervisor.network.section import NetworkSection  # noqa: PLC0415 - with one
 
-    section = _of_policy(policy, "").section or NetworkSection()
+    section = _policy_network(policy, "").section or NetworkSection()
     if given["network"]:
-        network = _asked_network(given["network"])
-        if network in ("none", "host"):  # nothing else that a policy says is of use
+        network = _read_network(given["network"])
+        if network in ("none", "host"):  # the rest of a policy is unused then
             section = NetworkSection()
         section.network, section.within = network, []
     for name in _LISTS:
@@ -90,13 +90,13 @@ def _section(given: Mapping[str, Any], policy: PolicySection | None) -> NetworkS
     return section
 
 
-def _asked_network(
+def _read_network(
     asked: Sequence[str],
 ) -> Literal["none", "host", "learn"] | list[str]:
-    """Return what ``--network`` says.
+    """Return the value of ``--network``.
 
     Raises:
-        NetworkFault: it says two things.
+        NetworkFault: it has two contradicting values.
     """
     for word in asked:
         if word in {"none", "host", "learn"}:
@@ -110,7 +110,7 @@ def _asked_network(
 def _check(
     section: NetworkSection, given: Mapping[str, Any], *, has_policy: bool
 ) -> None:
-    """Refuse the first value that cannot be.
+    """Refuse the first value that cannot be used.
 
     Raises:
         NetworkFault: with the name of its option, or of its key in the policy.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 LONGEST_PAUSE_S = 0.5
-"""Between the two looks of ``--once``, which tell rates: nobody waits longer."""
+"""Time between the two looks of ``--once``, which shows rates."""
 
 
 @click.command(cls=Command, epilog="Example: sandhost top --once --sort requests")
@@ -64,9 +64,10 @@ def top(
 ) -> int:
     """Show what each child does now.
 
-    Without a terminal, once. Keys: q quits, / filters, arrows choose, k and K kill, letters sort.
+    Without a terminal, once. Keys: q quits, / filters, arrows choose, k and K kill,
+    letters sort.
     """
-    from supervisor.cli.top import SORTS, Screen, arranged, table  # noqa: PLC0415
+    from supervisor.cli.top import SORTS, Screen, arrange, table  # noqa: PLC0415
     from supervisor.observe import tables  # noqa: PLC0415 - only this command needs it
 
     if sort not in SORTS:
@@ -74,9 +75,9 @@ def top(
     interval_s = _interval(interval)
     path = _control_path(control)
     if once or as_json or not _has_terminal():
-        rows = arranged(_two_looks(path, interval_s), sort, wanted)
+        rows = arrange(_two_looks(path, interval_s), sort, wanted)
         if as_json:
-            print_text(tables.as_json(rows))
+            print_text(tables.to_json(rows))
         else:
             lines = table(rows, tables.terminal_width())
             print_text("".join(f"{line}\n" for line in lines))
@@ -112,7 +113,7 @@ def _control_path(control: str | None) -> str:
 
 
 def _two_looks(path: str, interval_s: float) -> list[dict[str, Any]]:
-    """Ask twice: a rate is what happened in between."""
+    """Return the rows of two looks: a rate needs both."""
     from supervisor.cli.top import Look, figures  # noqa: PLC0415
     from supervisor.control.client import ControlError, call  # noqa: PLC0415
 
@@ -142,8 +143,9 @@ def trace(
 ) -> int:
     """Print what a client did, in order.
 
-    Files, model calls, executions, signals. Clients nested in it are part of it. Ids begin anew with each host: it is the last
-    host's that knew it. Reads a daemon's journal through its control socket.
+    Files, model calls, executions, signals. Clients nested in it are part of it. Ids
+    begin anew with each host: it is the last host's that knew it. Reads a daemon's
+    journal through its control socket.
     """
     from supervisor.cli import trace as tracing  # noqa: PLC0415 - only this command's
 
@@ -178,19 +180,19 @@ def trace(
 def _events_of_file(path: str) -> Iterator[dict[str, Any]]:
     try:
         with Path(path).open("rb") as file:
-            yield from _parsed(file)
+            yield from _parse(file)
     except OSError as why:
         raise CommandError(
             f"cannot read {path!r}: {why.strerror}{remedy(why)}"
         ) from None
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def _parse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # a line that a full disk has cut
+            continue  # a full disk has cut the line
         if isinstance(event, dict):
             yield event
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, worded once, and the words that a shell completes."""
+"""Options that several commands share, and their completion in a shell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMAND_LINE: dict[str, Any] = {"allow_interspersed_args": False}
 """Settings of a command whose last words are a command line of their own."""
 
 PATIENCE_S = 2.0
-"""For a host that is asked while a user waits for a completion."""
+"""Longest wait for a host while a user waits for a completion."""
 
 
 def one_of(*words: str) -> Completer:
@@ -45,7 +45,7 @@ def first_of(words: Iterable[str]) -> Completer:
 def children(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Have the shell complete the name of a child of the host; none where none answers."""
+    """Return the completions of a child's name; none if no host answers."""
     from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells only
 
     from supervisor.control.client import (  # noqa: PLC0415
@@ -67,21 +67,21 @@ def children(
 
 
 def agents(_ctx: object, _param: object, incomplete: str) -> list[str]:
-    """Have the shell complete the name of an agent."""
+    """Return the completions of an agent's name."""
     from supervisor.llm.recipe import recipe_names  # noqa: PLC0415 - for shells only
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
 def files(_ctx: object, _param: object, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the name of a file."""
+    """Return the completion of a file's name."""
     from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells only
 
     return [CompletionItem(incomplete, type="file")]
 
 
 def directories(_ctx: object, _param: object, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the name of a directory."""
+    """Return the completion of a directory's name."""
     from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells only
 
     return [CompletionItem(incomplete, type="dir")]
@@ -93,7 +93,7 @@ control = click.option(
     shell_complete=files,
     help="The host's control socket; else $SANDHOST_CONTROL.",
 )
-"""Which host is asked."""
+"""The option for the host."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 """Output for programs."""

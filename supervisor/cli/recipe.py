@@ -1,4 +1,4 @@
-"""``sandhost recipe``: what an agent needs, for people, for programs and for a shell."""
+"""``sandhost recipe``: the needs of an agent, for people, programs and shells."""
 
 from __future__ import annotations
 
@@ -79,19 +79,19 @@ def script_of(recipe: Recipe) -> Iterator[str]:
     """Yield the lines of a script for sh that applies a recipe."""
     yield f"# {recipe.agent}: then {shlex.join(recipe.command)}".replace("\n", "; ")
     for name, text in recipe.env.items():
-        quoted = _quoted(text).replace('"', '\\"')
+        quoted = _quote(text).replace('"', '\\"')
         yield f'export {name}="{quoted}"'
     for name, text in recipe.home_files.items():
         directory, _, _ = name.rpartition("/")
         if directory:
             yield f'mkdir -p "$HOME"/{shlex.quote(directory)}'
         yield f'cat > "$HOME"/{shlex.quote(name)} <<{END}'
-        yield _quoted(text).removesuffix("\n")
+        yield _quote(text).removesuffix("\n")
         yield END
 
 
-def _quoted(text: str) -> str:
-    """Return a text in which a shell fills in the places of a recipe and nothing else."""
+def _quote(text: str) -> str:
+    """Return a text in which a shell expands only the recipe's places."""
     from supervisor.children.environment import PLACES  # noqa: PLC0415 - for a script only
 
     place = "|".join(PLACES)

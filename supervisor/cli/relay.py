@@ -93,11 +93,11 @@ def relay(  # noqa: PLR0913 - a command line
         rights["quota"] = quota
     fds = fd if fd or no_fds else None
     readable = tuple(path for path in read if path.startswith("/"))
-    shown = Shown(_shown(expose), readable, _reached(network))
+    shown = Shown(_check_exposed(expose), readable, _read_rules(network))
     return run_nested(launchpad, command, rights or None, fds, shown)
 
 
-def _reached(rules: tuple[str, ...]) -> NetworkSettings | None:
+def _read_rules(rules: tuple[str, ...]) -> NetworkSettings | None:
     """Return the network of a nested child with rules; None if it has none.
 
     Raises:
@@ -114,11 +114,11 @@ def _reached(rules: tuple[str, ...]) -> NetworkSettings | None:
         raise UsageFault(f"--network: {why}", FAULTY_NETWORK) from None
 
 
-def _shown(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the paths that are exposed, as absolute text.
+def _check_exposed(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return exposed paths, absolute.
 
     Raises:
-        UsageFault: no child can be shown one.
+        UsageFault: a path cannot be shown to a child.
     """
     if not paths:
         return paths

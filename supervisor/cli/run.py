@@ -1,7 +1,6 @@
 """``sandhost run`` and ``sandhost pipeline``: words in, a ``RunOptions`` out.
 
-Options, the configuration and a policy's defaults, put together; the command line goes
-first.
+Joins options, configuration and a policy's defaults; the command line takes precedence.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ _OPTIONS = (
 """The options of both, in the order of their help."""
 
 
-def _with_options(function: Callable[..., int]) -> Callable[..., int]:
+def _add_options(function: Callable[..., int]) -> Callable[..., int]:
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -209,7 +208,7 @@ def _with_options(function: Callable[..., int]) -> Callable[..., int]:
     required=True,
     shell_complete=files,
 )
-@_with_options
+@_add_options
 @click.option(
     "--workspace",
     metavar="DIR[:MODE]",
@@ -252,7 +251,7 @@ def run(launchpad: LaunchpadProcess, /, command: tuple[str, ...], **given: Any) 
 
 
 def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
-    """Return what ``--workspace`` and the configuration say, for ``RunOptions``."""
+    """Return the settings of ``--workspace`` and the configuration for ``RunOptions``."""
     policy = None if config is None else config.policy.get("run")
     is_named = given.get("workspace_name") and config is not None and config.workspace
     if not (given.get("workspace") or is_named or (policy and policy.workspace)):
@@ -264,7 +263,7 @@ def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
         return {}
     from supervisor.workspace.command_line import read_uses  # noqa: PLC0415 - with one
 
-    commit = _commit(given.get("commit"))  # before one is made
+    commit = _commit(given.get("commit"))  # before a workspace is made
     words, state_dir = given.get("workspace", ()), given.get("state_dir")
     more = {word: given.get(word, ()) for word in ("hide", "guard")}
     uses = read_uses(words, state_dir, given.get("workspace_name"), config, **more)
@@ -275,7 +274,7 @@ def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
 
 
 def _audit(given: dict[str, Any], default: bool) -> bool:
-    """Return whether the journal is told what is opened and changed in workspaces."""
+    """Return whether the journal gets events for files in workspaces."""
     is_asked = bool(given.get("audit"))
     if (is_asked or default) and given["journal"] is None:
         key = "--audit" if is_asked else "policy.run.audit"
@@ -303,7 +302,7 @@ def _commit(asked: str | None) -> str:
     required=True,
     shell_complete=files,
 )
-@_with_options
+@_add_options
 @click.pass_obj
 def pipeline(
     launchpad: LaunchpadProcess, /, command: tuple[str, ...], **given: Any
@@ -332,7 +331,7 @@ def run_commands(
     """Run children side by side, each one's output the next one's input.
 
     Args:
-        name: of the command, for what is said.
+        name: of the command, for messages.
         launchpad: starts the children.
         commands: one for each child.
         given: the options by name, as click gives them.
@@ -355,25 +354,25 @@ def run_commands(
         sandboxes = configured.sandbox if configured is not None else None
         base = policy_options(policy, sandboxes)
         timeout = "0" if given["timeout"] is None else given["timeout"]
-        asked = _about("limit", parse_limits, given["limit"]).bounds()
+        asked = _read_option("limit", parse_limits, given["limit"]).bounds()
         limits = base.limits._replace(**asked)
         network = network_of(given, policy)
         walls = _walls(configured, policy, given["sandbox"], network)
         _check_kept(
             limits, asked, walls["sandbox"], has_names=network.section is not None
         )
-        cwd = _about("cwd", _existing, given["cwd"])
+        cwd = _read_option("cwd", _existing, given["cwd"])
         places = {"cwd": cwd, **_workspaces(given, configured)}
         root = _root(given["root"], base.root, configured)
         if given["keep"] and root is None:
             _check_fresh(places)
-        env = _about("env", parse_env, given["env"])
-        passed = _about("pass-env", parse_names, given["pass_env"])
+        env = _read_option("env", parse_env, given["env"])
+        passed = _read_option("pass-env", parse_names, given["pass_env"])
         recipe = None
         if given["recipe"] is not None:
-            recipe = _about("recipe", apply_recipe, given["recipe"], configured)
+            recipe = _read_option("recipe", apply_recipe, given["recipe"], configured)
             has_home = bool(walls["sandbox"].layers or given["home"] or base.home)
-            _about("recipe", _check_home, recipe, env, passed, has_home)
+            _read_option("recipe", _check_home, recipe, env, passed, has_home)
         options = RunOptions(
             commands=tuple(tuple(words) for words in commands),
             limits=limits,
@@ -391,10 +390,12 @@ def run_commands(
             tools=base.tools,
             env=env,
             pass_env=passed,
-            # 0 is none, as in the configuration and for timeout(1).
-            timeout_s=_about("timeout", parse_duration, timeout) or None,
-            log_level=_about("log-level", _log_level, given["log_level"]),
-            log_json=_about("log-format", _log_json, given["log_format"], configured),
+            # 0 is no limit, as in the configuration and in timeout(1).
+            timeout_s=_read_option("timeout", parse_duration, timeout) or None,
+            log_level=_read_option("log-level", _log_level, given["log_level"]),
+            log_json=_read_option(
+                "log-format", _log_json, given["log_format"], configured
+            ),
             journal=given["journal"],
             audit=_audit(given, base.audit),
             control=given["control"],
@@ -409,7 +410,7 @@ def run_commands(
             expose=(
                 *base.expose,
                 *(() if recipe is None else recipe.expose),
-                *_about("expose", _exposed, given["expose"]),
+                *_read_option("expose", _check_exposed, given["expose"]),
             ),
             template_env=base.template_env if recipe is None else recipe.env,
             template_files=base.template_files if recipe is None else recipe.home_files,
@@ -423,7 +424,7 @@ def run_commands(
 
 
 def _drop_unused(places: dict[str, Any]) -> None:
-    """Remove the workspaces that were made for a run that is refused."""
+    """Remove workspaces that were made for a refused run."""
     if uses := places.get("workspaces", ()):
         from supervisor.workspace.outcome import drop_unused  # noqa: PLC0415 - with one
 
@@ -431,8 +432,8 @@ def _drop_unused(places: dict[str, Any]) -> None:
             drop_unused(use)
 
 
-def _about(option: str, read: Callable[[*Ts], T], *values: *Ts) -> T:
-    """Read what stands behind an option; what is wrong with it is said with its name."""
+def _read_option(option: str, read: Callable[[*Ts], T], *values: *Ts) -> T:
+    """Read an option's value; a fault gets the option's name."""
     try:
         return read(*values)
     except OptionError as why:
@@ -442,7 +443,7 @@ def _about(option: str, read: Callable[[*Ts], T], *values: *Ts) -> T:
 def _walls(
     config: Config | None, policy: Any, sandbox: str | None, network: Network
 ) -> dict[str, Any]:
-    """Return the profile and the network that children get."""
+    """Return the profile and the network of the children."""
     from supervisor.config.sandbox import (  # noqa: PLC0415 - with the configuration
         RULES,
         check_network,
@@ -462,7 +463,7 @@ def _walls(
         raise RuntimeError(f"no profile {name!r}, though it was found before")
     words = [network.word]
     if network.section is not None and network.word in {None, "none"}:
-        words.append(RULES)  # for its published ports
+        words.append(RULES)  # its published ports
     for word in words:
         for key, why in check_network(profile, word):
             raise OptionError(f"{named[key]}: {why}")
@@ -474,7 +475,7 @@ def _walls(
 
 
 def _check_fresh(places: dict[str, Any]) -> None:
-    """Refuse to keep a fresh root where none is made."""
+    """Refuse to keep a fresh root that is not made."""
     if places.get("workspaces"):
         why = "FD 3's root is the workspace, and none is made; leave it out"
         raise OptionError(f"--keep: {why}")
@@ -483,13 +484,13 @@ def _check_fresh(places: dict[str, Any]) -> None:
 def _check_kept(
     limits: Limits, asked: Container[str], profile: Profile, *, has_names: bool
 ) -> None:
-    """Refuse a limit that nothing keeps.
+    """Refuse a limit that is not kept.
 
     Args:
         limits: all of them.
         asked: those of --limit.
-        profile: has what keeps some.
-        has_names: children have a network by name, which keeps others.
+        profile: keeps some of them.
+        has_names: whether children have a network by name, which keeps others.
     """
     from supervisor.config.sandbox import check_kept  # noqa: PLC0415 - as above
 
@@ -532,8 +533,8 @@ def _existing(path: str | None) -> str | None:
         raise OptionError(f"cannot use {path!r}: {why.strerror}") from None
 
 
-def _exposed(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return paths that a child is to see by its system calls."""
+def _check_exposed(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths that a child sees by its system calls."""
     if not paths:
         return paths
     from supervisor.sandbox.exposed_paths import fault_of  # noqa: PLC0415 - with one
@@ -545,7 +546,7 @@ def _exposed(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def apply_recipe(agent: str, config: Config | None) -> Recipe:
-    """Return a recipe; what it needs of ``[llm]`` is set where it is at its default.
+    """Return a recipe; set the keys of ``[llm]`` that it needs and that have defaults.
 
     Raises:
         OptionError: there is none, or no way to run that agent.
@@ -568,7 +569,7 @@ def apply_recipe(agent: str, config: Config | None) -> Recipe:
 def _check_home(
     recipe: Recipe, env: Container[str], passed: Container[str], has_home: bool
 ) -> None:
-    """Refuse to write a recipe's files where the agent would not look for them."""
+    """Refuse to write a recipe's files where the agent would not find them."""
     if not recipe.files:
         return
     if "HOME" in env or "HOME" in passed:
@@ -579,17 +580,17 @@ def _check_home(
 
 
 def _root(given: str | None, default: str | None, config: Config | None) -> str | None:
-    # Not `given or default`: an empty word (a variable that is not set) is no choice.
+    # Not `given or default`: an empty word (an unset variable) is an error.
     if given is None:
         return _existing(default)
-    root = _about("root", _existing, given)
+    root = _read_option("root", _existing, given)
     if config is not None and root is not None:
-        _about("root", _beside_others, root, config)
+        _read_option("root", _check_root, root, config)
     return root
 
 
-def _beside_others(root: str, config: Config) -> None:
-    """Refuse what lies in another policy's root or holds it; ``run``'s own gives way."""
+def _check_root(root: str, config: Config) -> None:
+    """Refuse a root in or around another policy's; ``run``'s own is ignored."""
     from supervisor.config.places import beside_other_roots  # noqa: PLC0415
 
     try:

@@ -1,6 +1,6 @@
 """``sandhost serve``: the daemon's words.
 
-Options, read into what ``supervisor.daemon.serve`` takes.
+Turns options into ``ServeOptions`` for ``supervisor.daemon.serve``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``ps``, ``clients``, ``files``, ``quota``: tables of a host, asked over its socket."""
+"""``ps``, ``clients``, ``files``, ``quota``: tables of a host, by its socket."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _table(kind: str, control: str | None, *, as_json: bool) -> int:
     except ControlError as why:
         raise CommandError(str(why)) from None
     if as_json:
-        print_text(tables.as_json(rows))
+        print_text(tables.to_json(rows))
         return 0
     width = tables.terminal_width()
     print_text(tables.render(kind, rows, terminal=width is not None, width=width))

@@ -1,12 +1,13 @@
-"""``sandhost top``: what each child does now; rows in, text and decisions out.
+"""``sandhost top``: the present work of each child; rows in, text out.
 
 Rates between two looks, columns, and a screen as a state machine: keys in, lines and
 wishes out.
 
 Rules of this file.
 
-1. It fits 80 columns: long names and errors give way, then figures that matter less go.
-2. A kill is asked back before it is done, by the name that is shown.
+1. It fits into 80 columns: long names and errors are cut, then lesser figures are left
+   out.
+2. A kill has to be confirmed by the shown name.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SORTS: dict[str, tuple[str, str]] = {
     "errors": ("e", "errors"),
     "name": ("n", "name"),
 }
-"""What rows can be sorted by: its key, and the figure."""
+"""The words of ``--sort``: key and figure."""
 
 HELP = "q quit  / filter  arrows k kill K kill -9  sort: " + " ".join(
     f"{key}={word}" for word, (key, _) in SORTS.items()
@@ -46,10 +47,10 @@ HELP = "q quit  / filter  arrows k kill K kill -9  sort: " + " ".join(
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a host answered at one moment.
+    """The answer of a host at one moment.
 
     Attributes:
-        at_s: by a clock that only goes forward.
+        at_s: on a monotonic clock.
         rows: of ``ps``.
     """
 
@@ -83,7 +84,9 @@ def _flat(row: Row, earlier: Row | None, span_s: float) -> Row:
     if usage.get("state") in {"stopped", "zombie"}:
         state = usage["state"]
     elif usage.get("state") == before.get("state") == "disk-sleep":
-        state = "stuck"  # at both looks: a process that starts another is, briefly
+        state = (
+            "stuck"  # at both looks: a spawning process is in that state only briefly
+        )
     return {
         "name": str(row.get("name") or row.get("id")),
         "id": row.get("id"),
@@ -108,18 +111,18 @@ def _flat(row: Row, earlier: Row | None, span_s: float) -> Row:
     }
 
 
-def arranged(rows: Sequence[Row], sort: str, wanted: str = "") -> list[Row]:
-    """Return the rows that hold a text in name, state or error, in order."""
+def arrange(rows: Sequence[Row], sort: str, wanted: str = "") -> list[Row]:
+    """Return the rows with a text in name, state or error, sorted."""
     text = wanted.lower()
-    kept = [row for row in rows if text in _searched(row)]
+    kept = [row for row in rows if text in _search_text(row)]
     _, figure = SORTS[sort]
     if figure == "name":
         return sorted(kept, key=lambda row: row["name"])
-    # No figure is less than none of it.
+    # A missing figure sorts below zero.
     return sorted(kept, key=lambda row: (-(row[figure] or 0), row["name"]))
 
 
-def _searched(row: Row) -> str:
+def _search_text(row: Row) -> str:
     keys = ("name", "id", "state", "last_error", "reason")
     return " ".join(str(row.get(key) or "") for key in keys).lower()
 
@@ -178,7 +181,7 @@ COLUMNS = (
 
 
 def table(rows: Sequence[Row], width: int | None) -> list[str]:
-    """Return the head and a line for each row, each at most so wide; None: complete."""
+    """Return the head and a line for each row, at most ``width`` wide if given."""
     return render_columns(COLUMNS, rows, width=width).splitlines()
 
 
@@ -187,12 +190,12 @@ def table(rows: Sequence[Row], width: int | None) -> list[str]:
 
 @dataclass(slots=True)
 class Wish:
-    """What the screen wants done.
+    """The order of the screen to its caller.
 
     Attributes:
-        kill: the child to be signalled.
-        signal: by which signal.
-        quit: end.
+        kill: the child to signal.
+        signal: the signal.
+        quit: whether to end.
     """
 
     kill: str = ""
@@ -202,12 +205,12 @@ class Wish:
 
 @dataclass(slots=True)
 class Screen:
-    """What is shown, and what keys do.
+    """The shown rows, and the effect of keys.
 
     Attributes:
         sort: a word of ``SORTS``.
-        wanted: what rows must hold.
-        notice: one line about what was done, or could not be.
+        wanted: a text that rows must contain.
+        notice: one line about the last action.
     """
 
     sort: str = "cpu"
@@ -219,11 +222,11 @@ class Screen:
     _asked: Wish | None = None
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Take new rows."""
+        """Set new rows."""
         self._rows = list(rows)
 
     def press(self, key: str) -> Wish:
-        """Do what a key means.
+        """Do the action of a key.
 
         Args:
             key: a character, or ``up``, ``down``, ``enter``, ``escape``, ``back``.
@@ -278,13 +281,13 @@ class Screen:
         self._asked = Wish(kill=self._chosen, signal=signal)
 
     def rows(self) -> list[Row]:
-        """Return the rows that are shown, in order."""
-        return arranged(self._rows, self.sort, self.wanted)
+        """Return the shown rows, in order."""
+        return arrange(self._rows, self.sort, self.wanted)
 
     def lines(self, width: int, height: int) -> tuple[list[str], int | None]:
-        """Return what to draw, and which of its lines is chosen.
+        """Return the lines to draw, and the index of the chosen one.
 
-        The first line tells of the whole, the last one what keys do or what is asked.
+        The first line is the summary, the last one shows keys or a question.
         """
         rows = self.rows()
         chosen = next(

@@ -1,11 +1,10 @@
-"""The terminal of ``sandhost top``: keys in, the screen out, a look every interval.
+"""The terminal of ``sandhost top``: keys in, the screen out, a look per interval.
 
 Rules of this file.
 
-1. The terminal is given back as it was, on every way out.
-2. A host that does not answer is said on the screen and asked again: it may be starting
-   anew.
-3. A key is heard at once, also while the host does not answer.
+1. The terminal is restored on every way out.
+2. A silent host is reported on the screen and asked again: it may be restarting.
+3. A key has its effect at once, also while the host is silent.
 """
 
 from __future__ import annotations
@@ -45,32 +44,32 @@ _KEYS = {
 }
 
 _KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
-"""A sequence that begins with ESC, whatever key it stands for, or one character."""
+"""A sequence that begins with ESC, for any key, or one character."""
 
 _ESCAPE_S = 0.05
-"""What follows ESC within this time belongs to it: an arrow, not the key."""
+"""Characters within this time after ESC belong to it: an arrow key, not Escape."""
 
 
 CONNECT_S = 0.5
-"""For a connection, which the kernel makes at once; meanwhile no key is heard."""
+"""Longest wait for a connection, which the kernel makes at once; keys wait for it."""
 
 
 class Question(NamedTuple):
-    """What a host is asked, or ordered."""
+    """A question or order to a host."""
 
     do: str
     args: dict[str, Any] | None = None
 
 
 class Answer(NamedTuple):
-    """What it said; a ``ControlError`` if it said nothing, or refused."""
+    """The host's answer; a ``ControlError`` for silence or a refusal."""
 
     question: Question
     result: Any
 
 
 class Conversation:
-    """Questions to a host, one after the other, while keys are heard.
+    """Questions to a host, one after another, while keys are read.
 
     Args:
         path: its control socket.
@@ -82,11 +81,11 @@ class Conversation:
         self._exchange: Exchange | None = None
 
     def ask(self, *questions: Question) -> None:
-        """Ask as soon as those before are answered."""
+        """Ask when the questions before are answered."""
         self._questions.extend(questions)
 
     def wait(self, fd: int, until_s: float) -> bool:
-        """Wait for a descriptor, an answer, or a moment; tell whether fd is ready."""
+        """Wait for a descriptor, an answer, or a moment; return whether fd is ready."""
         fds: list[Any] = [fd]
         if self._exchange is not None:
             fds.append(self._exchange)
@@ -95,7 +94,7 @@ class Conversation:
         return fd in select.select(fds, (), (), patience_s)[0]
 
     def answers(self) -> Iterator[Answer]:
-        """Yield the answers that are there, and ask what is next."""
+        """Yield the answers that are there, and ask the next question."""
         while self._questions:
             question = self._questions[0]
             result: Any
@@ -120,7 +119,7 @@ class Conversation:
         return False
 
     def close(self) -> None:
-        """Give up the question that is under way."""
+        """Give up the open question."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.close()
@@ -154,7 +153,7 @@ def run_screen(path: str, screen: Screen, interval_s: float) -> None:
                 else:
                     _tell_kill(screen, question.args or {}, result)
                     due_s = min(due_s, 0.0)
-            live.update(_drawn(screen, console), refresh=True)
+            live.update(_draw(screen, console), refresh=True)
             for key in _read_keys(fd) if host.wait(fd, due_s) else ():
                 wish = screen.press(key)
                 if wish.quit:
@@ -180,13 +179,13 @@ def _tell_kill(screen: Screen, args: dict[str, Any], result: Any) -> None:
         screen.notice = f"SIG{args['signal']} sent to {args['name']}"
 
 
-def _drawn(screen: Screen, console: Console) -> Text:
+def _draw(screen: Screen, console: Console) -> Text:
     width, height = console.size
     lines, chosen = screen.lines(width, height)
     drawn = Text(no_wrap=True, overflow="crop")
     last = len(lines) - 1
     for number, line in enumerate(lines):
-        text = Text(line)  # what looks like markup in a name is none
+        text = Text(line)  # markup in a name is plain text
         if number == 1:
             text.stylize("bold")
         elif number == chosen:
@@ -202,7 +201,7 @@ def _drawn(screen: Screen, console: Console) -> Text:
 
 @contextmanager
 def _keys() -> Iterator[int]:
-    """Have the terminal give each key at once, without showing it."""
+    """Set the terminal to give each key at once, without showing it."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd)
@@ -213,7 +212,7 @@ def _keys() -> Iterator[int]:
 
 
 def _read_keys(fd: int) -> list[str]:
-    """Return the keys that were pressed; there is at least one."""
+    """Return the pressed keys; there is at least one."""
     data = os.read(fd, 64)
     if not data:
         return ["q"]  # the terminal is gone
@@ -223,6 +222,6 @@ def _read_keys(fd: int) -> list[str]:
 
 
 def keys_of(text: str) -> list[str]:
-    """Return the keys in what a terminal sent: several may come at once."""
+    """Return the keys in a terminal's bytes: several may come at once."""
     keys = (_KEYS.get(found, found) for found in _KEY.findall(text))
     return [key for key in keys if not key.startswith("\x1b")]

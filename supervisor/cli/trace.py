@@ -1,14 +1,14 @@
 """One client's life in order: files, model calls, executions, signals.
 
-Events of a journal in, those that concern one client (or one child) out, with a
-sentence each.
+Takes events of a journal and returns those of one client (or one child), each with a
+sentence.
 
 Rules of this file.
 
-1. A client's timeline is its own events, those of clients nested in it, and, for a
-   child's own connection, its process's and its executions'.
-2. Ids begin anew with each host: the timeline is of the last host that knew the name.
-3. What children choose is shown without control characters.
+1. A client's timeline has its own events, those of clients nested in it, and, for a
+   child's own connection, those of its process and its executions.
+2. Ids begin again with each host: the timeline is of the last host with the name.
+3. Texts of children are shown without control characters.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Entry(NamedTuple):
     """One line of a timeline.
 
     Attributes:
-        at: when, as the journal writes it (RFC 3339).
+        at: the time in the journal (RFC 3339).
         since_s: seconds since the first line.
-        client: whose; empty for a process's.
-        depth: how deeply that client is nested.
+        client: its client; empty for a process.
+        depth: nesting depth of that client.
         event: as in the journal.
     """
 
@@ -63,7 +63,7 @@ class Timeline:
         self._began: datetime | None = None
 
     def take(self, event: Event) -> Entry | None:
-        """Return the line that an event makes; None if it is of others."""
+        """Return the line of an event; None if it is about another subject."""
         if event.get("event") == HOST_STARTED:
             self._forget()
             return None
@@ -75,10 +75,12 @@ class Timeline:
         if client not in self._depths and not by_child and not is_named:
             return None
         at = str(event.get("time"))
-        return Entry(at, self._since(at), client, self._depths.get(client, 0), event)
+        return Entry(
+            at, self._seconds_since(at), client, self._depths.get(client, 0), event
+        )
 
     def _learn(self, event: Event) -> None:
-        """Record who belongs to the subject."""
+        """Record the clients and children that belong to the subject."""
         client = str(event.get("client_id") or "")
         child = str(event.get("child_id") or "")
         parent = event.get("parent_id")
@@ -96,7 +98,7 @@ class Timeline:
         elif self._is_child and child in self._children:
             self._depths[client] = 0
 
-    def _since(self, at: str) -> float:
+    def _seconds_since(self, at: str) -> float:
         try:
             moment = datetime.fromisoformat(at)
         except ValueError:
@@ -107,7 +109,7 @@ class Timeline:
 
 
 def last_timeline(subject: str, events: Iterable[Event]) -> list[Entry]:
-    """Return the timeline of the last host that knew the subject (rule 2)."""
+    """Return the timeline of the last host with the subject (rule 2)."""
     timeline = Timeline(subject)
     entries: list[Entry] = []
     before: list[Entry] = []
@@ -133,7 +135,7 @@ def line(entry: Entry) -> str:
 
 
 def sentence(event: Event) -> str:
-    """Return what an event says, in words."""
+    """Return an event as a sentence."""
     say = _SENTENCES.get(str(event.get("event")))
     if say is not None:
         return say(event)
@@ -152,7 +154,7 @@ def signal_text(number: object) -> str:
         return f"signal {number}"
 
 
-def _connected(event: Event) -> str:
+def _connection_text(event: Event) -> str:
     parent = event.get("parent_id")
     return f"attached by {parent}" if parent else f"pid {event.get('pid')}"
 
@@ -163,7 +165,7 @@ def _client_gone(event: Event) -> str:
     return f"{event.get('reason')}{files}"
 
 
-def _spawned(event: Event) -> str:
+def _start_text(event: Event) -> str:
     command = " ".join(map(str, event.get("command") or []))
     return f"pid {event.get('pid')}: {command}"
 
@@ -188,7 +190,7 @@ def _file(event: Event) -> str:
     return f"{event.get('fileno')}{mode} {event.get('filename')}{reason}"
 
 
-def _called(event: Event) -> str:
+def _call_text(event: Event) -> str:
     tokens = f"{event.get('prompt_tokens')} + {event.get('completion_tokens')} tokens"
     took = f"{float(event.get('latency_ms') or 0):.0f} ms"
     return f"{event.get('model')} {event.get('outcome')}: {tokens}, {took}"
@@ -211,12 +213,12 @@ def _exec_failed(event: Event) -> str:
     return f"{event.get('exec_id')}: {event.get('tool')}{where}, {why}"
 
 
-def _refused(event: Event) -> str:
+def _refusal_text(event: Event) -> str:
     rule = f" ({event.get('rule')})" if event.get("rule") else ""
-    return f"{_where(event)}: {event.get('reason')}{rule}"
+    return f"{_place_text(event)}: {event.get('reason')}{rule}"
 
 
-def _where(event: Event) -> str:
+def _place_text(event: Event) -> str:
     port = event.get("port")
     return f"{event.get('name')}:{port}" if port else f"{event.get('name')}"
 
@@ -228,9 +230,9 @@ def _network_changed(event: Event) -> str:
 
 
 _SENTENCES: Mapping[str, Callable[[Event], str]] = {
-    "client.connected": _connected,
+    "client.connected": _connection_text,
     "client.gone": _client_gone,
-    "child.spawned": _spawned,
+    "child.spawned": _start_text,
     "child.signalled": lambda e: (
         f"{signal_text(e.get('signal'))} to pid {e.get('pid')}"
     ),
@@ -240,12 +242,12 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "file.closed": _file,
     "file.auto_closed": _file,
     "security.denied": lambda e: f"{e.get('command')} {e.get('filename')}",
-    "network.refused": _refused,
-    "network.failed": lambda e: f"{_where(e)}: {e.get('reason')}",
+    "network.refused": _refusal_text,
+    "network.failed": lambda e: f"{_place_text(e)}: {e.get('reason')}",
     "network.reset": lambda e: f"{e.get('connections')}: the host was replaced",
     "network.changed": _network_changed,
     "security.left_out": lambda e: f"{e.get('denials')} more denials",
-    "llm.called": _called,
+    "llm.called": _call_text,
     "quota.denied": lambda e: f"a call of {e.get('model')}",
     "exec.started": _exec_started,
     "exec.ended": _exec_ended,

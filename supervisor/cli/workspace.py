@@ -1,4 +1,4 @@
-"""``sandhost workspace``: what a program changed, and what becomes of it."""
+"""``sandhost workspace``: looks at the changes of a program, and decides on them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.workspace.workspace import Workspace
 
 CHANGED, REFUSED = 1, 1
-"""Exit statuses of ``diff``, as diff(1), and of a commit that is refused."""
+"""Exit statuses of ``diff``, as diff(1), and of a refused commit."""
 
 state_dir_option = click.option(
     "--state-dir",
@@ -111,8 +111,8 @@ def list_workspaces(
 def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: Any) -> int:
     """Print what was changed, as a patch that `git apply` takes.
 
-    If PATTERN is the name of another workspace of the base, print what that has otherwise.
-    Exit status: 0 nothing, 1 something, 2 a fault.
+    If PATTERN is the name of another workspace of the base, print what that has
+    otherwise. Exit status: 0 nothing, 1 something, 2 a fault.
     """
     from supervisor.cli.workspace_target import (  # noqa: PLC0415
         NotThereError,
@@ -129,15 +129,15 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: Any) 
             rows = daemon.ask("diff", words)
             return _print_diff(rows, daemon.patch(words), how)
     with contextlib.ExitStack() as stack:
-        found = stack.enter_context(_opened(state_dir, name))
+        found = stack.enter_context(_open(state_dir, name))
         stack.enter_context(_frozen(found, is_asked=how["is_frozen"]))
         if len(patterns) == 1 and _is_workspace(state_dir, patterns[0]):
-            other = stack.enter_context(_opened(state_dir, patterns[0]))
-            rows = _done(found.compare_with, other)
+            other = stack.enter_context(_open(state_dir, patterns[0]))
+            rows = _call(found.compare_with, other)
             patch = found.patch_to(other, binary=how["binary"])
         else:
             chosen = _patterns(patterns)
-            rows = _done(found.changes, chosen)
+            rows = _call(found.changes, chosen)
             patch = found.patch(chosen, binary=how["binary"])
         show_notes(full_notes(found))
         return _print_diff([diff_row(row) for row in rows], patch, how)
@@ -184,7 +184,7 @@ def commit(
 ) -> int:
     """Bring changes to the base: all that is chosen, or nothing.
 
-    What a child has takes --freeze, and no snapshot below it: commit a fork then.
+    Changes of a running child need --freeze and no snapshot below: commit a fork then.
 
     Exit status: 0 applied; 1 refused, for conflicts or guarded paths; 2 a fault.
     """
@@ -226,7 +226,7 @@ def discard(
 
 
 def _is_confirmed(name: str, changed: int) -> bool:
-    """Ask on a terminal whether changes may go; elsewhere they may."""
+    """Return whether a user agrees to lose changes; True without a terminal."""
     if not changed or sys.stdin is None or not sys.stdin.isatty():
         return True
     count = "all" if changed < 0 else changed
@@ -324,9 +324,9 @@ def _do(
     words: dict[str, Any],
     journal: str | None = None,
 ) -> Any:
-    """Do a verb of a daemon's workspace, or of a state directory's; return its result.
+    """Do a verb on a daemon's workspace, or a state directory's; return its result.
 
-    What a daemon does is told by its own journal.
+    A daemon writes its own journal.
     """
     from supervisor.cli.workspace_target import (  # noqa: PLC0415
         NotThereError,
@@ -346,7 +346,7 @@ def _do(
             if journal is not None:
                 show_notes([f"told by the daemon's own journal, not by {journal!r}"])
             return result
-    with _opened_journal(journal) as events:  # refused before anything is done
+    with _open_journal(journal) as events:  # refused before anything is done
         try:
             done = do_verb(find_state_dir(state_dir), verb, words)
         except VerbError as why:
@@ -359,8 +359,8 @@ def _do(
 
 
 @contextlib.contextmanager
-def _opened_journal(path: str | None) -> Iterator[Journal]:
-    """Open a journal until the block ends; one without a path takes no event."""
+def _open_journal(path: str | None) -> Iterator[Journal]:
+    """Open a journal until the block ends; without a path it takes no event."""
     from hostlib.journal import open_journal  # noqa: PLC0415
     from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
 
@@ -390,21 +390,21 @@ def export(
 
     daemon = find_daemon(state_dir, control)
     if daemon is not None:
-        form = _done(form_of, file)
+        form = _call(form_of, file)
         with contextlib.suppress(NotThereError), contextlib.ExitStack() as stack:
             pieces = daemon.export(name, form)
             whole = written_whole(file, replaces=force)
-            _done(stack.enter_context, whole).writelines(pieces)
-            _done(stack.close)
+            _call(stack.enter_context, whole).writelines(pieces)
+            _call(stack.close)
             return 0
     with contextlib.ExitStack() as stack:
-        found = stack.enter_context(_opened(state_dir, name))
+        found = stack.enter_context(_open(state_dir, name))
         stack.enter_context(_frozen(found, is_asked=False))
-        _done(lambda: found.export(file, replaces=force))
+        _call(lambda: found.export(file, replaces=force))
     return 0
 
 
-def _opened(state_dir: str | None, name: str) -> Workspace:
+def _open(state_dir: str | None, name: str) -> Workspace:
     from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
     from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.verbs import (  # noqa: PLC0415
@@ -414,10 +414,10 @@ def _opened(state_dir: str | None, name: str) -> Workspace:
     )
     from supervisor.workspace.workspace import Workspace  # noqa: PLC0415
 
-    found: Workspace = _done(lambda: Workspace(find_state_dir(state_dir), name))
-    if _done(found.finish_commit) is False:
+    found: Workspace = _call(lambda: Workspace(find_state_dir(state_dir), name))
+    if _call(found.finish_commit) is False:
         show_notes([undone_note(found)])
-    if _done(found.is_cut_off):
+    if _call(found.is_cut_off):
         show_notes([cut_off_note(name)])
     if found.state.goes_back_to:
         show_notes([restore_note(found)])
@@ -426,18 +426,18 @@ def _opened(state_dir: str | None, name: str) -> Workspace:
 
 @contextlib.contextmanager
 def _frozen(found: Workspace, *, is_asked: bool) -> Iterator[None]:
-    """Stop the child that has a workspace, if that is asked; else say that it runs."""
+    """Stop the child of a workspace if asked for; else warn that it runs."""
     with contextlib.ExitStack() as stack:
         if is_asked:
-            _done(stack.enter_context, found.stopped())
+            _call(stack.enter_context, found.stopped())
         elif child := found.directory.user():
             text = f"child {child} is at work, so this may be torn; see --freeze"
             print(f"sandhost workspace: {found.name}: {text}", file=sys.stderr)
         yield
 
 
-def _done(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Do something; what goes wrong is one line for a user."""
+def _call(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; its failure is one line for a user."""
     from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415
     from supervisor.workspace.verbs import word_error  # noqa: PLC0415
 
@@ -445,14 +445,14 @@ def _done(call: Callable[..., Any], *arguments: Any) -> Any:
         return call(*arguments)
     except WorkspaceError as why:
         raise CommandError(str(why)) from None
-    except ValueError as why:  # of a pattern
+    except ValueError as why:  # a wrong pattern
         raise CommandError(f"cannot use a pattern: {why}; see gitignore(5)") from None
     except OSError as why:
         raise CommandError(word_error(why)) from None
 
 
 def _is_workspace(state_dir: str | None, text: str) -> bool:
-    """Tell whether a word is the name of a workspace; as a pattern write `/NAME`."""
+    """Return whether a word is the name of a workspace; as a pattern write `/NAME`."""
     from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.store import workspaces_in  # noqa: PLC0415
 
@@ -462,7 +462,7 @@ def _is_workspace(state_dir: str | None, text: str) -> bool:
 def _patterns(texts: Sequence[str]) -> Patterns:
     from supervisor.workspace.selection import Patterns  # noqa: PLC0415
 
-    found: Patterns = _done(Patterns, texts)
+    found: Patterns = _call(Patterns, texts)
     return found
 
 
@@ -481,17 +481,17 @@ def _print_names(
     for row in rows:
         path = path_in(row)
         if not is_nul:
-            path = _shown(path)
+            path = _escape(path)
         if has_stat:
             change, old = row["change"].encode(), row.get("old_size", 0)
             path = b"%-8s %8d -> %8d  %s" % (change, old, row["size"], path)
         print_bytes(path + end)
 
 
-def _shown(path: bytes) -> bytes:
+def _escape(path: bytes) -> bytes:
     """Return a path for one line of text: control bytes are made visible.
 
-    On a terminal that goes for all that it might obey, elsewhere for those of ASCII.
+    On a terminal all that it might obey is escaped, elsewhere only ASCII controls.
     """
     line = b"".join(
         bytes((byte,)) if byte >= 0x20 and byte != 0x7F else b"\\x%02x" % byte
@@ -507,12 +507,12 @@ def _print_patch(pieces: Iterator[bytes]) -> None:
 
     if sys.stdout.isatty():
         pieces = show_patch(pieces, coloured="NO_COLOR" not in os.environ)
-    while (data := _done(next, pieces, None)) is not None:
+    while (data := _call(next, pieces, None)) is not None:
         print_bytes(data)
 
 
 def _print_commit(result: dict[str, Any], *, as_json: bool) -> int:
-    """Print what a commit did; return the exit status."""
+    """Print the result of a commit; return the exit status."""
     from supervisor.workspace.verbs import path_in  # noqa: PLC0415
 
     refused = result["conflicts"] or result["guarded"]
@@ -521,18 +521,18 @@ def _print_commit(result: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
         _print_json(result)
         return status
-    merged = result.get("merged", ())  # an older daemon says nothing of it
+    merged = result.get("merged", ())  # absent in the answer of an older daemon
     for path in result["applied"]:
         word = b"merged     " if path in merged else b"committed  "
-        print_bytes(word + _shown(path_in(path)) + b"\n")
+        print_bytes(word + _escape(path_in(path)) + b"\n")
     for one in result["conflicts"]:
-        shown = _shown(path_in(one))
+        shown = _escape(path_in(one))
         print_bytes(b"conflict   " + shown + b": " + one["reason"].encode() + b"\n")
     for path in result["guarded"]:
         how = b"name it with --allow"
         if path in hidden:
             how = b"it is hidden and stays as it is; leave this with --except"
-        print_bytes(b"guarded    " + _shown(path_in(path)) + b": " + how + b"\n")
+        print_bytes(b"guarded    " + _escape(path_in(path)) + b": " + how + b"\n")
     if status:
         print_text("nothing was committed\n")
     return status

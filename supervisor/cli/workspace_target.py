@@ -1,8 +1,8 @@
-"""The daemon that a ``workspace`` command is about, if it is about one.
+"""The daemon of a ``workspace`` command, if it has one.
 
-A daemon that is named (``--control``, ``$SANDHOST_CONTROL``) is asked, and no other place.
-One of this user that is only found in its usual place is asked first; what it does not
-have is looked for in the state directory.
+A named daemon (``--control``, ``$SANDHOST_CONTROL``) is the only place that is asked. One of
+this user in its usual place is asked first; a workspace that it does not have is looked for
+in the state directory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class WorkspaceDaemon:
-    """A daemon that is asked about its workspaces.
+    """A daemon with workspaces.
 
     Args:
         path: its control socket.
-        is_named: it is the one that was asked for.
+        is_named: whether the user has named it.
     """
 
     def __init__(self, path: str, *, is_named: bool) -> None:
@@ -40,24 +40,24 @@ class WorkspaceDaemon:
         self.is_named = is_named
 
     def ask(self, verb: str, words: dict[str, Any]) -> Any:
-        """Have it do a verb; return its result, and tell its notes.
+        """Do a verb in the daemon; return its result, and show its notes.
 
         Raises:
             NotThereError: it has no such workspace, and was not named.
-            CommandError: it cannot be done.
+            CommandError: it fails.
         """
         try:
             said = call(self._path, "workspace", {"verb": verb, **words})
         except ControlError as why:
-            raise self._worded(why) from None
+            raise self._word(why) from None
         show_notes(said["notes"])
         return said["result"]
 
     def patch(self, words: dict[str, Any]) -> Iterator[bytes]:
-        """Yield a workspace's changes as a patch, in pieces; of its notes ``ask`` tells.
+        """Yield a workspace's changes as a patch, in pieces; ``ask`` shows its notes.
 
         Raises:
-            CommandError: it cannot be made.
+            CommandError: it fails.
         """
         try:
             for item in stream(self._path, "workspace-patch", words):
@@ -67,11 +67,11 @@ class WorkspaceDaemon:
             raise CommandError(str(why)) from None
 
     def export(self, name: str, form: str) -> Iterator[bytes]:
-        """Yield a workspace's changes in a form of ``export``, and tell its notes.
+        """Yield a workspace's changes in a form of ``export``, and show its notes.
 
         Raises:
             NotThereError: it has no such workspace, and was not named.
-            CommandError: they cannot be written.
+            CommandError: it fails.
         """
         try:
             words = {"name": name, "form": form}
@@ -80,9 +80,9 @@ class WorkspaceDaemon:
                 if "data" in item:
                     yield base64.b64decode(item["data"])
         except ControlError as why:
-            raise self._worded(why) from None
+            raise self._word(why) from None
 
-    def _worded(self, why: ControlError) -> Exception:
+    def _word(self, why: ControlError) -> Exception:
         text = str(why)
         is_elsewhere = "refused: " not in text or "cannot find workspace " in text
         if not self.is_named and (is_elsewhere or "does not know" in text):
@@ -91,7 +91,7 @@ class WorkspaceDaemon:
 
 
 class NotThereError(Exception):
-    """The daemon does not have it: the state directory is looked at."""
+    """The daemon does not have it, so the state directory is searched."""
 
 
 def find_daemon(state_dir: str | None, control: str | None) -> WorkspaceDaemon | None:
@@ -123,6 +123,6 @@ def find_daemon(state_dir: str | None, control: str | None) -> WorkspaceDaemon |
 
 
 def show_notes(notes: list[str]) -> None:
-    """Tell on stderr what is to be told beside a result."""
+    """Print the notes beside a result on stderr."""
     for note in notes:
         print(f"sandhost workspace: {note}", file=sys.stderr)

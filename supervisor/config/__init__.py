@@ -1,1 +1,1 @@
-"""The configuration: one file for each section, and the whole that reads and checks them."""
+"""The configuration: a module for each section, and those that read and check it."""

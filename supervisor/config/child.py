@@ -1,4 +1,4 @@
-"""``[child.NAME]``: the children that ``serve`` keeps, and when it starts them anew."""
+"""``[child.NAME]``: the children that ``serve`` keeps, and their restarts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.user_values import OptionError, parse_duration, parse_period, parse_size
-from supervisor.config.read import joined, named, not_a_directory
+from supervisor.config.read import directory_fault, joined, named
 from supervisor.spawn.restarts import RestartPolicy
 
 if TYPE_CHECKING:
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 RESTARTS = ("no", "on-failure", "always")
-"""When a child that ended is started anew."""
+"""The words of ``restart``: when a child that ended is started again."""
 
 MIN_LOG_BYTES = 4096
-"""A smaller log file would hold less than one burst of a pipe."""
+"""Smallest log file: a smaller one would hold less than one burst of a pipe."""
 
 MAX_LOGS_KEPT = 1000
-"""More rotated files than anybody reads."""
+"""Most rotated files of a log."""
 
 MOST_RINGS_TOLD = 100
-"""Each takes a look at all children; nobody mends more of them in one go."""
+"""Most reported rings: each takes a look at all children."""
 
-# A directory of its log bears the name.
+# The directory of its log has the name.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -44,11 +44,11 @@ NAME_RULE = (
     "a child's name has at most 64 letters, digits, '_', '.' and '-', and begins with"
     " none of the last two"
 )
-"""What is said of a name that cannot be."""
+"""The reason for a refused name."""
 
 
 class LogSection(msgspec.Struct, forbid_unknown_fields=True):
-    """``log`` of a child: how much of what it says is kept."""
+    """``log`` of a child: how much of its output is kept."""
 
     max_size: str = "10M"
     keep: int = 5
@@ -71,8 +71,8 @@ class ChildSection(msgspec.Struct, forbid_unknown_fields=True):
     transport: str = "socketpair"
     log: LogSection = msgspec.field(default_factory=LogSection)
 
-    def under_policy(self) -> str:
-        """Return its policy as it is said behind its name; "" if it has none."""
+    def policy_phrase(self) -> str:
+        """Return its policy as a text for messages; "" if it has none."""
         return "" if self.policy is None else f" (policy {self.policy!r})"
 
 
@@ -87,12 +87,12 @@ def restart_policy(section: ChildSection) -> RestartPolicy:
 
 
 def odd_restarts(children: Mapping[str, ChildSection]) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of children that are started again and again, without an end."""
+    """Yield (key, text) of children whose restarts would never end."""
     for name, child in children.items():
         try:
             is_endless = child.restart != "no" and restart_policy(child).is_endless()
         except OptionError:
-            continue  # a fault
+            continue  # reported as a fault
         if is_endless:
             text = (
                 f"a child that always fails is never given up: {child.max_restarts} waits"
@@ -114,13 +114,13 @@ def check_children(section: Mapping[str, ChildSection]) -> Iterator[tuple[str, s
 
 
 def _rings(after: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
-    """Yield (name, ring) until none is left that a word less in ``after`` would not end."""
+    """Yield (name, ring) until removing words from ``after`` breaks every ring."""
     left = {name: list(others) for name, others in after.items()}
     while True:
         try:
             start_order(left)
         except CycleError as why:
-            ring = why.args[1]  # each is waited for by the next; begins and ends alike
+            ring = why.args[1]  # each waits for the next; the first is also the last
             waiting, waited_for = ring[0], ring[-2]
             left[waiting] = [name for name in left[waiting] if name != waited_for]
             yield waiting, " after ".join(reversed(ring))
@@ -129,22 +129,22 @@ def _rings(after: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
 
 
 def is_child_name(name: str) -> bool:
-    """Tell whether a child may have this name."""
+    """Return whether a child may have this name."""
     return _NAME.fullmatch(name) is not None
 
 
 def start_order(after: Mapping[str, list[str]]) -> list[str]:
-    """Return names so that each comes after those that it names; else as given.
+    """Return names so that each comes after those that it names; otherwise in order.
 
     Raises:
-        CycleError: some wait for each other.
+        CycleError: some of them wait for each other.
     """
     known = {name: [o for o in others if o in after] for name, others in after.items()}
     return list(TopologicalSorter(known).static_order())
 
 
 def longest_chain(after: Mapping[str, list[str]]) -> int:
-    """Return how many there are at most of which each comes after another."""
+    """Return the length of the longest chain of names, each after another one."""
     depth: dict[str, int] = {}
     for name in start_order(after):
         depth[name] = 1 + max((depth.get(o, 0) for o in after[name]), default=0)
@@ -155,7 +155,7 @@ def stop_signal(name: str) -> int:
     """Return a signal's number from ``TERM`` or ``SIGTERM``.
 
     Raises:
-        OptionError: there is no such signal, or it would not end a program by asking.
+        OptionError: there is no such signal, or programs cannot catch it to end.
     """
     number = getattr(signal, "SIG" + name.removeprefix("SIG"), None)
     if not isinstance(number, signal.Signals):
@@ -171,7 +171,7 @@ def _check_command(child: ChildSection) -> Iterator[tuple[str, str]]:
     for variable, value in child.env.items():
         if not variable or "=" in variable or "\0" in variable + value:
             yield f"env.{joined(variable)}", "not a possible variable"
-    if child.cwd is not None and (why := not_a_directory(child.cwd)):
+    if child.cwd is not None and (why := directory_fault(child.cwd)):
         yield "cwd", why
 
 

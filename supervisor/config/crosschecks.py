@@ -1,7 +1,7 @@
-"""What one section of the configuration says of another.
+"""Checks of one section of the configuration against another.
 
-A check yields (key, reason). It is told the document as it was read beside what was made of
-it, for a section with faults of its own is there all the same.
+A check yields (key, reason). It gets the document beside the ``Config``: a section with
+faults of its own is missing there.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def check_policy_names(
     config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each policy that a child names and that is none."""
+    """Yield (key, reason) for each unknown policy that a child names."""
     policies = names_of(document, "policy")
     if policies is None:
         return
     for name, child in config.child.items():
-        # A policy with faults of its own is there all the same.
+        # A policy with faults is known all the same.
         if child.policy is not None and child.policy not in policies:
             known = ", ".join(policies) or "none"
             yield (
@@ -40,7 +40,7 @@ def check_policy_names(
 def check_after(
     config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each child that another one waits for and that is none."""
+    """Yield (key, reason) for each unknown child that another one waits for."""
     known = names_of(document, "child")
     for name, child in config.child.items():
         for other in child.after:
@@ -51,7 +51,7 @@ def check_after(
 def check_fd_tools(
     config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) of what the sections of LLM fds cannot mean together."""
+    """Yield (key, reason) of contradictions between the sections of LLM fds."""
     del document
     yield from check_tools(config.tools, config.file_descriptor)
 
@@ -59,7 +59,7 @@ def check_fd_tools(
 def check_preset_tools(
     config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) of presets with tools in a host that has none."""
+    """Yield (key, reason) of presets with tools in a host without tools."""
     del document
     if config.llm is None or is_enabled(config.tools, config.file_descriptor):
         return
@@ -85,20 +85,20 @@ def check_uses(
 
 
 def odd_fd_sections(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what the sections of LLM fds hardly mean."""
+    """Yield (key, text) of probable mistakes in the sections of LLM fds."""
     has_model = config.llm is not None
     yield from odd_fds(config.tools, config.file_descriptor, has_model=has_model)
 
 
 def odd_tool_doors(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of sidecars whose tools are led past the model's endpoint."""
+    """Yield (key, text) of sidecars whose tools have an address past the endpoint."""
     for name, sidecar in config.sidecar.items():
-        if sidecar.backend == "local":  # a container has no way to it
+        if sidecar.backend == "local":  # a container cannot reach it
             yield from _odd_doors(config, f"sidecar.{joined(name)}.env", sidecar.env)
 
 
 def odd_child_doors(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of children that are led past it; their start tells it, too."""
+    """Yield (key, text) of children with an address past the endpoint."""
     for name, child in config.child.items():
         yield from _odd_doors(config, f"child.{joined(name)}.env", child.env)
 
@@ -118,7 +118,7 @@ def _odd_doors(
 
 
 def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what a policy says of what there is none of."""
+    """Yield (key, text) of parts of a policy without any effect here."""
     of_sections = {
         "model": "llm",
         "quota": "llm",
@@ -147,16 +147,16 @@ def _odd_recipe(agent: str, config: Config) -> Iterator[tuple[str, str]]:
     try:
         needed = usable_recipe(agent).llm
     except RecipeError:
-        return  # a fault
+        return  # reported as a fault
     for key, value in needed.items():
         if getattr(config.llm, key) != value:
             yield "recipe", f"{agent} needs [llm] {key} = {value!r}"
 
 
 def missing_credentials(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) of key files that the service manager alone gives.
+    """Yield (key, reason) of key files that only the service manager provides.
 
-    Where it has given none, a host cannot run; to look at its configuration is no fault.
+    Without them a host cannot run; checking its configuration is no fault.
     """
     if config.llm is None:
         return

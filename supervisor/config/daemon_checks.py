@@ -1,8 +1,8 @@
-"""What a daemon asks of a configuration that has no fault of its own.
+"""Checks of a daemon on a configuration without faults.
 
-Whether its policies leave the daemon alone that is there (its directories may not be
-those that the file names: they are a living daemon's until it ends), and whether this
-machine has what they require.
+Whether its policies stay out of the running daemon's directories (which stay the same
+until it ends, whatever the file names), and whether this machine has the required
+layers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 async def faults_here(
     launcher: Launcher, machine: Machine, log: Log, places: Places, config: Config
 ) -> tuple[Fault, ...]:
-    """Return what a daemon cannot use of a configuration; warn of what was not tried.
+    """Return the faults that a daemon finds; warn of profiles that were not tried.
 
     Args:
-        launcher: starts what is tried.
-        machine: what it knows of the layers that this machine gives.
+        launcher: starts the trials.
+        machine: the layers that this machine gives.
         log: of the host.
-        places: where its files are.
+        places: the daemon's directories.
         config: checked.
     """
-    reached = await in_thread(faults_of_places, places, config)
+    refusal = await in_thread(faults_of_places, places, config)
     found = await try_profiles(launcher, machine, config)
     for key, why in found.untried:
         log.write("WARNING", f"{key}: {why}")
-    return (*reached, *found.faults)
+    return (*refusal, *found.faults)
 
 
 def faults_of_places(places: Places, config: Config) -> tuple[Fault, ...]:
-    """Return the roots and grants that reach what a daemon has for itself."""
+    """Return the roots and grants that reach a daemon's own directories."""
     return tuple(Fault(key, why) for key, why in check_own(config, living=places))

@@ -1,18 +1,14 @@
-"""Where a daemon has its files: run-time and state directories, and the lock in each.
+"""The directories of a daemon: run-time and state directory, and their locks.
 
-Rules of this file.
-
-1. The locks (flock) are held for as long as the daemon lives, and the kernel drops them
-   with it: who has them is alone with these directories, also where two configurations
-   have one of them in common.  What the files say (pid, start time) is for people and
-   for the sweep; it proves nothing by itself.
-2. Both directories are the daemon's own user's, 0700 where they are made here.
-3. Children's directories lie in the state directory, unless a socket in them had a longer
-   path there than a client can connect to (unix(7)): then in the run-time directory, or in
-   a temporary one whose name follows from the state directory's, so that the next daemon
-   finds what this one left.
-4. A living daemon's places stay, whatever its configuration says by now: the next program
-   of its process is told them (``VARIABLE``), for what was there is in them.
+1. The kernel drops the locks (flock) when the daemon ends: their holder alone uses
+   these directories. The text of the files is for people and for the sweep; it proves
+   nothing.
+2. Both directories belong to the daemon's own user, 0700 where they are made here.
+3. Children's directories lie in the state directory, unless a path of a socket there
+   would be too long (unix(7)): then in the run-time directory, or in a temporary one
+   whose name follows from the state directory's, so that the next daemon finds it.
+4. A living daemon keeps its directories, whatever its configuration says by now: its
+   next program gets them by ``VARIABLE``.
 """
 
 from __future__ import annotations
@@ -49,22 +45,22 @@ if TYPE_CHECKING:
 _DIRECTORY_MODE = 0o700
 
 MAX_SCRATCH_BYTES = 107 - len("/sandhost-12345678/run/toolexec.sock")
-"""Longest path of what children's directories are made in: sun_path has 107 bytes."""
+"""Longest path of the parent of children's directories: sun_path has 107 bytes."""
 
 
 VARIABLE = "SANDHOST_PLACES"
-"""Holds the places of a living daemon, for its next program (rule 4)."""
+"""The variable with a living daemon's directories, for its next program (rule 4)."""
 
 STAY = "other places of a daemon's own need a restart of the host"
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a daemon's things are; absolute paths.
+    """The paths of a daemon; absolute.
 
     Attributes:
-        runtime_dir: gone after a boot.
-        state_dir: stays.
+        runtime_dir: lost at a boot.
+        state_dir: kept.
         control: the control socket.
         scratch: children's private directories (rule 3).
     """
@@ -86,12 +82,12 @@ class Places:
 
     @property
     def state_lock(self) -> str:
-        """The lock file of the state directory, which may be the other one too."""
+        """The lock file of the state directory, which may be the run-time directory, too."""
         return f"{self.state_dir}/state.lock"
 
     @property
     def logs(self) -> str:
-        """One directory for each child's name."""
+        """The parent of each child's log directory."""
         return f"{self.state_dir}/logs"
 
     @property
@@ -106,16 +102,16 @@ class Places:
 
     @property
     def ledger(self) -> str:
-        """The file that says what was spent of the quota."""
+        """The file with the spent quota."""
         return f"{self.state_dir}/{LEDGER}"
 
 
 def places_of(section: HostSection, control: str | None) -> Places:
-    """Return the places that are configured, or the usual ones (face: [host]).
+    """Return the configured paths, or the usual ones (face: [host]).
 
     Args:
         section: ``[host]``.
-        control: the option ``--control``; goes before the configuration.
+        control: the option ``--control``; it takes precedence.
     """
     runtime_dir, state_dir, scratch = directories_of(section)
     named = control or section.control or f"{runtime_dir}/control"
@@ -123,12 +119,12 @@ def places_of(section: HostSection, control: str | None) -> Places:
 
 
 def directories_of(section: HostSection | None) -> tuple[str, str, str]:
-    """Return the directories of a daemon, whether there is one or not.
+    """Return the directories of a daemon, whether one runs or not.
 
-    That is the run-time directory, the state directory, and that of its children's own.
+    These are the run-time directory, the state directory, and that of its children.
 
     Args:
-        section: ``[host]``; None where nothing is configured.
+        section: ``[host]``; None without a configuration.
 
     Raises:
         FileNotFoundError: one is relative to a working directory that was removed.
@@ -143,16 +139,16 @@ def directories_of(section: HostSection | None) -> tuple[str, str, str]:
 def _scratch_of(runtime_dir: str, state_dir: str) -> str:
     usual = f"{state_dir}/scratch"
     digest = hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()
-    # No name of a directory that one child has (``scratch.PREFIX``).
+    # Unlike any name of a child's directory (``scratch.PREFIX``).
     temporary = f"{temporary_directory()}/.sandhost-{os.geteuid()}-{digest}"
     for path in (usual, f"{runtime_dir}/scratch", temporary):
         if len(os.fsencode(path)) <= MAX_SCRATCH_BYTES:
             return path
-    return usual  # a service that needs a socket in there is told
+    return usual  # a service that needs a socket in there reports it
 
 
 def hidden_from_children(section: HostSection | None) -> tuple[str, ...]:
-    """Return what children are to see empty: these directories, none within another.
+    """Return the directories that children see empty, none of them within another.
 
     Raises:
         FileNotFoundError: as ``directories_of``.
@@ -162,22 +158,22 @@ def hidden_from_children(section: HostSection | None) -> tuple[str, ...]:
 
 
 def _is_borrowed(scratch: str, *own: str) -> bool:
-    """Tell whether children's directories are in none of the daemon's own (rule 3)."""
+    """Return whether children's directories are outside of the daemon's own (rule 3)."""
     return not scratch.startswith(tuple(f"{path}/" for path in own))
 
 
 def text_of(places: Places) -> str:
-    """Return places as what ``places_from`` reads."""
+    """Return paths as a text for ``places_from``."""
     return json.dumps(asdict(places))
 
 
 def places_from(text: str | None) -> Places | None:
-    """Return the places that a program before has told, None for none."""
+    """Return the paths of the program before; None without one."""
     return None if text is None else Places(**json.loads(text))
 
 
 def staying(config: Config, living: Places) -> Config:
-    """Return a configuration that names the places of a living daemon (rule 4)."""
+    """Return a configuration with the paths of a living daemon (rule 4)."""
     host = msgspec.structs.replace(
         config.host,
         runtime_dir=living.runtime_dir,
@@ -188,10 +184,10 @@ def staying(config: Config, living: Places) -> Config:
 
 
 def make_directories(places: Places) -> None:
-    """Make what is missing.
+    """Make the missing directories.
 
     Raises:
-        OSError: one cannot be made, or is another user's.
+        OSError: one cannot be made, or belongs to another user.
     """
     for path in (places.runtime_dir, places.state_dir, places.logs, places.scratch):
         Path(path).mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -203,7 +199,7 @@ def make_directories(places: Places) -> None:
 
 
 def _check_borrowed(places: Places) -> None:
-    """Refuse a temporary directory that somebody else has prepared (rule 3)."""
+    """Refuse a temporary directory that another user has prepared (rule 3)."""
     status = os.lstat(places.scratch)
     is_closed = (
         stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
@@ -214,14 +210,14 @@ def _check_borrowed(places: Places) -> None:
 
 
 def remove_borrowed(places: Places) -> None:
-    """Remove a directory of children's own that nobody would look for, if it is empty."""
+    """Remove the temporary directory of children, if it is empty."""
     if places.is_borrowed:
         with contextlib.suppress(OSError):
             Path(places.scratch).rmdir()
 
 
 class Predecessor(dict[str, int]):
-    """What the lock file said: ``pid``, ``create_time``, ``launchpad``, ... ."""
+    """The text of a lock file: ``pid``, ``create_time``, ``launchpad``, ... ."""
 
 
 class Locks(NamedTuple):
@@ -237,15 +233,15 @@ class Locks(NamedTuple):
 
 
 @contextlib.contextmanager
-def locked(
+def lock_directories(
     places: Places, launchpad_pid: int, held: Locks | None = None
 ) -> Iterator[tuple[Locks, Predecessor | None]]:
-    """Be alone with the directories; gives the locks and what a dead predecessor wrote.
+    """Lock the directories; yield the locks and a dead predecessor's record.
 
     Args:
-        places: which.
-        launchpad_pid: whom the next host is to look for, should this one die.
-        held: the locks, if this process has them from its program before.
+        places: the directories.
+        launchpad_pid: the process that the next host looks for if this one dies.
+        held: the locks that this process has from its program before.
 
     Raises:
         OSError: ``EADDRINUSE``: a living host has them; or a file cannot be made.
@@ -263,7 +259,7 @@ def locked(
                 stack.callback(os.close, fd)
         yield locks, before
         for fd in locks:
-            os.ftruncate(fd, 0)  # an orderly end leaves nobody to look for
+            os.ftruncate(fd, 0)  # after an orderly end there is no process to look for
 
 
 def _lock(path: str, stack: contextlib.ExitStack) -> int:

@@ -35,7 +35,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     fleet: FleetSection | None = None
 
     def places_written(self) -> frozenset[str]:
-        """Return every place in which children or their tools may write."""
+        """Return every path that children or their tools may write."""
         policies = self.policy.values()
         roots = chain.from_iterable((policy.root, policy.home) for policy in policies)
         workspaces = (sidecar.workspace for sidecar in self.sidecar.values())

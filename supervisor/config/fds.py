@@ -1,8 +1,8 @@
-"""``[tools]`` and ``[file_descriptor]``: what LLM fds a child's model has.
+"""``[tools]`` and ``[file_descriptor]``: LLM fds of a child's model.
 
 LLM fds are on if one of their tools is listed in ``[tools] enabled``, or with
-``[file_descriptor] enabled = true``; the latter without any tool is an error, for a model
-would be handed descriptors that it cannot read.
+``[file_descriptor] enabled = true``; the latter without any tool is an error: a model
+would get descriptors that it cannot read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROCESS_TOOLS = ("fork", "spawn")
-"""Tools of the tool loop that use descriptors and are no reason to have them."""
+"""Tools of the tool loop that use descriptors but do not turn them on."""
 
 FD_TOOLS = (
     *("read_fd", "fd_to_file", "search_fd", "rename_fd"),
@@ -30,7 +30,7 @@ FD_TOOLS = (
 """Tools that ``[tools] enabled`` may list."""
 
 NEED_MODEL = (*PROCESS_TOOLS, "summarize_fd")
-"""Tools that ask a model."""
+"""Tools that call a model."""
 
 MOST_CHECKPOINTS = 1000
 """As in ``supervisor.llmfd.checkpoints``, which is loaded only where LLM fds are on."""
@@ -64,7 +64,7 @@ class FileDescriptorSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def is_enabled(tools: ToolsSection, section: FileDescriptorSection | None) -> bool:
-    """Tell whether a host has LLM fds."""
+    """Return whether a host has LLM fds."""
     return _lists_any(tools) or bool(section is not None and section.enabled)
 
 
@@ -75,7 +75,7 @@ def _lists_any(tools: ToolsSection) -> bool:
 def check_file_descriptor(
     section: FileDescriptorSection,
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) of values that cannot be used."""
+    """Yield (key, reason) for each value that cannot be used."""
     for name in ("max_direct_output_chars", "default_page_size", "max_input_chars"):
         if getattr(section, name) < 1:
             yield name, "at least 1"
@@ -105,7 +105,7 @@ def _check_retention(section: FileDescriptorSection) -> Iterator[tuple[str, str]
 def check_tools(
     tools: ToolsSection, section: FileDescriptorSection | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) of what the two sections cannot mean together."""
+    """Yield (key, reason) of contradictions between the two sections."""
     if section is not None and section.enabled and not _lists_any(tools):
         text = "true, but [tools] enabled lists none of its tools; list read_fd"
         yield "file_descriptor.enabled", text
@@ -114,7 +114,7 @@ def check_tools(
 def odd_fds(
     tools: ToolsSection, section: FileDescriptorSection | None, *, has_model: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what can be used and looks like a mistake."""
+    """Yield (key, text) of probable mistakes."""
     yield from _odd_tools(tools, has_model=has_model)
     if section is None:
         return

@@ -1,4 +1,4 @@
-"""``[fleet]``: the daemon may be a node of a fleet; under which name, with which bounds."""
+"""``[fleet]``: the name and the bounds of a daemon that is a node of a fleet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):[0-9]{1,5}")
 class FleetQuotaSection(msgspec.Struct, forbid_unknown_fields=True):
     """``[fleet.quota]``; read where the directory runs.
 
-    What a token costs is said by each node's own ``[llm.quota]``.
+    The cost of a token is set in each node's own ``[llm.quota]``.
     """
 
     max_tokens: int | float | None = None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_CHILDREN = 100_000
-"""More could not have descriptors: each takes three of a million."""
+"""Most children: each takes three of a million descriptors."""
 
 
 class HostSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,13 +53,13 @@ def check_host(section: HostSection) -> Iterator[tuple[str, str]]:
 
 
 def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what ``[limits]`` can have and looks like a mistake."""
+    """Yield (key, text) of probable mistakes in ``[limits]``."""
     for text in odd_open_files(section.open_files_per_client):
         yield "open_files_per_client", text
     try:
         is_small = parse_size(section.payload_budget) < parse_size(section.write)
     except OptionError:
-        return  # a fault
+        return  # reported as a fault
     if is_small:
         text = (
             f"{section.payload_budget} is less than write ({section.write}): what is"

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 WINDOWS = ("run", "day", "never")
 
 APIS = ("chat", "responses", "messages")
-"""What a model can be asked by."""
+"""The APIs of models."""
 
 HOSTED_TOOLS = ("refuse", "drop", "pass")
-"""What becomes of tools that a provider runs itself."""
+"""The treatments of tools that a provider runs itself."""
 
 QUOTA_STATUSES = (429, 400)
-"""With which the endpoint refuses what cannot be paid."""
+"""The statuses with which the endpoint refuses an unpaid call."""
 
 BOUNDS = ("max_tokens", "max_completion_tokens")
 """The names under which servers take the bound on the output."""
@@ -35,13 +35,13 @@ DOOR_VARIABLES = (
     "ANTHROPIC_BASE_URL",
     "ANTHROPIC_AUTH_TOKEN",
 )
-"""What the endpoint sets for a child and its tools."""
+"""The variables that the endpoint sets for a child and its tools."""
 
 MOST_IMAGE_TOKENS = 1_000_000
-"""Of one image: as many as the longest context of today's models."""
+"""Most tokens of one image: the longest context of today's models."""
 
 MAX_TIMEOUT_S = 3600.0
-"""A call that may take longer than an hour is a mistake of units."""
+"""Longest timeout: more than an hour is a mistake of units."""
 
 
 class WeightsSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,7 +95,7 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
     timeout: str = "60s"
     endpoint: bool = False
     endpoint_port: int = 0
-    # None: as nothing is said, so that a recipe may say it.
+    # None: not set, so that a recipe may set it.
     quota_status: int | None = None
     hosted_tools: str | None = None
     api: str | list[str] | None = None
@@ -106,14 +106,14 @@ class LlmSection(msgspec.Struct, forbid_unknown_fields=True):
     presets: dict[str, PresetSection] = {}
 
     def restricted_model_for(self, api: str) -> str:
-        """Return the model that restricted children are given by an API."""
+        """Return the model of restricted children for an API."""
         found = self.restricted_model
         if isinstance(found, str):
             return found
         return found.get(api) or found.get("default") or self.default_model
 
     def key_files(self) -> Iterator[tuple[str, str]]:
-        """Yield (key, path) of each file of a key that is named, as it is written."""
+        """Yield (key, path) of each named key file, as written."""
         if self.api_key_file is not None:
             yield "api_key_file", self.api_key_file
         for name, model in self.models.items():
@@ -221,7 +221,7 @@ def _check_place(
         try:
             read_key(key_file)
         except NoCredentialsError:
-            return  # ``missing_credentials`` tells
+            return  # ``missing_credentials`` reports it
         except KeyFileError as why:
             yield f"{where}api_key_file", str(why)
 
@@ -254,7 +254,7 @@ def _check_weights(where: str, weights: WeightsSection) -> Iterator[tuple[str, s
 def check_policy(
     model: str | None, quota: float | None, image_tokens: int | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) of what a policy cannot say of the model."""
+    """Yield (key, reason) for each value of a policy that the model cannot have."""
     if model is not None and not model.strip():
         yield "model", "a model's name"
     if quota is not None and not (math.isfinite(quota) and quota >= 0):

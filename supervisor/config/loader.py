@@ -1,8 +1,8 @@
-"""The configuration file is read and checked, and each fault is found with its key.
+"""Reads and checks the configuration file; each fault has its key.
 
-A new section has its module ``config/SECTION.py`` with the Struct and a check that yields
-(key, reason), one field of ``Config`` and one line of ``_CHECKS``. A check of two sections
-is a function of ``crosschecks`` and one line of ``_CROSS_CHECKS``.
+A new section has its module ``config/SECTION.py`` with the Struct and a check that
+yields (key, reason), one field of ``Config`` and one line of ``_CHECKS``. A check of
+two sections is a function of ``crosschecks`` and one line of ``_CROSS_CHECKS``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "workspace": check_sections,
     "fleet": check_fleet,
 }
-"""Section -> what its values cannot be; called where the section is there."""
+"""Section -> check of its values; called if the section is there."""
 
 _CROSS_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
@@ -95,17 +95,17 @@ _CROSS_CHECKS: tuple[
     check_uses,
     check_bases,
 )
-"""What one section says of another; also told the document as it was read."""
+"""Checks of two sections; they get the document as well."""
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used: file, key, reason of all that is wrong.
+    """A configuration that cannot be used: file, key, reason of all faults.
 
     Attributes:
         path: the file.
         faults: in the order of the file; at least one.
-        config: what could be read of it, with defaults in place of what could not; None
-            if it is no TOML, or cannot be read.
+        config: the readable parts, with defaults for the others; None if the file is no
+            TOML, or cannot be read.
     """
 
     config: Config | None = None
@@ -120,11 +120,11 @@ class ConfigError(Exception):
 
 
 def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what can be used and looks like a mistake.
+    """Yield (key, text) of probable mistakes.
 
     Args:
-        config: as it was read; what is a fault gives no warning.
-        but: a policy that options go before: what they may change is told with them.
+        config: as it was read; a fault gives no warning.
+        but: a policy below options, which change it: its warnings come with theirs.
     """
     for key, text in odd_limits(config.limits):
         yield f"limits.{key}", text
@@ -148,12 +148,12 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
 
 
 def doubts(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what depends on where and when a host will run.
+    """Yield (key, text) of warnings that depend on where and when a host runs.
 
-    To be told before there is one: a host that runs knows, and says so itself.
+    For use before there is a host: a running host knows, and reports them itself.
 
     Args:
-        config: as it was read; what is a fault gives no doubt.
+        config: as it was read; a fault gives no doubt.
     """
     yield from odd_places_of_daemon(config.host)
     yield from missing_credentials(config)

@@ -1,4 +1,4 @@
-"""``[metrics]``: where figures are told, and whether people get a page."""
+"""``[metrics]``: the address of figures, and the page for people."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ EXAMPLE = "tcp://127.0.0.1:9464"
 
 
 class Address(NamedTuple):
-    """Where to listen; port 0 leaves the choice to the kernel."""
+    """An address to listen at; port 0 lets the kernel choose."""
 
     host: str
     port: int
 
 
 class MetricsSection(msgspec.Struct, forbid_unknown_fields=True):
-    """``[metrics]``; without the section nobody listens."""
+    """``[metrics]``; without the section there is no listener."""
 
     listen: str = EXAMPLE
     page: bool = False
 
 
 def parse_listen(text: str) -> Address:
-    """Return the address that ``listen`` names.
+    """Return the address in ``listen``.
 
     Raises:
-        OptionError: it is none, or not one of this machine's loopback.
+        OptionError: it is no address, or not one of this machine's loopback.
     """
     try:
         parts = urlsplit(text)
@@ -59,7 +59,7 @@ def parse_listen(text: str) -> Address:
 
 
 def _plain(host: str, port: int) -> str:
-    """Return an address as it is written, so that nothing else is in a text."""
+    """Return an address as it is written, so that a text can have nothing else."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 

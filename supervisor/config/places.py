@@ -1,14 +1,14 @@
-"""Roots, grants and workspaces: whether they are there, and what lies in what.
+"""Roots, grants and workspaces: whether they exist, and which lie in which.
 
 The checks that look at the file system, over all policies.
 
 Rules of this file.
 
-1. What is compared is what is there, by device and inode of a directory and all above it:
-   two texts can name one directory, by links, by ``..``, by a second mount of it (one of
-   a directory beneath it hides what is above).
-2. What is not there yet (a daemon makes its directories as it begins) is compared by what
-   of its path is there, and by the names that follow.
+1. Paths are compared by device and inode of a directory and of all above it: two texts
+   can name one directory, by links, by ``..``, or by a second mount of it (one of a
+   directory beneath it hides its parents).
+2. A path that does not exist yet (a daemon makes its directories) is compared by the
+   part that exists and the names that follow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hostlib.messages import remedy
 from hostlib.paths import absolute
 from supervisor.config.directories import places_of
-from supervisor.config.read import joined, not_a_directory
+from supervisor.config.read import directory_fault, joined
 from supervisor.spawn.request import SpawnError, find_executable
 
 if TYPE_CHECKING:
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 GRANTS = ("read", "write")
 
 BASE = "base"
-"""Of a workspace: its children see all that lies in it."""
+"""The right of a workspace: its children see all that lies in it."""
 
 _WRITTEN = ("root", "write", "home")
-"""What a policy's children may write."""
+"""The keys of a policy whose paths its children may write."""
 
 _BY_CALLS = ("home", "expose")
-"""What of a policy its children reach by system calls."""
+"""The keys of a policy whose paths its children reach by system calls."""
 
 _ENDS = ("", ".", "..")
-"""What follows the last slash of a name that only a directory has."""
+"""The last parts of names that only directories have."""
 
 _KEY_WITHIN = (
     "'{}' lies in '{}', where children or their tools work: walls without a mountns, or a"
@@ -56,32 +56,32 @@ _KEY_WITHIN = (
 
 
 class Place(NamedTuple):
-    """Where a path leads.
+    """The place of a path.
 
     Attributes:
-        path: as it is shown.
-        identities: what tells it and each directory above it from all others, itself
-            first (rules 1 and 2).
+        path: as shown.
+        identities: identifies it and each directory above it, itself first (rules 1
+            and 2).
     """
 
     path: str
     identities: tuple[tuple[object, ...], ...]
 
     def lies_in(self, other: Place) -> bool:
-        """Tell whether it is beneath another one; the same one is not."""
+        """Return whether it is beneath another one; the same one is not."""
         return other.identities[0] in self.identities[1:]
 
     def is_same(self, other: Place) -> bool:
-        """Tell whether both are one."""
+        """Return whether both are the same."""
         return self.identities[0] == other.identities[0]
 
 
 def place_of(path: str) -> Place:
-    """Return where a path leads.
+    """Return the place of a path.
 
     Raises:
-        OSError: above it is what this user may not see, links go round in a ring, or its
-            working directory is gone.
+        OSError: a directory above it is hidden from this user, links form a ring, or
+            its working directory is gone.
     """
     try:
         real = Path(path).resolve()
@@ -102,11 +102,11 @@ def place_of(path: str) -> Place:
     return Place(str(Path(path).absolute()), tuple(identities))
 
 
-def _not_to_be_granted(path: str, *, is_written: bool) -> str:
-    """Return why a grant cannot be held; what is no path at all is said elsewhere.
+def _grant_fault(path: str, *, is_written: bool) -> str:
+    """Return why a grant cannot be held; "" also for a text that is no path.
 
-    It is held for a moment, as a start does: a look by another way finds something else
-    (``pathlib`` drops the end of ``file/``, and the ring that links go round in).
+    It is held for a moment, as a start does: other checks find other things
+    (``pathlib`` drops the end of ``file/``, and the last link of a ring).
     """
     if not path or "\0" in path:
         return ""
@@ -137,15 +137,15 @@ def check_grants(
         where = f"policy.{joined(name)}"
         for key in GRANTS:
             for path in getattr(policy, key):
-                # What is to be read and written is held once, for both.
-                if why := _not_to_be_granted(path, is_written=path in policy.write):
+                # A path to be read and written is held once, for both.
+                if why := _grant_fault(path, is_written=path in policy.write):
                     yield f"{where}.{key}", why
 
 
 def check_exposed(
     config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each path that no child can be shown."""
+    """Yield (key, reason) for each path that cannot be shown to a child."""
     del document
     for name, policy in config.policy.items():
         if not policy.expose:
@@ -158,7 +158,7 @@ def check_exposed(
 
 
 def _is_possible(path: str) -> bool:
-    return bool(path) and "\0" not in path  # else it is told as no path
+    return bool(path) and "\0" not in path  # else it is reported as no path
 
 
 def check_workspaces(
@@ -169,22 +169,22 @@ def check_workspaces(
     for name, sidecar in config.sidecar.items():
         path = sidecar.workspace
         if path is None or not path.startswith("/") or "\0" in path:
-            continue  # what is no possible path is said elsewhere
-        if why := not_a_directory(path):
+            continue  # an impossible path is reported elsewhere
+        if why := directory_fault(path):
             yield f"sidecar.{joined(name)}.workspace", why
 
 
 def check_roots(
     config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each root that is none, or lies in another's."""
+    """Yield (key, reason) for each root that is no directory, or lies in another one."""
     del document
     roots: list[tuple[str, Place]] = []
     for name, policy in config.policy.items():
         if policy.root is None:
             continue
         where = f"policy.{joined(name)}.root"
-        if why := not_a_directory(policy.root):
+        if why := directory_fault(policy.root):
             yield where, why
             continue
         if not os.access(policy.root, os.X_OK, effective_ids=True):
@@ -192,11 +192,11 @@ def check_roots(
             continue
         try:
             root = place_of(policy.root)
-        except OSError as error:  # above it is what nobody may see
+        except OSError as error:  # a directory above it is hidden from this user
             yield where, f"cannot use {policy.root!r}: {error.strerror}"
             continue
         for owner, other in roots:
-            if why := in_one_another(root, other, owner):
+            if why := nesting_fault(root, other, owner):
                 yield where, why
         roots.append((name, root))
 
@@ -204,7 +204,7 @@ def check_roots(
 def check_bases(
     config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each base that cannot be one, or lies in another's."""
+    """Yield (key, reason) for each base that is unusable, or lies in another one."""
     del document
     seen: list[tuple[str, Place]] = []
     for name, section in config.workspace.items():
@@ -244,7 +244,7 @@ def _twice_in_a_policy(
 def _faults_of_base(base: str) -> Iterator[str]:
     if not base.startswith("/"):
         yield f"{base!r} depends on where the host is started; write an absolute path"
-    if why := not_a_directory(base):
+    if why := directory_fault(base):
         yield why
         return
     status = os.stat(base)  # noqa: PTH116 - as the others
@@ -254,8 +254,8 @@ def _faults_of_base(base: str) -> Iterator[str]:
         yield f"user {status.st_uid} owns {base!r}; name a directory of user {os.geteuid()}"
 
 
-def in_one_another(root: Place, other: Place, owner: str) -> str:
-    """Return why a root cannot be beside a policy's, if one lies in the other."""
+def nesting_fault(root: Place, other: Place, owner: str) -> str:
+    """Return why a root cannot be beside a policy's: one lies in the other."""
     if not (root.lies_in(other) or other.lies_in(root)):
         return ""
     return (
@@ -269,26 +269,26 @@ def beside_other_roots(config: Config, name: str, path: str) -> Iterator[str]:
 
     Args:
         config: checked.
-        name: the policy that the root is used with, whose own counts for nothing.
-        path: a directory that is there.
+        name: the policy of the root; its own root is ignored.
+        path: an existing directory.
 
     Raises:
-        OSError: above it is what this user may not see.
+        OSError: a directory above it is hidden from this user.
     """
     root = place_of(path)
     for owner, other in _roots(config):
-        if owner != name and (why := in_one_another(root, other, owner)):
+        if owner != name and (why := nesting_fault(root, other, owner)):
             yield why
 
 
 def odd_places(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what is there for two policies, or for none, and hardly meant."""
+    """Yield (key, text) of places of two policies, or of none: a probable mistake."""
     seen: list[tuple[str, Place]] = []
     roots = list(_roots(config))
     for name, root in roots:
         for owner, other in seen:
             if root.is_same(other):
-                yield f"policy.{joined(name)}.root", _shared(root, other, owner)
+                yield f"policy.{joined(name)}.root", _place_phrase(root, other, owner)
         seen.append((name, root))
     for name, policy in config.policy.items():
         others = [(owner, root) for owner, root in roots if owner != name]
@@ -299,9 +299,9 @@ def odd_places(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _yet_to_be_made(paths: Iterable[str]) -> Iterator[str]:
-    """Yield what is to be told of grants of a file that the child may make.
+    """Yield warnings about grants of a file that the child may make.
 
-    A directory whose name is misspelt is one, and all beneath it is out of reach then.
+    A directory with a misspelt name is one, and hides all beneath it.
     """
     for path in paths:
         if not os.path.exists(path):  # noqa: PTH110 - as it is
@@ -312,11 +312,11 @@ def _yet_to_be_made(paths: Iterable[str]) -> Iterator[str]:
 
 
 def reaching_roots(config: Config, name: str, paths: Iterable[str]) -> Iterator[str]:
-    """Yield what is to be told of what is written that reaches another policy's root.
+    """Yield warnings about written paths that reach another policy's root.
 
     Args:
         config: checked.
-        name: the policy that they are used with, whose own root counts for nothing.
+        name: the policy of the paths; its own root is ignored.
         paths: a root or grants to write.
     """
     yield from _reaching([(o, root) for o, root in _roots(config) if o != name], paths)
@@ -327,22 +327,24 @@ def _reaching(roots: list[tuple[str, Place]], paths: Iterable[str]) -> Iterator[
         try:
             place = place_of(path)
         except (OSError, ValueError):
-            continue  # the start says so
+            continue  # the start reports it
         for owner, root in roots:
             if place.is_same(root) or place.lies_in(root) or root.lies_in(place):
-                yield _shared(place, root, owner)
+                yield _place_phrase(place, root, owner)
 
 
 def _roots(config: Config) -> Iterator[tuple[str, Place]]:
-    """Yield the policies that have a root, and where it is."""
+    """Yield the policies that have a root, with its place."""
     for name, policy in config.policy.items():
         if policy.root:
-            with contextlib.suppress(OSError):  # gone by now, which its start says
+            with contextlib.suppress(
+                OSError
+            ):  # removed by now, which its start reports
                 yield name, place_of(policy.root)
 
 
-def _shared(place: Place, root: Place, owner: str) -> str:
-    """Word that a place is, holds or lies in a root."""
+def _place_phrase(place: Place, root: Place, owner: str) -> str:
+    """Return the text that a place is, holds or lies in a root."""
     if place.is_same(root):
         relation = "is"
     else:
@@ -355,7 +357,7 @@ def _shared(place: Place, root: Place, owner: str) -> str:
 
 
 def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of the files of keys that lie where children or tools may write."""
+    """Yield (key, text) of key files that lie where children or tools may write."""
     if config.llm is None:
         return
     from hostlib.keys import (  # noqa: PLC0415 - with that section
@@ -375,7 +377,7 @@ def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def odd_places_of_daemon(section: HostSection) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of places that lie elsewhere with each start from elsewhere."""
+    """Yield (key, text) of paths that depend on the working directory of a start."""
     for key in ("runtime_dir", "state_dir", "control"):
         path = getattr(section, key)
         if path is not None and not path.startswith("/"):
@@ -384,12 +386,12 @@ def odd_places_of_daemon(section: HostSection) -> Iterator[tuple[str, str]]:
 
 
 def odd_programs(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of programs that are not there, or nobody may execute."""
+    """Yield (key, text) of programs that are missing, or that cannot be executed."""
     for key, program, path, cwd in _programs(config):
         if not program or "\0" in program:
-            continue  # a fault
+            continue  # reported as a fault
         if cwd is None and "/" in program and not program.startswith("/"):
-            continue  # where the daemon will be, and what its child's root, is not known
+            continue  # the daemon's directory and its child's root are not known
         try:
             find_executable(program, path, cwd or "/")
         except SpawnError as why:
@@ -420,50 +422,50 @@ def _first(words: Sequence[str]) -> str:
 def check_own(
     config: Config, *, with_usual: bool = False, living: Places | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each root and grant that holds what is a daemon's own.
+    """Yield (key, reason) for each root and grant that holds a daemon's own places.
 
-    Likewise for what lies in it: other children's roots are there, logs and journal.
+    Those inside of one are refused as well: other children's roots, logs and journal.
 
     Args:
-        config: all of it.
-        with_usual: the places that a daemon has where nothing is written count as well.
-        living: a daemon's; these count, and not those that are written.
+        config: the whole one.
+        with_usual: whether the usual places of a daemon count as well.
+        living: the places of a daemon; they count instead of the written ones.
     """
     own = list(_own_places(config.host, living, with_usual=with_usual))
     for name, policy in config.policy.items():
-        for key, path in _named(policy):
-            if why := _reached(own, key, path):
+        for key, path in _policy_paths(policy):
+            if why := _find_refusal(own, key, path):
                 yield f"policy.{joined(name)}.{key}", why
     for name, section in config.workspace.items():
-        if why := _reached(own, BASE, section.base):
+        if why := _find_refusal(own, BASE, section.base):
             yield f"workspace.{joined(name)}.{BASE}", why
 
 
 def reaching_own(config: Config, key: str, paths: Iterable[str]) -> Iterator[str]:
-    """Yield what is to be told of a root or grants of ``run`` that reach a daemon's own.
+    """Yield warnings about roots or grants of ``run`` that reach a daemon's places.
 
     Args:
-        config: checked; what it names counts.
+        config: checked; its places count.
         key: ``root``, ``home``, ``read``, ``write`` or ``expose``.
-        paths: what they are.
+        paths: the values of that key.
     """
     own = list(_own_places(config.host, None, with_usual=False))
     for path in filter(None, paths):
-        if why := _reached(own, key, path):
+        if why := _find_refusal(own, key, path):
             yield why
 
 
-def _reached(own: Iterable[_Own], key: str, path: str) -> str:
+def _find_refusal(own: Iterable[_Own], key: str, path: str) -> str:
     """Return why a root or grant is too much; "" if it reaches nothing of a daemon's."""
     try:
         place = place_of(path)
     except (OSError, ValueError):
-        return ""  # is told as that
-    return next((why for its in own if (why := its.reached(place, key))), "")
+        return ""  # reported as that
+    return next((why for its in own if (why := its.refusal(place, key))), "")
 
 
-def _named(policy: PolicySection) -> Iterator[tuple[str, str]]:
-    """Yield (key, path) of a policy's root, HOME, grants and what it exposes."""
+def _policy_paths(policy: PolicySection) -> Iterator[tuple[str, str]]:
+    """Yield (key, path) of a policy's root, HOME, grants and exposed paths."""
     for key in ("root", "home"):
         if path := getattr(policy, key):
             yield key, path
@@ -472,14 +474,14 @@ def _named(policy: PolicySection) -> Iterator[tuple[str, str]]:
 
 
 class _Own(NamedTuple):
-    """A place of a daemon's.
+    """A place of a daemon.
 
     Attributes:
-        what: how it is called.
+        what: its name for messages.
         place: where it is.
-        loss: what children could do that have it.
-        keys: what of a policy may not reach it.
-        is_whole: all beneath it is the daemon's too.
+        loss: what children with it could do.
+        keys: the keys of a policy that may not reach it.
+        is_whole: whether all beneath it is the daemon's, too.
     """
 
     what: str
@@ -488,7 +490,7 @@ class _Own(NamedTuple):
     keys: tuple[str, ...]
     is_whole: bool = True
 
-    def reached(self, place: Place, key: str) -> str:
+    def refusal(self, place: Place, key: str) -> str:
         """Return why a root or grant is too much, if it holds this one or lies in it."""
         if key not in self.keys and key != BASE:
             return ""
@@ -508,7 +510,7 @@ class _Own(NamedTuple):
 def _own_places(
     section: HostSection, living: Places | None, *, with_usual: bool
 ) -> Iterator[_Own]:
-    """Yield what a daemon has for itself; what cannot be looked at is told by who makes it."""
+    """Yield a daemon's own places; unreadable ones are reported by their maker."""
     try:
         places = living or places_of(section, None)
     except (OSError, ValueError):

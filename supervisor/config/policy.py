@@ -31,7 +31,7 @@ _WORDS = {
 }
 
 _PUBLISH_WORDS = ("direct", "on-close")
-"""When a written file shows; what else stands in the list is a port to publish."""
+"""The words about publication; other words in the list are ports."""
 
 
 class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,7 +101,7 @@ def _check_publish(policy: PolicySection) -> Iterator[tuple[str, str]]:
 
 def _check_network(policy: PolicySection) -> Iterator[tuple[str, str]]:
     if isinstance(policy.network, str) and policy.network not in NETWORKS:
-        return  # told with the profile
+        return  # reported with the profile
     section = network_keys_of(policy)
     if section is None:
         for name, reason in network_limit_faults(policy.limits):
@@ -118,13 +118,13 @@ def network_word(policy: PolicySection) -> str | None:
 
 
 def publish_word(policy: PolicySection) -> str:
-    """Return when a written file shows."""
+    """Return when a written file becomes visible."""
     value = [policy.publish] if isinstance(policy.publish, str) else policy.publish
     return next((word for word in value if word in _PUBLISH_WORDS), _PUBLISH_WORDS[0])
 
 
 def network_keys_of(policy: PolicySection) -> NetworkSection | None:
-    """Return the keys that say what a policy's children reach; None if it is a word."""
+    """Return the keys of a network with rules; None if the policy has a word."""
     value = [] if isinstance(policy.publish, str) else policy.publish
     ports = [port for port in value if port not in _PUBLISH_WORDS]
     is_more = bool(policy.within or ports or policy.upstream or policy.proxy_env)
@@ -144,11 +144,11 @@ def network_keys_of(policy: PolicySection) -> NetworkSection | None:
 
 
 def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of a policy's limits that look like a mistake."""
+    """Yield (key, text) of a policy's limits that are probably a mistake."""
     try:
         limits = parse_limits(limit_texts(policy))
     except OptionError:
-        return  # a fault
+        return  # reported as a fault
     for text in odd_open_files(limits.open_files):
         yield "limits.open_files", text
 
@@ -181,5 +181,5 @@ def _tool(name: str) -> None:
 
 
 def limit_texts(policy: PolicySection) -> list[str]:
-    """Return a policy's limits as ``--limit`` would have them."""
+    """Return a policy's limits in the form of ``--limit``."""
     return [f"{name}={value}" for name, value in policy.limits.items()]

@@ -1,13 +1,13 @@
-"""Trying what profiles require, before any child is there: one start for each of them.
+"""Trials of the layers that profiles require: one start for each profile.
 
-The part of the check of a configuration that takes a launchpad.
+The part of checking a configuration that needs a launchpad.
 
 Rules of this file.
 
-1. A process of a trial has nothing of any child's, and becomes no program: where every
-   layer goes well, it is the program that fails.
-2. What fails for want of something that may be there in a moment (memory, too many
-   namespaces) says nothing of the machine: it is told as not tried, and refuses nothing.
+1. The process of a trial has nothing of a child and becomes no program: if every layer
+   succeeds, the exec fails.
+2. A failure for want of a temporary resource (memory, too many namespaces) says nothing
+   of the machine: it is reported as not tried, and refuses nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import trio
 
 from hostlib.user_values import Limits
 from supervisor.config.read import Fault
-from supervisor.config.sandbox import not_given
+from supervisor.config.sandbox import unavailable_phrase
 from supervisor.config.walls import requiring
 from supervisor.sandbox import groups as sandbox_groups
 from supervisor.sandbox import start
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
     from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 _NO_PROGRAM = "/"
-"""A directory: nothing that could be executed, by any user."""
+"""A directory: it cannot be executed by any user."""
 
 GROUPS_S = 1.0
-"""How long what a trial has made is waited for to be empty."""
+"""Longest wait until the groups of a trial are empty."""
 
 _numbers = itertools.count(1)
-"""Of trials of this process: two reloads may be under way."""
+"""Number of trials in this process: two reloads may run at the same time."""
 
 
 class Findings(NamedTuple):
-    """What came of trying all profiles of a configuration.
+    """The results of trying all profiles of a configuration.
 
     Attributes:
-        faults: what is required and cannot be had.
-        untried: (key, why) of what could not be tried.
+        faults: required layers that are not available.
+        untried: (key, reason) of those that could not be tried.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -63,11 +63,11 @@ class Findings(NamedTuple):
 async def try_profiles(
     launcher: Launcher, machine: Machine, config: Config
 ) -> Findings:
-    """Start something in each profile that requires a layer.
+    """Start a process in each profile that requires a layer.
 
     Args:
-        launcher: starts it.
-        machine: what is known of it; what it lacks is noted there.
+        launcher: starts them.
+        machine: records the layers that are lacking.
         config: checked.
 
     Raises:
@@ -84,7 +84,9 @@ async def try_profiles(
         why = found[profile.name, network]
         if why is not None and is_of_the_machine(why):
             is_required = why.stage in profile.required
-            text = not_given(why.stage, why.reason) if is_required else why.text
+            text = (
+                unavailable_phrase(why.stage, why.reason) if is_required else why.text
+            )
             faults.append(Fault(key, text))
         elif why is not None:
             text = f"what it requires could not be tried: {why.stage}: {why.reason}"
@@ -94,13 +96,13 @@ async def try_profiles(
 
 @asynccontextmanager
 async def _reserve() -> AsyncIterator[sandbox_groups.Reserve]:
-    """Have what makes groups, and removes them."""
+    """Yield the maker of groups, and remove the groups afterwards."""
     reserve = sandbox_groups.Reserve()
     try:
         yield reserve
-        # Who failed to become a program may still be on its way out of its groups.
+        # A process that failed to exec may still be in its groups.
         with trio.move_on_after(GROUPS_S):
-            while not reserve.tidy():  # noqa: ASYNC110 - the kernel tells nobody
+            while not reserve.tidy():  # noqa: ASYNC110 - the kernel has no event for it
                 await trio.sleep(0.005)
     finally:
         reserve.close()
@@ -113,12 +115,12 @@ async def _try(
     profile: Profile,
     network: str,
 ) -> SpawnError | None:
-    """Put a profile's layers on a process; return what failed that it requires."""
+    """Put a profile's layers on a process; return the failure of a required one."""
     try:
         await _start(launcher, machine, reserve, profile, network)
     except SpawnError as why:
         return None if why.stage == "exec" else why
-    except OSError as why:  # no descriptor, say (rule 2)
+    except OSError as why:  # no descriptor, for example (rule 2)
         reason = why.strerror or str(why)
         return SpawnError(why.errno or errno.EIO, "request", reason, reason)
     raise AssertionError("a directory was executed")
@@ -131,11 +133,11 @@ async def _start(
     profile: Profile,
     network: str,
 ) -> None:
-    """Start what can only fail; what it had is given back.
+    """Start a process that can only fail, and give its resources back.
 
     Raises:
         SpawnError: always.
-        OSError: something of the host's cannot be had for it.
+        OSError: a resource of the host is missing.
     """
     with ExitStack() as stack:
         groups = reserve.take(f"trial-{next(_numbers)}", Limits())
@@ -153,10 +155,10 @@ async def _start(
 
 
 def try_alone(launchpad: LaunchpadProcess, config: Config) -> Findings:
-    """Try the profiles of a configuration where there is no host.
+    """Try the profiles of a configuration without a host.
 
     Args:
-        launchpad: for this alone; it has ended afterwards.
+        launchpad: used for this only; it has ended afterwards.
         config: checked.
     """
     try:

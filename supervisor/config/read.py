@@ -1,12 +1,12 @@
-"""Turns a TOML document into Structs and finds all that is wrong with it at once.
+"""Turns a TOML document into Structs and finds all its faults at once.
 
 Unknown keys, missing keys and wrong types, each with its path.
 
 Rules of this file.
 
-1. Nothing stops at the first fault: each key is converted alone, and what cannot be
-   converted stands at its default, or is empty, while the others are looked at.
-2. A key's path is written as TOML would have it: ``policy.run.read``.
+1. A fault does not stop the reading: each key is converted alone; a key that cannot be
+   converted gets its default, or nothing.
+2. A key's path is written as in TOML: ``policy.run.read``.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _IN_TOML = {
     "date": "a date",
     "time": "a time",
 }
-"""What TOML calls the types that msgspec and Python speak of."""
+"""TOML's names of the types of msgspec and Python."""
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong with a configuration.
+    """One fault of a configuration.
 
     Attributes:
-        key: its path; empty where the whole file is meant.
-        reason: what is wrong and what would do, in one line.
+        key: its path; empty for the whole file.
+        reason: the fault and its remedy, in one line.
     """
 
     key: str
@@ -68,12 +68,12 @@ class Fault(NamedTuple):
 def joined(*parts: str) -> str:
     """Return a key's path; parts that are no bare keys are quoted (TOML 1.0, keys)."""
     return ".".join(
-        part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{_shown(part)}"'
+        part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{_quote(part)}"'
         for part in parts
     )
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -81,41 +81,41 @@ class Reader:
     """Reads one document.
 
     Attributes:
-        faults: what was wrong so far.
+        faults: the faults so far.
     """
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
 
     def has_told(self, key: str) -> bool:
-        """Tell whether a key could not be read: another value stands there (rule 1)."""
+        """Return whether a key could not be read, so that it has another value (rule 1)."""
         return any(key == its or key.startswith(f"{its}.") for its, _ in self.faults)
 
     def read(self, kind: Any, value: object, path: str = "") -> Any:
-        """Convert a value; what is wrong with it is noted.
+        """Convert a value; record its faults.
 
         Args:
-            kind: a Struct, a dict of them, or whatever msgspec can convert to.
-            value: as ``tomllib`` gives it.
-            path: the key it stands at.
+            kind: a Struct, a dict of them, or any type that msgspec converts to.
+            value: from ``tomllib``.
+            path: its key.
 
         Returns:
-            The converted value; ``msgspec.UNSET`` where there is none.
+            The converted value; ``msgspec.UNSET`` if there is none.
         """
-        kind = _required(kind)
+        kind = _inner_type(kind)
         if _is_struct(kind):
             return self._struct(kind, value, path)
         if get_origin(kind) is dict:
-            return self._named(get_args(kind)[1], value, path)
+            return self._convert_items(get_args(kind)[1], value, path)
         try:
             return msgspec.convert(value, type=kind)
         except msgspec.ValidationError as why:
-            self.faults.append(_worded(path, str(why)))
+            self.faults.append(_word_fault(path, str(why)))
             return msgspec.UNSET
 
     def _struct(self, kind: Any, value: object, path: str) -> Any:
         if not isinstance(value, dict):
-            self._expected("a table", value, path)
+            self._add_type_fault("a table", value, path)
             return msgspec.UNSET
         fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
         found: dict[str, Any] = {}
@@ -137,9 +137,9 @@ class Reader:
                     self.faults.append(Fault(where, "is missing"))
         return kind(**found)
 
-    def _named(self, kind: Any, value: object, path: str) -> Any:
+    def _convert_items(self, kind: Any, value: object, path: str) -> Any:
         if not isinstance(value, dict):
-            self._expected("a table", value, path)
+            self._add_type_fault("a table", value, path)
             return msgspec.UNSET
         found = {}
         for name, item in value.items():
@@ -148,14 +148,14 @@ class Reader:
                 found[name] = read
         return found
 
-    def _expected(self, what: str, value: object, path: str) -> None:
+    def _add_type_fault(self, what: str, value: object, path: str) -> None:
         given = type(value).__name__
         reason = f"expected {what}, got {_IN_TOML.get(given, given)}"
         self.faults.append(Fault(path, reason))
 
 
-def _required(kind: Any) -> Any:
-    """Return what an optional type is an option of; TOML has no null."""
+def _inner_type(kind: Any) -> Any:
+    """Return the type inside of an optional one; TOML has no null."""
     if get_origin(kind) in {Union, types.UnionType}:
         left = [part for part in get_args(kind) if part is not type(None)]
         if len(left) == 1:
@@ -167,25 +167,25 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _worded(path: str, text: str) -> Fault:
-    """Word what msgspec says: its own path is beneath the key's."""
+def _word_fault(path: str, text: str) -> Fault:
+    """Return msgspec's fault: its own path is beneath the key's."""
     match = _MSGSPEC_WHERE.search(text)
     where = path
     if match is not None:
         where += match["path"]
         text = text[: match.start()]
     text = text.replace("`", "")
-    return Fault(where, _in_toml(text[:1].lower() + text[1:]))
+    return Fault(where, _in_toml_words(text[:1].lower() + text[1:]))
 
 
-def _in_toml(text: str) -> str:
-    """Return what msgspec says of a type in the words of TOML, and what would do."""
+def _in_toml_words(text: str) -> str:
+    """Return msgspec's message about a type in the words of TOML, with a remedy."""
     match = _OTHER_TYPE.fullmatch(text)
     if match is None:
         return text
     wanted = match["wanted"].split(" | ")
     if "float" in wanted and "int" in wanted:
-        wanted.remove("int")  # is a number too
+        wanted.remove("int")  # covered by number
     words = " or ".join(_IN_TOML.get(name, name) for name in wanted)
     hint = "; write it in quotes" if wanted == ["str"] else ""
     return f"expected {words}, got {_IN_TOML.get(match['given'], match['given'])}{hint}"
@@ -202,17 +202,17 @@ def named(
 
 
 def names_of(document: Mapping[str, Any], section: str) -> Collection[str] | None:
-    """Return the names in a section as it was written, those with faults included.
+    """Return the names in a section as written, those with faults included.
 
     Returns:
-        None if the section is no table: nothing is known of its names.
+        None if the section is no table: its names are not known.
     """
     found = document.get(section, {})
     return found if isinstance(found, dict) else None
 
 
-def not_a_directory(path: str) -> str:
-    """Return why a path is no directory that is there; empty if it is one."""
+def directory_fault(path: str) -> str:
+    """Return why a path is no existing directory; empty if it is one."""
     if not path or "\0" in path:
         return f"not a path: {path!r}"
     try:
@@ -224,25 +224,27 @@ def not_a_directory(path: str) -> str:
     return "" if is_directory else f"{path!r} is not a directory"
 
 
-# The bytes of a configuration: a file's, or what a pipe brings that is already open.
+# The bytes of a configuration: a file's, or those of an open pipe.
 #
-# ``--config <(generate)`` is such a pipe: the shell writes ``/dev/fd/63`` for it.  It can be
-# read once, so a daemon that reloads can not use it.
+# ``--config <(generate)`` is such a pipe: the shell writes ``/dev/fd/63`` for it. It
+# can be\n# read once only, so a daemon that reloads cannot use it. read once, so a
+# daemon that reloads can not use it.
 #
 # Rules.
 #
-# 1. Nothing is read to an end that it may not have: neither a device nor a socket, no more
-#    than ``MOST_BYTES``, and of a pipe no longer than ``PIPE_S``.
-# 2. A FIFO is not opened at all: nobody may ever open its other end.
+# 1. Reads are bounded: no devices or sockets, at most ``MOST_BYTES``, and a pipe at
+# most\n# ``PIPE_S``.    than ``MOST_BYTES``, and of a pipe no longer than ``PIPE_S``.
+# 2. A FIFO is never opened: its other end may stay closed for ever.
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Longest file: room for a line of each of 100,000 children, the most that a host has."""
+"""Longest file: room for a line of each of 100,000 children, the most that a host
+has."""
 
 PIPE_S = 60.0
-"""Longest wait for what a pipe brings: who writes may have to ask for a secret first."""
+"""Longest wait for a pipe: its writer may have to ask for a secret first."""
 
 _NOTHING = os.makedev(1, 3)
-"""/dev/null, which many write for an empty file (null(4))."""
+"""/dev/null, which many users write for an empty file (null(4))."""
 
 _KINDS = {
     stat.S_IFIFO: "it is a pipe",
@@ -258,10 +260,10 @@ def text_of(path: str, *, once: bool) -> bytes:
 
     Args:
         path: a file, ``/dev/null``, or an open descriptor of a pipe.
-        once: it is not read again later.
+        once: whether it is not read again later.
 
     Raises:
-        OSError: there is none that can be read; ``strerror`` says why.
+        OSError: it cannot be read; ``strerror`` has the reason.
     """
     status = os.stat(path)  # noqa: PTH116 - a str, as the faults show it
     is_pipe = stat.S_ISFIFO(status.st_mode) and _is_open_already(path)
@@ -275,7 +277,7 @@ def text_of(path: str, *, once: bool) -> bytes:
         what = _KINDS[stat.S_IFMT(status.st_mode)]
         why = f"{what} and no file; write the configuration into one"
         raise OSError(errno.EINVAL, why)
-    # Without a wait, should it have become a FIFO by now.
+    # Without waiting, should it be a FIFO by now.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
         text = _all_of(file.fileno()) if is_pipe else file.read(MOST_BYTES + 1) or b""
@@ -285,7 +287,7 @@ def text_of(path: str, *, once: bool) -> bytes:
 
 
 def _is_open_already(path: str) -> bool:
-    """Tell whether a name stands for a pipe without one, open in this process."""
+    """Return whether a name stands for an unnamed pipe that is open in this process."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens no FIFO: open(2)
     try:
         return str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("pipe:")
@@ -294,7 +296,7 @@ def _is_open_already(path: str) -> bool:
 
 
 def _all_of(fd: int) -> bytes:
-    """Read a pipe to its end, or one byte more than a configuration may have."""
+    """Return the bytes of a pipe, at most one more than a configuration may have."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     deadline = time.monotonic() + PIPE_S
@@ -306,13 +308,13 @@ def _all_of(fd: int) -> bytes:
             raise OSError(errno.ETIMEDOUT, why)
         try:
             piece = os.read(fd, MOST_BYTES + 1 - len(text))
-        except BlockingIOError:  # somebody else reads it, too
+        except BlockingIOError:  # another process reads it, too
             continue
         if not piece:
             break
         text += piece
     if not text:
-        # The writer has failed, most likely; nothing means no limits at all.
+        # The writer has probably failed; an empty configuration would have no limits.
         why = "it is a pipe that brought nothing; write /dev/null for no configuration"
         raise OSError(errno.ENODATA, why)
     return bytes(text)

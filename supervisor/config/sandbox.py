@@ -1,4 +1,4 @@
-"""``[sandbox.NAME]``: named profiles; and how a profile is found by its name."""
+"""``[sandbox.NAME]``: named profiles, and the search for a profile by its name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
 NETWORKS = ("none", "host", "learn")
-"""The words of a policy's network; a list of rules stands for `RULES`."""
+"""The words of a policy's network; `RULES` stands for a list of rules."""
 RULES = "rules"
 
 _SERVED = (RULES, "learn")
@@ -49,7 +49,7 @@ class SandboxSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for what is wrong in ``[sandbox]``."""
+    """Yield (key, reason) for each fault in ``[sandbox]``."""
     for name, profile in section.items():
         where = joined(name)
         if name in PROFILES:
@@ -58,19 +58,21 @@ def check_sandboxes(section: Mapping[str, SandboxSection]) -> Iterator[tuple[str
             for layer in set(getattr(profile, key) or ()) - LAYERS.keys():
                 known = ", ".join(LAYERS)
                 yield f"{where}.{key}", f"no layer {layer!r}; there are {known}"
-        layers = named(name, profile.layers).layers  # some are in every profile
+        layers = named(name, profile.layers).layers  # some are part of every profile
         if not profile.unix_sockets and "seccomp" not in layers:
             why = "false is kept by the layer 'seccomp', which is not among the layers"
             yield f"{where}.unix_sockets", f"{why}; add it there"
-        for why in _not_to_be_had(profile.required, layers):
+        for why in _unavailable_layers(profile.required, layers):
             yield f"{where}.required", why
 
 
-def _not_to_be_had(required: Collection[str], layers: Collection[str]) -> Iterator[str]:
-    """Yield what is wrong with required layers on whatever machine."""
+def _unavailable_layers(
+    required: Collection[str], layers: Collection[str]
+) -> Iterator[str]:
+    """Yield faults of required layers that no machine can give."""
     for layer in required:
         if layer not in LAYERS:
-            continue  # is told as that
+            continue  # reported as that
         if layer not in layers:
             yield f"{layer!r} is required but not among the layers; add it there"
         elif layer in NEEDS_MOUNTNS and "mountns" not in layers:
@@ -81,12 +83,12 @@ def _not_to_be_had(required: Collection[str], layers: Collection[str]) -> Iterat
 def check_use(
     sandbox: str, network: str | None, known: Collection[str] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for what is wrong with a policy's sandbox and network.
+    """Yield (key, reason) for each fault of a policy's sandbox and network.
 
     Args:
-        sandbox: the profile that it names.
-        network: a word for it, also for rules; None for nothing said.
-        known: names of the configuration's own profiles; None if they cannot be told.
+        sandbox: the named profile.
+        network: a word for it, also for rules; None if not set.
+        known: names of the configuration's own profiles; None if not known.
     """
     if known is not None and sandbox not in (*PROFILES, *known):
         names = ", ".join(dict.fromkeys((*PROFILES, *known)))
@@ -105,8 +107,8 @@ def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, 
     """Yield (key, reason) if a policy's network contradicts the layers of its profile.
 
     Args:
-        profile: what the policy names.
-        network: as of ``check_use``.
+        profile: that of the policy.
+        network: as for ``check_use``.
     """
     if network in _SERVED and profile.layers:
         yield from _check_served(profile)
@@ -118,14 +120,14 @@ def check_network(profile: Profile, network: str | None) -> Iterator[tuple[str, 
             f"'none' contradicts sandbox {profile.name!r}, which keeps nobody from the"
         )
         if "netns" in profile.layers:
-            yield "network", f"{why} network here: {without_netns(profile)}"
+            yield "network", f"{why} network here: {netns_fault(profile)}"
         else:
             lacks = "without the layer netns or seccomp; add one to its layers"
             yield "network", f"{why} network {lacks}, or set network = 'host'"
 
 
 def _check_served(profile: Profile) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) where rules cannot be kept in a profile, as far as is known."""
+    """Yield (key, reason) if rules cannot be kept in a profile, as far as known."""
     for layer in SERVES_NETWORK:
         if layer not in profile.layers:
             why = f"sandbox {profile.name!r} lacks the layer {layer!r}"
@@ -137,21 +139,21 @@ def _check_served(profile: Profile) -> Iterator[tuple[str, str]]:
             return
 
 
-def without_netns(profile: Profile) -> str:
-    """Return why a profile has no netns here, and what does instead."""
+def netns_fault(profile: Profile) -> str:
+    """Return why a profile has no netns here, and the remedy."""
     why, how = no_netns(profile)
     return f"{why}; {how} seccomp to its layers, or set network = 'host'"
 
 
 _OF_GROUPS = ("cpus",)
-"""Limits that a group of processes keeps, and nothing else: no start without one."""
+"""Limits that only a group of processes keeps: no start without one."""
 
 
 def check_kept(profile: Profile, limits: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield (limit, reason) for each limit that nobody keeps in a profile, on whatever machine.
+    """Yield (limit, reason) for each limit that a profile keeps on no machine.
 
     Args:
-        profile: what a policy names.
+        profile: that of the policy.
         limits: names of the policy's limits.
     """
     for limit in _OF_GROUPS:
@@ -166,16 +168,16 @@ def check_kept(profile: Profile, limits: Collection[str]) -> Iterator[tuple[str,
             yield limit, f"{why}; add such layers, or leave the limit out"
 
 
-def no_way(profile: Profile, network: str | None, to: str, instead: str) -> str:
-    """Return why a profile leaves no way to a service; "" if it leaves one.
+def way_fault(profile: Profile, network: str | None, to: str, instead: str) -> str:
+    """Return why a profile has no way to a service; "" if it has one.
 
     Args:
-        profile: what a policy names.
+        profile: that of the policy.
         network: of the policy.
-        to: what, in words.
-        instead: what else can be done.
+        to: the service in words.
+        instead: the remedy.
     """
-    # In a net namespace of its own the child listens, for the host.
+    # In its own net namespace the child listens, for the host.
     if profile.unix_sockets or network == "host" or "netns" in foreseen(profile):
         return ""
     why = (
@@ -186,14 +188,14 @@ def no_way(profile: Profile, network: str | None, to: str, instead: str) -> str:
 
 
 def check_kernel(profile: Profile) -> Iterator[str]:
-    """Yield why this kernel, or who runs this, does not have what a profile requires.
+    """Yield why this kernel, or this user, does not have what a profile requires.
 
-    It is what can be told without a start: what the kernel gives to everybody or to
-    nobody, and what takes root, or nobody who is. The rest is tried (``profile_trials``).
+    Only what is known without a start: features that a kernel has or lacks for all
+    users, and those of root. The rest is tried (``profile_trials``).
     """
     is_root = os.geteuid() == 0
     if not profile.required and not (is_root and "uid" in profile.layers):
-        return  # what asks takes a moment to load
+        return  # the probe takes a moment to load
     from supervisor.sandbox import attempts  # noqa: PLC0415
 
     told = () if "mountns" in profile.layers else NEEDS_MOUNTNS  # as a profile's fault
@@ -205,12 +207,12 @@ def check_kernel(profile: Profile) -> Iterator[str]:
                 ask()
             except OSError as why:
                 left.remove(layer)
-                yield not_given(layer, str(why.strerror))
-    yield from _not_planned(profile, left)
+                yield unavailable_phrase(layer, str(why.strerror))
+    yield from _unplanned_layers(profile, left)
 
 
-def _not_planned(profile: Profile, left: set[str]) -> Iterator[str]:
-    """Yield what no plan can have, of the layers that are required and of root's ``uid``."""
+def _unplanned_layers(profile: Profile, left: set[str]) -> Iterator[str]:
+    """Yield required layers that no plan can have, root's ``uid`` included."""
     machine = Machine()
     while True:
         asked = replace(profile, required=frozenset(left))
@@ -221,22 +223,22 @@ def _not_planned(profile: Profile, left: set[str]) -> Iterator[str]:
             left.discard(why.stage)
             if why.stage == "uid":  # root's children have it, or do not start
                 profile = replace(profile, layers=profile.layers - {"uid"})
-            yield not_given(why.stage, why.reason) if is_required else why.text
+            yield unavailable_phrase(why.stage, why.reason) if is_required else why.text
         else:
             return
 
 
-def not_given(layer: str, why: str) -> str:
-    """Word that a layer is required that cannot be had here."""
+def unavailable_phrase(layer: str, why: str) -> str:
+    """Return the text that a required layer is not available here."""
     if layer == "userns" and os.geteuid() == 0:
-        # Nothing is missing: a host that is root has no use for it.
+        # Nothing is missing: a host of root does not need it.
         how = "take it out of 'required'"
         return f"{layer!r}, which is required, is not made here: {why}; {how}"
     return f"{layer!r}, which is required, is missing: {why}; it takes {LAYERS[layer]}"
 
 
 def profile_named(name: str, known: Mapping[str, SandboxSection]) -> Profile | None:
-    """Return a profile; None if there is none of that name."""
+    """Return a profile; None if there is none with that name."""
     if name in PROFILES:
         return PROFILES[name]
     section = known.get(name)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 BACKENDS = ("local", "docker", "podman")
-"""Where a sidecar may run; all but the first through the command of that name."""
+"""The backends of a sidecar; all but the first use the command of that name."""
 
 # Also the name of a container, which allows no more.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
@@ -55,7 +55,7 @@ def check_sidecars(
 
 
 def limit_texts(section: SidecarSection) -> list[str]:
-    """Return a sidecar's limits as ``--limit`` would have them."""
+    """Return a sidecar's limits in the form of ``--limit``."""
     return [f"{name}={value}" for name, value in section.limits.items()]
 
 

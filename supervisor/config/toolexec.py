@@ -1,6 +1,6 @@
-"""``[toolexec]`` and ``[toolexec.notify]``: their keys, and what their values can be.
+"""``[toolexec]`` and ``[toolexec.notify]``: keys and checks of values.
 
-What comes of them is in ``toolexec/configured.py``.
+``toolexec/configuration.py`` turns them into settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LEAST_LOG_BYTES = 1024 * 1024
-"""Smallest ``log_limit``: a window of a MiB is kept in any case."""
+"""Smallest ``log_limit``: a window of a MiB is always kept."""
 
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\[\]:/]+):(\d{1,5})")
 
@@ -44,7 +44,7 @@ class ToolexecSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_toolexec(section: ToolexecSection) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for what cannot be."""
+    """Yield (key, reason) for each value that cannot be used."""
     yield from named("listen", parse_listen, section.listen, OptionError)
     yield from named("timeout", parse_duration, section.timeout, OptionError)
     yield from named("log_limit", _log_limit, section.log_limit, OptionError)
@@ -63,7 +63,7 @@ def check_toolexec(section: ToolexecSection) -> Iterator[tuple[str, str]]:
 
 
 def parse_listen(texts: list[str]) -> tuple[bool, tuple[str, int] | None]:
-    """Return whether there are unix sockets, and where TCP listens.
+    """Return whether there are unix sockets, and the address for TCP.
 
     Raises:
         OptionError: one of the texts is no address.

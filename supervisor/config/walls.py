@@ -1,4 +1,4 @@
-"""Walls of policies and sidecars: what their profiles keep, leave open, or shut."""
+"""Walls of policies and sidecars: what their profiles keep and leave open."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from supervisor.config.sandbox import (
     check_kernel,
     check_network,
     check_use,
-    no_way,
+    netns_fault,
     profile_named,
-    without_netns,
+    way_fault,
 )
 from supervisor.sandbox.forecast import foreseen, keeps_network
 from supervisor.sandbox.plan import NONE, PROFILES
@@ -37,14 +37,14 @@ _LEASES = (
 def check_walls(
     config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each policy whose walls cannot be as it says."""
+    """Yield (key, reason) for each policy whose walls contradict it."""
     known = names_of(document, "sandbox")
     for name, policy in config.policy.items():
         network = network_word(policy)
         for key, why in check_use(policy.sandbox, network, known):
             yield f"policy.{joined(name)}.{key}", why
         profile = profile_named(policy.sandbox, config.sandbox)
-        if profile is not None:  # else a fault that is told elsewhere
+        if profile is not None:  # else a fault that is reported elsewhere
             for key, why in _check_network(profile, policy):
                 yield f"policy.{joined(name)}.{key}", why
             for limit, why in check_kept(profile, policy.limits):
@@ -66,10 +66,10 @@ def _check_network(
 def check_walls_of_sidecars(
     config: Config, document: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) for each sidecar whose profile this kernel does not have."""
+    """Yield (key, reason) for each sidecar whose profile this kernel lacks."""
     del document
     for name, sidecar in config.sidecar.items():
-        # One that is unknown is told elsewhere.
+        # An unknown one is reported elsewhere.
         for why in check_kernel(PROFILES.get(sidecar.sandbox, PROFILES[NONE])):
             yield f"sidecar.{joined(name)}.sandbox", why
 
@@ -84,47 +84,49 @@ def check_ways(
         if profile is None or config.toolexec is None or policy.tools == []:
             continue
         instead = "have a layer netns, or tools = []"
-        if why := no_way(profile, network_word(policy), "their tools", instead):
+        if why := way_fault(profile, network_word(policy), "their tools", instead):
             yield f"policy.{joined(name)}.sandbox", why
 
 
 def odd_walls(
     config: Config, profile: Profile, network: str | None, *, has_tools: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of what a policy's walls leave open, or shut, without its word.
+    """Yield (key, text) of surprising openings and gaps in a policy's walls.
 
     Args:
-        config: what is offered within them.
-        profile: what the policy names.
-        network: of the policy; None for nothing said.
-        has_tools: the policy does not say that there are none.
+        config: has the services within them.
+        profile: that of the policy.
+        network: of the policy; None if not set.
+        has_tools: whether the policy does not switch tools off.
     """
     if network is None and not keeps_network(profile):
         why = f"sandbox {profile.name!r} has neither the layer netns nor seccomp"
         why = f"{why}; add one to its layers, or set network = 'host'"
         if "netns" in profile.layers:
-            why = f"sandbox {profile.name!r} keeps nobody from it: {without_netns(profile)}"
+            why = (
+                f"sandbox {profile.name!r} keeps nobody from it: {netns_fault(profile)}"
+            )
         yield "network", f"its children have the host's network: {why}"
-    if profile.layers and "seccomp" not in profile.layers:  # of "none" everybody knows
+    if profile.layers and "seccomp" not in profile.layers:  # "none" is obvious
         yield "sandbox", f"sandbox {profile.name!r} lacks seccomp: {_LEASES}"
     if why := _open_directory(profile):
         text = "its children can change their working directory"
         yield "sandbox", f"{text}: sandbox {profile.name!r} {why}"
     what, instead = "the model but by FD 3", "or have a layer netns"
-    if config.llm is not None and (why := no_way(profile, network, what, instead)):
+    if config.llm is not None and (why := way_fault(profile, network, what, instead)):
         yield "sandbox", why
     if config.toolexec is not None and has_tools:
-        for text in _no_address(profile, network, config.toolexec.listen):
+        for text in _missing_address(profile, network, config.toolexec.listen):
             yield "sandbox", text
 
 
-def _no_address(
+def _missing_address(
     profile: Profile, network: str | None, listen: Collection[str]
 ) -> Iterator[str]:
-    """Yield what is to be told where children reach tools by TCP alone, and nobody listens.
+    """Yield a warning if children reach tools by TCP alone and no address is set.
 
     Args:
-        profile: what a policy names.
+        profile: that of the policy.
         network: of the policy.
         listen: of ``[toolexec]``.
     """
@@ -137,9 +139,9 @@ def _no_address(
 
 
 def _open_directory(profile: Profile) -> str:
-    """Return what lets a profile's children change their working directory; "" if kept."""
+    """Return why a profile's children may leave their working directory; "" if not."""
     layers = foreseen(profile)
-    if not profile.layers or "landlock" in layers:  # of "none" everybody knows
+    if not profile.layers or "landlock" in layers:  # "none" is obvious
         return ""
     if "mountns" not in layers:
         why = "has here neither the layer landlock nor mountns"
@@ -151,9 +153,9 @@ def _open_directory(profile: Profile) -> str:
 
 
 def odd_sidecars(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of commands with a network beside children that have none.
+    """Yield (key, text) of commands with a network beside children without one.
 
-    A sidecar's command acts on what children leave in a workspace that they share
+    A sidecar's command acts on files that children leave in a shared workspace
     (attack 49); a tool has its child's network.
     """
     alone = [
@@ -170,7 +172,7 @@ def odd_sidecars(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _is_kept_from(config: Config, policy: PolicySection) -> bool:
-    """Tell whether a policy's children have tools, and no network."""
+    """Return whether a policy's children have tools and no network."""
     profile = profile_named(policy.sandbox, config.sandbox)
     if profile is None or policy.network == "host" or policy.tools == []:
         return False
@@ -178,14 +180,14 @@ def _is_kept_from(config: Config, policy: PolicySection) -> bool:
 
 
 def requiring(config: Config) -> Iterator[tuple[str, Profile, str]]:
-    """Yield (key, profile, network) of each policy and sidecar that require a layer."""
+    """Yield (key, profile, network) of each policy and sidecar with a required layer."""
     for name, policy in config.policy.items():
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is not None and profile.required:
             key = f"policy.{joined(name)}.sandbox"
             yield key, profile, network_word(policy) or "none"
     for name, sidecar in config.sidecar.items():
-        # A fault of its name is told elsewhere.
+        # A fault of its name is reported elsewhere.
         profile = PROFILES.get(sidecar.sandbox)
         if profile is not None and profile.required and sidecar.backend == "local":
             yield f"sidecar.{joined(name)}.sandbox", profile, "host"

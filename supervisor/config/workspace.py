@@ -1,6 +1,6 @@
-"""``[workspace.NAME]``: directories in which children work, and what is set for them.
+"""``[workspace.NAME]``: directories in which children work, and their settings.
 
-The section, its faults, those of the directory, and which policies use it.
+The section, its faults, those of the directory, and the policies that use it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from supervisor.workspace.settings import WorkspaceSettings
 
 MOST_KEPT = 64
-"""Snapshots of one workspace: more layers are not stacked (spec WS15)."""
+"""Most snapshots of one workspace: more layers cannot be stacked (spec WS15)."""
 
 
 class WorkspaceLimits(msgspec.Struct, forbid_unknown_fields=True):
-    """``limits`` of a workspace: what its layer may hold."""
+    """``limits`` of a workspace: bounds of its layer."""
 
     bytes: int | str | None = None
     files: int | None = None
 
 
 class WorkspaceSection(msgspec.Struct, forbid_unknown_fields=True):
-    """``[workspace.NAME]``; ``guard`` takes the place of the usual patterns."""
+    """``[workspace.NAME]``; ``guard`` replaces the usual patterns."""
 
     base: str
     mode: str = "review"
@@ -77,7 +77,7 @@ def _faults(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
 
 
 def _faults_without_layer(section: WorkspaceSection) -> Iterator[tuple[str, str]]:
-    """Yield what a mode that shows the base itself cannot keep."""
+    """Yield the keys that a mode without a layer cannot keep."""
     reasons = {}
     if section.hide:
         reasons["hide"] = "shows the base itself, and hides nothing"
@@ -107,7 +107,7 @@ def check_pattern(pattern: str) -> None:
     """Refuse a text that is no pattern.
 
     Raises:
-        OptionError: it is none.
+        OptionError: it is no pattern.
     """
     from supervisor.workspace.selection import Patterns  # noqa: PLC0415 - with one
 
@@ -119,7 +119,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def settings_from(section: WorkspaceSection) -> WorkspaceSettings:
-    """Return what a checked section sets."""
+    """Return the settings of a checked section."""
     from supervisor.workspace.settings import USUAL, WorkspaceSettings  # noqa: PLC0415
 
     limits = section.limits
@@ -138,12 +138,12 @@ def settings_from(section: WorkspaceSection) -> WorkspaceSettings:
 def uses_of(
     names: Iterable[str], sections: Mapping[str, WorkspaceSection], state_dir: str
 ) -> tuple[WorkspaceUse, ...]:
-    """Return what a policy's children see, before anything was looked at on the disk.
+    """Return the workspaces of a policy's children, before a look at the disk.
 
     Args:
         names: of the workspaces.
         sections: of a checked configuration.
-        state_dir: where workspaces live.
+        state_dir: has the workspaces.
     """
     uses = []
     for name in names:

@@ -124,7 +124,7 @@ class DaemonOrders:
             why = f"cannot spawn {kept.name}"
             if child is None or child.failure is None:
                 raise OrderError(f"{why}: {kept.reason}")
-            under = kept.section.under_policy()
+            under = kept.section.policy_phrase()
             raise OrderError(f"{why}{under}: {child.failure.text}")
         return _describe_spawned(kept, child)
 

@@ -39,7 +39,7 @@ from supervisor.config.directories import (
     STAY,
     VARIABLE,
     Locks,
-    locked,
+    lock_directories,
     make_directories,
     places_from,
     places_of,
@@ -131,7 +131,9 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -
         hear_signals()
         make_directories(places)
         held = None if left is None else Locks(left.lock_fd, left.state_lock_fd)
-        locks, before = stack.enter_context(locked(places, launchpad.pid, held))
+        locks, before = stack.enter_context(
+            lock_directories(places, launchpad.pid, held)
+        )
         stack.callback(remove_borrowed, places)
         if left is None:
             for line in sweep(places, options.config, before, time.time()):

@@ -460,7 +460,7 @@ class KeptChild:
         return status
 
     def _record_failed_start(self, text: str) -> int:
-        self.reason = f"did not start{self.section.under_policy()}: {text}"
+        self.reason = f"did not start{self.section.policy_phrase()}: {text}"
         self.has_lived = False
         self.begun.set()
         self._host.log.write(

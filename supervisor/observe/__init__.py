@@ -1,1 +1,1 @@
-"""What a host tells of itself over HTTP: metrics, health, and a status page."""
+"""Reports of a host over HTTP: metrics, health, and a status page."""

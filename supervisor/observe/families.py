@@ -1,6 +1,6 @@
-"""Every figure that is told, in one list: its name, its meaning, its values now.
+"""Every figure of a host in one list: name, meaning, present values.
 
-A snapshot of a host as plain values, made in the loop.
+Takes a snapshot of a host as plain values, in the loop.
 
 Names follow the usage of Prometheus: ``_total`` only rises, ``_seconds`` and ``_bytes``
 are in those units.  ``docs/reference/observability.md`` lists them, and a test
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from supervisor.children.lifecycle import State
 from supervisor.fsproxy.counts import NAMES, Histogram
 from supervisor.fsproxy.ports import Accounting
-from supervisor.observe.registry import build_here, descriptors_open
+from supervisor.observe.registry import descriptors_open, find_build
 from supervisor.sandbox.plan import LAYERS
 from supervisor.spawn.restarts import DOWN
 from supervisor.usage.workspace_sizes import STATES
@@ -100,7 +100,7 @@ def _children(metrics: Metrics) -> Iterator[Family]:
     missing = Counter(
         layer for child in host.children.values() for layer in child.walls.lost
     )
-    yield _by(
+    yield _labelled(
         GAUGE,
         "sandhost_children_missing_layer",
         "Children that run without a sandbox layer of their profile, by layer",
@@ -113,7 +113,7 @@ def _children(metrics: Metrics) -> Iterator[Family]:
         "Children that were started",
         metrics.spawned,
     )
-    yield _by(
+    yield _labelled(
         COUNTER,
         "sandhost_child_exits",
         "Children that ended, by reason",
@@ -132,14 +132,14 @@ def _children(metrics: Metrics) -> Iterator[Family]:
         "Files that clients have open",
         len(host.fs.tables.files),
     )
-    yield _by(
+    yield _labelled(
         COUNTER,
         "sandhost_auto_closed_files",
         "Files closed for clients that were gone",
         "reason",
         metrics.auto_closed,
     )
-    yield _by(
+    yield _labelled(
         COUNTER,
         "sandhost_security_denials",
         "Requests for what a client may not reach",
@@ -151,14 +151,14 @@ def _children(metrics: Metrics) -> Iterator[Family]:
 def _requests(metrics: Metrics) -> Iterator[Family]:
     host = metrics.host
     counts = host.pump.counts
-    yield _by(
+    yield _labelled(
         COUNTER,
         "sandhost_requests",
         "Requests by command",
         "command",
         {name: counts.requests[index] for index, name in NAMES.items()},
     )
-    yield _by(
+    yield _labelled(
         COUNTER,
         "sandhost_request_errors",
         "Replies that were errors, by command",
@@ -230,7 +230,7 @@ def _memory(metrics: Metrics) -> Iterator[Family]:
         ("limit", "level"),
         tuple(metrics.limits.items()),
     )
-    yield _by(
+    yield _labelled(
         COUNTER,
         "sandhost_limit_refusals",
         "Requests that limits of children refused, by limit",
@@ -280,7 +280,7 @@ def _models(metrics: Metrics) -> Iterator[Family]:
             if (value := getattr(account, word)) is not None
         ),
     )
-    yield _by(
+    yield _labelled(
         COUNTER,
         "sandhost_quota_denials",
         "Calls that a quota did not allow",
@@ -296,14 +296,14 @@ def _executions(metrics: Metrics) -> Iterator[Family]:
         "Tool executions that began",
         metrics.executions,
     )
-    yield _by(
+    yield _labelled(
         COUNTER,
         "sandhost_executions_ended",
         "Tool executions that ended",
         "outcome",
         metrics.executions_ended,
     )
-    yield _by(
+    yield _labelled(
         COUNTER,
         "sandhost_sidecar_restarts",
         "Starts of sidecars after an end or a failure",
@@ -315,7 +315,7 @@ def _executions(metrics: Metrics) -> Iterator[Family]:
 def _workspaces(metrics: Metrics) -> Iterator[Family]:
     sizes = metrics.host.sizes
     total = sizes.total()
-    yield _by(
+    yield _labelled(
         GAUGE,
         "sandhost_workspaces",
         "Workspaces by state, where children that run have theirs",
@@ -388,7 +388,7 @@ def _process(metrics: Metrics) -> Iterator[Family]:
         GAUGE,
         "The versions of this program and of Python; always 1",
         ("version", "python"),
-        ((build_here(), 1),),
+        ((find_build(), 1),),
     )
     yield _one(
         GAUGE,
@@ -424,7 +424,7 @@ def _one(kind: str, name: str, about: str, value: float) -> Family:
     return Family(name, kind, about, (), (((), value),))
 
 
-def _by(
+def _labelled(
     kind: str, name: str, about: str, label: str, values: Mapping[str, float]
 ) -> Family:
     pairs = tuple(((key,), value) for key, value in values.items())

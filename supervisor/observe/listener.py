@@ -1,17 +1,15 @@
-"""The listener of ``[metrics]``: ``/metrics`` for scrapers, a page for people if wanted.
+"""The listener of ``[metrics]``: ``/metrics`` for scrapers, a page for people.
 
 HTTP/1.1, read-only, on loopback.
 
-Rules of this file.
-
-1. Only GET and HEAD, only names of this machine in ``Host``: a web page that a browser
-   on this machine has open cannot read the host's state through a name it controls.
-2. Of ``MAX_CONNECTIONS`` the one that idles longest makes room; a request must be there
-   within ``REQUEST_S``, an answer be taken within it.
-3. Snapshots are made in the loop, text of them in a worker thread: a scrape of 1,000
-   children holds the loop for half a millisecond.
-4. ``/events`` sends the page's parts while they change; who does not take them within
-   ``REQUEST_S`` is cut off.  With nobody there, nothing is looked at.
+1. Only GET and HEAD, and only names of this machine in ``Host``: a web page in a local
+   browser cannot read the host's state through a name that it controls.
+2. Of ``MAX_CONNECTIONS`` the one that idles longest is closed for a new one; a request
+   and the taking of an answer have ``REQUEST_S`` each.
+3. Snapshots are made in the loop, text in a worker thread: a scrape of 1,000 children
+   holds the loop for half a millisecond.
+4. ``/events`` sends changed parts of the page while a reader takes them in
+   ``REQUEST_S``.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from hostlib.listener import Server, make_room
 from hostlib.threads import in_thread
 from supervisor.config.metrics import parse_listen
 from supervisor.observe.families import families
-from supervisor.observe.registry import attach_metrics, build_here
+from supervisor.observe.registry import attach_metrics, find_build
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -42,19 +40,19 @@ if TYPE_CHECKING:
     from supervisor.observe.status_facts import Watch
 
 MAX_CONNECTIONS = 16
-"""At once: a scraper or two, and browsers that keep some open."""
+"""Most connections: a scraper or two, and browsers that keep some open."""
 
 MAX_STREAMS = 8
-"""Pages that are kept live at once."""
+"""Most live pages."""
 
 REQUEST_S = 10.0
-"""For a request that began, and for an answer to be taken."""
+"""Longest time for a request that began, and for taking an answer."""
 
 REFRESH_S = 1.0
-"""Between two looks for a live page."""
+"""Time between two looks for a live page."""
 
 SILENCE_S = 15.0
-"""After so long without news a live page gets a comment: one that is gone is noticed."""
+"""A silent live page gets a comment after this time: a closed one is noticed."""
 
 MAX_HEAD_BYTES = 8192
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -62,7 +60,7 @@ _TEXT = "text/plain; charset=utf-8"
 
 
 class Answer(NamedTuple):
-    """What is sent back.
+    """A response.
 
     Attributes:
         status: of HTTP.
@@ -82,19 +80,19 @@ async def serve_metrics(
     section: MetricsSection,
     task_status: trio.TaskStatus[Metrics] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Tell a host's figures until cancelled.
+    """Serve a host's figures until cancelled.
 
     Args:
-        host: whose figures.
-        section: where to listen; checked already.
-        task_status: told when it can be connected to; ``address`` is where.
+        host: has the figures.
+        section: the checked address.
+        task_status: started when it accepts connections; ``address`` is set.
 
     Raises:
-        OSError: nobody can listen there; ``strerror`` says where, why, what to do.
+        OSError: the address cannot be used; ``strerror`` has the reason and the remedy.
     """
     check_packages("serve [metrics]", "metrics")
     metrics = attach_metrics(host)
-    # Its imports take 50 ms, which a client's READ should not wait for.
+    # Its imports take 50 ms, and a client's READ would wait for them.
     render = await in_thread(_import_render)
     if section.page:
         await in_thread(_import_page)
@@ -160,7 +158,7 @@ class _Server:
             self._answers["/"] = self._page
 
     def descriptors(self) -> Iterable[tuple[int, str]]:
-        """Yield what the server holds of the host's descriptors."""
+        """Yield the server's descriptors of the host."""
         yield self._listener.socket.fileno(), "metrics listener"
         for fd in self._server.descriptors():
             yield fd, "metrics connection"
@@ -173,7 +171,7 @@ class _Server:
         connections = self._server.connections
         if len(connections) >= MAX_CONNECTIONS:
             longest = make_room(connections)
-            if longest is None:  # all are being served; one of them it has to be
+            if longest is None:  # all are being served: close one of them
                 longest = next(iter(connections))
                 longest.scope.cancel()
             connections.discard(longest)
@@ -195,7 +193,7 @@ class _Server:
             return False
         connection.begin()
         refusal = self._refusal(request)
-        if refusal is not None:  # a body is not waited for
+        if refusal is not None:  # without waiting for a body
             await _send(connection, refusal, is_last=True)
             return False
         while await connection.receive_piece():
@@ -304,7 +302,7 @@ _ALWAYS = (
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
-"""Headers of every answer: it is kept by nobody, and used by no other page."""
+"""Headers of every answer: no caching, no use by other pages."""
 
 
 _EVENTS_BEGIN = h11.Response(
@@ -335,5 +333,5 @@ def _import_page() -> None:
 def _import_render() -> Callable[..., tuple[bytes, str]]:
     from supervisor.observe.text import render  # noqa: PLC0415 - see ``serve_metrics``
 
-    build_here()
+    find_build()
     return render

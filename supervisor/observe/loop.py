@@ -2,9 +2,10 @@
 
 Rules of this file.
 
-1. The watchdog is fed by a task of the same loop that serves clients: a loop that does
-   not turn does not feed it, and the service manager kills the host.
-2. A state is news only when it lasts: stuck in the kernel for two samples, or stopped.
+1. The watchdog is fed by a task of the loop that serves clients: if the loop hangs, the
+   service manager kills the host.
+2. A state is reported only if it lasts: stuck in the kernel for two samples, or
+   stopped.
 3. One sample of each child tells both its state and how near it is to its limits.
 """
 
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from supervisor.usage.samples import ProcessIdentity, Samples
 
 LAG_INTERVAL_S = 0.5
-"""Between two looks at the lag; wakes an idle host twice a second."""
+"""Time between two looks at the lag; wakes an idle host twice a second."""
 
 LAG_WARNING_S = 0.25
-"""A client that waits so long notices."""
+"""Lag from which clients notice."""
 
 CONDITIONS = {
     "stopped": "stopped",
@@ -35,7 +36,7 @@ CONDITIONS = {
     "disk-sleep": "stuck",
     "zombie": "zombie",
 }
-"""psutil's word -> what the host calls it; other states are no news."""
+"""psutil's word -> the host's; other states are not reported."""
 
 
 class Lag:
@@ -87,10 +88,10 @@ async def feed_watchdog(notifier: Notifier, interval_s: float) -> None:
 
 
 class Conditions:
-    """Children that are stopped, stuck, zombies nobody reaps, or near their limits.
+    """Children that are stopped, stuck, unreaped zombies, or near their limits.
 
     Args:
-        host: whose children.
+        host: has the children.
     """
 
     def __init__(self, host: Host) -> None:
@@ -101,11 +102,11 @@ class Conditions:
         self._is_blind = False
 
     def row(self) -> dict[str, object]:
-        """Return what it costs as part of ``stats``."""
+        """Return its cost as part of ``stats``."""
         return {"watching_longest_s": round(self._watcher.longest_slice_s, 6)}
 
     async def run(self, interval_s: float) -> None:
-        """Sample and tell until cancelled."""
+        """Sample and report until cancelled."""
         while True:
             await trio.sleep(interval_s)
             owners = {
@@ -118,7 +119,7 @@ class Conditions:
             }
             try:
                 samples = await self._watcher.glance(owners, families)
-            except OSError as why:  # no descriptor for a moment: the next look tells
+            except OSError as why:  # no descriptor for a moment: the next look reports
                 self._blind(why)
                 continue
             self._is_blind = False
@@ -138,14 +139,14 @@ class Conditions:
                 child.limits.tell(samples.get(identity))
 
     def _blind(self, why: OSError) -> None:
-        """Say it once when children cannot be looked at."""
+        """Log once that children cannot be looked at."""
         if not self._is_blind:
             text = f"cannot look at the children: {why.strerror}; trying again"
             self._host.log.write("WARNING", text)
         self._is_blind = True
 
     def news(self, samples: Samples) -> dict[ProcessIdentity, str]:
-        """Return whose condition has lasted for two samples, or has passed (``well``)."""
+        """Return the conditions that lasted for two samples, or have passed (``well``)."""
         now = {
             identity: CONDITIONS[sample.state]
             for identity, sample in samples.items()

@@ -1,15 +1,13 @@
-"""What happened in a host, in figures: events counted, tables looked at, sums made.
+"""Figures of a host: counted events, tables, sums.
 
-A tap of the journal, and ``families``, a snapshot of every figure as plain values.
+Counts the events of the journal; ``families`` takes snapshots of every figure.
 
-Rules of this file.
-
-1. Whatever writes to the journal is counted by its events; a service needs nothing else.
-   The events are counted whether or not a journal is kept.
-2. A label has few values: a state, a command, a reason of a fixed list; a model's name,
-   of which ``MAX_NAMES`` are told apart.  No label holds a file's name, a command line
-   or an id: what children choose cannot make the host grow.
-3. A snapshot of 1,000 children takes the loop half a millisecond; text is made of it
+1. Each writer to the journal is counted by its events, whether a journal is kept or
+   not.
+2. A label has few values: a state, a command, a reason from a list, one of
+   ``MAX_NAMES`` models. No label holds a file's name, a command line or an id: children
+   cannot make the host grow.
+3. A snapshot of 1,000 children takes the loop half a millisecond; its text is made
    elsewhere.
 """
 
@@ -36,13 +34,13 @@ if TYPE_CHECKING:
     from supervisor.host import Host
 
 MAX_NAMES = 64
-"""Models that figures tell apart; those beyond are ``other``."""
+"""Models with figures of their own; further ones are ``other``."""
 
 RECENT_EVENTS = 50
 """Events that the status page shows."""
 
 LAG_INTERVAL_S = 1.0
-"""Between two looks at the loop; only where somebody scrapes figures does it wake up."""
+"""Time between two looks at the loop; only a scraped host wakes up for it."""
 
 
 class RecentEvent(NamedTuple):
@@ -51,7 +49,7 @@ class RecentEvent(NamedTuple):
     Attributes:
         at: seconds since the epoch.
         event: its name.
-        fields: what the journal is told of it.
+        fields: as in the journal.
     """
 
     at: float
@@ -61,12 +59,12 @@ class RecentEvent(NamedTuple):
 
 @dataclass(slots=True)
 class ChildTokens:
-    """What one child used of models.
+    """The use of models by one child.
 
     Attributes:
         calls: calls that were made for it.
         tokens: prompt and completion together.
-        denials: calls that its quota did not allow.
+        denials: calls that its quota refused.
     """
 
     calls: int = 0
@@ -91,8 +89,8 @@ class Build(NamedTuple):
 
 
 @cache
-def build_here() -> Build:
-    """Return what runs here; the first call reads a file or two."""
+def find_build() -> Build:
+    """Return this program and interpreter; the first call reads a file or two."""
     from importlib.metadata import (  # noqa: PLC0415 - 8 ms, for those who ask
         PackageNotFoundError,
         version,
@@ -106,9 +104,10 @@ def build_here() -> Build:
 
 
 def process_start_s() -> float:
-    """Return when this process was started, seconds since the epoch.
+    """Return when this process was started, in seconds since the epoch.
 
-    Source: proc(5), ``starttime`` of ``/proc/PID/stat`` and ``btime`` of ``/proc/stat``.
+    Source: proc(5), ``starttime`` of ``/proc/PID/stat`` and ``btime`` of
+        ``/proc/stat``.
     """
     since_boot = int(
         Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19]
@@ -121,10 +120,10 @@ def process_start_s() -> float:
 
 @dataclass(slots=True)
 class Metrics:
-    """The figures of one host beyond what its parts count themselves.
+    """The figures of one host that its parts do not count themselves.
 
     Attributes:
-        host: whose they are.
+        host: has the figures.
         spawned: children that were started.
         exits: children that ended, by reason.
         auto_closed: files closed for clients that were gone, by what ended them.
@@ -140,13 +139,13 @@ class Metrics:
         commits: of workspaces that were applied.
         conflicts: paths that commits could not take.
         lag: how late the loop was, looked at every ``LAG_INTERVAL_S``.
-        lag_last_s: as above, at the last look; None before the first.
-        lag_worst_s: as above, at the worst.
+        lag_last_s: the lag at the last look; None before the first.
+        lag_worst_s: the worst lag.
         started_s: when this process was started, seconds since the epoch.
         tokens: by child that is there.
         recent: the newest events.
-        changed: raised with every event.
-        address: where they are told, if they are.
+        changed: set with every event.
+        address: where they are served, if they are.
     """
 
     host: Host
@@ -177,7 +176,7 @@ class Metrics:
     _models: set[str] = field(default_factory=set)
 
     def take(self, event: str, fields: dict[str, Any]) -> None:
-        """Count an event; the journal's tap."""
+        """Count an event of the journal."""
         self.changed += 1
         self.recent.append(RecentEvent(time.time(), event, fields))
         count = _EVENTS.get(event)
@@ -185,7 +184,7 @@ class Metrics:
             count(self, fields)
 
     def model(self, name: object) -> str:
-        """Return what a model is called in figures (rule 2)."""
+        """Return a model's name in figures (rule 2)."""
         text = str(name)
         if text not in self._models:
             if len(self._models) >= MAX_NAMES:
@@ -194,10 +193,10 @@ class Metrics:
         return text
 
     def tokens_of(self, fields: dict[str, Any]) -> ChildTokens:
-        """Return the sums of the child that an event is about."""
+        """Return the sums of the child of an event."""
         child_id = str(fields.get("child_id"))
         if child_id not in self.host.children:
-            return ChildTokens()  # an answer that came after its end
+            return ChildTokens()  # an answer after its end
         return self.tokens.setdefault(child_id, ChildTokens())
 
     async def watch_lag(self) -> None:
@@ -215,7 +214,7 @@ class Metrics:
 
 
 def attach_metrics(host: Host) -> Metrics:
-    """Begin to count a host's events; what was before is not known."""
+    """Begin to count a host's events; earlier ones are not known."""
     found = host.metrics
     if not isinstance(found, Metrics):
         found = host.metrics = Metrics(host)
@@ -234,7 +233,7 @@ def exit_reason(fields: Mapping[str, Any]) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name, or its number where it has none."""
+    """Return a signal's name, or its number if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -242,8 +241,8 @@ def signal_name(number: int) -> str:
 
 
 def descriptors_open() -> int | None:
-    """Return how many descriptors this process has; None where the kernel is old."""
-    # Since Linux 6.2 the directory's size is their number, which saves reading it.
+    """Return the number of open descriptors; None on an old kernel."""
+    # Since Linux 6.2 the directory's size is their number.
     return Path("/proc/self/fd").stat().st_size or None
 
 
@@ -282,7 +281,7 @@ def _llm_called(metrics: Metrics, fields: dict[str, Any]) -> None:
     for kind in ("prompt", "cached", "cache_write", "completion", "reasoning"):
         tokens = int(fields.get(f"{kind}_tokens") or 0)
         metrics.llm_tokens[model, kind] += tokens
-        if kind in ("prompt", "completion"):  # the others are parts of these
+        if kind in ("prompt", "completion"):  # the other kinds are parts of these
             own.tokens += tokens
 
 
@@ -340,4 +339,4 @@ _EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
     "exec.ended": _exec_ended,
     "sidecar.restarting": _sidecar_restarting,
 }
-"""What is counted of which event; others are only shown."""
+"""The counter of each counted event; others are only shown."""

@@ -1,13 +1,13 @@
-"""What the status page shows, as plain values: looked at in the loop, drawn elsewhere.
+"""The facts of the status page as plain values, taken in the loop.
 
 Rules of this file.
 
-1. A page shows ``MAX_CHILDREN`` children at most, those that are down first, then the
-   busiest, and ``MAX_ROWS`` rows of other tables; only children that are shown are
-   sampled, so a page costs a host of 1,000 children what it costs one of 100.
+1. A page shows ``MAX_CHILDREN`` children at most, first those that are down, then the
+   busiest, and ``MAX_ROWS`` rows of other tables; only shown children are sampled, so a
+   host of 1,000 children pays as one of 100.
 2. Of a command only the program's name is shown: arguments may hold secrets, and every
    user of the machine can read a loopback port.
-3. Pages that are open at once share one look every ``FRESH_S``.
+3. Open pages share one look every ``FRESH_S``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from supervisor.fsproxy.ports import Accounting
-from supervisor.observe.registry import build_here
+from supervisor.observe.registry import find_build
 from supervisor.spawn.restarts import DOWN
 from supervisor.usage.samples import Watcher
 from vfs.filesystem import file_row
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 MAX_CHILDREN = 100
 MAX_DOWN = 50
-"""Of those, children that are down; they come first."""
+"""Most of those that are down; they come first."""
 
 MAX_ROWS = 50
-"""Of clients, and of files; more would be a page that nobody reads."""
+"""Most clients, and most files, of a page."""
 
 MAX_EVENTS = 30
 
 FRESH_S = 0.8
-"""So long a look serves all who ask; a little less than pages ask anew."""
+"""Time for which a look serves all pages; a little less than their interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Bar:
     """One bound and what is used of it.
 
     Attributes:
-        title: what of.
+        title: its subject.
         used: how much.
         limit: the bound; None where there is none.
-        is_bytes: sizes, not numbers.
-        reserved: beside what is used, taken for calls under way.
+        is_bytes: whether these are sizes.
+        reserved: beside the use, taken for calls under way.
         unit: of numbers, for people.
     """
 
@@ -69,10 +69,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class ChildFacts:
-    """One row of the table of children; None where there is nothing to tell.
+    """One row of the table of children; None for unknown values.
 
     Attributes:
-        last_error: of a child without a process, why it has none.
+        last_error: of a child without a process, the reason.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Facts:
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at a host for all pages that are open."""
+    """Looks at a host for all open pages."""
 
     metrics: Metrics
     _watcher: Watcher = field(default_factory=Watcher)
@@ -139,7 +139,7 @@ class Watch:
     _total_before: tuple[int, float] = (0, 0.0)
 
     async def look(self) -> Facts:
-        """Return what there is now, or was a moment ago."""
+        """Return the facts of now or of a moment ago."""
         async with self._looking:
             if self._facts is None or time.monotonic() - self._looked_s > FRESH_S:
                 self._facts = await self._look()
@@ -149,7 +149,7 @@ class Watch:
     async def _look(self) -> Facts:
         host = self.metrics.host
         down = sorted(host.absent_rows(), key=_gravity)
-        down_rows = tuple(_down(row) for row in down[:MAX_DOWN])
+        down_rows = tuple(_down_row(row) for row in down[:MAX_DOWN])
         children = sorted(host.children.values(), key=_requests, reverse=True)
         shown = children[: MAX_CHILDREN - len(down_rows)]
         samples = await self._watcher.sample(
@@ -177,7 +177,7 @@ class Watch:
                 max(0, len(files) - MAX_ROWS),
             ),
             tuple(reversed(self.metrics.recent))[:MAX_EVENTS],
-            *build_here(),
+            *find_build(),
             max(0.0, time.time() - self.metrics.started_s),
         )
 
@@ -260,8 +260,8 @@ def _gravity(row: Mapping[str, object]) -> int:
     return _GRAVITY.get(str(row["state"]), len(_GRAVITY))
 
 
-def _down(row: Mapping[str, object]) -> ChildFacts:
-    """Return the row of a child without a process, of its row in ``ps``."""
+def _down_row(row: Mapping[str, object]) -> ChildFacts:
+    """Return the row of a child without a process, from its row in ``ps``."""
     command, reason = row["command"], row["reason"]
     program = str(command[0]) if isinstance(command, list) and command else ""
     return ChildFacts(
@@ -294,12 +294,12 @@ def _program(command: str) -> str:
 
 
 def _requests(child: Child) -> int:
-    """Return how many requests came over a child's own connection: cheap for 1,000."""
+    """Return the number of requests on a child's own connection: cheap for 1,000."""
     return 0 if child.session is None else child.session.requests
 
 
 def _workspaces(rows: object) -> tuple[str | None, int | None, int | None]:
-    """Return the names of a child's workspaces, and the sums of what is changed."""
+    """Return the names of a child's workspaces, and the sums of their changes."""
     if not isinstance(rows, list) or not rows:
         return None, None, None
     names = ", ".join(str(row["name"]) for row in rows)
@@ -312,12 +312,12 @@ def _label(isolation: object) -> str:
 
 
 def _bars(child: Child) -> tuple[Bar, Bar]:
-    """Return what a child uses of its limits of open files and of growth."""
+    """Return the use of a child's limits of open files and of growth."""
     session = child.session
     ledger = Ledger() if session is None else session.client.ledger
     files, growth = ledger.open_files, ledger.size_bytes
     return (
         Bar("Files", files.used, files.limit, is_bytes=False),
-        # Below 0: of a child that removed more than it has made.
+        # Below 0 if a child has removed more than it has made.
         Bar("Growth", max(0, growth.used), growth.limit, is_bytes=True),
     )

@@ -1,13 +1,13 @@
-"""The status page: facts in, HTML out; one file, nothing from anywhere else.
+"""The status page: facts in, HTML out, in one file without other sources.
 
 Text, its style and the few lines of script that keep it live.
 
 Rules of this file.
 
-1. Whatever comes from a child passes ``_text``: no control characters, at most
-   ``MAX_CHARS``, escaped.  There is no other way into the page.
-2. The policy allows this style and this script by their hashes, connections to where the
-   page came from, and nothing else: what slipped through rule 1 could not run.
+1. Every text of a child passes ``_text``: no control characters, at most ``MAX_CHARS``,
+   escaped. There is no other way into the page.
+2. The policy allows this style and this script by their hashes, and connections to the
+   page's origin: text that passed rule 1 could still not run.
 3. Pictures are inline SVG.  Without the script the page is there, sorts and filters by
    its address, and does not move.
 """
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from supervisor.observe.status_facts import Bar, ChildFacts, Facts
 
 MAX_CHARS = 160
-"""Of one text; a name may have 4,096."""
+"""Longest text; a name may have 4,096 characters."""
 
 NEARLY = 0.8
-"""A bar that is fuller is drawn as a warning."""
+"""Part of a bound from which its bar is a warning."""
 
 
 def _hash(text: str) -> str:
@@ -60,11 +60,12 @@ POLICY = "; ".join(
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a reader wants the tables; the script does the same without asking anew.
+    """The reader's view of the tables; the script does the same without a request.
 
     Attributes:
-        sort: the key of a column, with ``-`` before it for the largest first; else as is.
-        words: rows without these are left out.
+        sort: the key of a column, with ``-`` before it for the largest first; else as
+            is.
+        words: texts that shown rows contain.
     """
 
     sort: str = ""
@@ -75,7 +76,7 @@ class View:
         """The column's key."""
         return self.sort.removeprefix("-")
 
-    def toggled(self, key: str, *, is_number: bool) -> str:
+    def toggle_query(self, key: str, *, is_number: bool) -> str:
         """Return the query of a link that sorts by a column, or the other way round."""
         first, second = ("-", "") if is_number else ("", "-")
         sign = second if self.sort == first + key else first
@@ -83,7 +84,7 @@ class View:
 
 
 def view_of(query: str) -> View:
-    """Return what the query of an address asks for; what is unknown is left out."""
+    """Return the view in the query of an address; unknown parts are ignored."""
     asked = dict(parse_qsl(query))
     sort = asked.get("sort", "")
     return View(
@@ -112,7 +113,7 @@ def page(facts: Facts, view: View = View()) -> str:
 
 
 def live_part(facts: Facts, view: View = View()) -> str:
-    """Return what changes: everything beneath the head, without line ends."""
+    """Return the changing part: everything beneath the head, without line ends."""
     told = (("up", _duration(facts.up_s)), *facts.totals)
     totals = "".join(
         f"<div><dt>{_text(word)}</dt><dd>{_text(figure)}</dd></div>"
@@ -204,9 +205,9 @@ class Head(NamedTuple):
 
     Attributes:
         title: with its unit, where cells do not have theirs.
-        key: what it is sorted by in an address.
-        is_number: it holds figures.
-        is_long: it holds sentences, which are wrapped.
+        key: of sorting, in an address.
+        is_number: whether it holds figures.
+        is_long: whether it holds sentences, which are wrapped.
     """
 
     title: str
@@ -216,11 +217,11 @@ class Head(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What stands in a column of one row.
+    """One cell of a row.
 
     Attributes:
         html: escaped.
-        value: what it is sorted by; None where nothing is known.
+        value: for sorting; None if unknown.
     """
 
     html: str
@@ -270,7 +271,7 @@ def _section(
     more: int,
     view: View,
 ) -> str:
-    body = "".join(_row(heads, cells) for cells in _arranged(heads, rows, view))
+    body = "".join(_row(heads, cells) for cells in _arrange(heads, rows, view))
     if not body:
         return f'<section><h2>{title}</h2><p class="none">none</p></section>'
     head = "".join(_head(head, view) for head in heads)
@@ -281,10 +282,10 @@ def _section(
     )
 
 
-def _arranged(
+def _arrange(
     heads: Sequence[Head], rows: Iterable[Sequence[Cell]], view: View
 ) -> list[Sequence[Cell]]:
-    """Return the rows that a reader wants, in the order that is wanted."""
+    """Return the rows of a view, in its order."""
     words = escape(view.words).casefold()
     shown = [row for row in rows if words in _plain(row)]
     keys = [head.key for head in heads]
@@ -297,7 +298,7 @@ def _arranged(
 
 
 def _plain(row: Sequence[Cell]) -> str:
-    """Return what a reader sees of a row, for the filter."""
+    """Return the visible text of a row, for the filter."""
     return _TAG.sub("", " ".join(cell.html for cell in row)).casefold()
 
 
@@ -314,7 +315,7 @@ def _head(head: Head, view: View) -> str:
     if view.key == head.key:
         way = "descending" if view.sort.startswith("-") else "ascending"
         sorted_so = f' aria-sort="{way}"'
-    link = escape(view.toggled(head.key, is_number=head.is_number))
+    link = escape(view.toggle_query(head.key, is_number=head.is_number))
     return (
         f'<th scope="col" data-sort="{head.key}"{_class(head)}{sorted_so}>'
         f'<a href="?{link}">{head.title}</a></th>'
@@ -331,7 +332,7 @@ def _row(heads: Sequence[Head], cells: Sequence[Cell]) -> str:
 
 
 def _value(cell: Cell) -> str:
-    """Return what the script sorts by; it takes texts from the cell itself."""
+    """Return the script's sort key; for texts it uses the cell itself."""
     if isinstance(cell.value, str):
         return ""
     return f' data-value="{"" if cell.value is None else cell.value}"'
@@ -455,7 +456,7 @@ _TOLD = frozenset(
         "completion_tokens", "latency_ms", "tool", "exec_id", "timed_out", "condition", "lag_s",
     }
 )  # fmt: skip
-"""Fields that are shown; a command line is not (rule 2 of ``observe.status_facts``)."""
+"""Shown fields; a command line is not (rule 2 of ``observe.status_facts``)."""
 
 _DENIED = ("security.denied", "command")
-"""Here the command is a word of the wire."""
+"""Events whose command is a word of the wire."""

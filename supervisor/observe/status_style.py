@@ -1,4 +1,4 @@
-"""The status page's style and script; the page's policy allows them by their hashes."""
+"""Style and script of the status page, which its policy allows by their hashes."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 Rules of this file.
 
-1. A line on a terminal is never longer than the terminal is wide, so it is never wrapped:
-   columns of long text give way, and say so with ``~`` at their end; where that is not
-   enough, columns that matter less are left out. Over a pipe nothing is cut.
-2. What children may choose (names, words of commands) is shown without control
-   characters: none reaches the terminal (attack 13).
+1. A line is never longer than the terminal is wide: long texts are cut, with ``~`` at
+   their end; if that is not enough, lesser columns are left out. Over a pipe nothing is
+   cut.
+2. Texts of children (names, words of commands) are shown without control characters:
+   none reaches the terminal (attack 13).
 3. JSON is the rows themselves, with the contract's names (spec S1).
 4. rich draws on a terminal only, and is imported then.
 """
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 WIDTH = 80
-"""Columns of a report in sentences; of a terminal that does not tell."""
+"""Columns of a report in sentences, on any terminal."""
 
 NARROWEST = 8
-"""What a column that gives way keeps at least."""
+"""Least width of a column that can be cut."""
 
 ROOMY = 12
-"""What it has at least while there are columns to leave out."""
+"""Its least width while other columns can be left out."""
 
 NOTHING = "-"
-"""Stands in a cell that has nothing to show."""
+"""The text of an empty cell."""
 
 CUT = "~"
-"""Stands for what a cell had no room for."""
+"""The end of a text that was cut."""
 
 Row = dict[str, Any]
 
@@ -47,11 +47,11 @@ class Column(NamedTuple):
 
     Attributes:
         title: its head.
-        cell: makes its text of a row.
-        is_right: for numbers.
-        gives_way: is cut when the line would be too long.
-        goes: is left out then, those of a higher number first; 0: never.
-        is_seldom: is left out where no row has anything to show there.
+        cell: returns its text for a row.
+        is_right: whether it is right-aligned, for numbers.
+        gives_way: whether it is cut in a long line.
+        goes: order of leaving out, higher numbers first; 0 for never.
+        is_seldom: whether it is left out if all its cells are empty.
     """
 
     title: str
@@ -63,9 +63,9 @@ class Column(NamedTuple):
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal that stdout is; None if it is none.
+    """Return the width of the terminal on stdout; None if it is none.
 
-    ``$COLUMNS`` goes before what the terminal says.
+    ``$COLUMNS`` takes precedence.
     """
     if sys.stdout is None or not sys.stdout.isatty():
         return None
@@ -83,9 +83,9 @@ def render(
 
     Args:
         kind: ``ps``, ``clients``, ``files``, ``quota`` or ``workspaces``.
-        rows: as the control socket gives them.
-        terminal: the text goes to one, so it may be drawn.
-        width: columns that there are; None: as many as it takes.
+        rows: from the control socket.
+        terminal: whether the text goes to one, so that it may be coloured.
+        width: columns of the terminal; None for as many as needed.
     """
     return render_columns(TABLES[kind], rows, terminal=terminal, width=width)
 
@@ -109,22 +109,22 @@ def render_columns(
         widths = _widths(lines)
         width = sum(widths) + len(widths)
     else:
-        shown = _shown(columns, _widths(lines), width)
+        shown = _choose_columns(columns, _widths(lines), width)
         columns = [columns[index] for index in shown]
         lines = [[line[index] for index in shown] for line in lines]
         widths = _fit(columns, _widths(lines), width)
     if terminal:
-        return _drawn(columns, lines, widths, width)
+        return _draw(columns, lines, widths, width)
     return "".join(_line(columns, line, widths, width) + "\n" for line in lines)
 
 
-def as_json(result: object) -> str:
-    """Return what a host answered as JSON in ASCII, with a last LF."""
+def to_json(result: object) -> str:
+    """Return a host's answer as JSON in ASCII, with a last LF."""
     return json.dumps(result, indent=2) + "\n"
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal might obey, or what is no character, by ``?``."""
+    """Replace control characters, and invalid ones, by ``?``."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -132,7 +132,7 @@ def printable(text: str) -> str:
 
 
 def _cells(text: str) -> int:
-    """Return how many columns a text takes on a terminal."""
+    """Return the number of columns of a text on a terminal."""
     return sum(_char_cells(c) for c in text)
 
 
@@ -146,8 +146,10 @@ def _widths(lines: list[list[str]]) -> list[int]:
     return [max(map(_cells, column)) for column in zip(*lines, strict=True)]
 
 
-def _shown(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:
-    """Return the indices of the columns that there is room for."""
+def _choose_columns(
+    columns: Sequence[Column], widths: list[int], width: int
+) -> list[int]:
+    """Return the indices of the columns that fit."""
     least = [
         min(size, ROOMY) if column.gives_way else size
         for column, size in zip(columns, widths, strict=True)
@@ -161,7 +163,7 @@ def _shown(columns: Sequence[Column], widths: list[int], width: int) -> list[int
 
 
 def _fit(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:
-    """Share the room that is left among the columns that give way, the short ones first."""
+    """Share the remaining width among the columns that can be cut, short ones first."""
     giving = [index for index, column in enumerate(columns) if column.gives_way]
     fixed = sum(size + 1 for size in widths) - 1 - sum(widths[i] for i in giving)
     room = width - fixed
@@ -177,13 +179,13 @@ def _line(
     columns: Sequence[Column], cells: list[str], widths: list[int], width: int
 ) -> str:
     texts = [
-        _aligned(_cut(text, room), room, is_right=column.is_right)
+        _align(_cut(text, room), room, is_right=column.is_right)
         for column, text, room in zip(columns, cells, widths, strict=True)
     ]
     return _cut(" ".join(texts).rstrip(), width)
 
 
-def _aligned(text: str, room: int, *, is_right: bool) -> str:
+def _align(text: str, room: int, *, is_right: bool) -> str:
     blanks = " " * (room - _cells(text))
     return blanks + text if is_right else text + blanks
 
@@ -201,21 +203,21 @@ def _cut(text: str, room: int) -> str:
     return kept + CUT
 
 
-def _drawn(
+def _draw(
     columns: Sequence[Column], lines: list[list[str]], widths: list[int], width: int
 ) -> str:
-    """Lay out as for a file, and let rich set off the head and what people look for."""
+    """Lay out as for a file, and let rich set off the head and important words."""
     from rich.console import Console  # noqa: PLC0415 - rule 4
     from rich.text import Text  # noqa: PLC0415
 
     drawn = Text(no_wrap=True, overflow="crop")
     for number, line in enumerate(lines):
-        # Text: what looks like markup in a name is none.
+        # Text: markup in a name is plain text.
         text = Text(_line(columns, line, widths, width))
         if number == 0:
             text.stylize("bold")
         else:
-            text.stylize("cyan", 0, len(_aligned(line[0], widths[0], is_right=False)))
+            text.stylize("cyan", 0, len(_align(line[0], widths[0], is_right=False)))
         drawn.append_text(text).append("\n")
     console = Console(force_terminal=True, width=width, highlight=False)
     with console.capture() as captured:
@@ -260,7 +262,7 @@ def _seconds(time_s: float) -> str:
 
 
 def _instant(key: str) -> Callable[[Row], str]:
-    """Show an RFC 3339 instant to the second."""
+    """Return a cell that shows an RFC 3339 instant to the second."""
 
     def cell(row: Row) -> str:
         text = str(row.get(key) or "-")
@@ -270,7 +272,7 @@ def _instant(key: str) -> Callable[[Row], str]:
 
 
 def _tokens(key: str) -> Callable[[Row], str]:
-    """Show weighted tokens."""
+    """Return a cell that shows weighted tokens."""
 
     def cell(row: Row) -> str:
         value = row.get(key)
@@ -279,12 +281,12 @@ def _tokens(key: str) -> Callable[[Row], str]:
     return cell
 
 
-def _yes_no(key: str) -> Callable[[Row], str]:
+def _flag(key: str) -> Callable[[Row], str]:
     return lambda row: "yes" if row.get(key) else "no"
 
 
 def _state(row: Row) -> str:
-    """Show the life cycle's word, and the process's where it says more."""
+    """Return the state, with the process's own where that says more."""
     of_process = (row.get("usage") or {}).get("state")
     state = str(row.get("state"))
     if of_process == "disk-sleep":
@@ -293,13 +295,13 @@ def _state(row: Row) -> str:
 
 
 def _state_of_workspace(row: Row) -> str:
-    """Show what a workspace is, and who has it."""
+    """Return the state of a workspace, and its child."""
     child = row.get("child")
     return f"{row['state']} by {child}" if child else str(row["state"])
 
 
 def workspace_names(row: Row) -> str:
-    """Show the workspaces that a child has."""
+    """Return the workspaces of a child."""
     return ", ".join(str(one["name"]) for one in row.get("workspaces") or ()) or "-"
 
 
@@ -316,13 +318,13 @@ def workspace_sum(key: str, show: Callable[[Any], str] = str) -> Callable[[Row],
 
 
 def _isolation(row: Row) -> str:
-    """Show the profile, and how many of its layers this machine did not give."""
+    """Return the profile, and the number of layers that this machine lacks."""
     isolation = row.get("isolation") or {}
     return str(isolation.get("label") or isolation.get("profile") or "-")
 
 
 def _uptime(row: Row) -> str:
-    """Show for how long the child's process has been there."""
+    """Return the age of the child's process."""
     started = row.get("started_at")
     if row.get("pid") is None or not started:
         return "-"
@@ -331,7 +333,7 @@ def _uptime(row: Row) -> str:
 
 
 def _network(row: Row) -> str:
-    """Show what a child may reach, and how often it was refused something."""
+    """Return the network of a child, and the number of refusals."""
     network = row.get("network") or {}
     refused = network.get("refused")
     mode = network.get("mode", "none")
@@ -400,7 +402,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("MODE", _plain("mode")),
         Column("CLIENT", _plain("client_id")),
         Column("CHILD", _plain("child"), gives_way=True),
-        Column("TOP", _yes_no("is_top_level"), goes=2),
+        Column("TOP", _flag("is_top_level"), goes=2),
         Column("OFFSET", _plain("offset"), is_right=True),
         Column("OPENED", _instant("opened_at"), goes=1),
         Column("FILENAME", _plain("filename"), gives_way=True),

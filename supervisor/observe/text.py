@@ -1,4 +1,4 @@
-"""The text that a scraper reads, made of a snapshot; runs in a worker thread.
+"""The text for a scraper, made from a snapshot in a worker thread.
 
 Importing ``prometheus_client`` takes 50 ms: only a host that is scraped does.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Snapshot:
-    """A collector that tells what it was given; never registered globally."""
+    """A collector of a given snapshot; never registered globally."""
 
     def __init__(self, families: Sequence[Family]) -> None:
         self._families = families
@@ -33,7 +33,7 @@ class _Snapshot:
         return list(map(_metric, self._families))
 
     def describe(self) -> Iterator[Metric]:
-        """Declare nothing, so that registering does not collect."""
+        """Return nothing, so that registering does not collect."""
         return iter(())
 
 

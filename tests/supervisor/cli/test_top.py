@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.cli.top import SORTS, Look, Screen, arranged, figures, table
+from supervisor.cli.top import SORTS, Look, Screen, arrange, figures, table
 from supervisor.cli.top_screen import keys_of
 from supervisor.observe import tables
 
@@ -91,16 +91,16 @@ def test_the_state_tells_what_is_wrong(process: str, state: str) -> None:
 def test_rows_are_sorted_by_each_figure() -> None:
     rows = shown(ps_row("a", 1), ps_row("b", 9), ps_row("c", 5, llm=None))
     for sort in SORTS:
-        assert len(arranged(rows, sort)) == 3
+        assert len(arrange(rows, sort)) == 3
     rows[1]["requests_per_s"] = 8.0
-    assert [row["name"] for row in arranged(rows, "requests")] == ["b", "a", "c"]
-    assert [row["name"] for row in arranged(rows, "tokens")] == ["a", "b", "c"]
+    assert [row["name"] for row in arrange(rows, "requests")] == ["b", "a", "c"]
+    assert [row["name"] for row in arrange(rows, "tokens")] == ["a", "b", "c"]
 
 
 def test_a_filter_looks_at_names_states_and_errors() -> None:
     rows = shown(ps_row("web"), ps_row("db", state="stopping"))
     for text, names in (("WEB", ["web"]), ("stopp", ["db"]), ("fileno", ["db", "web"])):
-        assert [row["name"] for row in arranged(rows, "name", text)] == names
+        assert [row["name"] for row in arrange(rows, "name", text)] == names
 
 
 def test_the_columns_hold_what_was_asked_for() -> None:

@@ -13,10 +13,10 @@ from supervisor.observe.tables import (
     TABLES,
     WIDTH,
     Column,
-    as_json,
     printable,
     render,
     render_columns,
+    to_json,
 )
 from tests.helpers.spawning import ROOT
 
@@ -283,7 +283,7 @@ def test_on_a_terminal_the_head_stands_out(monkeypatch: pytest.MonkeyPatch) -> N
 # spec S1
 def test_json_is_the_rows_and_nothing_else() -> None:
     rows = [WORST["files"], FILE]
-    text = as_json(rows)
+    text = to_json(rows)
     assert json.loads(text) == rows
     assert text.isascii()
     assert "\x1b" not in text

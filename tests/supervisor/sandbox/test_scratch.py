@@ -166,7 +166,11 @@ async def test_directories_that_nobody_may_enter_are_removed(
     made = Scratch(None)
     locked = Path(made.root, "a", "b", "c")
     touch(str(locked), "file")
-    for path in (locked, locked.parent, locked.parent.parent):
+    for path in (
+        locked,
+        locked.parent,
+        locked.parent.parent,
+    ):
         os.chmod(path, 0)
     rename = os.rename
 
