@@ -227,24 +227,29 @@ class Crowd:
                     f"{hostile}: it ended with {await child.wait_gone()}"
                 )
             await trio.sleep(wait_s)
-            took: list[float] = []
-
-            async def listen(reader: tuple[int, trio.lowlevel.FdStream]) -> None:
-                order, answer = reader
-                os.write(order, b"%d\n" % self.reads)
-                text = b""
-                while not text.endswith(b"\n"):
-                    text += await answer.receive_some(1 << 16)
-                took.extend(json.loads(text))
-
-            async with trio.open_nursery() as nursery:
-                for reader in self.readers:
-                    nursery.start_soon(listen, reader)
+            took = await self.take_reads(self.reads)
             if child.process is None or child.exit is not None:
                 raise MeasureError(f"{hostile}: it ended before the others had read")
             child.process.send_signal(9)
             await child.wait_gone()
         return percentile(took, 99) * 1e3
+
+    async def take_reads(self, reads: int) -> list[float]:
+        """Have each neighbour read so often; return how long each READ took, s."""
+        took: list[float] = []
+
+        async def listen(reader: tuple[int, trio.lowlevel.FdStream]) -> None:
+            order, answer = reader
+            os.write(order, b"%d\n" % reads)
+            text = b""
+            while not text.endswith(b"\n"):
+                text += await answer.receive_some(1 << 16)
+            took.extend(json.loads(text))
+
+        async with trio.open_nursery() as nursery:
+            for reader in self.readers:
+                nursery.start_soon(listen, reader)
+        return took
 
 
 @asynccontextmanager

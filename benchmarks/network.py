@@ -22,7 +22,9 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.measure import MeasureError, percentile
+from benchmarks.hosts import run_trio
+from benchmarks.measure import MeasureError, percentile, workplace
+from benchmarks.neighbours import Crowd, open_crowd
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_least, at_most
 from hostlib.journal import Journal
@@ -35,6 +37,7 @@ from supervisor.network.pool import NAMESPACE_V4
 from supervisor.network.resolver import Resolver
 from supervisor.network.section import NetworkSection
 from supervisor.network.settings import settings_from
+from supervisor.spawn.launchpad.start import LaunchpadProcess, start_launchpad
 
 NAME = "network"
 METHOD = "host and copier in turn, between the same two namespaces, medians of ratios"
@@ -42,6 +45,9 @@ ROUNDS = 9
 MEBIBYTES = 512
 CONNECTIONS = 200
 CHILDREN, CROWD = 100, 1000
+READS_AT_ONCE, READS_AT_REST = 5, 50
+"""Of each of the children that read: 10 ms lie between two."""
+
 LOOK_S = 0.001
 ANSWER_S = 60
 
@@ -136,8 +142,11 @@ class Peer:
         return answer
 
 
-async def measure(rounds: int, stack: ExitStack) -> list[Row]:
+async def measure(
+    launchpad: LaunchpadProcess, rounds: int, stack: ExitStack
+) -> list[Row]:
     """Take all figures."""
+    where = stack.enter_context(workplace())
     world, child = Namespace(WORLD, stack), Namespace(CHILD, stack)
     servers = (world.listener(SERVER, BULK), world.listener(SERVER, FIRST))
     Peer(world, stack, ["serve", *servers, MEBIBYTES])
@@ -157,15 +166,15 @@ async def measure(rounds: int, stack: ExitStack) -> list[Row]:
             address = await inside.ask("name web.test")
             rows = await _rows(rounds, address, inside, outside)
             await network.aclose()
-            rows.append(await _crowd(rounds, nursery, stack))
+            async with open_crowd(launchpad, where, READS_AT_ONCE) as readers:
+                rows += await _crowd(rounds, nursery, stack, readers)
     return rows
 
 
-async def _crowd(rounds: int, nursery: trio.Nursery, stack: ExitStack) -> Row:
-    """Take how late the loop is while many children connect at once.
-
-    A READ of another child waits for its turn of the same loop.
-    """
+async def _crowd(
+    rounds: int, nursery: trio.Nursery, stack: ExitStack, readers: Crowd
+) -> list[Row]:
+    """Take READs of other children while many children connect at once."""
     children = [Namespace(CHILD, stack) for _ in range(CHILDREN)]
     peer = Peer(children[0], stack, ["ask", *children])
     outside = _outside()
@@ -173,20 +182,38 @@ async def _crowd(rounds: int, nursery: trio.Nursery, stack: ExitStack) -> Row:
     for network in networks:
         network.start(nursery)
     late_ms: list[float] = []
+    read_ms: list[float] = []
     taken = []
     question = f"crowd web.test {FIRST} {CROWD // CHILDREN}"
     await peer.ask(question)  # warm-up
+    at_rest = await readers.take_reads(READS_AT_REST)
     for _ in range(rounds):
         async with trio.open_nursery() as watching:
             watching.start_soon(_watch, late_ms)
+            watching.start_soon(_read, readers, read_ms)
             taken.append(float(await peer.ask(question)))
             watching.cancel_scope.cancel()
     for network in networks:
         await network.aclose()
-    return Row(f"turn of the loop, {CROWD:,} connections of {CHILDREN} children at once",
-        percentile(late_ms, 99), "ms p99", at_most(100.0),
-        f"at most {max(late_ms):.0f} ms; all connected in {statistics.median(taken):.2f} s",
-        {"highest": max(late_ms)})  # fmt: skip
+    beside = f"{CROWD:,} connections of {CHILDREN} children at once"
+    return [
+        Row(f"READ of others, {beside}", percentile(read_ms, 99), "ms p99", at_most(100.0),
+            f"at most {max(read_ms):.0f} ms of {len(read_ms):,};"
+            f" at rest {percentile(at_rest, 99) * 1e3:.1f} ms p99;"
+            f" all connected in {statistics.median(taken):.2f} s",
+            {"highest": max(read_ms), "at_rest": percentile(at_rest, 99) * 1e3}),
+        Row(f"turn of the loop, {beside}", percentile(late_ms, 99), "ms p99", None,
+            f"at most {max(late_ms):.0f} ms", {"highest": max(late_ms)}),
+    ]  # fmt: skip
+
+
+async def _read(readers: Crowd, read_ms: list[float]) -> None:
+    """Have other children read a few times, again and again."""
+    while True:
+        await trio.lowlevel.checkpoint()
+        with trio.CancelScope(shield=True):  # answers that are due are read
+            took = await readers.take_reads(READS_AT_ONCE)
+        read_ms += [one * 1e3 for one in took]
 
 
 async def _watch(late_ms: list[float]) -> None:
@@ -275,9 +302,10 @@ def main(argv: Sequence[str] = ()) -> int:
     """Measure, print, and return the exit status."""
     options = parser(NAME, METHOD, rounds=ROUNDS)
     given = parse(options, argv)
+    launchpad = start_launchpad()
     try:
         with ExitStack() as stack:
-            rows = trio.run(measure, given.rounds, stack)
+            rows = run_trio(measure, launchpad, given.rounds, stack)
     except (MeasureError, OSError, subprocess.CalledProcessError) as error:
         rows = [Row("bytes, of a copier by splice", None, "x", detail=str(error))]
     report = Report(NAME, METHOD, given.rounds, rows)
