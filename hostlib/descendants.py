@@ -14,10 +14,10 @@ from hostlib.linux import processes
 from hostlib.readiness import wait_readable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Container
 
 
-async def end_descendants(spare: Collection[int] = ()) -> None:
+async def end_descendants(spare: Container[int] = ()) -> None:
     """Kill and reap every process beneath this one: what a lost launchpad leaves.
 
     The host is a subreaper, so orphans come to it; each death may bring more.

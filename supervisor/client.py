@@ -75,6 +75,7 @@ class ChildRow(msgspec.Struct, frozen=True):
     reason: str | None = None
     status: int | None = None
     log_dropped_bytes: int = 0
+    incarnation: int | None = None
     usage: Usage | None = None
 
 

@@ -142,8 +142,12 @@ class Host(Parts):
                 found.update(child.limits.count_refusals())
         return found
 
-    async def spawn(self, spec: ChildSpec) -> Child:
+    async def spawn(self, spec: ChildSpec, launcher: Launcher | None = None) -> Child:
         """Start a child and return it; look at ``failure`` for one that did not start.
+
+        Args:
+            spec: what it is to be.
+            launcher: starts it; None for the host's own.
 
         Raises:
             OSError: ``EAGAIN``: as many children as there may be; ``EMFILE``: too few
@@ -167,9 +171,10 @@ class Host(Parts):
             spec,
             self.children,
             self.tell_overdue,
+            launcher,
         )
         await self.begin(child)
-        if "cgroup" in spec.sandbox.layers:
+        if launcher is None and "cgroup" in spec.sandbox.layers:
             # After the caller has this child.
             nursery.start_soon(self.restock)
         return child

@@ -18,6 +18,7 @@ from hostlib.keys import SecretFiles, expanded
 from hostlib.linux.descriptors import clients_share, raise_limit
 from hostlib.linux.holdings import Baseline
 from hostlib.linux.host_proc import shows_host
+from supervisor.fleet.fence import Fence
 from supervisor.fsproxy.client_events import ClientEvents
 from supervisor.fsproxy.dispatch import HANDLERS
 from supervisor.fsproxy.ports import Services
@@ -109,6 +110,7 @@ class Parts:
         groups: where its children's groups of processes come from.
         limits: what was told of each child's limits.
         refused: how often limits of children that are gone refused something, by limit.
+        fence: knows children of a fleet, and lets their effects go out.
         forks: which children run into their limit of processes again and again.
         sizes: how much was changed in the workspaces that children have.
         told_of_audits: what the log tells of already that an audit lacks.
@@ -136,6 +138,7 @@ class Parts:
         self.services = Services()
         self.machine = Machine(launcher.launchpad_pid)
         self.groups = Reserve()
+        self.fence = Fence()
         self.limits = LimitNews()
         self.refused: Counter[str] = Counter()
         self.forks = ForkWatch(journal)
@@ -195,6 +198,7 @@ class Parts:
             max_write_bytes=self.settings.max_write_bytes,
             deadline_s=self.settings.deadline_s,
             on_closed=on_closed,
+            check_effect=self.fence.check_of(self.child_of(client)),
         )
 
     async def restock(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hostlib.linux.syscalls import open_exactly
 from hostlib.messages import remedy
 from hostlib.user_values import Limits
+from supervisor.fleet.fence import FleetLife  # noqa: TC001 - as below
 from supervisor.network.section import NetworkSection  # noqa: TC001 - as below
 from supervisor.sandbox.link_checks import check_ways
 from supervisor.sandbox.plan import PROFILES, Profile
@@ -84,6 +85,7 @@ class ChildSpec:
         account: what its charges are kept by, also over its restarts; None for those of
             a child that no configuration names, which end with it.
         policy: the policy of a configuration that it is under, if it is under one.
+        fleet: what the fleet knows it as; None for a child of this host alone.
     """
 
     command: tuple[str, ...]
@@ -130,6 +132,7 @@ class ChildSpec:
     template_env: dict[str, str] = field(default_factory=dict)
     template_files: dict[str, str] = field(default_factory=dict)
     audit: bool = False
+    fleet: FleetLife | None = None
 
     @property
     def walls_env(self) -> dict[str, str]:

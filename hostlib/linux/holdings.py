@@ -107,6 +107,16 @@ def link_of(fd: int) -> str | None:
         return None
 
 
+def descriptors_of(path: str) -> list[int]:
+    """Return this process's descriptors of a file and of those named after it.
+
+    SQLite has a journal beside its file, and tells nobody its descriptors.
+    """
+    path = os.path.abspath(path)
+    links = ((fd, link_of(fd)) for fd in open_descriptors())
+    return [fd for fd, link in links if link is not None and link.startswith(path)]
+
+
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """What a process held before it became a host: not the host's to explain.

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.traffic import Traffic
     from supervisor.parts import Parts
     from supervisor.sandbox.plan import Machine
+    from supervisor.spawn.launcher import Launcher
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
     from supervisor.spec import ChildSpec
@@ -83,6 +84,7 @@ class Child:
         spec: describes the child.
         siblings: all children of the host by id, this one included.
         on_overdue: called if the child outlives the grace period of a stop.
+        launcher: starts the child and its tools; None for the host's own.
 
     Attributes:
         state: the phase of its life.
@@ -108,7 +110,9 @@ class Child:
         spec: ChildSpec,
         siblings: Mapping[str, Child],
         on_overdue: Callable[[Child], None],
+        launcher: Launcher | None = None,
     ) -> None:
+        self.launcher = host.launcher if launcher is None else launcher
         self.id = child_id
         self.spec = spec
         self.state = State.STARTING
@@ -272,6 +276,9 @@ class Child:
     async def _start(self, stack: AsyncExitStack) -> None:
         """Start its process; its stack gives back all that the start acquires."""
         spec = self.spec
+        if spec.fleet is not None:
+            self._host.fence.add(self.id, spec.fleet)
+            stack.callback(self._host.fence.remove, self.id)
         cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._held.keep(stack, cwd_fd, DIRECTORY)
         wanted = self.wanted = self._take_wanted(stack)
@@ -421,7 +428,8 @@ class Child:
             wanted.user = user = self._take_user(machine)
             stack.callback(machine.give_user_back, user)
         if "cgroup" in spec.sandbox.layers:
-            groups = self._host.groups.take(self.id, spec.group_limits)
+            is_new = spec.fleet is not None
+            groups = self._host.groups.take(self.id, spec.group_limits, is_new=is_new)
             stack.callback(self._host.give_groups_back, groups)
             wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
         wanted.needs_groups = spec.group_limits.cpus is not None
@@ -498,7 +506,7 @@ class Child:
         # An exec can hang, and that time is the child's too.
         with trio.CancelScope(deadline=self._timeout_at) as patience:
             process, self.walls = await start.spawn(
-                host.launcher, host.machine, request, wanted
+                self.launcher, host.machine, request, wanted
             )
         if patience.cancelled_caught:
             self.timed_out = True

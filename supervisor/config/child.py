@@ -15,7 +15,7 @@ from supervisor.config.read import directory_fault, joined, named
 from supervisor.spawn.restarts import RestartPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 
 RESTARTS = ("no", "on-failure", "always")
@@ -131,6 +131,28 @@ def _rings(after: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
 def is_child_name(name: str) -> bool:
     """Return whether a child may have this name."""
     return _NAME.fullmatch(name) is not None
+
+
+def check_new_child(
+    name: str | None, section: ChildSection, policies: Collection[str]
+) -> None:
+    """Refuse a child that no configuration names and that cannot be.
+
+    Args:
+        name: its own; None for one that gets a name.
+        section: what it is to be.
+        policies: those that there are.
+
+    Raises:
+        ValueError: the text goes behind "cannot spawn".
+    """
+    if name is not None and not is_child_name(name):
+        raise ValueError(f" {name!r}: {NAME_RULE}")
+    for key, reason in check_children({"new": section}):
+        raise ValueError(f": {key.partition('.')[2]}: {reason}")
+    if section.policy is not None and section.policy not in policies:
+        known = ", ".join(policies) or "none"
+        raise ValueError(f": there is no policy {section.policy!r}; there are: {known}")
 
 
 def start_order(after: Mapping[str, list[str]]) -> list[str]:

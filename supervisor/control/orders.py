@@ -13,10 +13,8 @@ import msgspec
 from hostlib.threads import in_thread
 from hostlib.user_values import OptionError
 from supervisor.config.child import (
-    NAME_RULE,
     ChildSection,
-    check_children,
-    is_child_name,
+    check_new_child,
     stop_signal,
 )
 from supervisor.config.daemon_checks import faults_here
@@ -157,8 +155,6 @@ class DaemonOrders:
 
     def _section(self, args: SpawnArgs, command: list[str]) -> ChildSection:
         """Return a child's section made of arguments; refuse arguments that fit no child."""
-        if args.name is not None and not is_child_name(args.name):
-            raise OrderError(f"cannot spawn {args.name!r}: {NAME_RULE}")
         section = ChildSection(
             command=command,
             policy=args.policy,
@@ -169,14 +165,10 @@ class DaemonOrders:
             transport=args.transport,
             stop_signal=args.stop_signal,
         )
-        for key, reason in check_children({"new": section}):
-            raise OrderError(f"cannot spawn: {key.partition('.')[2]}: {reason}")
-        policies = self._children.config.policy
-        if args.policy is not None and args.policy not in policies:
-            known = ", ".join(policies) or "none"
-            raise OrderError(
-                f"cannot spawn: there is no policy {args.policy!r}; there are: {known}"
-            )
+        try:
+            check_new_child(args.name, section, self._children.config.policy)
+        except ValueError as why:
+            raise OrderError(f"cannot spawn{why}") from None
         return section
 
     async def _kill(self, words: dict[str, Any]) -> dict[str, object]:

@@ -78,6 +78,12 @@ class OrderError(Exception):
 Order = Callable[[dict[str, Any]], Awaitable[object]]
 """Does an order and returns a result; raises ``OrderError``."""
 
+Serve = Callable[[trio.SocketStream, bytes], Awaitable[None]]
+"""Has a connection from its answer on, with what came behind the question."""
+
+Link = Callable[[dict[str, Any]], tuple[object, Serve]]
+"""Returns the result of an order, and what serves its connection; raises ``OrderError``."""
+
 Send = Callable[[object], Awaitable[None]]
 Stream = Callable[[dict[str, Any], Send], Awaitable[None]]
 """Sends items until it ends; raises ``OrderError``."""
@@ -90,6 +96,7 @@ class Orders:
     Attributes:
         orders: change something, and may take long.
         streams: send items.
+        links: take a connection over, with bytes of their own both ways.
         stats: functions whose figures are added to ``stats``.
         reading: by order or stream, returns whether its arguments change nothing.
         listener: (descriptor, identity of the socket's file if the host made it), while
@@ -98,6 +105,7 @@ class Orders:
 
     orders: dict[str, Order] = field(default_factory=dict)
     streams: dict[str, Stream] = field(default_factory=dict)
+    links: dict[str, Link] = field(default_factory=dict)
     stats: list[Callable[[], dict[str, object]]] = field(default_factory=list)
     reading: dict[str, Callable[[dict[str, Any]], bool]] = field(default_factory=dict)
     listener: tuple[int, tuple[int, int] | None] | None = None
@@ -251,11 +259,12 @@ class ControlServer:
             if question is None:
                 return
             if reply is None:
-                await self._take_time(connection, question)
+                await self._take_time(connection, question, bytes(pending))
 
     def _is_long(self, question: Question) -> bool:
         of_version = question.v == VERSION
-        among = self._orders.orders.keys() | self._orders.streams.keys()
+        orders = self._orders
+        among = orders.orders.keys() | orders.streams.keys() | orders.links.keys()
         return of_version and question.do in among
 
     async def _reply(self, question: Question) -> bytes:
@@ -266,7 +275,9 @@ class ControlServer:
         answer = self._answers.get(question.do)
         if answer is None:
             orders = self._orders
-            known = ", ".join((*QUESTIONS, *orders.orders, *orders.streams))
+            known = ", ".join(
+                (*QUESTIONS, *orders.orders, *orders.streams, *orders.links)
+            )
             hint = "" if orders.orders else "; orders are for `sandhost serve`"
             return _error(f"it does not know {question.do!r}, only {known}{hint}")
         try:
@@ -283,8 +294,16 @@ class ControlServer:
             return f"it cannot now: {why.strerror}; try again"
         return f"internal error: {type(why).__name__}; see the host's log"
 
-    async def _take_time(self, connection: _Connection, question: Question) -> None:
-        """Do an order or send a stream until its client is gone (rule 4)."""
+    async def _take_time(
+        self, connection: _Connection, question: Question, behind: bytes
+    ) -> None:
+        """Do an order or send a stream until its client is gone (rule 4).
+
+        Args:
+            connection: on which it was asked.
+            question: what was asked.
+            behind: what came with it.
+        """
         stream = connection.stream
         if sum(one.is_long for one in self._server.connections) >= MAX_LONG:
             text = f"it has {MAX_LONG} orders and streams under way; try again"
@@ -292,6 +311,11 @@ class ControlServer:
             return
         connection.is_long = True
         if not self._is_wanted(stream, question):
+            connection.scope.cancel()
+            return
+        if question.do in self._orders.links:
+            with suppress(trio.BrokenResourceError, trio.TooSlowError):
+                await self._link(stream, question, behind)
             connection.scope.cancel()
             return
         sender = _Sender(stream)
@@ -307,6 +331,20 @@ class ControlServer:
             nursery.cancel_scope.cancel()
         # A connection serves one long order or stream.
         connection.scope.cancel()
+
+    async def _link(
+        self, stream: trio.SocketStream, question: Question, behind: bytes
+    ) -> None:
+        """Answer, and give the connection to what serves it until its other end is gone."""
+        try:
+            result, serve = self._orders.links[question.do](question.args)
+        except (OrderError, msgspec.ValidationError) as why:
+            with trio.fail_after(DEADLINE_S):
+                await stream.send_all(_error(str(why)))
+            return
+        with trio.fail_after(DEADLINE_S):
+            await stream.send_all(_result(result))
+        await serve(stream, behind)
 
     def _is_wanted(self, stream: trio.SocketStream, question: Question) -> bool:
         """Return whether the client is there; log and journal its order (rule 5)."""

@@ -49,6 +49,7 @@ from supervisor.config.directories import (
 )
 from supervisor.config.document import Config
 from supervisor.control.blockers import MAX_NAMED, blocker, sentence
+from supervisor.control.fleet import FleetOrders
 from supervisor.control.orders import DaemonOrders
 from supervisor.control.server import Given, OrderError, Orders, serve_control
 from supervisor.control.streams import DaemonStreams, Overdue
@@ -73,9 +74,13 @@ if TYPE_CHECKING:
     from supervisor.handover.daemon import DaemonState
     from supervisor.handover.state import HostState
     from supervisor.host import Host
+    from supervisor.membership.member import Member
     from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 FAILED = 1
+
+FLEET_NODE = "fleet-node"
+"""Where a node of a fleet has its ledger, in the state directory."""
 
 BAD_CONFIG = 78
 """EX_CONFIG of sysexits(3): the unit has it in ``RestartPreventExitStatus=``."""
@@ -208,6 +213,7 @@ class Daemon:
         self._grace_s = settings_of(options.config).grace_s
         self._overdue = Overdue()
         self._went_well = True
+        self._member: Member | None = None
 
     @property
     def status(self) -> int:
@@ -251,7 +257,7 @@ class Daemon:
             left_services = NOTHING if state is None else state.services
             restore_environment(left_services.get("llm"))
             async with offered(host, config, for_tools, left_services, names=True):
-                await self._begin(host, children, nursery, control)
+                await self._begin(host, children, nursery, orders, control)
                 if await children.wait_begun(
                     notifier.starting, unless=self._stop_asked
                 ):
@@ -267,9 +273,11 @@ class Daemon:
         host: Host,
         children: Children,
         nursery: trio.Nursery,
+        orders: Orders,
         control: Callable[..., Awaitable[object]],
     ) -> None:
         """Serve the control socket, and start or take over the children."""
+        await self._open_member(host, children, nursery, orders)
         if self._opened.left is not None:
             await self._take_over(host, children, self._opened.left)
         await nursery.start(control)
@@ -278,6 +286,19 @@ class Daemon:
             children.start_configured()
         else:
             nursery.start_soon(_apply_config, host, children)
+
+    async def _open_member(
+        self, host: Host, children: Children, nursery: trio.Nursery, orders: Orders
+    ) -> None:
+        """Make ready to be a node of a fleet, if that is configured."""
+        section = self._options.config.fleet
+        if section is not None:
+            from supervisor.membership.member import Member  # noqa: PLC0415 - seldom
+
+            directory = f"{self._places.state_dir}/{FLEET_NODE}"
+            self._member = Member(host, children, section, directory)
+            await nursery.start(self._member.run)
+        FleetOrders(self._member).add_to(orders)
 
     def _take_control(self) -> Given | None:
         """Return the control socket if it is open already; the caller owns it."""
@@ -350,6 +371,9 @@ class Daemon:
                     self.request_stop()
 
     async def _stop(self, host: Host, children: Children) -> None:
+        if self._member is not None:
+            with trio.move_on_after(SETTLE_S):
+                await self._member.leave()
         self._notifier.stopping(f"stopping {len(host.children)} children")
         host.journal.write("host.stopping", children=len(host.children))
         in_a_row = longest_chain({k.name: k.section.after for k in children})

@@ -100,13 +100,17 @@ class HeldSlices:
         node: its name.
         ledger: the ledger's own row.
         rows: what the ledger has; a process that died has left reservations in them.
+
+    Attributes:
+        node: as above.
+        ledger: as above.
     """
 
     def __init__(
         self, node: str, ledger: LedgerRow, rows: Iterable[HeldRow] = ()
     ) -> None:
         self.ledger = ledger
-        self._node = node
+        self.node = node
         self._rows = {row.id: row for row in rows}
         self._asked: dict[str, AskSlice] = {}
         self._calls: dict[str, str] = {}  # call -> slice
@@ -169,8 +173,8 @@ class HeldSlices:
                     self._retire(row, step)
             number = self.ledger.requests + 1
             self._put_ledger(replace(self.ledger, requests=number), step)
-            self._asked[account] = AskSlice(self._node, session, account, number, worst)
-            step.send(self._node, self._asked[account])
+            self._asked[account] = AskSlice(self.node, session, account, number, worst)
+            step.send(self.node, self._asked[account])
         return Reserved.ASKED
 
     def settle(self, call: str, cost: float, step: Step) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
+from supervisor.fleet.fence import FencedError
 from supervisor.fleet.lease import BEAT_S, NodeLease
 from supervisor.fleet.messages import (
     VERSION,
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
 
 STARTING, RUNNING = "starting", "running"
 """States of a child here that are not over; the first is never reported."""
-
-
-class FencedError(Exception):
-    """An effect of a child may not go out; the text says why (FL6)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 import trio
 
+from hostlib.linux.holdings import descriptors_of
 from hostlib.private_files import open_private
 from hostlib.threads import in_thread
 from supervisor.fleet.step import StaleEpochError, Step
@@ -122,6 +123,11 @@ class FleetStore:
                     query = "INSERT OR REPLACE INTO rows VALUES (?, ?, ?)"
                     data = msgspec.msgpack.encode(row)
                     self._base.execute(query, (name, key, data))
+
+    def descriptors(self) -> tuple[tuple[int, str], ...]:
+        """Return what it holds of the process's descriptors, with a word."""
+        files = ((fd, "fleet ledger") for fd in descriptors_of(self._path))
+        return (self._lock, "fleet ledger"), *files
 
     def close(self) -> None:
         """Close the file, and let another process have it."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import trio
 
     from supervisor.sandbox.plan import Walls, Wanted
+    from supervisor.spawn.launcher import Launcher
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
@@ -108,6 +109,11 @@ class ChildView(Protocol):
     @property
     def session(self) -> Conversation | None:
         """Its own conversation; None before it has one."""
+        ...
+
+    @property
+    def launcher(self) -> Launcher:
+        """Starts its process, and what is run for it."""
         ...
 
     @property

@@ -102,6 +102,8 @@ class Session:
         max_write_bytes: largest payload of a WRITE (spec W3).
         deadline_s: for what has begun (spec F8).
         on_closed: called once, when the session is over.
+        check_effect: raises FencedError where an effect may not go out; None for a child
+            that is in no fleet.
 
     Attributes:
         files: the client's open files, looked up by every request.
@@ -137,6 +139,7 @@ class Session:
         "_wake",
         "begun",
         "bytes_in",
+        "check_effect",
         "client",
         "closed_files",
         "conn",
@@ -165,7 +168,7 @@ class Session:
         "write_fd",
     )
 
-    def __init__(  # noqa: PLR0913 - the parts of one conversation
+    def __init__(  # noqa: PLR0913, PLR0915 - the parts of one conversation
         self,
         pump: Pump,
         fs: Filesystem,
@@ -180,7 +183,9 @@ class Session:
         max_write_bytes: int,
         deadline_s: float,
         on_closed: Callable[[Session], None],
+        check_effect: Callable[[], None] | None = None,
     ) -> None:
+        self.check_effect = check_effect
         self.pump = pump
         self.fs = fs
         self.services = services

@@ -129,6 +129,11 @@ async def _replace(
 ) -> NoReturn:
     if host.pump.is_paused:
         raise HandoverError("the host is being replaced already")
+    if host.fence.node is not None:
+        raise HandoverError(
+            f"it is node {host.fence.node!r} of a fleet, which stays here; let it leave,"
+            " or restart the host instead"
+        )
     for service in host.services:
         if not isinstance(service, Portable):
             text = f"{type(service).__name__} has something that stays here"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from supervisor.config.policy import PolicySection
     from supervisor.config.sandbox import SandboxSection
     from supervisor.host import Host
+    from supervisor.kept_children.placed import Placed
     from supervisor.workspace.use import WorkspaceUse
 
 NOT_STARTED = 125
@@ -93,6 +94,7 @@ class KeptChild:
         ended: clear from the end of a process until the next step is decided.
         settled: set while none of its processes runs or is about to.
         configured: whether the configuration names it.
+        placed: what a fleet knows about it; None for a child of this host alone.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class KeptChild:
         self.settled = trio.Event()
         self.settled.set()
         self.configured = True
+        self.placed: Placed | None = None
         self.restarts = Restarts(
             restart_policy(section), trio.current_time, random.random
         )
@@ -419,8 +422,12 @@ class KeptChild:
             spec = make_spec(options, words, scratch, stdio, most_files)
             account = self.name if self.configured else None
             spec = replace(spec, name=self.name, account=account)
+            launcher = None
+            if self.placed is not None:
+                spec = self.placed.spec_of(spec)
+                launcher = self.placed.launcher
             with self._open_start_scope():
-                return await self._host.spawn(spec)
+                return await self._host.spawn(spec, launcher)
             return None
         finally:
             for fd in stdio:
@@ -491,6 +498,9 @@ class KeptChild:
             "restarts": self.restarts.total,
             "reason": self.reason,
             "log_dropped_bytes": self.log.segments.dropped_bytes,
+            "incarnation": None
+            if self.placed is None
+            else self.placed.life.incarnation,
         }
 
     def row(self) -> dict[str, object]:

@@ -25,6 +25,7 @@ from supervisor.config.workspace import uses_of
 from supervisor.kept_children.kept_child import KeptChild, Shared, options_of
 from supervisor.kept_children.log_marks import Marks
 from supervisor.kept_children.logs import WRITERS, ChildLog
+from supervisor.kept_children.placed import fenced
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.spawn.launcher import SPAWNS_UNDER_WAY
 from supervisor.workspace.settings import USUAL
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView
     from supervisor.host import Host
     from supervisor.kept_children.kept_state import KeptState
+    from supervisor.kept_children.placed import Placed
     from supervisor.workspace.use import WorkspaceUse
 
 T = TypeVar("T")
@@ -121,6 +123,10 @@ class Children:
         if child is None or child.spec.name is None:
             return None
         return self._kept.get(child.spec.name)
+
+    @property
+    def _is_unfenced(self) -> bool:
+        return self.config.fleet is not None and self.config.fleet.unfenced
 
     # Starting
 
@@ -221,18 +227,29 @@ class Children:
                     self._adhoc_logs.appendleft(name)
                     return
 
-    def spawn(self, name: str | None, section: ChildSection) -> KeptChild:
+    def spawn(
+        self,
+        name: str | None,
+        section: ChildSection,
+        placed: Placed | None = None,
+    ) -> KeptChild:
         """Start a child that no configuration names; its row goes when it has ended.
 
+        Args:
+            name: its own; None for a new one.
+            section: what it is to be.
+            placed: as for `KeptChild`.
+
         Raises:
-            ValueError: its name is taken, or the host is stopping.
+            ValueError: its name is taken, the host is stopping, or a child of a fleet
+                could outlive its lease.
         """
         if self._stopping:
             raise ValueError("the host is stopping")
         name = name or f"{ADHOC_PREFIX}{next(self._names)}"
         if name in self._kept:
             raise ValueError(f"there is a child {name!r} already")
-        kept = self._add(name, section)
+        kept = self._add(name, section, placed)
         kept.configured = False
         self.start(kept)
         return kept
@@ -253,10 +270,15 @@ class Children:
         marks = Marks(directory, max_bytes, keep, segments.end)
         return ChildLog(name, segments, marks, self._host.log, self._count_dropped)
 
-    def _add(self, name: str, section: ChildSection) -> KeptChild:
-        log = self.open_log(name, section)
+    def _add(
+        self, name: str, section: ChildSection, placed: Placed | None = None
+    ) -> KeptChild:
         options = self._options(section)
+        if placed is not None and not self._is_unfenced:
+            options = fenced(options)
+        log = self.open_log(name, section)
         kept = KeptChild(self._host, name, section, options, log, self._shared)
+        kept.placed = placed
         self._kept[name] = kept
         return kept
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from hostlib.linux.holdings import descriptors_of
 from hostlib.paths import LEDGER
 from hostlib.private_files import open_private
 from hostlib.threads import in_thread
@@ -453,12 +454,4 @@ class Spending:
         """Return what the file holds of the process's descriptors, with a word."""
         if self._file is None:
             return ()
-        found = []
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-            try:
-                target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-            except FileNotFoundError:
-                continue
-            if target.startswith(os.path.abspath(self._file.path)):  # noqa: PTH100
-                found.append((int(name), "quota ledger"))
-        return tuple(found)
+        return tuple((fd, "quota ledger") for fd in descriptors_of(self._file.path))

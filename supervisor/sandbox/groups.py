@@ -270,8 +270,16 @@ class Reserve:
         self._with_cpu = False  # somebody had a group of `cpu`: the next one may
         self._left: deque[Groups] = deque()
 
-    def take(self, child: str, limits: Limits) -> Groups:
-        """Return groups for a child; those made beforehand, if they are there."""
+    def take(self, child: str, limits: Limits, *, is_new: bool = False) -> Groups:
+        """Return groups for a child; those made beforehand, if they are there.
+
+        Args:
+            child: its id.
+            limits: of the child.
+            is_new: not those: a process of the host's launchpad waits in them.
+        """
+        if is_new:
+            return self._make(child, limits)
         self._taken += 1
         self.tidy()
         spare, self._spare = self._spare, None

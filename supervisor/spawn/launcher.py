@@ -12,7 +12,8 @@ Rules:
  3. When `spawn` returned or raised, the child alone has copies of the sources (spec T2).
     A spawn that is cancelled leaves no child.
  4. If the launchpad is lost, so are the children: everything beneath the host is ended,
-    everybody who waits is told, and the owner gets `LaunchpadLost`.
+    everybody who waits is told, and the owner gets `LaunchpadLost`. A host that outlives
+    the loss sees children that have ended, and starts that fail.
 Read next: ``supervisor/spawn/launchpad/main.py``, ``supervisor/spawn/launchpad/wire.py``.
 """
 
@@ -40,7 +41,7 @@ from supervisor.spawn.process import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Container, Iterable
 
     from hostlib.linux import processes
     from supervisor.spawn.launchpad.start import LaunchpadProcess
@@ -84,7 +85,11 @@ class Launcher:
     """
 
     def __init__(
-        self, launchpad: LaunchpadProcess, own_children: Collection[int] = ()
+        self,
+        launchpad: LaunchpadProcess,
+        own_children: Container[int] = (),
+        *,
+        is_outlived: bool = False,
     ) -> None:
         """Take the launchpad over.
 
@@ -92,7 +97,9 @@ class Launcher:
             launchpad: From `start_launchpad`; its descriptors are the launcher's now.
             own_children: Pids of children that the host started by other means and
                 that are not to be ended when the launchpad is lost. Read then.
+            is_outlived: The host goes on when the launchpad is lost, without its children.
         """
+        self._is_outlived = is_outlived
         self._launchpad = launchpad
         self._own_children = own_children
         self._control = launchpad.control
@@ -135,6 +142,13 @@ class Launcher:
 
         Cancellation: a child that was started all the same is killed.
         """
+        try:
+            return await self._spawn(request)
+        except LaunchpadLost:
+            self.check_host()
+            raise request.gone() from None
+
+    async def _spawn(self, request: SpawnRequest) -> SpawnedProcess:
         try:  # what is free takes no turn of the loop: there is one below
             self._room.acquire_nowait()
         except trio.WouldBlock:
@@ -250,6 +264,11 @@ class Launcher:
         """Raise LaunchpadLost if there is no launchpad any more."""
         if self._lost is not None:
             raise LaunchpadLost(self._lost)
+
+    def check_host(self) -> None:
+        """Raise LaunchpadLost if there is none any more and the host ends with it."""
+        if not self._is_outlived:
+            self.check()
 
     @property
     def launchpad_pid(self) -> int:

@@ -163,6 +163,10 @@ class Control(Protocol):
         """Raise LaunchpadLost if there is no launchpad any more."""
         ...
 
+    def check_host(self) -> None:
+        """Raise LaunchpadLost if there is none any more and the host ends with it."""
+        ...
+
     async def send(
         self, message: tuple[object, ...], fds: tuple[int, ...] = ()
     ) -> None:
@@ -225,7 +229,7 @@ class SpawnedProcess:
 
     def _status(self) -> ExitStatus:
         if self._record.status is None:
-            self._control.check()
+            self._control.check_host()
             return ExitStatus()
         return self._record.status
 
@@ -250,7 +254,7 @@ class SpawnedProcess:
             LaunchpadLost: The host itself ends what is left.
         """
         await self._record.swept.wait()
-        self._control.check()
+        self._control.check_host()
 
     @property
     def is_swept(self) -> bool:
@@ -269,7 +273,10 @@ class SpawnedProcess:
     async def signal_tree(self, signal: int) -> None:
         """Signal this process and all beneath it; returns when that is asked for."""
         message = (wire.SIGNAL, self._ident, int(signal))
-        await self._control.send(message)
+        try:
+            await self._control.send(message)
+        except LaunchpadLost:  # then it has ended as well
+            self._control.check_host()
 
     async def end_tree(self) -> None:
         """SIGKILL this process and all beneath it; returns when that is asked for.

@@ -170,6 +170,10 @@ class SpawnRequest:
         text = f"cannot start '{name}': {reason}{rest}"
         return SpawnError(number, stage, text, reason)
 
+    def gone(self) -> SpawnError:
+        """The loss of a launchpad that the host outlives, in words."""
+        return self._refusal(errno.ECANCELED, "what starts it has ended")
+
     def _refusal(self, number: int, fault: str) -> SpawnError:
         text = f"cannot start '{_shown(self.executable)}': {fault}"
         return SpawnError(number, "request", text)

@@ -71,6 +71,15 @@ def start_launchpad() -> LaunchpadProcess:
         # Else the kernel reaps, and nobody hears how somebody has ended (waitid(2)).
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    return add_launchpad()
+
+
+def add_launchpad() -> LaunchpadProcess:
+    """Start a launchpad beneath a process that is a host already.
+
+    Raises:
+        OSError: No process, descriptor or memory to be had.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         root = os.path.abspath(__file__).rpartition("/supervisor/")[0]

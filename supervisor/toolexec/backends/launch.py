@@ -148,7 +148,7 @@ async def launch(
     host, child = owner.host, owner.child
     wanted = child.wanted
     if not plan.is_walled or wanted is None:
-        return await host.launcher.spawn(request)
+        return await child.launcher.spawn(request)
     # No less than the child has: what cannot be had here refuses the start, and
     # says nothing of the machine, for the workspace may be on any file system.
     kept: tuple[str, ...] = ()
@@ -171,5 +171,5 @@ async def launch(
         hidden=host.apart.locations(child.spec.made_in),
     )
     with _joined(owner, plan, wanted) as wanted.joined:
-        process, _ = await start.spawn(host.launcher, host.machine, request, wanted)
+        process, _ = await start.spawn(child.launcher, host.machine, request, wanted)
     return process

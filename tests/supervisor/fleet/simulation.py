@@ -17,6 +17,7 @@ import msgspec
 
 from supervisor.fleet import node as on_node
 from supervisor.fleet.directory import Directory, SpawnRequest
+from supervisor.fleet.fence import FencedError
 from supervisor.fleet.held_slices import (
     HeldRow,
     HeldSlices,
@@ -29,7 +30,7 @@ from supervisor.fleet.messages import (
     Message,
     Program,
 )
-from supervisor.fleet.node import FencedError, Node, NodeStep
+from supervisor.fleet.node import Node, NodeStep
 from supervisor.fleet.slices import LOST, NEVER, RootAccount
 from supervisor.fleet.states import Phase
 from supervisor.fleet.step import Moment, Step

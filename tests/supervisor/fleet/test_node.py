@@ -2,6 +2,7 @@
 
 import pytest
 
+from supervisor.fleet.fence import FencedError
 from supervisor.fleet.held_slices import HeldSlices, LedgerRow, Reserved
 from supervisor.fleet.lease import LEASE_S, MARGIN_S
 from supervisor.fleet.messages import (
@@ -30,7 +31,6 @@ from supervisor.fleet.node import (
     CallsDecided,
     EndAll,
     EndChild,
-    FencedError,
     Node,
     NodeStep,
     StartChild,

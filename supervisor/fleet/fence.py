@@ -1,0 +1,82 @@
+"""The fence before effects of fleet children: none goes out once the lease is over (FL6).
+
+The kernel's timer ends processes; it does not run while a virtual machine is paused. So
+each door asks here before an effect: FD 3, model, network, tools, commit, report of an end.
+A child that is in no fleet has no entry, and costs a look into a table at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class FencedError(Exception):
+    """An effect of a child may not go out; the text says why (FL6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLife:
+    """One incarnation of a child of the fleet.
+
+    Attributes:
+        node: name of the node.
+        child: its id in the fleet.
+        incarnation: which of its lives.
+    """
+
+    node: str
+    child: str
+    incarnation: int
+
+
+class Fence:
+    """The fleet children of a host, and the question whether they may act.
+
+    Attributes:
+        node: name of the node that the host is; None where it is in no fleet.
+        judge: raises FencedError for a life whose effects may not go out.
+    """
+
+    def __init__(self) -> None:
+        self.node: str | None = None
+        self.judge: Callable[[FleetLife], None] = _refuse
+        self._lives: dict[str, FleetLife] = {}
+
+    def add(self, child_id: str, life: FleetLife) -> None:
+        """Fence a child of the host from now on."""
+        self._lives[child_id] = life
+
+    def remove(self, child_id: str) -> None:
+        """Forget a child that is gone."""
+        self._lives.pop(child_id, None)
+
+    def life_of(self, child_id: str) -> FleetLife | None:
+        """Return what the fleet knows a child as; None if it is in none."""
+        return self._lives.get(child_id)
+
+    def check(self, child_id: str) -> None:
+        """Let an effect of a child go out.
+
+        Raises:
+            FencedError: it is of a fleet, and its lease is over.
+        """
+        life = self._lives.get(child_id)
+        if life is not None:
+            self.judge(life)
+
+    def check_of(self, child_id: str) -> Callable[[], None] | None:
+        """Return `check` for one child; None if it is in no fleet."""
+        life = self._lives.get(child_id)
+        return None if life is None else partial(self._judge, life)
+
+    def _judge(self, life: FleetLife) -> None:
+        self.judge(life)
+
+
+def _refuse(life: FleetLife) -> None:
+    raise FencedError(f"cannot let {life.child!r} act: this host is in no fleet")

@@ -1,0 +1,1 @@
+"""A daemon's membership in a fleet: decisions of the sans-IO node, done here."""

@@ -1,0 +1,540 @@
+"""A daemon as a node of a fleet: decisions of the sans-IO `Node`, done on this machine.
+
+Rules of this file.
+
+1. A step is in the ledger before anything of it is sent or done (`StepWriter`).
+2. Messages go through the link of a node actor, if there is one; what finds none is lost,
+   as on a network, and the node sends it again. The node goes on without a link.
+3. A renewal counts once the session's launchpad has armed it (FL5). Children of the
+   fleet run under that launchpad alone.
+4. `all_gone` is said when nothing of the session is left beneath this process (FL6).
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import signal
+import sqlite3
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+import trio
+
+from hostlib.threads import in_thread
+from hostlib.user_values import OptionError
+from supervisor.config.child import ChildSection, check_new_child, stop_signal
+from supervisor.fleet.fence import FencedError, FleetLife
+from supervisor.fleet.held_slices import HeldSlices
+from supervisor.fleet.link import (
+    FrameReader,
+    LeaveAnswer,
+    LinkAnswer,
+    LinkArgs,
+    LinkError,
+    check_link,
+    encode_frame,
+)
+from supervisor.fleet.messages import (
+    VERSION,
+    ChildReport,
+    FromDirectory,
+    Message,
+    Session,
+    decode_from_directory,
+)
+from supervisor.fleet.node import (
+    Action,
+    Arm,
+    AskDaemon,
+    CallsDecided,
+    EndAll,
+    EndChild,
+    Node,
+    NodeStep,
+    StartChild,
+    Told,
+)
+from supervisor.fleet.states import Phase
+from supervisor.fleet.step import Moment, StaleEpochError
+from supervisor.fleet.store import FleetStore, StepWriter, StoreError
+from supervisor.kept_children.kept_child import NOT_STARTED
+from supervisor.kept_children.placed import Placed
+from supervisor.membership.ledger import LAUNCHPAD, read_ledger
+from supervisor.membership.session_launchpad import (
+    SessionLaunchpad,
+    end_former,
+    end_left_over,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from supervisor.config.fleet import FleetSection
+    from supervisor.host import Host
+    from supervisor.kept_children.kept_child import KeptChild
+    from supervisor.kept_children.roster import Children
+
+Serve: TypeAlias = "Callable[[trio.SocketStream, bytes], Awaitable[None]]"
+"""Serves a link; takes the connection, and what came behind the request."""
+
+TICK_S = 0.1
+"""As often as `Node.tick` wants to be called."""
+
+MOST_WAITING = 4096
+"""Messages that a link has not taken yet; more are lost, and sent again."""
+
+LOOK_S = 0.1
+"""Between two looks at a child whose first start has failed and that is tried again."""
+
+SENT_S = 1.0
+"""How long the last messages of a node that has left may take to a link's other end."""
+
+END_S = 5.0
+"""Longest wait for the end of a session when the daemon ends: killing takes milliseconds,
+and what the kernel does not let go of has lost its launchpad."""
+
+RECEIVE_BYTES = 65_536
+
+
+def read_clocks() -> Moment:
+    """Return the time as this machine reads it."""
+    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+class Member:
+    """The membership of one daemon.
+
+    Args:
+        host: starts children.
+        children: what it keeps.
+        section: of the configuration.
+        directory: where the ledger is.
+        clocks: tells the time.
+
+    Attributes:
+        node: what decides; None before the first link.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        children: Children,
+        section: FleetSection,
+        directory: str,
+        clocks: Callable[[], Moment] = read_clocks,
+    ) -> None:
+        self.node: Node | None = None
+        self._host = host
+        self._children = children
+        self._section = section
+        self._directory = directory
+        self._clocks = clocks
+        self._kept: dict[str, tuple[KeptChild, FleetLife]] = {}
+        self._launchpad: SessionLaunchpad | None = None
+        self._link: trio.MemorySendChannel[Message] | None = None
+        self._linked: str | None = None
+        self._unsent = 0
+        self._arm_wanted: Arm | None = None
+        self._wake = trio.Event()
+        self._arming = trio.Event()
+        self._changed = trio.Event()
+        self._fault: str | None = None
+
+    async def run(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Be a node for as long as an actor wants, until cancelled.
+
+        Raises:
+            OSError: the ledger cannot be used.
+
+        Cancellation: children of the fleet end.
+        """
+        try:
+            store = self._store = await in_thread(FleetStore, self._directory)
+        except StoreError as why:
+            raise OSError(errno.EINVAL, str(why)) from None
+        try:
+            ledger = await in_thread(read_ledger, store)
+            if ledger.launchpad is not None:
+                await end_former(ledger.launchpad)
+            self._held = HeldSlices("", ledger.row, ledger.held)
+            self._writer: StepWriter[NodeStep] = StepWriter(store, self._carry_out)
+            first = NodeStep()
+            for change in ledger.changes:
+                first.put(*change)
+            self._held.recover(first)
+            self._writer.add(first)
+            await self._writer.flush()
+            self._host.holders.add(self.descriptors)
+            self._host.fence.judge = self._judge
+            try:
+                await self._live(task_status)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._end_session(END_S)
+                self._host.holders.discard(self.descriptors)
+        finally:
+            with trio.CancelScope(shield=True):
+                await in_thread(store.close)
+
+    async def _live(self, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._write)
+            self._nursery.start_soon(self._arm_on)
+            self._nursery.start_soon(self._tick)
+            task_status.started()
+        if self._fault is not None:
+            self._host.log.write("ERROR", f"In no fleet any more: {self._fault}")
+            await trio.sleep_forever()
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what it holds of the host's descriptors."""
+        yield from self._store.descriptors()
+        if self._launchpad is not None:
+            yield from self._launchpad.descriptors()
+
+    # Steps
+
+    def _do(self, step: NodeStep) -> None:
+        """Have a step stored, and carried out then."""
+        self._writer.add(step)
+        self._wake.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            try:
+                await self._writer.flush()
+            except (sqlite3.Error, StaleEpochError) as why:
+                self._fault = f"cannot write its ledger: {why}; start the daemon again"
+                self._nursery.cancel_scope.cancel()
+                return
+            self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _carry_out(self, step: NodeStep) -> None:
+        node = self.node
+        if node is None:
+            return
+        is_in = node.phase is not Phase.OUT
+        self._host.fence.node = node.name if is_in else None
+        for send in step.sends:
+            self._send(send.message)
+        for action in step.actions:
+            self._act(node, action)
+
+    def _act(self, node: Node, action: Action) -> None:
+        match action:
+            case AskDaemon():
+                others = len(self._host.children) - len(self._kept)
+                self._do(node.daemon_answered(action.number, max(0, others)))
+            case Arm():
+                self._arm_wanted = action
+                self._arming.set()
+            case StartChild():
+                self._start(node, action)
+            case EndChild():
+                self._end(action)
+            case EndAll():
+                self._nursery.start_soon(self._end_all, node)
+            case CallsDecided():
+                pass
+            case Told():
+                text = f"The fleet does not take node {node.name!r}: {action.reason}"
+                self._host.log.write("WARNING", text)
+            case _:
+                assert_never(action)
+
+    async def _tick(self) -> None:
+        while True:
+            if self.node is not None:
+                self._do(self.node.tick(self._clocks()))
+            await trio.sleep(TICK_S)
+
+    # The link
+
+    def link(self, args: LinkArgs) -> tuple[LinkAnswer, Serve]:
+        """Return the answer to a node actor, and what serves the link then.
+
+        Raises:
+            LinkError: it is refused.
+        """
+        check_link(args, is_configured=True, linked=self._linked)
+        node = self.node
+        if self._fault is not None:
+            raise LinkError(f"cannot link node {args.node!r}: {self._fault}")
+        if node is not None and node.phase is not Phase.OUT and node.name != args.node:
+            raise LinkError(
+                f"cannot link node {args.node!r}: this daemon is node {node.name!r} of"
+                " a fleet; let that leave first"
+            )
+        self._linked = args.node
+        answer = LinkAnswer(VERSION, self._held.ledger.id, self._capacity)
+        return answer, partial(self._serve_link, args)
+
+    @property
+    def _capacity(self) -> int:
+        return self._host.settings.max_children
+
+    def _begin(self, args: LinkArgs) -> Node:
+        """Return the node; it asks to join if it is in no fleet."""
+        node = self.node
+        if node is None or node.phase is Phase.OUT:
+            labels = args.labels or tuple(self._section.labels)
+            self._held.node = args.node
+            node = Node(args.node, labels, self._capacity, self._held)
+            self.node = node
+            self._do(node.join(self._clocks()))
+        return node
+
+    async def _serve_link(
+        self, args: LinkArgs, stream: trio.SocketStream, first: bytes
+    ) -> None:
+        """Carry messages both ways until the actor is gone.
+
+        Args:
+            args: of the request.
+            stream: of the control socket.
+            first: came behind the request.
+        """
+        outgoing, waiting = trio.open_memory_channel[Message](MOST_WAITING)
+        self._link, self._unsent = outgoing, 0
+        try:
+            node = self._begin(args)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send_frames, stream, waiting)
+                try:
+                    await self._receive_frames(node, stream, first)
+                except LinkError as why:
+                    text = f"The link of node {args.node!r} is closed: {why}"
+                    self._host.log.write("WARNING", text)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._link = self._linked = None
+            outgoing.close()
+            waiting.close()
+
+    async def _receive_frames(
+        self, node: Node, stream: trio.SocketStream, data: bytes
+    ) -> None:
+        reader: FrameReader[FromDirectory] = FrameReader(decode_from_directory)
+        with suppress(trio.BrokenResourceError):
+            while True:
+                for message in reader.feed(data):
+                    self._do(node.receive(message, self._clocks()))
+                data = await stream.receive_some(RECEIVE_BYTES)
+                if not data:
+                    return
+
+    def _send(self, message: Message) -> None:
+        if self._link is not None:
+            with suppress(trio.WouldBlock, trio.BrokenResourceError):
+                self._link.send_nowait(message)
+                self._unsent += 1
+
+    async def _send_frames(
+        self, stream: trio.SocketStream, waiting: trio.MemoryReceiveChannel[Message]
+    ) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for message in waiting:
+                await stream.send_all(encode_frame(message))
+                self._unsent -= 1
+                self._tell_changed()
+
+    async def leave(self) -> LeaveAnswer:
+        """End the fleet's children here, and say that the node has left."""
+        node = self.node
+        if node is None or node.phase is Phase.OUT:
+            return LeaveAnswer(None)
+        self._do(node.leave(self._clocks()))
+        while self._is_in(node):
+            await self._changed.wait()
+        await self._writer.flush()
+        with trio.move_on_after(SENT_S):
+            while self._unsent and self._link is not None:
+                await self._changed.wait()
+        return LeaveAnswer(node.name)
+
+    def _is_in(self, node: Node) -> bool:
+        return node.phase is not Phase.OUT
+
+    # The session's launchpad
+
+    async def _arm_on(self) -> None:
+        """Arm deadlines one after the other: the last one counts for the kernel."""
+        while True:
+            await self._arming.wait()
+            self._arming = trio.Event()
+            wanted, self._arm_wanted = self._arm_wanted, None
+            if wanted is None or self.node is None:
+                continue
+            launchpad = await self._launchpad_of(wanted.session)
+            if launchpad is None:
+                continue
+            try:
+                await launchpad.launcher.arm(wanted.deadline_s)
+            except Exception as why:  # noqa: BLE001 - its end tells what follows
+                self._host.log.write("WARNING", f"The lease was not renewed: {why}")
+                launchpad.close()
+                continue
+            if self.node.session == wanted.session:
+                self.node.armed(wanted.deadline_s)
+
+    async def _launchpad_of(self, session: Session) -> SessionLaunchpad | None:
+        """Return a session's launchpad; None if the session is over, or it has ended."""
+        launchpad = self._launchpad
+        if launchpad is not None:
+            return launchpad if launchpad.session == session else None
+        node = self.node
+        if node is None or node.session != session or node.phase is not Phase.MEMBER:
+            return None
+        try:
+            launchpad = SessionLaunchpad(self._host, session)
+        except OSError as why:
+            text = f"cannot start the launchpad of the fleet's children: {why.strerror}"
+            self._host.log.write("ERROR", text)
+            return None
+        self._launchpad = launchpad
+        self._nursery.start_soon(self._hold, node, launchpad)
+        step = NodeStep()
+        step.put(LAUNCHPAD, "", launchpad.row)
+        self._do(step)
+        await self._writer.flush()
+        return launchpad
+
+    async def _hold(self, node: Node, launchpad: SessionLaunchpad) -> None:
+        await launchpad.run()
+        self._do(node.launchpad_gone(self._clocks()))
+
+    async def _end_all(self, node: Node) -> None:
+        await self._end_session(math.inf)
+        self._do(node.all_gone(self._clocks()))
+
+    async def _end_session(self, patience_s: float) -> None:
+        """End the session's launchpad and children; returns when nothing is left.
+
+        Args:
+            patience_s: how long it waits for that.
+        """
+        for kept, _ in tuple(self._kept.values()):
+            kept.stop(0.0)
+        launchpad = self._launchpad
+        if launchpad is None:
+            return
+        launchpad.close()
+        with trio.move_on_after(patience_s):
+            await launchpad.ended.wait()
+            await end_left_over(self._host)
+            for kept, _ in tuple(self._kept.values()):
+                await kept.settled.wait()
+        self._launchpad = None
+
+    # Children
+
+    def _start(self, node: Node, order: StartChild) -> None:
+        launchpad, program = self._launchpad, order.program
+        if launchpad is None or launchpad.session != order.session:
+            return  # the session is over, and its end is told
+        life = FleetLife(node.name, order.child, order.incarnation)
+        if len(self._host.children) >= self._capacity:
+            text = "the node has as many children as host.max_children allows"
+            self._report(node, life, "refused", reason=text)
+            return
+        section = ChildSection(
+            command=list(program.command),
+            policy=program.policy,
+            restart=program.restart,
+            env=dict(program.env),
+            cwd=program.cwd,
+        )
+        try:
+            check_new_child(order.name, section, self._children.config.policy)
+            placed = Placed(life, launchpad.launcher)
+            kept = self._children.spawn(order.name, section, placed)
+        except ValueError as why:
+            text = str(why).removeprefix(": ")
+            self._report(node, life, "failed", reason=text)
+            return
+        self._kept[life.child] = (kept, life)
+        self._nursery.start_soon(self._watch, node, kept, life)
+
+    async def _watch(self, node: Node, kept: KeptChild, life: FleetLife) -> None:
+        """Tell of a child's start, and of its end."""
+        has_begun = await self._begun(node, kept, life)
+        await kept.settled.wait()
+        if self._kept.get(life.child) == (kept, life):
+            del self._kept[life.child]
+        failed = not has_begun and kept.status == NOT_STARTED
+        state = "failed" if failed else "ended"
+        status = None if failed else kept.status
+        try:
+            self._judge(life)
+        except FencedError:
+            return  # the end of the session is told, with all that ran in it
+        self._report(node, life, state, status, kept.reason or "")
+
+    async def _begun(self, node: Node, kept: KeptChild, life: FleetLife) -> bool:
+        """Tell of a child's start; return whether it was started."""
+        while True:
+            await kept.begun.wait()
+            process = None if kept.child is None else kept.child.process
+            if process is not None:
+                step = node.child_started(life.child, life.incarnation, process.pid)
+                self._do(step)
+                return True
+            if kept.settled.is_set():
+                return kept.has_lived
+            with trio.move_on_after(LOOK_S):
+                await kept.settled.wait()
+
+    def _report(
+        self,
+        node: Node,
+        life: FleetLife,
+        state: str,
+        status: int | None = None,
+        reason: str = "",
+    ) -> None:
+        report = ChildReport(
+            life.child, life.incarnation, state, status=status, reason=reason
+        )
+        self._do(node.child_over(report))
+
+    def _end(self, order: EndChild) -> None:
+        found = self._kept.get(order.child)
+        if found is None or found[1].incarnation != order.incarnation:
+            return
+        kept, _ = found
+        number = _number_of(order.signal)
+        process = None if kept.child is None else kept.child.process
+        if number not in (signal.SIGTERM, signal.SIGKILL) and process is not None:
+            process.send_signal(number)
+        kept.stop(0.0 if number == signal.SIGKILL else None)
+
+    # The fence
+
+    def _judge(self, life: FleetLife) -> None:
+        """Let an effect of a child go out (spec FL6).
+
+        Raises:
+            FencedError: the lease is over, or another incarnation runs.
+        """
+        if self.node is None:
+            raise FencedError(f"cannot let {life.child!r} act: its node has left")
+        self.node.check_effect(life.child, life.incarnation, self._clocks())
+
+
+def _number_of(name: str) -> int:
+    """Return a signal's number; that of TERM for a name that is none."""
+    try:
+        return stop_signal(name)
+    except OptionError:
+        return signal.SIGTERM

@@ -1,0 +1,179 @@
+"""A fleet without Ray: the product's `Directory` in a test, linked to daemons.
+
+    async with fleet(tmp_path / "head") as scene:
+        await scene.link(control, "a")
+        await scene.until(lambda: scene.node("a") == "up")
+
+`Scene.link` speaks as a node actor does: the control socket, one request, frames.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import trio
+
+from supervisor.control.client import VERSION as CONTROL_VERSION
+from supervisor.fleet.directory import Directory, ShownChild, SpawnRequest
+from supervisor.fleet.lease import LEASE_S
+from supervisor.fleet.link import ActorReader, LinkArgs, encode_frame, request_line
+from supervisor.fleet.messages import FromNode, Program
+from supervisor.fleet.step import Moment, Step
+from supervisor.fleet.store import FleetStore, StepWriter
+
+PATIENCE_S = 60.0
+"""Longest wait for anything, on a machine where much else runs."""
+
+TICK_S = 0.05
+
+
+def clocks() -> Moment:
+    """Return the time as this machine reads it."""
+    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+class Scene:
+    """A directory and its links.
+
+    Attributes:
+        directory: decides.
+        heard: all messages that nodes have sent.
+        cut: nodes whose messages go nowhere, either way.
+    """
+
+    def __init__(
+        self, store: FleetStore, lease_s: float, nursery: trio.Nursery
+    ) -> None:
+        self.directory = Directory(store.epoch, store.load(), clocks(), lease_s)
+        self.heard: list[FromNode] = []
+        self.cut: set[str] = set()
+        self.nursery = nursery
+        self._streams: dict[str, trio.SocketStream] = {}
+        self._writer = StepWriter(store, self._carry_out)
+        self._wake = trio.Event()
+        self._changed = trio.Event()
+        self._outgoing: dict[str, list[bytes]] = {}
+
+    # The directory
+
+    def do(self, step: Step) -> None:
+        """Have a step of the directory stored and carried out."""
+        self._writer.add(step)
+        self._wake.set()
+
+    def _carry_out(self, step: Step) -> None:
+        for send in step.sends:
+            if send.node not in self.cut and send.node in self._streams:
+                frame = encode_frame(send.message)
+                self._outgoing.setdefault(send.node, []).append(frame)
+
+    async def run(self) -> None:
+        """Let the directory live."""
+        while True:
+            self.do(self.directory.tick(clocks()))
+            with trio.move_on_after(TICK_S):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            await self._writer.flush()
+            self._changed.set()
+            self._changed = trio.Event()
+            for node, frames in list(self._outgoing.items()):
+                del self._outgoing[node]
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self._streams[node].send_all(b"".join(frames))
+
+    def spawn(self, name: str, *command: str, **program: object) -> None:
+        """Order a child."""
+        request = SpawnRequest(name=name, program=Program(command, **program))  # type: ignore[arg-type]
+        _, step = self.directory.spawn(request, clocks())
+        self.do(step)
+
+    def kill(self, name: str, signal: str = "TERM") -> None:
+        """Order a child's end."""
+        self.do(self.directory.kill(name, signal, clocks()))
+
+    def node(self, name: str) -> str | None:
+        """Return a node's state; None if there is no such node."""
+        found = [one.state for one in self.directory.ps().nodes if one.name == name]
+        return found[0] if found else None
+
+    def child(self, name: str) -> ShownChild:
+        """Return a child."""
+        (found,) = (one for one in self.directory.ps().children if one.name == name)
+        return found
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        """Wait until something is so."""
+        with trio.fail_after(PATIENCE_S):
+            while not is_so():
+                changed = self._changed
+                with trio.move_on_after(TICK_S):
+                    await changed.wait()
+
+    async def until_running(self, name: str) -> ShownChild:
+        """Wait until a child runs."""
+        await self.until(lambda: self.child(name).state == "running")
+        return self.child(name)
+
+    # Node actors
+
+    async def link(self, control: str, node: str, *labels: str) -> ActorReader:
+        """Link a node's daemon; return its answer, with what reads the link.
+
+        Raises:
+            LinkError: it is refused.
+        """
+        stream = await trio.open_unix_socket(control)
+        args = LinkArgs(node, labels)
+        reader, messages = ActorReader(), list[FromNode]()
+        try:
+            await stream.send_all(request_line(args, CONTROL_VERSION))
+            while reader.answer is None:
+                data = await stream.receive_some(4096)
+                assert data, "no answer"
+                messages += reader.feed(data)
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        self._streams[node] = stream
+        self._hear(node, messages)
+        self.nursery.start_soon(self._read, node, stream, reader)
+        return reader
+
+    def _hear(self, node: str, messages: list[FromNode]) -> None:
+        for message in messages:
+            self.heard.append(message)
+            if node not in self.cut:
+                self.do(self.directory.receive(message, clocks()))
+
+    async def _read(
+        self, node: str, stream: trio.SocketStream, reader: ActorReader
+    ) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async with stream:
+                while data := await stream.receive_some(65_536):
+                    self._hear(node, reader.feed(data))
+
+    async def unlink(self, node: str) -> None:
+        """Close a link, as the end of an actor does."""
+        await self._streams.pop(node).aclose()
+
+
+@asynccontextmanager
+async def fleet(where: Path, lease_s: float = LEASE_S) -> AsyncIterator[Scene]:
+    """Open a fleet's directory while the block runs.
+
+    Args:
+        where: its store.
+        lease_s: L.
+    """
+    store = FleetStore(str(where))
+    try:
+        async with trio.open_nursery() as nursery:
+            scene = Scene(store, lease_s, nursery)
+            nursery.start_soon(scene.run)
+            yield scene
+            nursery.cancel_scope.cancel()
+    finally:
+        store.close()

@@ -1,0 +1,194 @@
+"""A daemon as a node of a fleet, from outside: joins, starts, tells, ends, leaves."""
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from supervisor.fleet.link import LinkError
+from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.fleetscene import Scene, fleet
+
+pytestmark = pytest.mark.slow
+
+FLEET = "[fleet]\n"
+UNFENCED = "[fleet]\nunfenced = true\n[policy.bare]\nsandbox = 'none'\n"
+
+
+async def joined(scene: Scene, one: Daemon, node: str = "a") -> None:
+    """Link a daemon, and wait until its node is up."""
+    await scene.link(str(one.where / "run" / "control"), node)
+    await scene.until(lambda: scene.node(node) == "up")
+
+
+# spec FL4, FL5
+async def test_a_child_of_the_fleet_runs_and_its_end_is_told(tmp_path: Path) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            script = "echo $SANDHOST_FLEET_NODE $SANDHOST_FLEET_INCARNATION; exit 7"
+            scene.spawn("web", "sh", "-c", script)
+            await scene.until(lambda: scene.child("web").state == "ended")
+            assert scene.child("web").status == 7
+            assert await trio.to_thread.run_sync(one.log, "web") == b"a 1\n"
+
+
+# spec FL4
+async def test_a_child_of_the_fleet_finds_nothing_of_ray(tmp_path: Path) -> None:
+    env = {"RAY_ADDRESS": "10.0.0.1:6379", "LANG": "C.UTF-8"}
+    with daemon(tmp_path, FLEET, env=env) as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            scene.spawn("web", "env")
+            await scene.until(lambda: scene.child("web").state == "ended")
+            said = await trio.to_thread.run_sync(one.log, "web")
+    assert b"SANDHOST_FLEET_NODE=a" in said
+    assert b"RAY" not in said
+
+
+# spec FL11
+async def test_ps_of_the_host_shows_the_incarnation(tmp_path: Path) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600")
+            child = await scene.until_running("web")
+            row = await trio.to_thread.run_sync(one.row, "web")
+            assert (row.pid, row.incarnation) == (child.pid, 1)
+
+
+# spec FL4
+async def test_a_child_is_ended_on_request(tmp_path: Path) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600")
+            await scene.until_running("web")
+            scene.kill("web")
+            await scene.until(lambda: scene.child("web").state == "ended")
+            assert scene.child("web").status == 128 + signal.SIGTERM
+
+
+# spec FL4
+async def test_a_program_that_is_not_there_has_failed(tmp_path: Path) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            scene.spawn("web", "/no/such/program")
+            await scene.until(lambda: scene.child("web").state == "ended")
+            assert "/no/such/program" in scene.child("web").reason
+
+
+# spec FL5
+async def test_the_node_outlives_the_link_of_its_actor(tmp_path: Path) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600")
+            before = await scene.until_running("web")
+            await scene.unlink("a")
+            await joined(scene, one)
+            scene.kill("web")
+            await scene.until(lambda: scene.child("web").state == "ended")
+            assert scene.child("web").incarnation == before.incarnation == 1
+
+
+# spec FL11
+async def test_a_second_link_is_refused(tmp_path: Path) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            with pytest.raises(LinkError, match="linked as node 'a' already"):
+                await scene.link(str(one.where / "run" / "control"), "b")
+            assert scene.node("a") == "up"
+
+
+# spec FL11
+async def test_a_daemon_without_the_section_refuses_a_link(tmp_path: Path) -> None:
+    with daemon(tmp_path) as one:
+        async with fleet(tmp_path / "head") as scene:
+            with pytest.raises(LinkError, match=r"has no \[fleet\]"):
+                await scene.link(str(one.where / "run" / "control"), "a")
+
+
+def ask(one: Daemon, do: str) -> dict[str, object]:
+    """Ask the control socket one thing without arguments."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(str(one.where / "run" / "control"))
+        line.sendall(json.dumps({"v": 1, "do": do, "args": {}}).encode() + b"\n")
+        with line.makefile("rb") as answer:
+            return dict(json.loads(answer.readline()))
+
+
+# spec FL6
+async def test_a_node_that_leaves_has_ended_its_children(tmp_path: Path) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600")
+            child = await scene.until_running("web")
+            answer = await trio.to_thread.run_sync(ask, one, "fleet-leave")
+            assert answer["result"] == {"node": "a"}
+            assert child.pid is not None
+            with pytest.raises(ProcessLookupError):
+                os.kill(child.pid, 0)
+            await scene.until(lambda: scene.node("a") == "left")
+            leaks = await trio.to_thread.run_sync(ask, one, "leaks")
+            assert dict(leaks["result"])["clean"], leaks  # type: ignore[call-overload]
+
+
+# spec FL6
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ("sandbox = 'none'", "needs a sandbox"),
+        ("network = 'host'", "would reach the ports of the fleet"),
+        ("sandbox = 'thin'", "has no pid namespace"),
+    ],
+)
+async def test_a_policy_that_no_lease_ends_for_sure_is_refused(
+    tmp_path: Path, policy: str, why: str
+) -> None:
+    thin = "[sandbox.thin]\nlayers = ['landlock']\n"
+    with daemon(tmp_path, f"{FLEET}{thin}[policy.p]\n{policy}\n") as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600", policy="p")
+            await scene.until(lambda: scene.child("web").state == "ended")
+            assert why in scene.child("web").reason
+
+
+# spec FL6
+async def test_such_a_policy_is_taken_where_the_operator_says_so(
+    tmp_path: Path,
+) -> None:
+    with daemon(tmp_path, UNFENCED) as one:
+        async with fleet(tmp_path / "head") as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600", policy="bare")
+            await scene.until_running("web")
+
+
+# spec FL6
+async def test_the_hosts_own_children_outlive_the_end_of_the_lease(
+    tmp_path: Path,
+) -> None:
+    with daemon(tmp_path, f"{FLEET}[child.own]\ncommand = ['sleep', '600']\n") as one:
+        async with fleet(tmp_path / "head", lease_s=3.0) as scene:
+            await joined(scene, one)
+            own = await trio.to_thread.run_sync(one.row, "own")
+            scene.spawn("web", "sleep", "600", restart="always")
+            await scene.until_running("web")
+            scene.cut.add("a")
+            await scene.until(lambda: scene.child("web").state == "waiting")
+            scene.cut.clear()
+            again = await scene.until_running("web")
+            assert again.incarnation == 2
+            row = await trio.to_thread.run_sync(one.row, "own")
+            assert (row.pid, row.create_time) == (own.pid, own.create_time)
+            assert row.pid is not None
+            os.kill(row.pid, 0)
