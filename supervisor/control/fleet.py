@@ -1,4 +1,4 @@
-"""What a node actor asks of a daemon over the control socket: a link, and to leave."""
+"""The requests of a node actor to its daemon: a link, and to leave."""
 
 from __future__ import annotations
 

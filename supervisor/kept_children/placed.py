@@ -1,4 +1,4 @@
-"""A child that a fleet has placed on this host: what it finds, what it must not lack."""
+"""A child that a fleet has placed here: its environment, and its walls."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ALLOW = "choose another policy, or set [fleet] unfenced = true on this node"
 
 
 class Placed(NamedTuple):
-    """What the fleet knows a child as, and what starts it.
+    """The place of a child in a fleet, and the launcher that starts it.
 
     Attributes:
-        life: what the fleet knows it as.
+        life: the child as the fleet knows it.
         launcher: of its node's session.
     """
 

@@ -1,4 +1,4 @@
-"""A daemon as a node of a fleet: decisions of the sans-IO `Node`, done on this machine.
+"""A daemon as a node of a fleet: decisions of the sans-IO `Node`, done here.
 
 Rules of this file.
 
