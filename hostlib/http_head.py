@@ -15,7 +15,7 @@ import h11
 
 # h11 joins folded lines and takes any HTTP/x.y; RFC 9112 (5.2) lets a server refuse.
 _FOLDED = re.compile(rb"\n[ \t]")
-_VERSIONS = (b"1.0", b"1.1")
+VERSIONS = (b"1.0", b"1.1")
 
 
 class HeadFault(Enum):
@@ -59,7 +59,7 @@ def parse_head(text: bytes, max_bytes: int) -> tuple[h11.Request, h11.Connection
         raise HeadError(HeadFault.NO_HTTP, reason) from None
     if not isinstance(request, h11.Request):
         raise HeadError(HeadFault.NO_REQUEST)
-    if request.http_version not in _VERSIONS:
+    if request.http_version not in VERSIONS:
         raise HeadError(HeadFault.OTHER_VERSION)
     if _FOLDED.search(text):
         raise HeadError(HeadFault.FOLDED)

@@ -57,10 +57,11 @@ async def offered(
         OSError: a service cannot be had.
     """
     async with AsyncExitStack() as stack:
-        if names:
+        credentials = {} if config is None else config.credential
+        if names or credentials:
             from supervisor.network.service import open_network  # noqa: PLC0415 - seldom
 
-            await stack.enter_async_context(open_network(host))
+            await stack.enter_async_context(open_network(host, credentials))
         if config is not None:
             _tell_warnings(host, config, but)
             llm: LlmService | None = None

@@ -140,11 +140,6 @@ class ChildSpec:
         env = {} if self.sandbox.layers else {"FSPROXY_SANDBOX": "none"}
         if self.sandbox.layers and self.network == "host":
             env["FSPROXY_NETWORK"] = "host"
-        elif self.network_keys is not None and self.network != "none":
-            from supervisor.network.settings import settings_from  # noqa: PLC0415 - with one
-
-            rules = settings_from(self.network_keys).rules
-            env["FSPROXY_NETWORK"] = " ".join(map(str, rules))
         if self.workspaces and self.workspaces[0].is_writable:
             env["FSPROXY_WORKSPACE"] = self.workspaces[0].base
         return env

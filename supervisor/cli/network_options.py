@@ -12,6 +12,7 @@ from hostlib.user_values import OptionError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from supervisor.config.document import Config
     from supervisor.config.policy import PolicySection
     from supervisor.network.section import NetworkSection
 
@@ -19,7 +20,10 @@ FAULTY_NETWORK = 2
 """The exit status of ``run`` for a rule that cannot be read (spec, Forms)."""
 
 _LISTS = ("within", "publish")
-_OPTIONS = ("network", *_LISTS, "upstream", "proxy_env")
+_OPTIONS = ("network", *_LISTS, "upstream", "proxy_env", "credential")
+
+_OPTION_OF = {"credentials": "credential"}
+"""Keys of a policy whose options have another name."""
 
 
 class NetworkFault(OptionError):  # noqa: N818 - beside the words of options
@@ -40,25 +44,34 @@ class Network(NamedTuple):
     key: str
 
 
-def network_of(given: Mapping[str, Any], policy: PolicySection | None) -> Network:
+def network_of(
+    given: Mapping[str, Any],
+    policy: PolicySection | None,
+    config: Config | None = None,
+) -> Network:
     """Return the network of a run.
 
     Args:
         given: the options by name, as click gives them.
         policy: ``[policy.run]``, checked; None if there is none.
+        config: what it stands in, and credentials; None if there is none.
 
     Raises:
         NetworkFault: a rule or another value cannot be used.
     """
     asked = given["network"]
     key = "--network" if asked else "policy.run.network"
+    if given["credential"] and not asked:
+        key = "--credential"
     if not any(given[name] for name in _OPTIONS):
         return _policy_network(policy, key)
     section = _section(given, policy)
     _check(section, given, has_policy=policy is not None)
+    _check_credentials(given["credential"], config)
     is_word = section.network in ("none", "host")
     word = section.mode if asked else _policy_network(policy, key).word
-    return Network(word, None if is_word and not section.publish else section, key)
+    is_more = bool(section.publish or section.credentials)
+    return Network(word, section if is_more or not is_word else None, key)
 
 
 def _policy_network(policy: PolicySection | None, key: str) -> Network:
@@ -85,6 +98,8 @@ def _section(given: Mapping[str, Any], policy: PolicySection | None) -> NetworkS
     for name in _LISTS:
         if given[name]:
             setattr(section, name, list(given[name]))
+    if given["credential"]:
+        section.credentials = list(given["credential"])
     section.upstream = given["upstream"] or section.upstream
     section.proxy_env = given["proxy_env"] or section.proxy_env
     return section
@@ -107,6 +122,21 @@ def _read_network(
     return list(asked)
 
 
+def _check_credentials(names: Sequence[str], config: Config | None) -> None:
+    """Refuse credentials that a configuration does not have.
+
+    Raises:
+        NetworkFault: with the name of the option.
+    """
+    if not names:
+        return
+    from supervisor.network.credential import uses_faults  # noqa: PLC0415 - with one
+
+    known = {} if config is None else config.credential
+    for why in uses_faults(names, known):
+        raise NetworkFault(f"--credential: {why}")
+
+
 def _check(
     section: NetworkSection, given: Mapping[str, Any], *, has_policy: bool
 ) -> None:
@@ -118,6 +148,7 @@ def _check(
     from supervisor.network.settings import faults  # noqa: PLC0415 - with one
 
     for key, why in faults(section):
-        is_option = bool(given.get(key)) or not has_policy
-        name = f"--{key.replace('_', '-')}" if is_option else f"policy.run.{key}"
+        is_option = bool(given.get(_OPTION_OF.get(key, key))) or not has_policy
+        option = _OPTION_OF.get(key, key)
+        name = f"--{option.replace('_', '-')}" if is_option else f"policy.run.{key}"
         raise NetworkFault(f"{name}: {why}")

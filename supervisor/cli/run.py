@@ -181,6 +181,12 @@ _OPTIONS = (
         help="Make its connections through this http:// proxy.",
     ),
     click.option(
+        "--credential",
+        metavar="NAME",
+        multiple=True,
+        help="A [credential] that the host adds to its requests; repeatable.",
+    ),
+    click.option(
         "--recipe",
         metavar="AGENT",
         shell_complete=agents,
@@ -356,7 +362,7 @@ def run_commands(
         timeout = "0" if given["timeout"] is None else given["timeout"]
         asked = _read_option("limit", parse_limits, given["limit"]).bounds()
         limits = base.limits._replace(**asked)
-        network = network_of(given, policy)
+        network = network_of(given, policy, configured)
         walls = _walls(configured, policy, given["sandbox"], network)
         _check_kept(
             limits, asked, walls["sandbox"], has_names=network.section is not None
@@ -461,12 +467,12 @@ def _walls(
     profile = profile_named(name, known)
     if profile is None:
         raise RuntimeError(f"no profile {name!r}, though it was found before")
-    words = [network.word]
+    for key, why in check_network(profile, network.word):
+        raise OptionError(f"{named[key]}: {why}")
     if network.section is not None and network.word in {None, "none"}:
-        words.append(RULES)  # its published ports
-    for word in words:
-        for key, why in check_network(profile, word):
-            raise OptionError(f"{named[key]}: {why}")
+        # For published ports, or for credentials.
+        for _, why in (*check_use(name, RULES, None), *check_network(profile, RULES)):
+            raise OptionError(f"{network.key}: {why}")
     return {
         "sandbox": profile,
         "network": network.word or "none",

@@ -84,6 +84,21 @@ def check_uses(
                 yield key, f"{name!r} is named twice; leave one out"
 
 
+def check_credential_uses(
+    config: Config, document: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) for each credential that a policy cannot use."""
+    del document
+    for name, policy in config.policy.items():
+        if policy.credentials:
+            from supervisor.network.credential import (  # noqa: PLC0415 - with one
+                uses_faults,
+            )
+
+            for why in uses_faults(policy.credentials, config.credential):
+                yield f"policy.{joined(name)}.credentials", why
+
+
 def odd_fd_sections(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of probable mistakes in the sections of LLM fds."""
     has_model = config.llm is not None
@@ -158,15 +173,13 @@ def missing_credentials(config: Config) -> Iterator[tuple[str, str]]:
 
     Without them a host cannot run; checking its configuration is no fault.
     """
-    if config.llm is None:
-        return
     from hostlib.keys import NoCredentialsError, expanded  # noqa: PLC0415
 
-    for key, path in config.llm.key_files():
+    for key, path in config.key_files():
         try:
             expanded(path)
         except NoCredentialsError as why:
-            yield f"llm.{key}", str(why)
+            yield key, str(why)
 
 
 def missing_packages(config: Config) -> Iterator[tuple[str, str]]:

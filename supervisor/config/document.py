@@ -1,5 +1,6 @@
 """A whole configuration: one field for each section of the file."""
 
+from collections.abc import Iterator
 from itertools import chain
 
 import msgspec
@@ -11,10 +12,12 @@ from supervisor.config.host import HostSection, LimitsSection
 from supervisor.config.llm import LlmSection
 from supervisor.config.metrics import MetricsSection
 from supervisor.config.policy import PolicySection
+from supervisor.config.read import joined
 from supervisor.config.sandbox import SandboxSection
 from supervisor.config.sidecar import SidecarSection
 from supervisor.config.toolexec import ToolexecSection
 from supervisor.config.workspace import WorkspaceSection
+from supervisor.network.section import CredentialSection
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -22,6 +25,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
 
     host: HostSection = msgspec.field(default_factory=HostSection)
     limits: LimitsSection = msgspec.field(default_factory=LimitsSection)
+    credential: dict[str, CredentialSection] = {}
     policy: dict[str, PolicySection] = {}
     child: dict[str, ChildSection] = {}
     sandbox: dict[str, SandboxSection] = {}
@@ -33,6 +37,14 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
     metrics: MetricsSection | None = None
     workspace: dict[str, WorkspaceSection] = {}
     fleet: FleetSection | None = None
+
+    def key_files(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, path) of each file of a secret that is named, as it is written."""
+        if self.llm is not None:
+            for key, path in self.llm.key_files():
+                yield f"llm.{key}", path
+        for name, credential in self.credential.items():
+            yield f"credential.{joined(name)}.file", credential.file
 
     def places_written(self) -> frozenset[str]:
         """Return every path that children or their tools may write."""

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from hostlib.messages import remedy
 from supervisor.config.child import check_children, odd_restarts
+from supervisor.config.credential import check_credentials
 from supervisor.config.crosschecks import (
     check_after,
+    check_credential_uses,
     check_fd_tools,
     check_policy_names,
     check_preset_tools,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
     "host": check_host,
     "limits": check_limits,
+    "credential": check_credentials,
     "policy": check_policies,
     "child": check_children,
     "sandbox": check_sandboxes,
@@ -93,6 +96,7 @@ _CROSS_CHECKS: tuple[
     check_roots,
     check_workspaces,
     check_uses,
+    check_credential_uses,
     check_bases,
 )
 """Checks of two sections; they get the document as well."""

@@ -358,9 +358,7 @@ def _place_phrase(place: Place, root: Place, owner: str) -> str:
 
 def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of key files that lie where children or tools may write."""
-    if config.llm is None:
-        return
-    from hostlib.keys import (  # noqa: PLC0415 - with that section
+    from hostlib.keys import (  # noqa: PLC0415 - ctypes
         NoCredentialsError,
         expanded,
     )
@@ -368,12 +366,12 @@ def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
     directories = config.places_written() | {
         child.cwd for child in config.child.values() if child.cwd
     }
-    for key, file in config.llm.key_files():
+    for key, file in config.key_files():
         with contextlib.suppress(OSError, ValueError, NoCredentialsError):
             place = place_of(expanded(file))
             within = (d for d in sorted(directories) if place.lies_in(place_of(d)))
             if (directory := next(within, None)) is not None:
-                yield f"llm.{key}", _KEY_WITHIN.format(place.path, directory)
+                yield key, _KEY_WITHIN.format(place.path, directory)
 
 
 def odd_places_of_daemon(section: HostSection) -> Iterator[tuple[str, str]]:

@@ -50,6 +50,7 @@ class PolicySection(msgspec.Struct, forbid_unknown_fields=True):
     upstream: str | None = None
     proxy_env: bool = False
     pool: str = "own"
+    credentials: list[str] = []
     model: str | None = None
     quota: float | None = None
     image_tokens: int | None = None
@@ -128,6 +129,7 @@ def network_keys_of(policy: PolicySection) -> NetworkSection | None:
     value = [] if isinstance(policy.publish, str) else policy.publish
     ports = [port for port in value if port not in _PUBLISH_WORDS]
     is_more = bool(policy.within or ports or policy.upstream or policy.proxy_env)
+    is_more = is_more or bool(policy.credentials)
     is_word = policy.network in (None, "none", "host")
     if is_word and not is_more and policy.pool == "own":
         return None
@@ -140,6 +142,7 @@ def network_keys_of(policy: PolicySection) -> NetworkSection | None:
         upstream=policy.upstream,
         proxy_env=policy.proxy_env,
         pool="outer" if policy.pool == "outer" else "own",
+        credentials=policy.credentials,
     )
 
 

@@ -59,8 +59,12 @@ def _check_network(
     network = network_word(policy)
     yield from check_network(profile, network)
     if network in {None, "none"} and network_keys_of(policy) is not None:
-        for _, why in check_network(profile, RULES):
-            yield "publish", why
+        key = "credentials" if policy.credentials else "publish"
+        for _, why in (
+            *check_use(policy.sandbox, RULES, None),
+            *check_network(profile, RULES),
+        ):
+            yield key, why
 
 
 def check_walls_of_sidecars(

@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from supervisor.network import credential
 from supervisor.network.addresses import Opening, judge
+from supervisor.network.hosts import is_credential_name, shorten
 from supervisor.network.narrowing import change
 from supervisor.network.pool import Pool
 from supervisor.network.reasons import Reason, Refused
-from supervisor.network.rule import rule_for
+from supervisor.network.rule import RuleError, rule_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -67,6 +69,9 @@ class Access:
         self.rules = settings.rules
         self.pool = Pool(names)
         self._outer_pool = settings.outer_pool
+        self._credentials = frozenset(
+            (terms.inner_name, (credential.PORT,)) for terms in settings.credentials
+        )
         self._own_addresses = own_addresses
         self._parent = parent
 
@@ -76,8 +81,24 @@ class Access:
         Raises:
             RuleError: it cannot be made.
         """
+        self._check_credentials(allow)
         parent = None if self._parent is None else self._parent()
         return change(self.rules, allow, deny, parent)
+
+    def _check_credentials(self, allow: Sequence[Rule]) -> None:
+        """Refuse to allow a credential that the child was not started with.
+
+        Raises:
+            RuleError: with its name.
+        """
+        for rule in allow:
+            name = rule.target
+            if not isinstance(name, str) or not is_credential_name(name):
+                continue
+            if (name, rule.ports) not in self._credentials:
+                why = "no credential of this child has that name and port"
+                text = f"cannot allow '{shorten(rule.written)}': {why}"
+                raise RuleError(f"{text}; start the child anew with --credential")
 
     def host_at(self, address: Address, port: int) -> str | Address:
         """Return what a child means by an address: a name, or the address itself.

@@ -22,6 +22,7 @@ from hostlib.listener import only_this_one
 from supervisor.fsproxy.ports import NetworkFigure
 from supervisor.network.access import Access
 from supervisor.network.connections import MAX_CONNECTIONS, Connections
+from supervisor.network.credential_server import CredentialServer
 from supervisor.network.dns_sockets import DnsSockets
 from supervisor.network.forwarder import Forwarder
 from supervisor.network.hosts import shorten
@@ -31,7 +32,6 @@ from supervisor.network.outbound import Outbound
 from supervisor.network.own_addresses import read_own_addresses
 from supervisor.network.pace import Pace
 from supervisor.network.ports import Ports
-from supervisor.network.proxy_server import ProxyServer
 from supervisor.network.publisher import Publisher
 from supervisor.network.refusals import OTHERS
 from supervisor.network.resolver import Resolver
@@ -47,12 +47,13 @@ from supervisor.network.traffic import Counts, Traffic
 from supervisor.network.tunnel import Pipes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from hostlib.journal import Journal
     from hostlib.log import Log
     from supervisor.network.addresses import Network
+    from supervisor.network.credential_file import Credential
     from supervisor.network.hosts import Address
     from supervisor.network.inner_sockets import InnerSockets, SocketsState
     from supervisor.network.rule import Rule
@@ -78,6 +79,7 @@ class Outside:
         own_addresses: reads the host's addresses, for each judgement.
         pipes: through which bytes move; closed with the host.
         pace: of all that begins.
+        credentials: by name.
     """
 
     journal: Journal
@@ -86,6 +88,7 @@ class Outside:
     own_addresses: Callable[[], AbstractSet[Address]] = read_own_addresses
     pipes: Pipes = field(default_factory=Pipes)
     pace: Pace = field(default_factory=Pace)
+    credentials: Mapping[str, Credential] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,11 @@ class ChildNetwork:
             self._connections,
             self._outbound,
             self._dns,
-            ProxyServer(self._access, self._outbound),
+            CredentialServer(
+                self._connections,
+                self._outbound,
+                [outside.credentials[terms.name] for terms in settings.credentials],
+            ),
             outside.log,
         )
         self._publisher = Publisher(

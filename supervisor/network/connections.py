@@ -15,6 +15,7 @@ import trio
 
 from hostlib.listener import only_this_one
 from supervisor.network.access import DeniedError
+from supervisor.network.proxy_dialogue import Asked
 from supervisor.network.reasons import Reason, Refused
 from supervisor.network.sockets import close_socket, receive, reset_socket, send_all
 from supervisor.network.tunnel import READ_BYTES, FilterError, MeterError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from supervisor.network.hosts import Address
     from supervisor.network.notices import Notices
     from supervisor.network.pace import Pace
+    from supervisor.network.rule import Rule
     from supervisor.network.traffic import Counts, Traffic
 
 REPLY_TIMEOUT_S = 2.0
@@ -59,7 +61,8 @@ class Connection:
     Attributes:
         scope: ends it, by reset.
         sni: the name in its ClientHello, where that was read.
-        addresses: what the host stands for.
+        server: what is connected to in the place of the host, if that is something else.
+        addresses: what the host, or the server, stands for.
         outer: sockets to it; several while it is dialled.
         last_words: what is sent to the child before the connection is closed.
     """
@@ -78,9 +81,17 @@ class Connection:
         self.port = port
         self.scope = trio.CancelScope()
         self.sni: str | None = None
+        self.server: Rule | None = None
         self.addresses: Sequence[Address] = ()
         self.outer: set[socket.socket] = set()
         self.last_words = b""
+
+    @property
+    def target(self) -> Asked:
+        """The host and the port that are connected to."""
+        if self.server is None:
+            return Asked(self.host, self.port)
+        return Asked(str(self.server.target), self.server.ports[0])
 
 
 class ConnectionMeter:

@@ -10,7 +10,7 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING
 
 from supervisor.network.addresses import POOL_V4, POOL_V6, Network, is_within
-from supervisor.network.hosts import shorten
+from supervisor.network.hosts import is_credential_name, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +48,8 @@ def _own_fault(rule: Rule) -> Iterator[str]:
 
 def _own_reason(target: str | Network) -> str:
     if isinstance(target, str):
+        if is_credential_name(target):
+            return "is for a credential, which 'credentials' grants"
         is_own = target in {"localhost", "*.localhost"} or target.endswith(".localhost")
         return "is the child's own loopback" if is_own else ""
     return next((why for network, why in _OWN if is_within(target, network)), "")

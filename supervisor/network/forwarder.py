@@ -13,6 +13,7 @@ import trio
 
 from hostlib.event_rate import EventRate
 from supervisor.network.connections import Connection
+from supervisor.network.proxy_server import ProxyServer
 from supervisor.network.settings import DNS_PORT
 from supervisor.network.sockets import accept_each, own_end, reset_socket, send_at_once
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from hostlib.log import Log
     from supervisor.network.access import Access
     from supervisor.network.connections import Connections
+    from supervisor.network.credential_server import CredentialServer
     from supervisor.network.dns_sockets import DnsSockets
     from supervisor.network.outbound import Outbound
-    from supervisor.network.proxy_server import ProxyServer
 
 LOOPBACK = IPv4Address("127.0.0.1")
 
@@ -39,7 +40,7 @@ class Forwarder:
         connections: the table of those that are open.
         outbound: makes its connections.
         dns: answers on port 53 of 127.0.0.1.
-        proxy: serves port 3128 of 127.0.0.1.
+        credentials: answers at the names of credentials.
         log: told when the host lacks something for a connection.
     """
 
@@ -49,14 +50,15 @@ class Forwarder:
         connections: Connections,
         outbound: Outbound,
         dns: DnsSockets,
-        proxy: ProxyServer,
+        credentials: CredentialServer,
         log: Log,
     ) -> None:
         self._access = access
         self._connections = connections
         self._outbound = outbound
         self._dns = dns
-        self._proxy = proxy
+        self._proxy = ProxyServer(access, outbound)
+        self._credentials = credentials
         self._log = log
         self._shortages = EventRate(1, _SHORTAGES_PER_S)
 
@@ -91,6 +93,9 @@ class Forwarder:
         """Connect to the name that a connection came to, and pass bytes on."""
         address, port = own_end(connection.inner)
         connection.host = self._access.host_at(address, port)
+        if self._credentials.answers_at(connection.host, port):
+            await self._credentials.serve(connection)
+            return
         grant = self._access.decide(connection.host, port)
         hello = b""
         if grant.checks_tls:

@@ -15,6 +15,9 @@ Address = IPv4Address | IPv6Address
 MAX_NAME_LENGTH = 253
 """Bytes of a name as text: 255 on the wire, less a length and the root (RFC 1035)."""
 
+CREDENTIAL_SUFFIX = ".sandhost"
+"""What follows the host of a credential in the name by which a child reaches it."""
+
 # `_` is in no host name by RFC 952, and in many that are used (`_acme.a`, buckets).
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 # The rule by which browsers decide that a host is a v4 address, and not a name.
@@ -53,6 +56,11 @@ def _encode(text: str) -> str:
         return idna.encode(text, uts46=True, std3_rules=True).decode("ascii")
     except idna.IDNAError:
         raise HostError("IDNA does not encode it; write its xn-- form") from None
+
+
+def is_credential_name(name: str) -> bool:
+    """Tell whether a name, or a pattern of names, lies below `sandhost` (spec NET15)."""
+    return f".{name}".endswith(CREDENTIAL_SUFFIX)
 
 
 def parse_v4(text: str) -> IPv4Address:
@@ -97,6 +105,18 @@ def parse_host(text: str) -> str | Address:
     if text and text.strip("0123456789.") == "":
         return parse_v4(text)
     return parse_name(text)
+
+
+def parse_proxied_host(text: str) -> str | Address:
+    """Return the host that a proxy is asked for.
+
+    Raises:
+        HostError: it is none, or a credential's, whose requests the host has to read.
+    """
+    host = parse_host(text)
+    if isinstance(host, str) and is_credential_name(host):
+        raise HostError("it is reached without the proxy; set no_proxy=.sandhost")
+    return host
 
 
 def format_host(host: str | Address) -> str:

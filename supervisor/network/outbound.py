@@ -24,6 +24,7 @@ from supervisor.network.learned import Learned
 from supervisor.network.reasons import Reason, Refused
 from supervisor.network.resolver import THREADS_PER_CHILD, ResolverError
 from supervisor.network.rule import TLS_PORT
+from supervisor.network.rules import Grant
 from supervisor.network.sockets import receive, reset_socket
 from supervisor.network.tunnel import READ_BYTES, Tunnel
 from supervisor.network.upstream import Target, dial_through
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from supervisor.network.hosts import Address
     from supervisor.network.learned import LearnedState
     from supervisor.network.resolver import Resolver
-    from supervisor.network.rules import Grant
     from supervisor.network.settings import NetworkSettings
     from supervisor.network.tunnel import Filter, Pipes
 
@@ -95,7 +95,7 @@ class Outbound:
         """
         self._access.decide(connection.host, connection.port)
         with trio.move_on_after(CONNECT_TIMEOUT_S) as scope:
-            connection.addresses = await self._find(connection.host)
+            connection.addresses = await self._find(connection.target.host)
         if scope.cancelled_caught:
             raise UnreachableError(errno.errorcode[errno.ETIMEDOUT])
         grant = self._access.decide(connection.host, connection.port)
@@ -194,12 +194,12 @@ class Outbound:
             raise UnreachableError(why.reason) from None
 
     async def _dial(self, connection: Connection) -> socket.socket:
-        upstream = self._upstream
+        upstream, asked = self._upstream, connection.target
         if upstream is None:
-            return await dial(connection.addresses, connection.port, connection.outer)
+            return await dial(connection.addresses, asked.port, connection.outer)
         host = upstream.host
         addresses = await self._resolve(host) if isinstance(host, str) else (host,)
-        target = Target(connection.host, connection.port)
+        target = Target(asked.host, asked.port)
         return await dial_through(addresses, upstream.port, target, connection.outer)
 
     def _judge(self, connection: Connection, grant: Grant) -> None:
@@ -207,10 +207,13 @@ class Outbound:
         self._check_hello(connection, grant)
 
     def _judge_addresses(self, connection: Connection, grant: Grant) -> None:
-        if self._upstream is not None and isinstance(connection.host, str):
+        asked = connection.target
+        if self._upstream is not None and isinstance(asked.host, str):
             return
+        if connection.server is not None:  # its own rule says what it may stand for
+            grant = Grant(asked.port, (connection.server,))
         try:
-            self._access.check_answer(grant, connection.host, connection.addresses)
+            self._access.check_answer(grant, asked.host, connection.addresses)
         except OSError as why:  # the host's own addresses are not known
             raise UnreachableError(_symbol(why)) from why
 
@@ -224,7 +227,7 @@ class Outbound:
 
     def _note_use(self, connection: Connection) -> None:
         """Note what was connected to, for a child that learns (spec NET13)."""
-        if self.learned is not None:
+        if self.learned is not None and connection.server is None:
             ranges = (
                 closed
                 for address in connection.addresses

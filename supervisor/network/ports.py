@@ -48,6 +48,8 @@ class Ports:
         self._scopes: dict[socket.socket, trio.CancelScope] = {}
         self._closed = set(closed)
         for sock in self._first():
+            # Connections that have ended would keep it from listening again for 60 s.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._scopes[sock] = trio.CancelScope()
 
     def start(self, nursery: trio.Nursery) -> None:

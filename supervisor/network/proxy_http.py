@@ -15,7 +15,7 @@ import h11
 import msgspec
 
 from hostlib.http_head import HeadError, HeadFault, parse_head
-from supervisor.network.hosts import HostError, format_host, parse_host, shorten
+from supervisor.network.hosts import HostError, format_host, parse_proxied_host, shorten
 from supervisor.network.proxy_dialogue import Asked, ProxyError
 from supervisor.network.reasons import Reason
 
@@ -40,7 +40,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 """Fields that are for the next hop alone (RFC 9110, 7.6.1; `chunked` is written anew)."""
-_NEVER_NAMED = frozenset({b"content-length", b"host"})
+NEVER_NAMED = frozenset({b"content-length", b"host"})
 """Fields that `Connection` may not take away: they say how the request is read."""
 
 _DETAILS = {
@@ -115,17 +115,7 @@ class HttpDialogue:
 
     def refuse(self, refused: Refused) -> bytes:
         """Return a 403 that tells the reason, and the rule that would allow it."""
-        asked = self._known()
-        where = f"{format_host(asked.host)}:{asked.port}"
-        detail = f"cannot connect to {where}: {_DETAILS[refused.reason]}"
-        if refused.rule is not None:
-            is_refusal = refused.reason is Reason.REFUSED_BY_RULE
-            does = "refuses" if is_refusal else "would allow"
-            detail += f"; the rule '{refused.rule}' {does} it"
-        body = _Denial(
-            str(asked.host), asked.port, refused.reason, refused.rule, detail
-        )
-        return _reply(b"403 Forbidden", msgspec.json.encode(body))
+        return _reply(b"403 Forbidden", denial(self._known(), refused))
 
     def fail(self) -> bytes:
         """Return a 502."""
@@ -165,6 +155,19 @@ class HttpDialogue:
         return head
 
 
+def denial(asked: Asked, refused: Refused) -> bytes:
+    """Return the body of a 403."""
+    where = f"{format_host(asked.host)}:{asked.port}"
+    detail = f"cannot connect to {where}: {_DETAILS[refused.reason]}"
+    if refused.rule is not None:
+        is_refusal = refused.reason is Reason.REFUSED_BY_RULE
+        does = "refuses" if is_refusal else "would allow"
+        detail += f"; the rule '{refused.rule}' {does} it"
+    return msgspec.json.encode(
+        _Denial(str(asked.host), asked.port, refused.reason, refused.rule, detail)
+    )
+
+
 class _Request:
     """The request in absolute form of a connection, and its body.
 
@@ -185,7 +188,7 @@ class _Request:
         self._is_chunked = any(name == b"transfer-encoding" for name, _ in fields)
         port = "" if asked.port == _USUAL_PORT else f":{asked.port}"
         host = f"{format_host(asked.host)}{port}"
-        kept = [(b"Host", host.encode("ascii")), *_kept(fields)]
+        kept = [(b"Host", host.encode("ascii")), *end_to_end(fields)]
         if self._is_chunked:
             kept.append((b"Transfer-Encoding", b"chunked"))
         kept.append((b"Connection", b"close"))
@@ -233,17 +236,18 @@ def _check_framing(head: h11.Request, fields: Fields) -> None:
         b"content-length" in names or head.http_version == b"1.0"
     ):
         raise _error("its body has two lengths")
-    if _named_by_connection(fields) & _NEVER_NAMED:
+    if named_by_connection(fields) & NEVER_NAMED:
         raise _error("Connection names a field that is for the server")
 
 
-def _kept(fields: Fields) -> Fields:
-    """Return the fields that are for the server."""
-    dropped = _HOP_BY_HOP | _named_by_connection(fields) | {b"host"}
+def end_to_end(fields: Fields) -> Fields:
+    """Return the fields that are not for the next hop alone, `Host` left out."""
+    dropped = _HOP_BY_HOP | named_by_connection(fields) | {b"host"}
     return [(name.title(), value) for name, value in fields if name not in dropped]
 
 
-def _named_by_connection(fields: Fields) -> frozenset[bytes]:
+def named_by_connection(fields: Fields) -> frozenset[bytes]:
+    """Return the fields that `Connection` takes away."""
     values = (value for name, value in fields if name == b"connection")
     return frozenset(
         word.strip().lower() for value in values for word in value.split(b",")
@@ -274,7 +278,7 @@ def _parse_authority(text: str, usual_port: int | None) -> Asked:
     else:
         raise _error("a port is missing, or is no number from 1 to 65535")
     try:
-        return Asked(parse_host(host_text), port)
+        return Asked(parse_proxied_host(host_text), port)
     except HostError as why:
         raise _error(f"the host '{shorten(host_text)}' is refused: {why}") from None
 

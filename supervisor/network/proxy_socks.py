@@ -8,7 +8,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
 
-from supervisor.network.hosts import HostError, parse_host
+from supervisor.network.hosts import HostError, parse_proxied_host
 from supervisor.network.proxy_dialogue import Asked, ProxyError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _host(kind: int, address: bytes) -> str | Address:
             raise HostError("a v4 address in v6 form; write it in dotted decimal")
         return v6
     try:
-        return parse_host(address[1:].decode("ascii"))
+        return parse_proxied_host(address[1:].decode("ascii"))
     except UnicodeDecodeError:
         raise HostError("a name is ASCII; write its xn-- form") from None
 

@@ -15,6 +15,7 @@ from supervisor.network.addresses import Network, is_within
 from supervisor.network.hosts import (
     Address,
     HostError,
+    is_credential_name,
     parse_name,
     parse_v4,
     parse_v6,
@@ -102,6 +103,8 @@ class Rule:
 
 
 def _covers_name(wide: str, target: str) -> bool:
+    if is_credential_name(target):
+        return wide == target  # a credential is granted by itself alone
     if wide in {"*", target}:
         return True
     return wide.startswith("*.") and target.endswith(wide[1:])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.network.addresses import Network, Opening, held_addresses
-from supervisor.network.hosts import Address, shorten
+from supervisor.network.hosts import Address, is_credential_name, shorten
 from supervisor.network.reasons import Reason, Refused
 from supervisor.network.rule import TLS_PORT, Rule, RuleError, parse_rule, rule_for
 
@@ -163,7 +163,7 @@ class Rules:
         if refusing:
             rule = refusing[min(allowed & refusing.keys() or refusing)]
             return Refused(Reason.REFUSED_BY_RULE, rule.written)
-        return Refused(Reason.NO_RULE, str(rule_for(name, TLS_PORT)))
+        return Refused(Reason.NO_RULE, _rule_that_allows(name, TLS_PORT))
 
     def decide_address(self, address: Address, port: int) -> Grant | Refused:
         """Return what the rules say of an address that was named itself, and a port.
@@ -240,13 +240,22 @@ def _decide(
             return Refused(Reason.REFUSED_BY_RULE, entry.refusing[port].written)
     rules = tuple(rule for entry in entries for rule in entry.allowing.get(port, ()))
     if not rules:
-        return Refused(Reason.NO_RULE, str(rule_for(host, port)))
+        return Refused(Reason.NO_RULE, _rule_that_allows(host, port))
     return Grant(port, rules)
+
+
+def _rule_that_allows(host: str | Address, port: int) -> str | None:
+    """Return the narrowest rule for a host; None for what no rule of a policy allows."""
+    if isinstance(host, str) and is_credential_name(host):
+        return None
+    return str(rule_for(host, port))
 
 
 def _patterns(name: str) -> Iterator[str]:
     """Yield the targets that a name is covered by, the most specific one first."""
     yield name
+    if is_credential_name(name):
+        return  # granted by itself alone (spec NET15)
     dot = name.find(".")
     while dot >= 0:
         yield f"*{name[dot:]}"

@@ -7,15 +7,18 @@ has ended (see `inner_sockets`).
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import asynccontextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
 
 from hostlib.accounts import Account
+from hostlib.threads import in_thread
 from supervisor.network import proxy
 from supervisor.network.addresses import POOL_V4, POOL_V6
 from supervisor.network.child_network import (
@@ -24,11 +27,13 @@ from supervisor.network.child_network import (
     Identity,
     Outside,
 )
+from supervisor.network.credential_file import open_credentials
+from supervisor.network.hosts import CREDENTIAL_SUFFIX
 from supervisor.network.inner_sockets import InnerSockets
 from supervisor.network.network_state import NetworkState
 from supervisor.network.pool import NAMESPACE_V4, NAMESPACE_V6
 from supervisor.network.rule import parse_rule
-from supervisor.network.settings import DNS_PORT, settings_from
+from supervisor.network.settings import DNS_PORT, SettingError, settings_from
 from vfs.handover import state_from
 
 if TYPE_CHECKING:
@@ -44,15 +49,22 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack, ExitStack
 
     from hostlib.journal import Journal
+    from hostlib.keys import FileIdentity
     from hostlib.log import Log
     from supervisor.fsproxy.ports import ChildView, NetworkFigure, Services
+    from supervisor.network.credential_file import Credential
     from supervisor.network.inner_sockets import SocketsState
     from supervisor.network.network_state import ChildNetworkState
+    from supervisor.network.section import CredentialSection, NetworkSection
     from supervisor.network.settings import NetworkSettings
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder, SocketOrder
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
+
+NO_CREDENTIALS: Mapping[str, Credential] = MappingProxyType({})
+NO_SECTIONS: Mapping[str, CredentialSection] = MappingProxyType({})
+"""Those of a host that has none."""
 
 STOCK = 8
 """Unbound sockets of each family, for ports that are allowed later."""
@@ -78,6 +90,10 @@ class NetworkHost(Protocol):
     services: Services
     holders: set[Callable[[], Iterable[tuple[int, str]]]]
 
+    def hide_key_files(self, files: Mapping[str, FileIdentity]) -> None:
+        """Keep files of keys from all children."""
+        ...
+
 
 class NetworkService:
     """Made by `open_network`.
@@ -86,10 +102,16 @@ class NetworkService:
         connections_reset: those that ended with the host's program before.
     """
 
-    def __init__(self, host: NetworkHost, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        host: NetworkHost,
+        nursery: trio.Nursery,
+        credentials: Mapping[str, Credential] = NO_CREDENTIALS,
+    ) -> None:
         self._host = host
+        self._terms = {name: one.terms for name, one in credentials.items()}
         self._nursery = nursery
-        self._outside = Outside(host.journal, host.log)
+        self._outside = Outside(host.journal, host.log, credentials=credentials)
         self._networks: dict[str, ChildNetwork] = {}
         self._inner_fds: dict[str, int] = {}
         self._left: dict[str, tuple[SocketsState, ChildNetworkState]] = {}
@@ -101,15 +123,19 @@ class NetworkService:
         """Ask for a child's sockets; see `fsproxy.ports.Service`.
 
         Raises:
-            OSError: there is no descriptor for their way to the host.
+            OSError: there is no descriptor for their way to the host, or a credential is
+                not known.
         """
         keys = child.spec.network_keys
         if keys is None:
             return {}
-        settings = settings_from(keys)
+        try:
+            settings = settings_from(keys, self._terms)
+        except SettingError as why:
+            raise OSError(errno.EINVAL, str(why)) from None
         serve = partial(self._serve, child, settings, stack)
         child.make_within(order_of(settings), serve, stack)
-        return proxy_variables() if settings.proxy_env else {}
+        return variables_of(settings)
 
     def network_of(self, child_id: str) -> ChildNetwork | None:
         """Return what serves a child; None if it has no network by name, or not yet."""
@@ -253,18 +279,41 @@ class NetworkService:
             return
         sockets, network = left
         inner = InnerSockets.restore(sockets)
-        self._start(child, settings_from(keys), stack, inner, network)
+        settings = settings_from(self._known_keys(child, keys), self._terms)
+        self._start(child, settings, stack, inner, network)
         self.connections_reset += network.open
+
+    def _known_keys(self, child: ChildView, keys: NetworkSection) -> NetworkSection:
+        """Return a child's keys without credentials that this program was not given."""
+        known = [name for name in keys.credentials if name in self._terms]
+        for name in {*keys.credentials} - {*known}:
+            text = f"the credential {name!r} is gone: its child goes on without it"
+            self._host.log.write("WARNING", text, child_id=child.id)
+        return msgspec.structs.replace(keys, credentials=known)
 
     async def all_entered(self) -> None:
         """Do nothing: a network is one child's."""
 
 
 @asynccontextmanager
-async def open_network(host: NetworkHost) -> AsyncIterator[NetworkService]:
-    """Offer a host's children the network by name; it ends with the block."""
+async def open_network(
+    host: NetworkHost, sections: Mapping[str, CredentialSection] = NO_SECTIONS
+) -> AsyncIterator[NetworkService]:
+    """Offer a host's children the network by name; it ends with the block.
+
+    Args:
+        host: whose.
+        sections: its credentials, checked.
+
+    Raises:
+        OSError: a credential cannot be read; `strerror` says why.
+    """
+    credentials = await in_thread(open_credentials, sections)
+    host.hide_key_files(
+        {sections[name].file: one.identity for name, one in credentials.items()}
+    )
     async with trio.open_nursery() as nursery:
-        service = NetworkService(host, nursery)
+        service = NetworkService(host, nursery, credentials)
         host.holders.add(service.descriptors)
         host.services.network = service
         try:
@@ -343,10 +392,21 @@ def sockets_of(
     return InnerSockets(datagram, stream, proxy_stream, listeners, [*left], has_v6)
 
 
+def variables_of(settings: NetworkSettings) -> dict[str, str]:
+    """Return what a child's environment says of its network.
+
+    Its rules are for a relay, which narrows them for a nested child (spec NET2).
+    """
+    found = proxy_variables() if settings.proxy_env else {}
+    if settings.mode != "none":
+        found["FSPROXY_NETWORK"] = " ".join(map(str, settings.rules))
+    return found
+
+
 def proxy_variables() -> dict[str, str]:
     """Return the variables that name the proxy of a namespace (spec NET8)."""
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    without = f"localhost,{_LOOPBACK},::1"
+    without = f"localhost,{_LOOPBACK},::1,{CREDENTIAL_SUFFIX}"
     return {
         **dict.fromkeys((*names, "all_proxy"), _PROXY_URL),
         "no_proxy": without,

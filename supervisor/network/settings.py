@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from supervisor.network import proxy
+from supervisor.network import credential, proxy
 from supervisor.network.contradictions import contradictions
 from supervisor.network.hosts import HostError, parse_host, shorten
 from supervisor.network.rule import RuleError, parse_rule
 from supervisor.network.rules import Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from supervisor.network.credential import Terms
     from supervisor.network.hosts import Address
     from supervisor.network.rule import Rule
     from supervisor.network.section import Mode, NetworkSection
@@ -23,6 +25,8 @@ DNS_PORT = 53
 OWN_PORTS = (DNS_PORT, proxy.PORT)
 """Ports of 127.0.0.1 in a child's namespace that the host listens on."""
 UPSTREAM_PORT = 80
+NO_TERMS: Mapping[str, Terms] = MappingProxyType({})
+"""The credentials of a host that has none."""
 
 _PUBLICATION = re.compile(r"(?:(?P<host>[0-9]+):)?(?P<port>[0-9]+)")
 _UPSTREAM = re.compile(
@@ -62,6 +66,7 @@ class NetworkSettings:
         upstream: where connections are made through.
         proxy_env: the child's environment names the proxy.
         outer_pool: the host's resolver is another sandhost's.
+        credentials: what the child may use of them; their rules are among `rules`.
     """
 
     mode: Mode = "none"
@@ -70,6 +75,7 @@ class NetworkSettings:
     upstream: Upstream | None = None
     proxy_env: bool = False
     outer_pool: bool = False
+    credentials: tuple[Terms, ...] = ()
 
 
 class SettingError(ValueError):
@@ -96,18 +102,39 @@ def faults(section: NetworkSection) -> Iterator[tuple[str, str]]:
     yield from _other_faults(section)
 
 
-def settings_from(section: NetworkSection) -> NetworkSettings:
-    """Return what a section sets that has no faults."""
+def settings_from(
+    section: NetworkSection, known: Mapping[str, Terms] = NO_TERMS
+) -> NetworkSettings:
+    """Return what a section sets that has no faults.
+
+    Args:
+        section: of a policy.
+        known: the host's credentials.
+
+    Raises:
+        SettingError: the host does not have one of the section's credentials.
+    """
     _, texts = _rules_of(section)
     upstream = section.upstream
+    credentials = tuple(_known_terms(section.credentials, known))
+    own = [terms.inner_rule for terms in credentials]
     return NetworkSettings(
-        section.mode,
-        Rules(map(parse_rule, texts)),
+        "rules" if credentials and section.mode == "none" else section.mode,
+        Rules([*map(parse_rule, texts), *own]),
         tuple(map(parse_publication, section.publish)),
         None if upstream is None else parse_upstream(upstream),
         section.proxy_env,
         section.pool == "outer",
+        credentials,
     )
+
+
+def _known_terms(names: Iterable[str], known: Mapping[str, Terms]) -> Iterator[Terms]:
+    for name in names:
+        if name not in known:
+            problem = f"cannot use the credential '{shorten(name)}'"
+            raise SettingError(f"{problem}: the host has not read it; restart the host")
+        yield known[name]
 
 
 def parse_publication(text: str) -> Publication:
@@ -178,6 +205,8 @@ def _publication_faults(
     section: NetworkSection, rules: Iterable[Rule]
 ) -> Iterator[tuple[str, str]]:
     granted = {port for rule in rules if not rule.is_refusal for port in rule.ports}
+    if section.credentials:
+        granted.add(credential.PORT)
     seen: set[tuple[str, int]] = set()
     for text in section.publish:
         try:
@@ -220,7 +249,10 @@ def _other_faults(section: NetworkSection) -> Iterator[tuple[str, str]]:
             parse_upstream(section.upstream)
         except SettingError as why:
             yield "upstream", str(why)
-    if section.network not in ("none", "host"):
+    if section.network == "host" and section.credentials:
+        problem = "cannot use them: a child with network = 'host' has no own names"
+        yield "credentials", f"{problem}; leave them out, or list rules"
+    if section.network not in ("none", "host") or section.credentials:
         return
     is_set = {
         "upstream": section.upstream is not None,

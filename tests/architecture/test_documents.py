@@ -204,7 +204,7 @@ def there(where: Path, text: str) -> str:
 
     def place(match: re.Match[str]) -> str:
         path = where / match[2].lstrip("/")
-        if match[1].startswith("api_key_file"):
+        if match[1].startswith(("api_key_file", "file")):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text("a" * 40)

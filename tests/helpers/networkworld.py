@@ -7,6 +7,7 @@ alone. `web.test` is known by /etc/hosts, with the dot at its end by which the h
 Files are served at ports 80 and 443; 22 and 5432 say what ssh and psql want to hear first.
 """
 
+import hashlib
 import os
 import socket
 import ssl
@@ -26,7 +27,20 @@ HOSTS = f"127.0.0.1 localhost\n{ADDRESS} web.test.\n"
 
 
 class Files(SimpleHTTPRequestHandler):
-    """Serves files, whatever stands behind a question mark, and says nothing."""
+    """Serves files, whatever stands behind a question mark, and what it was asked."""
+
+    def do_GET(self) -> None:
+        """Serve a file; at `/echo` the header of a secret, and what tells that it came."""
+        if self.path != "/echo":
+            super().do_GET()
+            return
+        value = self.headers.get("Authorization", "")
+        digest = hashlib.sha256(value.encode()).hexdigest()
+        body = f"{digest}\n{self.headers['Host']} {value}\n".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

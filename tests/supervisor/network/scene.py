@@ -2,7 +2,14 @@
 
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -13,6 +20,7 @@ import trio
 from hostlib.journal import Journal
 from hostlib.log import Log
 from supervisor.network.child_network import Bounds, ChildNetwork, Identity, Outside
+from supervisor.network.credential_file import Credential
 from supervisor.network.hosts import Address
 from supervisor.network.own_addresses import read_own_addresses
 from supervisor.network.resolver import Resolver, ResolverError
@@ -63,13 +71,21 @@ class Scene:
     Attributes:
         child: the child's namespace.
         names: the host's resolver.
+        credentials: the host's.
         events: what the journal was told.
         own_addresses: reads those of the host.
         network: what is tested.
     """
 
-    def __init__(self, child: Namespace, names: Names, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        child: Namespace,
+        names: Names,
+        nursery: trio.Nursery,
+        credentials: Mapping[str, Credential],
+    ) -> None:
         self.child = child
+        self.credentials = credentials
         self.names = names
         self.events: list[Event] = []
         self.own_addresses: Callable[[], frozenset[Address]] = read_own_addresses
@@ -82,16 +98,26 @@ class Scene:
         journal = Journal(-1, lambda _: None)
         journal.taps.append(self._note)
         resolver = Resolver(self.names.look_up)
-        return Outside(journal, Log("ERROR"), resolver, self._read_own)
+        return Outside(
+            journal,
+            Log("ERROR"),
+            resolver,
+            self._read_own,
+            credentials=self.credentials,
+        )
 
     def _read_own(self) -> frozenset[Address]:
         return self.own_addresses()
 
     def open(
-        self, section: NetworkSection, bounds: Bounds | None = None, stock: int = 8
+        self,
+        section: NetworkSection,
+        bounds: Bounds | None = None,
+        stock: int = 8,
     ) -> Self:
         """Start the network."""
-        settings = settings_from(section)
+        terms = {name: one.terms for name, one in self.credentials.items()}
+        settings = settings_from(section, terms)
         sockets = inner_sockets(self.child, settings.rules.ports(), stock)
         identity = Identity("c1", "alice")
         self.network = ChildNetwork(identity, settings, sockets, self.outside, bounds)
@@ -216,6 +242,7 @@ async def scene(
     bounds: Bounds | None = None,
     routes: Iterable[str] = (),
     stock: int = 8,
+    credentials: Mapping[str, Credential] | None = None,
 ) -> AsyncIterator[Scene]:
     """Run a child's network.
 
@@ -226,11 +253,13 @@ async def scene(
         bounds: of the child.
         routes: networks of rules for addresses, local in its namespace.
         stock: unbound sockets of each family.
+        credentials: the host's.
     """
     with _namespaces(routes) as child:
         async with trio.open_nursery() as nursery:
-            stage = Scene(child, Names({**(names or {})}), nursery)
-            stage.open(section or NetworkSection(list(rules)), bounds, stock)
+            stage = Scene(child, Names({**(names or {})}), nursery, credentials or {})
+            wanted = section or NetworkSection(list(rules))
+            stage.open(wanted, bounds, stock)
             try:
                 yield stage
             finally:
