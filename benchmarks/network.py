@@ -25,6 +25,7 @@ import trio
 from benchmarks.hosts import run_trio
 from benchmarks.measure import MeasureError, percentile, workplace
 from benchmarks.neighbours import Crowd, open_crowd
+from benchmarks.network_beside import measure_beside
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_least, at_most
 from hostlib.journal import Journal
@@ -301,6 +302,10 @@ def _enter(fd: int) -> None:
 def main(argv: Sequence[str] = ()) -> int:
     """Measure, print, and return the exit status."""
     options = parser(NAME, METHOD, rounds=ROUNDS)
+    options.add_argument(
+        "--peers", action="store_true",
+        help="beside other products, which are installed into ~/.cache/sandhost/peers",
+    )  # fmt: skip
     given = parse(options, argv)
     launchpad = start_launchpad()
     try:
@@ -308,6 +313,8 @@ def main(argv: Sequence[str] = ()) -> int:
             rows = run_trio(measure, launchpad, given.rounds, stack)
     except (MeasureError, OSError, subprocess.CalledProcessError) as error:
         rows = [Row("bytes, of a copier by splice", None, "x", detail=str(error))]
+    if given.peers:
+        rows += measure_beside(given.rounds)
     report = Report(NAME, METHOD, given.rounds, rows)
     return report.publish(save=given.save, strict=given.strict)
 

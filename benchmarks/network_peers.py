@@ -5,6 +5,8 @@ A program of its own, of the standard library alone; listeners come as descripto
     network_peers.py serve FD_BULK FD_FIRST MEBIBYTES
     network_peers.py copy FD ADDRESS PORT [FD ADDRESS PORT]
     network_peers.py ask [NAMESPACE]...
+    network_peers.py world ADDRESS BULK FIRST MEBIBYTES COMMAND...
+    network_peers.py take NAME BULK FIRST COUNT
 
 `serve` sends so many MiB to each connection of the one listener, and a byte to each of
 the other. `copy` joins each connection to another one by splice(2), in two threads that
@@ -12,7 +14,9 @@ block: no copier of this interpreter does less. `ask` reads a question from each
 `name NAME`, `bulk ADDRESS PORT` (prints seconds), `first ADDRESS PORT COUNT` (prints the
 median of milliseconds from connect to the first byte), `crowd NAME PORT COUNT` (opens so
 many connections in each of the namespaces, all at once, and prints the seconds until the
-last one has its byte).
+last one has its byte). `world` serves as `serve` does while a command runs. `take` prints
+the seconds of a download and the milliseconds until a first byte, by name each time, and
+through the proxy of the environment if there is one.
 """
 
 import ctypes
@@ -20,6 +24,7 @@ import os
 import socket
 import statistics
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -99,6 +104,52 @@ def ask(namespaces: list[int]) -> None:
                 sys.exit(f"no question: {line}")
 
 
+def world(
+    address: str, bulk: int, first: int, mebibytes: int, command: list[str]
+) -> int:
+    """Serve while a command runs; return its status."""
+    listeners = [
+        socket.create_server((address, port), backlog=1024) for port in (bulk, first)
+    ]
+    fds = [listener.detach() for listener in listeners]
+    threading.Thread(target=serve, args=(*fds, mebibytes), daemon=True).start()
+    return subprocess.run(command, check=False).returncode
+
+
+def take(name: str, bulk_port: int, first_port: int, count: int) -> None:
+    """Print seconds of a download, and milliseconds until a first byte."""
+    seconds = bulk(name, bulk_port)
+    print(seconds, first(name, first_port, count))
+
+
+def dial(host: str, port: int) -> socket.socket:
+    """Connect, through the proxy of the environment if there is one."""
+    proxy = os.environ.get("HTTP_PROXY")
+    if proxy is None:
+        return socket.create_connection((host, port))
+    from base64 import b64encode  # noqa: PLC0415 - a client without a proxy needs none
+    from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+
+    url = urlsplit(proxy)
+    sock = socket.create_connection((url.hostname, url.port))
+    lines = [f"CONNECT {host}:{port} HTTP/1.1", f"Host: {host}:{port}"]
+    if url.username is not None:
+        secret = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        lines.append(
+            f"Proxy-Authorization: Basic {b64encode(secret.encode()).decode()}"
+        )
+    sock.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = sock.recv(1)
+        if not byte:
+            sys.exit(f"the proxy has ended: {head!r}")
+        head += byte
+    if head.split()[1] != b"200":
+        sys.exit(f"the proxy has refused: {head!r}")
+    return sock
+
+
 def resolve(name: str) -> str:
     """Return the address of a name by the DNS of this namespace."""
     labels = b"".join(bytes([len(word)]) + word.encode() for word in name.split("."))
@@ -114,7 +165,7 @@ def bulk(address: str, port: int) -> float:
     """Return how long it takes to read all that a server sends."""
     buffer = bytearray(1 << 20)
     begun = time.perf_counter()
-    with socket.create_connection((address, port)) as sock:
+    with dial(address, port) as sock:
         size = 0
         while count := sock.recv_into(buffer):
             size += count
@@ -129,7 +180,7 @@ def first(address: str, port: int, count: int) -> float:
     times = []
     for _ in range(count):
         begun = time.perf_counter()
-        with socket.create_connection((address, port)) as sock:
+        with dial(address, port) as sock:
             if sock.recv(1) != b"x":
                 sys.exit("no byte has come")
             times.append(time.perf_counter() - begun)
@@ -170,6 +221,12 @@ def main(argv: list[str]) -> None:
             more = (int(argv[at]), argv[at + 1], int(argv[at + 2]))
             threading.Thread(target=copy, args=more, daemon=True).start()
         copy(int(argv[1]), argv[2], int(argv[3]))
+    elif argv[0] == "world":
+        address, bulk_port, first_port, mebibytes, *command = argv[1:]
+        ports = int(bulk_port), int(first_port)
+        os._exit(world(address, *ports, int(mebibytes), command))
+    elif argv[0] == "take":
+        take(argv[1], *map(int, argv[2:]))
     else:
         ask([*map(int, argv[1:])])
 

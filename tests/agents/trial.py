@@ -216,7 +216,7 @@ def run_trial(
     trio.run(run, trial, recipe, program, place)
 
 
-def _command(agent: Agent, recipe: Recipe, program: Path) -> list[str]:
+def agent_command(agent: Agent, recipe: Recipe, program: Path) -> list[str]:
     """Return an agent's command, with its program by path."""
     changed = {
         "TASK": TASK,
@@ -253,7 +253,7 @@ async def _run(trial: Trial, recipe: Recipe, program: Path, place: Place) -> Non
         words += ["--workspace", str(place.base), "--workspace-name", "tried"]
         words += ["--home", str(place.home), "--journal", str(place.journal)]
         words += ["--timeout", str(TIMEOUT_S), "--log-level", "info"]
-        command = _command(trial.agent, recipe, program)
+        command = agent_command(trial.agent, recipe, program)
         if command[0] != str(program) or "PROGRAM" in recipe.command:
             # COMMAND is a shell, or takes a program from there: it is shown by name.
             words += ["--expose", str(program.parents[1])]
@@ -376,7 +376,7 @@ async def _run_direct(
             path = place.home / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(fill(text, env))
-        command = _command(trial.agent, recipe, program)
+        command = agent_command(trial.agent, recipe, program)
         said, status = b"", 124
         began = trio.current_time()
         with trio.move_on_after(TIMEOUT_S):

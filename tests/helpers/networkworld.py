@@ -3,7 +3,7 @@
     networkworld.py DIRECTORY CERTIFICATE COMMAND...
 
 Run by unshare(1) with a net and a mount namespace of its own, by the standard library
-alone. `web.test` is known by /etc/hosts, with the dot at its end by which the host asks.
+alone. `web.test` is known by /etc/hosts, also with the dot at its end by which the host asks.
 Files are served at ports 80 and 443; 22 and 5432 say what ssh and psql want to hear first.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 TIMEOUT_S = 50.0
 ADDRESS = "203.0.113.5"
 SETUP = "link set lo up\naddress add 203.0.113.1/24 dev lo\n"
-HOSTS = f"127.0.0.1 localhost\n{ADDRESS} web.test.\n"
+HOSTS = f"127.0.0.1 localhost\n{ADDRESS} web.test. web.test\n"
 
 
 class Files(SimpleHTTPRequestHandler):
