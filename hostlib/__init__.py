@@ -1,1 +1,1 @@
-"""What every part stands on: threads, listeners, journal, log, and the kernel's calls."""
+"""The base of all parts: threads, listeners, journal, log, the kernel's calls."""

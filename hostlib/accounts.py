@@ -1,12 +1,12 @@
-"""Accounts: how much of one thing may be used, is used and is reserved, in a tree.
+"""Accounts in a tree: the limit, use and reservations of one resource.
 
-Pure bookkeeping; nothing here waits or opens anything.
+Pure bookkeeping, without I/O.
 
 Rules of this file.
 
 1. An amount is charged or reserved at an account and at all of its ancestors, or at none.
 2. Invariant (I7), at every account with a limit: reserved <= max(0, limit - used).
-3. A reservation ends once; a second end changes nothing.
+3. A reservation ends once; ending it again changes nothing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Amount = TypeVar("Amount", int, float)
 
 
 class Account(Generic[Amount]):
-    """How much of one thing its owner, and all beneath it, may use and have used.
+    """The limit and use of one resource, for an owner and all accounts beneath it.
 
     Args:
-        parent: is charged as well; None for the topmost.
-        limit: most that may be used; None for no bound of its own.
+        parent: the account that is charged as well; None for the topmost.
+        limit: the most that may be used; None for no bound of its own.
 
     Attributes:
-        used: what was charged; below 0 where more was given back than was charged.
+        used: the charged sum; below 0 if more was given back than charged.
         promised: the sum of all open reservations.
-        reservations: how many are open.
-        refused: how often the own limit has refused a charge.
+        reservations: number of open reservations.
+        refused: number of charges that this account's own limit refused.
     """
 
     __slots__ = ("limit", "parent", "promised", "refused", "reservations", "used")
@@ -55,10 +55,10 @@ class Account(Generic[Amount]):
 
     @property
     def reserved(self) -> Amount:
-        """What is kept for open reservations.
+        """The amount that is kept for open reservations.
 
-        As promised, unless more was used than was reserved for it: what was taken beyond
-        that is not there for the others any more (I7).
+        Normally ``promised``.  It is less if some use went beyond its reservation: then
+        the rest of the limit is smaller than the promises (I7).
         """
         if self.limit is None:
             return self.promised
@@ -66,20 +66,20 @@ class Account(Generic[Amount]):
 
     @property
     def left(self) -> float:
-        """What is neither used nor reserved; infinite without a limit."""
+        """The amount that is neither used nor reserved; infinite without a limit."""
         if self.limit is None:
             return math.inf
         return max(0, self.limit - self.used) - self.reserved
 
     @property
     def is_used_up(self) -> bool:
-        """Whether nothing is left here, whatever becomes of open reservations."""
+        """Whether the used amount alone has reached the limit."""
         return self.limit is not None and self.used >= self.limit
 
     def charge(self, amount: Amount) -> bool:
         """Charge an amount here and above, or nowhere; return whether it was charged.
 
-        A negative amount gives back, and is always taken.
+        A negative amount gives back, and is always accepted.
         """
         if amount > 0 and not self._has_room(amount):
             return False
@@ -87,19 +87,19 @@ class Account(Generic[Amount]):
         return True
 
     def record(self, amount: Amount) -> None:
-        """Charge what has happened already, allowed or not, here and above."""
+        """Charge a use that has already happened, here and above, whatever the limits."""
         account: Account[Amount] | None = self
         while account is not None:
             account.used += amount
             account = account.parent
 
     def give_back(self, amount: Amount) -> None:
-        """Give back what may never have been charged: it takes no count below 0."""
+        """Give back an amount that may never have been charged; no count goes below 0."""
         for account in self.path():
             account.used -= min(amount, max(0, account.used))
 
     def reserve(self, amount: Amount) -> Reservation[Amount] | None:
-        """Reserve an amount here and above; None where it does not fit."""
+        """Reserve an amount here and above; return None if it does not fit."""
         if not self._has_room(amount):
             return None
         return Reservation([(account, amount) for account in self.path()])
@@ -115,7 +115,7 @@ class Account(Generic[Amount]):
         return True
 
     def lower(self, limit: Amount) -> None:
-        """Set a limit that is no larger than those there are.
+        """Set a limit that is no larger than the present ones.
 
         Open reservations stay reserved (I7).
         """
@@ -131,7 +131,7 @@ class Reservation(Generic[Amount]):
     """Amounts that are reserved until they are settled or released.
 
     Args:
-        amounts: each account with what is reserved there.
+        amounts: each account with the amount that is reserved there.
     """
 
     __slots__ = ("_amounts",)
@@ -143,14 +143,14 @@ class Reservation(Generic[Amount]):
             account.reservations += 1
 
     def settle(self, used: Amount) -> None:
-        """Charge what was used, less or more than was reserved."""
+        """Charge the used amount, which may be less or more than was reserved."""
         amounts, self._amounts = self._amounts, []
         for account, amount in amounts:
             account.reservations -= 1
-            # The last one takes with it what rounding has left.
+            # The last reservation also removes the remains of rounding.
             account.promised = account.promised - amount if account.reservations else 0
             account.used += used
 
     def release(self) -> None:
-        """Charge nothing."""
+        """End the reservation without a charge."""
         self.settle(0)

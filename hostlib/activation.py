@@ -1,8 +1,7 @@
-"""Sockets that the service manager opened before the host was started (sd_listen_fds(3)).
+"""Sockets that the service manager opens for the host (sd_listen_fds(3)).
 
-They come as descriptors from 3 on.  They are moved away at once: 3 is the number of a
-child's door, and nothing may take one for the other; and none is left open that nobody
-takes.
+They come as descriptors from 3 on.  They are moved at once, because 3 is the number of a
+child's door and the two must not be confused.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ import os
 import socket
 
 FIRST = 3
-"""The first of them."""
+"""Number of the first passed descriptor."""
 
 MOVED_TO = 64
-"""The lowest number that they have afterwards: beyond all numbers of a child's door."""
+"""Lowest number after the move: above all numbers of a child's door."""
 
 
 def take_activated() -> dict[str, list[socket.socket]]:
-    """Return the sockets by the names that their unit gave them; for one call.
+    """Return the passed sockets by the names in their unit, and unset the variables.
 
-    The variables that announced them are gone afterwards.
+    A second call returns nothing.
 
     Raises:
-        OSError: what was announced is not there, or no socket.
+        OSError: an announced descriptor is not open, or no socket.
     """
     environ = os.environ
     pid, number = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")

@@ -1,7 +1,4 @@
-"""The end of everything beneath this process, when nobody else is left to bring it.
-
-Killing and reaping for a host that has lost its launchpad.
-"""
+"""Killing and reaping all processes beneath a host that has lost its launchpad."""
 
 from __future__ import annotations
 
@@ -18,28 +15,28 @@ if TYPE_CHECKING:
 
 
 async def end_descendants(spare: Container[int] = ()) -> None:
-    """Kill and reap every process beneath this one: what a lost launchpad leaves.
+    """Kill and reap every process beneath this one.
 
-    The host is a subreaper, so orphans come to it; each death may bring more.
+    The host is a subreaper, so orphans become its children; each death may bring more.
 
     Args:
-        spare: Pids of direct children that are left alone, with all beneath them.
+        spare: pids of direct children that are left alone, with all beneath them.
 
-    Cancellation: between two deaths; unbounded, for a process stuck in the kernel dies
-    when that lets go of it. Give it a time-out.
+    Cancellation: between two deaths.  A process that is stuck in the kernel takes
+    unbounded time to die, so the caller sets a timeout.
     """
     own = os.getpid()
     while found := [pid for pid in processes.children_of(own) if pid not in spare]:
         processes.kill_children(found)
-        # Side by side: the init of a pid namespace does not end before all others of
-        # the namespace have been reaped, and the child in it is this process's to reap.
+        # In parallel: the init of a pid namespace ends only after all others of the
+        # namespace have been reaped, and a child in it may be this process's to reap.
         async with trio.open_nursery() as nursery:
             for pid in found:
                 nursery.start_soon(_reap, pid)
 
 
 async def _reap(pid: int) -> None:
-    """Wait for a dying child of this process; nobody else does, so its pid is its."""
+    """Reap a dying child; only this process waits for it, so its pid is not reused."""
     pidfd = os.pidfd_open(pid)
     try:
         await wait_readable(pidfd)
@@ -49,6 +46,6 @@ async def _reap(pid: int) -> None:
 
 
 def collect(pidfd: int) -> bool:
-    """Take the status of a child that has ended; tells whether it exited with 0."""
+    """Reap a child that has ended; return whether it exited with 0."""
     ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
     return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)

@@ -1,8 +1,8 @@
-"""Long JSON documents from children: looked at before they are decoded.
+"""Checks of long JSON documents from children, before they are decoded.
 
-A decoder of JSON holds the interpreter to its end, in whichever thread it runs: for 16 MiB
-of empty lists that is seconds in which no client is answered.  So the values are counted
-first, by an engine that lets go of the interpreter; texts may be of any length.
+A JSON decoder holds the interpreter lock to its end, in any thread: 16 MiB of empty lists
+take seconds, in which no client is answered.  So the values are counted first, by a regex
+engine that releases the lock; texts may be of any length.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_VALUES = 50_000
-"""In one document: what is long in a call is a text, not a list."""
+"""Most values of one document; long calls have long texts, not long lists."""
 
 MOST_DEPTH = 100
-"""Most lists and objects within one another; what is said to models, and what they answer, is
-some ten deep.  To join, redact or encode such a value no more of the stack is needed than
-there is."""
+"""Most lists and objects within one another; requests to models and their answers are
+about ten deep.  At this depth recursive code does not run out of stack."""
 
 _TEXT = re2.compile(rb'(?s)"(?:[^"\\]|\\.)*"')
 
 
 def is_deep(value: object) -> bool:
-    """Tell whether something lies deeper in a decoded value than ``MOST_DEPTH``."""
+    """Return whether a decoded value is nested deeper than ``MOST_DEPTH``."""
     level = [value]
     for _ in range(MOST_DEPTH):
         level = [
@@ -41,7 +40,7 @@ def is_deep(value: object) -> bool:
 
 
 def check_values(document: bytes | bytearray, advice: str) -> None:
-    """Raise ``ValueError`` if a document has too many values; the text ends in advice."""
+    """Raise ``ValueError`` if a document has too many values; its text ends in advice."""
     for _ in texts_in(document, MOST_VALUES, advice):
         pass
 
@@ -52,7 +51,7 @@ def texts_in(
     """Yield (start, end) of each text of a document, with its quotes.
 
     Raises:
-        ValueError: there are more values than that; the message ends in advice.
+        ValueError: there are more values; the message ends in advice.
     """
     position = values = 0
     while True:

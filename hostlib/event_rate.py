@@ -1,17 +1,17 @@
-"""A rate that is kept: a burst at once, then so many a second."""
+"""A rate limit: a burst at once, then a number of events a second."""
 
 from __future__ import annotations
 
 
 class EventRate:
-    """What is left of events that a child can make as many of as it likes.
+    """The number of events that are still allowed, for events that a child causes.
 
     Args:
         burst: events at once.
         per_s: events a second, afterwards.
 
     Attributes:
-        left_out: events that were not due since the caller told of that last.
+        left_out: events that were refused since the caller last reported them.
     """
 
     __slots__ = ("_at_s", "_burst", "_left", "_per_s", "left_out")
@@ -24,10 +24,10 @@ class EventRate:
         self.left_out = 0
 
     def take(self, now_s: float) -> bool:
-        """Take one event from what is left, or count that there is none.
+        """Use one allowed event; count a refused one and return False if none is left.
 
         Args:
-            now_s: of a clock that does not go back.
+            now_s: time of a monotonic clock.
         """
         self._earn(now_s)
         if self._left < 1:
@@ -37,7 +37,7 @@ class EventRate:
         return True
 
     def is_used_up(self, now_s: float) -> bool:
-        """Tell whether no event is left at this moment."""
+        """Return whether no event is allowed at this moment."""
         self._earn(now_s)
         return self._left < 1
 

@@ -1,4 +1,4 @@
-"""The packages that a plain host does without, and the extra that each comes with.
+"""The optional packages, and the extra that installs each.
 
 ``pyproject.toml`` has the same table; a test compares the two.
 """
@@ -20,14 +20,14 @@ EXTRAS: dict[str, dict[str, str]] = {
     "metrics": {"prometheus_client": "prometheus-client"},
     "ray": {"ray": "ray"},
 }
-"""Extra -> module -> package; ``units`` is asked for where it is used."""
+"""Extra -> module -> package; the code that uses ``units`` checks for it itself."""
 
 
 def check_packages(what: str, extra: str) -> None:
     """Raise ``OSError`` if a package of an extra is missing; its text says what to do.
 
     Args:
-        what: cannot be done without: a verb and its object.
+        what: the action that needs it: a verb and its object.
         extra: a key of ``EXTRAS``.
     """
     if why := missing_package(extra):
@@ -35,7 +35,7 @@ def check_packages(what: str, extra: str) -> None:
 
 
 def missing_package(extra: str) -> str:
-    """Return which package of an extra is missing, and what to do; "" if none is.
+    """Return the package of an extra that is missing, and what to do; "" if none is.
 
     Args:
         extra: a key of ``EXTRAS``.
@@ -49,5 +49,5 @@ def missing_package(extra: str) -> str:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # kept from being imported
+    except (ImportError, ValueError):  # its import is blocked
         return False

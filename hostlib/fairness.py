@@ -1,17 +1,16 @@
-"""Whose turn it is: to change what a child's bounds count, and to have the host's thread.
+"""Fairness: turns for changes that are counted, and shares of the host's thread.
 
 Rules of this file.
 
-1. A task that hands a change to a thread has the turn from its look at what is counted to
-   the account. It waits for threads meanwhile and for nothing else: for no client, and no
-   second turn. A change in the Trio thread needs none, unless somebody has it
-   (``is_taken``). A CLOSE, and the end of a client, wait for no turn.
-2. To take apart what was sent costs the host more than to send it. So those who belong
-   together (all strangers with a large head, the bodies of one child) have one share
-   between them: one piece of work at a time, and after a long one a rest.
-3. Where some of those can be told from others (by the listener that they came to), each
-   kind has a share of its own within the common one: however many are of one kind, one of
-   another kind waits for one of them.
+1. A task that gives a change to a thread holds the turn from its check of the count to
+   the charge.  Meanwhile it waits for threads only, never for a client or a second turn.
+   A change in the Trio thread needs no turn, unless a task holds it (``is_taken``).  A
+   CLOSE and the end of a client wait for no turn.
+2. Parsing costs the host more than sending costs a client.  So clients of one group (all
+   clients without a token, the bodies of one child) have one share between them: one
+   piece of work at a time, and a rest after a long piece.
+3. Kinds of clients within a group (by their listener) have a share each within the common
+   one, so that many clients of one kind delay one of another kind by one piece only.
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 RESTS = 2
-"""So many times what a piece took a share rests: it has a third of the thread at most."""
+"""A share rests this many times as long as its piece took: it has at most a third of the
+thread."""
 
 SHORT_S = 0.001
-"""Work that nobody feels, seconds: no rest follows it."""
+"""Longest work, seconds, after which a share does not rest."""
 
 
 class Turn:
-    """Whose turn it is; an asynchronous context manager, not to be taken twice.
+    """A turn, as an asynchronous context manager; its holder may not take it again.
 
     Cancellation: the wait for it can be cancelled.
     """
@@ -47,11 +47,11 @@ class Turn:
 
     @property
     def is_taken(self) -> bool:
-        """Whether somebody has it."""
+        """Whether a task holds the turn."""
         return self._lock.locked()
 
     async def __aenter__(self) -> None:
-        note_work(1)  # it will go on: the program is not replaced meanwhile
+        note_work(1)  # the program is not replaced while a task waits or works
         try:
             await self._lock.acquire()
         except BaseException:
@@ -67,7 +67,7 @@ class Share:
     """A share of the host's thread, for work of which one piece is done at a time.
 
     Args:
-        within: the share of which this is a part; None for one that is whole.
+        within: the share of which this is a part; None for a whole one.
     """
 
     def __init__(self, within: Share | None = None) -> None:
@@ -75,14 +75,14 @@ class Share:
         self._within = within
 
     @asynccontextmanager
-    async def taken(self) -> AsyncIterator[None]:
-        """Have the share for a block that does not wait: one piece of work.
+    async def hold(self) -> AsyncIterator[None]:
+        """Hold the share for a block that does not wait: one piece of work.
 
         Cancellation: before the block, or after it.
         """
-        async with self._lock:  # which lets others run in any case
+        async with self._lock:  # a checkpoint, so that other tasks run
             if self._within is not None:
-                async with self._within.taken():
+                async with self._within.hold():
                     yield
                 return
             begun_s = time.thread_time()

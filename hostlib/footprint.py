@@ -1,7 +1,7 @@
-"""How much memory the bytes of a child take once they are decoded or encoded.
+"""Upper bounds for the memory that a child's bytes take once decoded or encoded.
 
-Bounds, found by counting: nothing is decoded to find them. A request reserves them before
-it is taken apart (``vfs.payload.Reservation``, attack 42).
+They are found by counting, without decoding.  A request reserves this memory before it is
+parsed (``vfs.payload.Reservation``, attack 42).
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from typing import Final
 LIST_BYTES: Final = 64
 TABLE_BYTES: Final = 200
 ITEM_BYTES: Final = 100
-"""What the decoder of JSON makes of a ``[``, of a ``{``, and of what a ``,`` divides, its
-texts apart: an empty list, a small table, a place in either with the head of a text."""
+"""Memory that a JSON decoder takes for a ``[`` (an empty list), a ``{`` (a small table)
+and a ``,`` (a place in either, with the head of a text)."""
 
 _WIDEST: Final = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
-"""First bytes of characters beyond U+FFFF: with one of those each takes four bytes."""
+"""First bytes of characters beyond U+FFFF: a text with one takes four bytes for each
+character."""
 
 _TWICE: Final = b'\b\t\n\f\r"\\'
-"""Written with two bytes in JSON; other control characters with six."""
+"""Characters that JSON writes with two bytes; other control characters take six."""
 
 _CONTROLS: Final = bytes(set(range(32)) - set(_TWICE))
 
 PIECE_BYTES: Final = 256 * 1024
-"""So much is counted at once, about 0.2 ms: another thread may have its turn then."""
+"""Bytes that are counted at once, about 0.2 ms; other threads may run in between."""
 
 
 def text_bytes(data: bytes | memoryview) -> int:
@@ -45,7 +46,7 @@ def json_bytes(data: bytes) -> int:
 
 
 def message_bytes(data: bytes) -> int:
-    """Return what a text takes until it is sent: alone, in a message, and twice as JSON."""
+    """Return the memory of a text until it is sent: in two texts and twice as JSON."""
     return 2 * (text_bytes(data) + json_bytes(data))
 
 
@@ -53,8 +54,8 @@ def document_bytes(document: bytes | bytearray, most_values: int) -> int:
     """Return the most that a JSON document takes once it is decoded.
 
     Args:
-        document: it, of any form.
-        most_values: what it is held to; see ``hostlib.documents``.
+        document: the bytes, well-formed or not.
+        most_values: the bound on its values; see ``hostlib.documents``.
     """
     size = len(document)
     if any(lead in document for lead in (*_WIDEST, b"\\ud", b"\\uD")):

@@ -1,25 +1,25 @@
-"""A gate that is shut while the host is being replaced: what would begin waits."""
+"""A gate that is shut while the host is being replaced: new work waits at it."""
 
 import trio
 
 
 class Gate:
-    """Open at first."""
+    """A gate for tasks; open at first."""
 
     def __init__(self) -> None:
         self._opened: trio.Event | None = None
 
     def shut(self) -> None:
-        """Let nobody pass until ``open``."""
+        """Make tasks wait until ``open``."""
         self._opened = trio.Event()
 
     def open(self) -> None:
-        """Let those pass who have waited."""
+        """Let waiting tasks and all later ones pass."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.set()
 
-    async def passed(self) -> None:
+    async def wait_open(self) -> None:
         """Wait while the gate is shut.
 
         Not a checkpoint while it is open.

@@ -2,11 +2,11 @@
 
 Rules of this file.
 
-1. Between requests a connection may idle. A request that began is complete within its
-   deadline, and each piece of a reply is taken within it.
-2. What h11 does not accept, and what two servers could read in two ways, is refused, and
+1. Between requests a connection may idle.  A request that began must be complete within
+   its deadline, and the client must take each piece of a reply within it.
+2. A request that h11 refuses, or that two servers could read in two ways, is refused, and
    the connection ends (attack 33, RFC 9112 6.1).
-3. However small the pieces of a body are, others have their turn each millisecond.
+3. Other tasks run each millisecond, however small the pieces of a body are.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import trio
 RECEIVE_BYTES = 65_536
 
 TURN_S = 0.001
-"""How long the pieces of a body are taken apart before others have their turn."""
+"""How long the pieces of a body are parsed before other tasks run."""
 
 
 class FramingError(Exception):
-    """A request that is none.
+    """A request that cannot be accepted.
 
     Attributes:
-        status: what to answer, if anything still can be answered.
-        head: of the request, where that could be read.
+        status: the status of the reply, if a reply can still be sent.
+        head: the request's head, if it could be read.
     """
 
     def __init__(
@@ -42,23 +42,23 @@ class FramingError(Exception):
 
 
 class Connection:
-    """One connection.
+    """One connection of a server.
 
     Args:
-        stream: it; closed by its maker.
+        stream: its socket; the caller closes it.
         deadline_s: see rule 1.
         max_head_bytes: longest head of a request.
-        ahead: what another program of this host has received of a request.
+        ahead: bytes of a request that the program before this one has received.
 
     Attributes:
         stream: as above.
-        scope: of its service: cancelled to make room.
-        idle_since: when it was last done with a request; None while one comes, or is
+        scope: the scope of its service: cancelled to make room.
+        idle_since: the end of the last request; None while a request is received or
             answered.
-        received: what has come of a request for which nothing is done; None while one
+        received: received bytes of a request that is not answered yet; None while one
             is answered.
-        is_head: no body is sent for the request.
-        is_sending: a piece of a reply is on its way.
+        is_head: the request is HEAD, so its reply has no body.
+        is_sending: a piece of a reply is being sent.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Connection:
         """Return the head of the next request; None at the end of the connection.
 
         Raises:
-            FramingError: it is none.
-            TooSlowError: it did not come in time.
+            FramingError: the bytes are no acceptable head.
+            TooSlowError: the head did not come in time.
         """
         if self.http.trailing_data[0]:
             self._begin_deadline()
@@ -107,11 +107,11 @@ class Connection:
         return event
 
     async def receive_piece(self) -> bytes:
-        """Return the next piece of the request's body; nothing at its end.
+        """Return the next piece of the request's body; empty at its end.
 
         Raises:
-            FramingError: it is no body.
-            TooSlowError: it did not come in time.
+            FramingError: the bytes are no body.
+            TooSlowError: the piece did not come in time.
         """
         if time.monotonic() > self._turn_s:
             await trio.lowlevel.checkpoint()
@@ -123,20 +123,20 @@ class Connection:
         return bytes(event.data) if isinstance(event, h11.Data) else b""
 
     async def discard(self, most_bytes: int) -> None:
-        """Receive what is left of a refused request, and keep nothing of it.
+        """Receive and drop the rest of a refused request.
 
         Raises:
-            TooSlowError: it did not come in time.
+            TooSlowError: the rest did not come in time.
         """
         if self.http.their_state is not h11.SEND_BODY:
             return
         self._complete_by_s = trio.current_time() + self._deadline_s
-        with suppress(FramingError):  # there is no next request then
+        with suppress(FramingError):  # the connection ends then, without a next request
             while most_bytes > 0 and (data := await self.receive_piece()):
                 most_bytes -= len(data)
 
     def begin(self) -> None:
-        """Mark the request as one that is being answered."""
+        """Mark that the request is being answered."""
         self.received = None
 
     def _begin_deadline(self) -> None:
@@ -155,7 +155,7 @@ class Connection:
     async def _receive(self) -> bool:
         with trio.fail_at(self._complete_by_s):
             data = await self.stream.receive_some(RECEIVE_BYTES)
-        self._turn_s = time.monotonic() + TURN_S  # others had theirs meanwhile
+        self._turn_s = time.monotonic() + TURN_S  # other tasks ran meanwhile
         self.http.receive_data(data)
         if self.received is not None:
             self.received += data
@@ -164,8 +164,8 @@ class Connection:
     async def wait_gone(self) -> None:
         """Return when the client has closed the connection.
 
-        What it sends before is kept for its next request. Of that no more is kept than
-        ``RECEIVE_BYTES``: a client that sends more is not seen to go.
+        Bytes that the client sends before are kept for its next request, at most
+        ``RECEIVE_BYTES``: the end of a client that sends more is not noticed.
         """
         room_bytes = RECEIVE_BYTES
         while room_bytes > 0:
@@ -180,13 +180,13 @@ class Connection:
 
     @property
     def can_reply(self) -> bool:
-        """Whether no reply to the request was begun."""
+        """Whether no reply to the request has begun."""
         return self.http.our_state in (h11.IDLE, h11.SEND_RESPONSE)
 
     async def reply(
         self, status: int, headers: list[tuple[str, str]], body: bytes
     ) -> None:
-        """Send a whole reply; its length stands among the headers.
+        """Send a whole reply; ``headers`` must give its length.
 
         Raises:
             TooSlowError: the client does not take it.
@@ -211,7 +211,7 @@ class Connection:
             self.is_sending = False
 
     def next_cycle(self) -> bool:
-        """Make ready for another request; False if there can be none."""
+        """Prepare for another request; return False if there can be none."""
         if self.http.our_state is h11.DONE and self.http.their_state is h11.DONE:
             self.http.start_next_cycle()
             self.received = bytearray(self.http.trailing_data[0])

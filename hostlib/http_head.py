@@ -1,9 +1,7 @@
-"""The whole head of one HTTP/1.1 request, parsed by h11 and held to stricter rules.
+"""A parser of complete HTTP/1.1 request heads: h11 with stricter rules, no I/O.
 
-ToolExec and the proxy cut a head out of their streams, each with its own bounds and its
-own words for a refusal; `hostlib.http1` serves connections that h11 reads by itself.
-
-No I/O.
+For ToolExec and the proxy, which cut a head out of their streams and have bounds and
+refusals of their own.  `hostlib.http1` serves whole connections with h11.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ VERSIONS = (b"1.0", b"1.1")
 
 
 class HeadFault(Enum):
-    """The reason for which a head is refused."""
+    """The reason for refusing a head."""
 
     NO_HTTP = "no HTTP"
     NO_REQUEST = "no request"
@@ -28,10 +26,10 @@ class HeadFault(Enum):
 
 
 class HeadError(Exception):
-    """A head that is refused.
+    """A head cannot be accepted.
 
     Attributes:
-        fault: as above; the text of ``NO_HTTP`` is h11's, without the line itself,
+        fault: the reason; the text of ``NO_HTTP`` is h11's, without the line itself,
             which may hold a token.
     """
 
@@ -44,11 +42,11 @@ def parse_head(text: bytes, max_bytes: int) -> tuple[h11.Request, h11.Connection
     """Return a request's head, and the parser that reads its body.
 
     Args:
-        text: all of it, with its blank line and nothing behind that.
-        max_bytes: most of it, and of a line of its body's framing.
+        text: the complete head, up to its blank line.
+        max_bytes: longest head, and longest line of the body's framing.
 
     Raises:
-        HeadError: it is refused.
+        HeadError: the head is refused.
     """
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_bytes)
     try:

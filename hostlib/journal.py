@@ -1,15 +1,15 @@
-"""The journal: what happened, one JSON line each, in order.
+"""The journal: the host's events, one JSON line each, in order.
 
 Rules of this file.
 
 1. One event is one ``write`` of one line to a file in append mode: lines of several
-   writers do not mix, and a line is there as soon as the call returns.
-2. Names in events are text: what is not UTF-8 is escaped, control characters are JSON's
-   business.  Content, tokens and prompts never come here.
-3. Who counts events (``observe``) taps them; a tap takes no time and never fails.
-4. A journal that cannot be written stops nothing: it is said once, and again when it
-   works (the file may be on a full disk).  A line that is there in part is a line of its
-   own, and counts as lost; the file itself says so to the program that opens it next.
+   writers do not mix, and the line is in the file when the call returns.
+2. Names in events are text: bytes that are not UTF-8 are escaped, and JSON escapes
+   control characters.  Content, tokens and prompts never come here.
+3. Counters of events (``observe``) register a tap; a tap is quick and never fails.
+4. The host works on if the journal cannot be written (the disk may be full).  It
+   complains once, when writing begins to fail.  A torn line counts as lost, and a LF
+   stands before the next one, also in a program that opens the file later.
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ EVENTS = (
 
 
 class Journal:
-    """Writes events to a file, or nowhere.
+    """Writes events to a file, if there is one.
 
     Args:
         fd: opened with O_APPEND; owned; -1 for no file.
-        complain: told once when writing begins to fail.
-        is_torn: what was written last, by whomever, is no whole line.
+        complain: called once when writing begins to fail.
+        is_torn: the file does not end in a whole line.
 
     Attributes:
-        taps: each is told every event, also where no file is.
-        lost: events that could not be written.
+        taps: each is called with every event, also without a file.
+        lost: number of events that could not be written.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class Journal:
 
     @property
     def is_on(self) -> bool:
-        """Whether events go anywhere."""
+        """Whether events are written."""
         return self._fd >= 0
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what the journal holds of the process's descriptors."""
+        """Return the descriptors that the journal holds."""
         return (self._fd,) if self._fd >= 0 else ()
 
     def write(self, event: str, **fields: object) -> None:
-        """Write one event."""
+        """Write one event, and call the taps."""
         self.count(event, **fields)
         if not self.is_on:
             return
@@ -138,12 +138,12 @@ class Journal:
         self._note(why)
 
     def count(self, event: str, **fields: object) -> None:
-        """Tell the taps alone: what is one of too many to be written."""
+        """Call the taps only, for an event that is too frequent to be written."""
         for tap in self.taps:
             tap(event, fields)
 
     def _put(self, data: bytes) -> tuple[int, OSError | None]:
-        """Write one line; return how much of it is there, and why no more."""
+        """Write one line; return the number of written bytes, and the error if any."""
         done = 0
         try:
             while done < len(data):
@@ -153,7 +153,7 @@ class Journal:
         return done, None
 
     def _note(self, why: OSError | None) -> None:
-        """Say it once when writing begins to fail."""
+        """Complain once when writing begins to fail; count a lost event."""
         if why is not None and not self._failing:
             self._complain(f"cannot write the journal: {why.strerror}; going on")
         self._failing = why is not None
@@ -167,7 +167,7 @@ class Journal:
 
 
 _LINKS_OF_SYSTEM = frozenset({"/dev", "/dev/fd", "/proc/self/fd"})
-"""Directories whose links no child can make: ``/dev/stderr`` is one of them."""
+"""Directories in which no child can make a link such as ``/dev/stderr``."""
 
 
 def open_journal(path: str | None, complain: Callable[[str], None]) -> Journal:
@@ -178,8 +178,8 @@ def open_journal(path: str | None, complain: Callable[[str], None]) -> Journal:
     """
     if path is None:
         return Journal(-1, complain)
-    # A pipe that nobody reads is refused, and one that is full is a fault to be told:
-    # neither holds the host up.
+    # O_NONBLOCK: a pipe without a reader is refused, and a full one is an error; neither
+    # makes the host wait.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
     flags |= os.O_NONBLOCK
     if os.path.dirname(path) not in _LINKS_OF_SYSTEM:
@@ -195,13 +195,13 @@ def open_journal(path: str | None, complain: Callable[[str], None]) -> Journal:
 
 
 def _ends_torn(fd: int) -> bool:
-    """Tell whether a file that is opened to be written ends within a line."""
+    """Return whether a file that is open for writing ends within a line."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
         return False
     try:
         reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # one that may only be written: nobody can look
+    except OSError:  # the host may write the file, but not read it
         return False
     try:
         return os.pread(reading, 1, status.st_size - 1) != b"\n"
@@ -210,26 +210,24 @@ def _ends_torn(fd: int) -> bool:
 
 
 def text_of(name: bytes) -> str:
-    """Return a name as events have it (rule 2)."""
+    """Return a name as text for an event (rule 2)."""
     return name.decode("utf-8", "backslashreplace")
 
 
-# The daemon's journal: the same lines as everywhere, in files that rotate.
-#
-# Each event is appended at once, as ``journal`` promises; the bell rings for those who
-# follow (``sandhost events``) and read the files by offset.
+# The daemon's journal: the same lines, in files that rotate. Followers (``sandhost
+# events``) wait for ``changed`` and read the files by offset.
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEP = 5
-"""Some two million events are kept."""
+"""Full files beside the newest: some two million events."""
 
 
 class SegmentJournal(Journal):
-    """A journal in segments.
+    """A journal in segments that rotate.
 
     Args:
-        segments: where it is kept; owned.
-        complain: told once when writing begins to fail.
+        segments: its files; owned.
+        complain: called once when writing begins to fail.
     """
 
     def __init__(self, segments: Segments, complain: Callable[[str], None]) -> None:
@@ -242,17 +240,17 @@ class SegmentJournal(Journal):
 
     @property
     def is_on(self) -> bool:
-        """Whether events go anywhere."""
+        """Whether events are written."""
         return self._is_open
 
     @property
     def changed(self) -> trio.Event:
-        """An event that is set with the next line; take it before reading."""
+        """An event that the next line sets; a follower gets it before it reads."""
         self._is_taken = True
         return self._changed
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what the journal holds of the process's descriptors."""
+        """Return the descriptors that the journal holds."""
         return self.segments.descriptors()
 
     def _put(self, data: bytes) -> tuple[int, OSError | None]:
@@ -262,7 +260,7 @@ class SegmentJournal(Journal):
             self.segments.has_vanished = False
             where = self.segments.directory
             self._complain(f"The journal's files vanished: begun anew in {where}")
-        # Set although nobody waits yet: who has taken it may be about to.
+        # Set even if no task waits yet: a follower that has it may be about to.
         if self._is_taken:
             self._is_taken = False
             self._changed.set()

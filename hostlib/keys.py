@@ -1,10 +1,10 @@
-"""Where a key comes from, and that it stays there no longer than needed (spec L13).
+"""Keys in files and the environment: reading, wiping, and closed files (spec L13).
 
 Rules of this file.
 
-1. A file that others may read holds no secret: it is refused.
-2. A key that came by the environment is taken out of it, also out of the memory that
-   ``/proc/PID/environ`` shows: who may read files as the host may read that one.
+1. A key file that other users may read is refused.
+2. A key in the environment is removed from it, and from the memory that
+   ``/proc/PID/environ`` shows: a client that reads files as the host could read that.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENT = "OPENAI_API_KEY"
-"""Holds the key where no file is configured."""
+"""The variable that holds the key if no file is configured."""
 
 HANDED_OVER = "environment_key"
-"""Where such a key stands in what is handed over: it was wiped when it was read, and the
-next program finds it nowhere else. It travels in memory of this process only."""
+"""The field of a hand-over with such a key: it was wiped after it was read, so the next
+program finds it nowhere else.  It stays in the memory of this process."""
 
 CREDENTIALS = "$CREDENTIALS_DIRECTORY/"
-"""How a key file of systemd's LoadCredential= is named (systemd.exec(5))."""
+"""The prefix of a key file of systemd's LoadCredential= (systemd.exec(5))."""
 
 MAX_KEY_BYTES = 16_384
 
 _OTHERS = stat.S_IROTH | stat.S_IWOTH
 
 FileIdentity = tuple[int, int]
-"""Device and inode: a link to a file has the same."""
+"""Device and inode; a hard link to a file has the same."""
 
 
 class KeyFileError(Exception):
@@ -43,11 +43,11 @@ class KeyFileError(Exception):
 
 
 class NoCredentialsError(KeyFileError):
-    """The service manager gave none: this is not its unit, or the unit names none."""
+    """The service manager gave no credentials: no unit, or one that names none."""
 
 
-def expanded(path: str) -> str:
-    """Return the path of a key file with its directory of credentials put in.
+def expand_path(path: str) -> str:
+    """Return the path of a key file, with the credentials directory filled in.
 
     Raises:
         NoCredentialsError: there is no such directory.
@@ -67,13 +67,13 @@ def read_key(path: str) -> tuple[str, FileIdentity]:
     """Read a key file.
 
     Returns:
-        (the key, what tells the file from any other).
+        (the key, the identity of its file).
 
     Raises:
         KeyFileError: it cannot be read, others may read it, or it holds no key.
     """
     try:
-        fd = os.open(expanded(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(expand_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -88,25 +88,25 @@ def read_key(path: str) -> tuple[str, FileIdentity]:
             os.close(fd)
     except OSError as why:
         raise KeyFileError(f"cannot use key file {path!r}: {why.strerror}") from None
-    return _checked(raw.strip(), f"key file {path!r}"), (status.st_dev, status.st_ino)
+    return _check_key(raw.strip(), f"key file {path!r}"), (status.st_dev, status.st_ino)
 
 
 def take_from_environment() -> str | None:
-    """Take the key out of the host's environment, for good (rule 2).
+    """Return the key in the host's environment, and wipe it there (rule 2).
 
     Raises:
-        KeyFileError: what is there is no key.
+        KeyFileError: the value is no key.
     """
     raw = os.environb.get(ENVIRONMENT.encode())
     if not raw:
         return None
-    key = _checked(raw.strip(), f"${ENVIRONMENT}")
+    key = _check_key(raw.strip(), f"${ENVIRONMENT}")
     _wipe(ENVIRONMENT)
     del os.environ[ENVIRONMENT]
     return key
 
 
-def _checked(raw: bytes, what: str) -> str:
+def _check_key(raw: bytes, what: str) -> str:
     try:
         key = raw.decode("ascii")
     except UnicodeDecodeError:
@@ -124,7 +124,7 @@ def _checked(raw: bytes, what: str) -> str:
 
 
 def _wipe(name: str) -> None:
-    """Overwrite a variable's value where the process was given it (proc(5), environ)."""
+    """Overwrite a variable's value in the process's first environment (proc(5))."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     address = libc.getenv(name.encode())
@@ -133,28 +133,28 @@ def _wipe(name: str) -> None:
 
 
 def restore_environment(left: object) -> None:
-    """Put a key that was handed over where ``take_from_environment`` looks.
+    """Put a key of a hand-over into the environment, for ``take_from_environment``.
 
-    ``/proc/PID/environ`` shows what a process was started with, and never this.
+    ``/proc/PID/environ`` shows only the environment of the start, so not this key.
 
     Args:
-        left: what the program before has left of the model; None for nothing.
+        left: the model's state from the program before; None for nothing.
     """
     if isinstance(left, dict) and isinstance(left.get(HANDED_OVER), str):
         os.environ[ENVIRONMENT] = left[HANDED_OVER]
 
 
 class _Handle(Protocol):
-    """What `SecretFiles` looks at of an open file."""
+    """The part of an open file that `SecretFiles` reads."""
 
     fd: int
 
     def identity(self) -> FileIdentity:
-        """Return what tells the file from any other."""
+        """Return the file's device and inode."""
 
 
 class SecretFiles:
-    """Tells which files no client may have, whatever its rights: those of keys (L13)."""
+    """The files of keys, which no client may open, whatever its rights (spec L13)."""
 
     def __init__(self) -> None:
         self._identities: set[FileIdentity] = set()
@@ -164,5 +164,5 @@ class SecretFiles:
         self._identities.update(files.values())
 
     def __call__(self, handle: _Handle) -> bool:
-        """Tell whether an open file is one of them."""
+        """Return whether an open file is one of them."""
         return handle.fd >= 0 and handle.identity() in self._identities

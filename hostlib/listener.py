@@ -1,15 +1,14 @@
-"""Accepting connections, for every listener that has a bounded number of them.
+"""Accepting connections, for every listener that bounds their number.
 
 Rules of this file.
 
-1. A process that has no descriptor, memory or epoll watch to spare for a moment goes on
-   listening: who connects waits in the kernel's queue.  Each try that fails so can be
-   told of.
-2. Of bounded connections the one that idles longest makes room, once.
-3. Whatever goes wrong with one connection ends that one and no other.
+1. A process that lacks a descriptor, memory or an epoll watch for a moment listens on,
+   and new connections wait in the kernel's queue.  Each such failure can be reported.
+2. If the number of connections is bounded, the one that idles longest makes room, once.
+3. A fault of one connection ends that connection only.
 
-``Server`` is the loop of most listeners. Where connections last a millisecond, a loop of its
-own takes ``accepted_socket``.
+``Server`` is the loop of most listeners.  A listener whose connections last a millisecond
+has its own loop over ``accept_socket``.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
 
 
 ACCEPT_PAUSE_S = 0.1
-"""Between tries to accept while the process lacks something for it."""
+"""Pause between tries to accept while the process lacks a resource."""
 
 OUT_OF_RESOURCES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN}
 )
-"""What passes: EAGAIN is said of a thread (``vfs.mounts``)."""
+"""Errors that pass; EAGAIN comes if no thread can be started (``vfs.mounts``)."""
 
 OF_ONE_CONNECTION = frozenset(
     {
@@ -53,12 +52,11 @@ OF_ONE_CONNECTION = frozenset(
         errno.EPROTO,
     }
 )
-"""Faults of a connection that was about to be accepted, and not of the listener, as Linux
-tells them: accept(2)."""
+"""Errors of accept(2) on Linux that concern the new connection, not the listener."""
 
 
 class Idler(Protocol):
-    """A connection; ``idle_since`` is None while a question is under way."""
+    """A connection; ``idle_since`` is None while a request is being handled."""
 
     idle_since: float | None
     scope: trio.CancelScope
@@ -69,12 +67,12 @@ class Accepted(Protocol):
 
     @property
     def stream(self) -> trio.SocketStream:
-        """It, as bytes."""
+        """The stream of the connection."""
         ...
 
     @property
     def scope(self) -> trio.CancelScope:
-        """Cancelled to end it."""
+        """The scope to cancel to end the service."""
         ...
 
 
@@ -84,48 +82,50 @@ T = TypeVar("T")
 
 
 def listener_on(fd: int) -> trio.SocketListener:
-    """Return what listens on a descriptor that was made elsewhere; it is owned."""
+    """Return a listener that owns a descriptor which was made elsewhere."""
     return trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
 
 
-async def accepted(listener: trio.SocketListener) -> trio.SocketStream:
-    """Wait for the next connection.
+async def accept(listener: trio.SocketListener) -> trio.SocketStream:
+    """Wait for the next connection and return its stream.
 
     Raises:
-        OSError: the listener is of no use any more.
+        OSError: the listener cannot be used any more.
     """
-    return await _patiently(listener.accept, lambda _: None)
+    return await _retry_accept(listener.accept, lambda _: None)
 
 
-async def accepted_socket(
+async def accept_socket(
     listener: _socket.socket, tell: Callable[[OSError], None]
 ) -> socket.socket:
-    """Wait for the next connection, as ``accepted``; a plain socket of it.
+    """Wait for the next connection, as ``accept``, and return a plain socket.
 
     For connections that last a millisecond: Trio's stream costs a twentieth of that.
 
     Args:
-        listener: non-blocking; of C, where its family is a number and no ``Enum``.
-        tell: told of each try for which the process lacked something.
+        listener: non-blocking; a socket of C, whose family is a number and no ``Enum``.
+        tell: called for each try that failed because the process lacked a resource.
 
     Returns:
-        It, non-blocking; the caller's.
+        A non-blocking socket, which the caller owns.
 
     Raises:
-        OSError: the listener is of no use any more.
+        OSError: the listener cannot be used any more.
     """
-    return await _patiently(partial(_next_socket, listener), tell)
+    return await _retry_accept(partial(_next_socket, listener), tell)
 
 
-async def _patiently(
+async def _retry_accept(
     accept: Callable[[], Awaitable[T]], tell: Callable[[OSError], None]
 ) -> T:
-    """Accept once the process lacks nothing for it (rule 1)."""
+    """Accept; try again while the process lacks a resource (rule 1)."""
     while True:
         try:
             return await accept()
         except OSError as why:
-            is_unwatched = why.errno == errno.ENOSPC  # accept(2) itself fills no disk
+            is_unwatched = (
+                why.errno == errno.ENOSPC
+            )  # of epoll_ctl(2), not of accept(2)
             if not is_unwatched and why.errno not in OUT_OF_RESOURCES:
                 raise
             tell(OSError(why.errno, NO_WATCH) if is_unwatched else why)
@@ -134,17 +134,17 @@ async def _patiently(
 
 async def _next_socket(listener: _socket.socket) -> socket.socket:
     while True:
-        # Nobody is taken out of the kernel's queue by who is about to end.
+        # A cancelled task takes no connection out of the kernel's queue.
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
-            # As socket.accept, but for what that asks of the listener each time.
+            # As socket.accept, without the getsockopt calls on the listener.
             fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
         except BlockingIOError:
             await trio.lowlevel.wait_readable(listener)
         except OSError as why:
             if why.errno not in OF_ONE_CONNECTION:
                 raise
-            # One after another, others have their turn: some filters refuse all.
+            # Let other tasks run: a filter may refuse one connection after another.
             await trio.lowlevel.checkpoint()
         else:
             try:
@@ -157,17 +157,17 @@ async def _next_socket(listener: _socket.socket) -> socket.socket:
 
 
 class Server(Generic[S]):
-    """An accept loop: each connection is served in a task of its own.
+    """An accept loop that serves each connection in a task of its own.
 
     Args:
-        listener: where connections come; owned by the caller.
-        enter: makes a connection of a stream, after room was made for it.
+        listener: owned by the caller.
+        enter: makes room, and makes a connection of a stream.
         serve: serves a connection until its end.
-        log: of the host.
-        what: is served, for the log.
+        log: the host's log.
+        what: the name of the service, for the log.
 
     Attributes:
-        connections: those that there are.
+        connections: the connections that are being served.
     """
 
     def __init__(
@@ -189,24 +189,24 @@ class Server(Generic[S]):
         """Accept connections and serve them until cancelled.
 
         Raises:
-            OSError: the listener is of no use any more.
+            OSError: the listener cannot be used any more.
         """
         async with trio.open_nursery() as nursery:
             while True:
-                connection = self._enter(await accepted(self._listener))
+                connection = self._enter(await accept(self._listener))
                 self.connections.add(connection)
                 nursery.start_soon(self._serve_to_end, connection)
 
     async def _serve_to_end(self, connection: S) -> None:
         try:
-            with only_this_one(self._log, self._what), connection.scope:
+            with contain_fault(self._log, self._what), connection.scope:
                 async with connection.stream:
                     await self._serve(connection)
         finally:
             self.connections.discard(connection)
 
     def descriptors(self) -> Iterator[int]:
-        """Yield what its connections hold of the host's descriptors."""
+        """Yield the descriptors of its connections."""
         for connection in self.connections:
             fd = connection.stream.socket.fileno()
             if fd >= 0:
@@ -214,16 +214,15 @@ class Server(Generic[S]):
 
 
 @contextmanager
-def only_this_one(log: Log, what: str) -> Iterator[None]:
-    """Serve a connection inside; what goes wrong there ends here (rule 3).
+def contain_fault(log: Log, what: str) -> Iterator[None]:
+    """Catch the faults of a block that serves one connection (rule 3).
 
-    A peer that is gone, or too slow to be told so, is nobody's fault. Everything else is
-    one of this program, and is written to the log: what and where, never a text, which
-    may hold what the peer has sent.
+    A peer that is gone or too slow is no fault.  Every other exception is a fault of this
+    program; the log gets its kind and place, but no text, which may hold a peer's data.
 
     Args:
-        log: of the host.
-        what: is served, for the log.
+        log: the host's log.
+        what: the name of the service, for the log.
     """
     try:
         yield

@@ -1,11 +1,11 @@
-"""Log lines: loguru's, where a program starts it, or the same lines without it.
+"""Log lines on stderr: loguru's in a daemon, the same without loguru in ``run``.
 
-Importing loguru costs as much as starting three children, and opens files: a daemon starts
-it before it has any, ``run`` not at all.  A line itself imports nothing, for a process that keeps a
-file from being opened would keep the host from everything else.  Levels are loguru's names.
+Importing loguru takes as long as starting three children, and opens files: a daemon
+imports it before it has children, ``run`` never.  Writing a line imports nothing, since a
+process can block the opening of a file, and so the host.  Levels are loguru's names.
 
-Nobody is waited for either: what a pipe or a terminal does not take at once is counted, and
-that is told when it takes lines again.
+Writing never waits: lines that a pipe or terminal does not take at once are counted, and
+the count is written when it takes lines again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 """Level names and their numbers."""
 
 LINE_BYTES = select.PIPE_BUF
-"""Longest line: what a pipe that is ready takes at once."""
+"""Longest line: a pipe that is ready takes so much at once."""
 
 _ROOM_BYTES = LINE_BYTES - len(b"<4>\n")
 _FIELD_CHARS = 64  # of each field of a line that is too long
@@ -61,7 +61,7 @@ class Log:
         self._logger: Logger | None = None
 
     def writes(self, level: str) -> bool:
-        """Whether lines of a level are written at all."""
+        """Return whether lines of a level are written."""
         return LEVELS[level] >= self._threshold
 
     def write(self, level: str, message: str, **fields: object) -> None:
@@ -75,7 +75,7 @@ class Log:
             self._logger.bind(**fields).log(level, "{}", line)
 
     def _write_bare(self, level: str, line: str, fields: dict[str, object]) -> None:
-        """Write a line as loguru would."""
+        """Write a line in the form of loguru."""
         now = time.time()
         with suppress(OSError):  # there is no stderr
             if self.is_json:
@@ -86,10 +86,11 @@ class Log:
                 _put_text(level, text)
 
     def start(self) -> Logger:
-        """Set loguru up, before there are children.
+        """Set up loguru, before there are children.
 
         Raises:
-            ImportError, MemoryError, OSError: it cannot be loaded; lines go out without it.
+            ImportError, MemoryError, OSError: loguru cannot be loaded; lines are written
+                without it.
         """
         from loguru import logger  # noqa: PLC0415 - see the module's docstring
 
@@ -102,11 +103,11 @@ class Log:
         return logger
 
     def take_stderr(self) -> None:
-        """Make a line of this log of whatever this process says on stderr.
+        """Make lines of this log of all text that this process writes to stderr.
 
-        Libraries and the interpreter say there what they have no caller for: warnings,
-        tracebacks, exceptions in ``__del__``.  Of exceptions only the kind and the place
-        are written: their text may hold what a peer has sent.
+        Libraries and the interpreter write warnings, tracebacks and exceptions in
+        ``__del__`` there.  Of an exception only the kind and place are logged: its text
+        may hold a peer's data.
         """
         sys.stderr = _Lines(self)
         warnings.showwarning = self._show_warning
@@ -116,7 +117,7 @@ class Log:
         show_faults(self._show_fault)
 
     def write_stray(self, line: str) -> None:
-        """Write what was meant for stderr; not by loguru, which says its faults there."""
+        """Write a line of stderr; not by loguru, which reports its own faults there."""
         if self.writes("WARNING"):
             text = "".join(c if c.isprintable() else "?" for c in line)
             self._write_bare("WARNING", text, {})
@@ -135,7 +136,7 @@ class Log:
 
 
 def place_of(why: BaseException) -> str:
-    """Return the kind of a fault, and where it happened."""
+    """Return the kind and place of an exception."""
     while isinstance(why, BaseExceptionGroup):
         why = why.exceptions[0]
     place = why.__traceback__
@@ -143,14 +144,14 @@ def place_of(why: BaseException) -> str:
         return type(why).__name__
     while place.tb_next is not None:
         place = place.tb_next
-    # Not by ``traceback``, which opens the source.
+    # Not with ``traceback``, which opens the source file.
     code = place.tb_frame.f_code
     where = f"{code.co_filename}:{place.tb_lineno}"
     return f"{type(why).__name__} in {code.co_name}, {where}"
 
 
 class _Lines(TextIOBase):
-    """Stands for ``sys.stderr``: each line is one of the log."""
+    """A replacement of ``sys.stderr``: each line is a line of the log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -181,39 +182,39 @@ def _write_json(message: Message) -> None:
 def _put_json(
     time_s: float, level: str, message: str, fields: dict[str, object]
 ) -> None:
-    """Write one line of JSON: what happened, when, how bad, about what."""
+    """Write one line of JSON: time, level, message and fields."""
     line: dict[str, object] = {
         "time": timestamp(time_s),
         "level": level,
         "message": message,
     }
     data = _encode(line | fields)
-    if len(data) > _ROOM_BYTES:  # as much of it as is a line of JSON still
+    if len(data) > _ROOM_BYTES:  # shorten it, so that it stays a line of JSON
         line["message"] = message[: LINE_BYTES // 8]
-        data = _encode(line | dict(_shortened(fields)))
+        data = _encode(line | dict(_short_fields(fields)))
     if len(data) > _ROOM_BYTES:
         data = _encode(line)
     _stderr.write(priority_of(level) + data + b"\n", as_json=True)
 
 
 def _encode(line: dict[str, object]) -> bytes:
-    """Return JSON without a character that a terminal obeys (attack 23)."""
+    """Return JSON without characters that a terminal obeys (attack 23)."""
     data = msgspec.json.encode(line)
     if data.isascii() and b"\x7f" not in data:
         return data
-    return "".join(map(_escaped, data.decode())).encode()
+    return "".join(map(_escape, data.decode())).encode()
 
 
-def _escaped(char: str) -> str:
-    """Return a character of JSON; one that is not printable as escapes of UTF-16."""
+def _escape(char: str) -> str:
+    """Return a character for JSON; an unprintable one as escapes of its UTF-16."""
     if char.isprintable():
         return char
     units = char.encode("utf-16-be").hex()
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
 
 
-def _shortened(fields: dict[str, object]) -> Iterable[tuple[str, object]]:
-    """Yield the fields that are short, and the beginnings of those that are text."""
+def _short_fields(fields: dict[str, object]) -> Iterable[tuple[str, object]]:
+    """Yield short fields, and the beginnings of those that are text."""
     for name, value in fields.items():
         if isinstance(value, str):
             yield name, value[:_FIELD_CHARS]
@@ -230,17 +231,17 @@ def _put_text(level: str, text: str) -> None:
 
 
 class _Stderr:
-    """Descriptor 2, which is others' too: it cannot be made non-blocking for this alone.
+    """Descriptor 2; it is shared with other processes, so it is not made non-blocking.
 
     Attributes:
-        lost: lines that it did not take since it took one.
+        lost: number of lines that were dropped since the last written one.
     """
 
     def __init__(self) -> None:
         self.lost = 0
 
     def write(self, line: bytes, *, as_json: bool = False) -> None:
-        """Write a line of ``LINE_BYTES`` at most, or count it."""
+        """Write a line of at most ``LINE_BYTES``, or count it as lost."""
         if self.lost and self._is_ready():
             text = f"{self.lost} lines of log are missing here: nobody read them"
             os.write(2, json_line("WARNING", text) if as_json else f"{text}\n".encode())
@@ -260,7 +261,7 @@ _stderr = _Stderr()
 
 
 def put_line(line: bytes) -> None:
-    """Write a line to stderr, or as much of it as ``LINE_BYTES``; wait for nobody.
+    """Write a line to stderr, cut at ``LINE_BYTES``, without waiting.
 
     Raises:
         OSError: there is no stderr.

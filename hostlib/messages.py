@@ -1,4 +1,4 @@
-"""What commands share: how they fail, and how they print."""
+"""Messages of commands: their errors, remedies, and output on stdout and stderr."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ USED_UP = {
     errno.EAGAIN: "; end processes, or raise their number (ulimit -u, pids.max) or the memory"
     " that each may have (ulimit -v)",
     errno.ENOMEM: "; free memory, or raise what may be had (ulimit -v, memory.max)",
-    # unix(7): more are on their way than one process may open, of all of its user.
+    # unix(7): a user has more descriptors in flight than one of its processes may open.
     errno.ETOOMANYREFS: "; end what holds descriptors in flight, or raise the limit of"
     " open files (ulimit -n)",
 }
-"""What to do where there is too little of something, whatever it was for."""
+"""Remedies for a lack of resources, by errno."""
 
 _TO_DO = USED_UP | {
     errno.ENOENT: "; name what is there, or make it first",
@@ -39,18 +39,18 @@ _TO_DO = USED_UP | {
 
 
 class CommandError(Exception):
-    """What was asked for cannot be done; the text says what and why."""
+    """A command cannot do its work; the text says what and why."""
 
 
 class ReaderGone(Exception):  # noqa: N818 - it is no fault
-    """Nobody reads what a command goes on printing."""
+    """The reader of a command's output is gone."""
 
 
 class UsageFault(CommandError):  # noqa: N818 - beside click's own words
-    """The words of the command are off.
+    """The arguments of a command are wrong.
 
     Attributes:
-        status: to exit with; None for the command's own.
+        status: the exit status; None for the command's default.
     """
 
     def __init__(self, text: str, status: int | None = None) -> None:
@@ -59,13 +59,13 @@ class UsageFault(CommandError):  # noqa: N818 - beside click's own words
 
 
 _CONTROLS, _DELETE = 0x20, 0x7F
-"""The first code that is no control character of ASCII, and the one beyond its others."""
+"""The first code above the ASCII control characters, and the code of DEL."""
 
 
 def shown_path(why: OSError) -> str:
-    """Return the path that an error is of, in quotes; "" where it has none.
+    """Return the path of an error in quotes; "" if it has none.
 
-    Of a call that was given a descriptor it has that number, which tells a person nothing.
+    The number of a descriptor, or a path under ``/proc/self/fd``, tells a person nothing.
     """
     path = why.filename
     if not isinstance(path, str | bytes):
@@ -75,9 +75,9 @@ def shown_path(why: OSError) -> str:
 
 
 def remedy(why: OSError) -> str:
-    """Return what to do about an error of the system, as the end of a line.
+    """Return the remedy for an error of the system, as the end of a line.
 
-    A sentence of our own in place of the kernel's words says that itself.
+    An error with a text of this program already names its remedy.
     """
     if why.strerror != os.strerror(why.errno or 0):
         return ""
@@ -85,13 +85,13 @@ def remedy(why: OSError) -> str:
 
 
 def show_controls(text: str) -> str:
-    r"""Return a line with what a terminal might obey as ``^[``, ``\x9b`` or ``\u202e``."""
+    r"""Return a line with control characters as ``^[``, ``\x9b`` or ``\u202e``."""
     if text.isprintable():
         return text
-    return "".join(map(_shown, text))
+    return "".join(map(_show_char, text))
 
 
-def _shown(char: str) -> str:
+def _show_char(char: str) -> str:
     if char.isprintable() or char == "\t":
         return char
     code = ord(char)
@@ -101,21 +101,21 @@ def _shown(char: str) -> str:
 
 
 def print_text(text: str) -> None:
-    """Print a report; a reader that went away is no fault."""
+    """Print a report; a reader that is gone is no error."""
     print_bytes(text.encode(errors="backslashreplace"))
 
 
 def stream_text(text: str) -> None:
-    """Print a piece of what may go on for ever; see ``stream_bytes``."""
+    """Print a piece of an output that may be endless; see ``stream_bytes``."""
     stream_bytes(text.encode(errors="backslashreplace"))
 
 
 def stream_bytes(data: bytes) -> None:
-    """Print a piece of what may go on for ever.
+    """Print a piece of an output that may be endless.
 
     Raises:
-        CommandError: it cannot be written.
-        ReaderGone: the command is to end.
+        CommandError: stdout cannot be written.
+        ReaderGone: the reader is gone, so the command should end.
     """
     if not print_bytes(data):
         raise ReaderGone
@@ -127,13 +127,10 @@ def out_fd() -> int | None:
 
 
 def print_bytes(data: bytes) -> bool:
-    """Print bytes at once; a reader that went away is no fault.
-
-    Returns:
-        Whether there is a reader, as far as is known.
+    """Print bytes at once; return False if the reader is gone.
 
     Raises:
-        CommandError: it cannot be written.
+        CommandError: stdout cannot be written.
     """
     if sys.stdout is None:
         return True
@@ -142,7 +139,7 @@ def print_bytes(data: bytes) -> bool:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        # The interpreter would complain again when it flushes at its end.
+        # The interpreter would raise again when it flushes at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return False
     except OSError as why:
@@ -152,16 +149,17 @@ def print_bytes(data: bytes) -> bool:
 
 
 def say(title: str, text: str) -> None:
-    """Say one line on stderr, if there is one to say it on: the status tells the rest.
+    """Write one line to stderr, if there is one.
 
-    What runs inside a child has ``vfs.client.shell.frame.complain``, which keeps the bytes of names.
+    Commands inside a child use ``vfs.client.shell.frame.complain``, which keeps the bytes
+    of names.
     """
     with contextlib.suppress(OSError):
         os.write(2, line_of(title, text))
 
 
 def line_of(title: str, text: str) -> bytes:
-    """Return what is said as one line, in the form of this process's log."""
+    """Return a message as one line, in the form of this process's log."""
     line = "".join(c if c.isprintable() else "?" for c in text)
     said = f"{title}: {line}"
     if _speaks_json.get():
@@ -174,21 +172,21 @@ _speaks_json: ContextVar[bool] = ContextVar("speaks_json", default=False)
 
 
 def speak_json(*, as_json: bool) -> None:
-    """Set whether stderr of this process is a log in JSON, and nothing but that."""
+    """Set whether the stderr of this process is a log in JSON."""
     _speaks_json.set(as_json)
 
 
 def speaks_json() -> bool:
-    """Tell whether stderr of this process is a log in JSON."""
+    """Return whether the stderr of this process is a log in JSON."""
     return _speaks_json.get()
 
 
 def json_line(level: str, message: str) -> bytes:
-    """Return a line of a JSON log, made without what the log itself has to load.
+    """Return a line of a JSON log, without importing a JSON library.
 
     Args:
-        level: as the log names it.
-        message: printable.
+        level: a level of the log.
+        message: printable text.
     """
     now_s = time.time()
     clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s))
@@ -209,7 +207,7 @@ _PRIORITIES = {
 
 
 def priority_of(level: str) -> bytes:
-    """Return what journald reads as a line's priority; nothing for any other stderr.
+    """Return a line's priority prefix for journald; empty for any other stderr.
 
     Source: sd-daemon(3); JOURNAL_STREAM in systemd.exec(5).
     """

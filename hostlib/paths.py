@@ -1,6 +1,6 @@
 """Absolute paths, and the usual directories of this user's daemon.
 
-getcwd(2) fails in a directory that was removed, with an error that names nothing.
+getcwd(2) fails in a directory that was removed, with an error that names no path.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ ROOT_RUNTIME_DIR = "/run/sandhost"
 """The run-time directory of root's daemon, and of the systemd unit's."""
 
 CHECKPOINTS = "checkpoints"
-"""In the state directory: what has been kept of LLM fds, of all children."""
+"""The directory of kept LLM fds of all children, in the state directory."""
 
 LEDGER = "llm-quota.sqlite3"
-"""There too: what has been spent."""
+"""The database of used tokens, in the state directory."""
 
 GONE = "the working directory is gone; change to one that is there"
 
 
 def working_directory() -> str:
-    """Return it as an absolute path.
+    """Return the working directory as an absolute path.
 
     Raises:
-        FileNotFoundError: it was removed.
+        FileNotFoundError: the directory was removed.
     """
     try:
         return os.getcwd()
@@ -35,21 +35,21 @@ def working_directory() -> str:
 
 
 def absolute(path: str) -> str:
-    """Return a path as absolute text; links stay as they are, unless ``..`` comes in it.
+    """Return a path as absolute text; links stay, unless the path has ``..``.
 
     Raises:
-        FileNotFoundError: it is relative to a working directory that was removed.
+        FileNotFoundError: the path is relative to a working directory that was removed.
     """
     if not path.startswith("/"):
         path = f"{working_directory()}/{path}"
     if ".." in path.split("/"):
-        # It is above what a link leads to, and not above the link.
+        # ".." after a link is the parent of the link's target, not of the link.
         path = os.path.realpath(path)  # noqa: TID251 - for its writer, not a proof
     return "/" + os.path.abspath(path).lstrip("/")
 
 
 def usual_runtime_dir() -> str:
-    """Return the run-time directory of a daemon of this user that is told of no other."""
+    """Return the default run-time directory of a daemon of this user."""
     given = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if given:  # systemd.exec(5)
         return given
@@ -61,7 +61,7 @@ def usual_runtime_dir() -> str:
 
 
 def usual_state_dir() -> str:
-    """Return the state directory of this user where nothing else is said."""
+    """Return the default state directory of this user."""
     environ = os.environ
     given = environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if given:
@@ -72,21 +72,19 @@ def usual_state_dir() -> str:
     return f"{environ.get('XDG_STATE_HOME') or f'{home}/.local/state'}/sandhost"
 
 
-# Where the system's temporary directory is, also when its disk is full.
-#
-# ``tempfile`` takes a directory only if a file can be written in it at that moment, and
-# otherwise says that there is none. Most of what asks here makes no file at all, and who does
-# is told by the kernel what the matter is, and with which path.
+# ``tempfile`` takes a temporary directory only if it can write a file there at that moment,
+# so it finds none on a full disk.  Most callers here make no file; the others get a better
+# error from the kernel, with a path.
 
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")
 _USUAL = ("/tmp", "/var/tmp")  # noqa: S108 - what is made there has names of its own
 
 
 def temporary_directory() -> str:
-    """Return the system's temporary directory.
+    """Return the system's temporary directory, and set it for ``tempfile``.
 
-    Where nothing can be written anywhere, it is the first that this user may write in; or
-    else the usual one, whose error is then the clearest. ``tempfile`` has it from then on.
+    If no directory can be written (full disks), it is the first in which this user may
+    write by its rights; else the usual one, whose error is the clearest.
     """
     try:
         return tempfile.gettempdir()

@@ -1,14 +1,12 @@
-"""Waiting for descriptors, also where no epoll watch is left.
-
-Trio's waits, and a way without them.
+"""Waiting for descriptors as Trio does, and by polling if no epoll watch is left.
 
 Rules of this file.
 
 1. The kernel counts epoll watches by user, over all user namespaces (epoll(7),
-   max_user_watches).  A host that is not root shares that number with its children, so
-   one of them may have used it up: that ends neither the host nor what waits.
-2. Who has no watch looks again and again, and is late by ``LOOK_PAUSE_S`` at most.  That
-   this has begun is told, once.
+   max_user_watches).  A host that is not root shares that number with its children, so a
+   child may use it up; host and waiting tasks go on all the same.
+2. A task without a watch polls, and is late by at most ``LOOK_PAUSE_S``.  The first time
+   is reported.
 """
 
 from __future__ import annotations
@@ -26,39 +24,39 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class HasFileno(Protocol):
-        """A socket, say."""
+        """An object with a descriptor, such as a socket."""
 
         def fileno(self) -> int:
-            """Return its descriptor."""
+            """Return the descriptor."""
 
 
 LOOK_PAUSE_S = 0.02
-"""Between looks at what cannot be watched: late by no more than a busy machine makes it.
-Each who waits so takes 0.7 ms of a second; Trio keeps the watches that it has, so these
-are the few that have come since."""
+"""Pause between polls of a descriptor without a watch: no longer than delays on a busy
+machine.  Each such wait takes 0.7 ms of a second; they are few, since Trio keeps the
+watches that it has."""
 
 
 _tell: trio.lowlevel.RunVar[Callable[[str], None]] = trio.lowlevel.RunVar("tell")
 
 
-def tell_by(tell: Callable[[str], None]) -> None:
-    """Have it told when no epoll watch is left for something, the first time."""
+def report_unwatched_to(tell: Callable[[str], None]) -> None:
+    """Set the function that is called the first time that no epoll watch is left."""
     _tell.set(tell)
 
 
 def note_unwatched() -> None:
-    """Record that something has no watch, and is looked at."""
+    """Record that a descriptor has no watch and is polled; report the first time."""
     tell = _tell.get(_to_nobody)
     _tell.set(_to_nobody)
     tell(f"What is waited for may be noticed late: {NO_WATCH}")
 
 
 def _to_nobody(_: str) -> None:
-    """Tell nobody: it was told before, or nobody asked for it."""
+    """Ignore the report: it was made before, or no function was set."""
 
 
 async def wait_readable(fd: int | HasFileno) -> None:
-    """Wait as ``trio.lowlevel.wait_readable``."""
+    """Wait until a descriptor is readable, as ``trio.lowlevel.wait_readable``."""
     try:
         await trio.lowlevel.wait_readable(fd)
     except OSError as why:
@@ -66,7 +64,7 @@ async def wait_readable(fd: int | HasFileno) -> None:
 
 
 async def wait_writable(fd: int | HasFileno) -> None:
-    """Wait as ``trio.lowlevel.wait_writable``."""
+    """Wait until a descriptor is writable, as ``trio.lowlevel.wait_writable``."""
     try:
         await trio.lowlevel.wait_writable(fd)
     except OSError as why:
@@ -74,11 +72,11 @@ async def wait_writable(fd: int | HasFileno) -> None:
 
 
 async def _look(why: OSError, fd: int | HasFileno, what: int) -> None:
-    """Look until it is ready, if there was no watch to wait by."""
+    """Poll until a descriptor is ready, if there was no watch; else raise the error."""
     if why.errno != errno.ENOSPC:
         raise why
     note_unwatched()
-    # A new one each time: it may be closed meanwhile, and its number given again.
+    # A new poll each time: the descriptor may be closed meanwhile, and its number reused.
     while not _is_ready(fd, what):  # noqa: ASYNC110 - no event tells of it
         await trio.sleep(LOOK_PAUSE_S)
 

@@ -1,16 +1,16 @@
-"""Blotting out secrets in whatever leaves the gateway (spec L11, L13; I10).
+"""Replacing secrets in all text that leaves the gateway (spec L11, L13; I10).
 
-A provider can echo a key in an error or an answer, as it is or encoded.  So every text
-from outside passes here once, whole, before anybody else sees it.
+A provider can echo a key in an error or an answer, plain or encoded.  So every text from
+outside passes here once, whole, before another part sees it.
 
 Rules of this file.
 
-1. What is looked for is a secret, and what of it shows in base64.  Of either, each
-   character may be written in any way of its own: as it is, or as URLs and JSON write it.
-2. Ordinary text is searched for what is written as it is, and for the few characters that
-   begin any other writing.  Only where one of those is there is anything else done.
-3. Who searches and who holds the end of a piece back go through a secret in one way, a
-   character at a time: what may still become a secret is held back, and nothing else.
+1. The search finds secrets and their forms in base64.  Each character of a form may be
+   written plainly, or as in URLs or JSON (a "writing" of the character).
+2. A text is searched for plain forms, and for the few characters that begin another
+   writing.  Only a text with one of those is searched further.
+3. The search and the hold-back at the end of a piece follow a secret by the same code,
+   so exactly the text that may still become a secret is held back.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MIN_SECRET_CHARS = 4
-"""A shorter one is refused: to blot it out would spoil ordinary text."""
+"""Shortest secret: replacing a shorter one would spoil ordinary text."""
 
 BLOT = "[redacted]"
 
 HEAD_CHARS = 16
-"""What a text is searched for before the rest is followed: more than what keys of one
-provider have in common, for a model can be asked to say that again and again."""
+"""Characters of a secret that the regular expression finds; ``_Wanted`` follows the rest.
+It is more than the common prefix of a provider's keys, which a model can be made to repeat
+many times."""
 
 MAX_BACKSLASHES = 8
-"""What three levels of JSON make of one: an answer is JSON, so are a tool's arguments in
-it, and what they hold may be.  Of the one before another character they make seven."""
+"""Most backslashes for one, after three levels of JSON: an answer is JSON, the arguments of
+a tool in it are JSON, and a value in them may be.  An escaped character has seven at most."""
 
 _JSON_LETTERS = {
     '"': '"', "/": "/", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t",
 }  # fmt: skip
-"""What may stand after a backslash for a character (RFC 8259, 7)."""
+"""The letters that JSON writes after a backslash for a character (RFC 8259, 7)."""
 
 
 def _encoded(secret: bytes) -> Iterator[str]:
-    """Yield what of a secret shows in base64 text, wherever in it the secret begins.
+    """Yield the parts of a secret in base64 that do not depend on its neighbours.
 
-    A secret at another offset shares its first and last characters with its
-    neighbours; what lies between is always the same.
+    A secret in a longer text begins at one of three offsets; its first and last base64
+    characters may be shared with neighbours, and those between are always the same.
     """
     for offset in range(3):
         whole = base64.b64encode(bytes(offset) + secret)
@@ -61,10 +62,10 @@ def _encoded(secret: bytes) -> Iterator[str]:
 
 @cache
 def _writings(char: str) -> tuple[str, ...]:
-    """Return every way in which a character is written, itself first.
+    """Return every writing of a character, the plain one first.
 
-    In a URL by its bytes in UTF-8, in JSON by its units in UTF-16; a blank in a form is
-    a plus sign.
+    URLs write its bytes in UTF-8, JSON its units in UTF-16; a form writes a blank as a
+    plus sign.
     """
     units = re.findall("....", char.encode("utf-16-be").hex())
     slashes = ["\\" * count for count in range(1, MAX_BACKSLASHES)]
@@ -83,7 +84,7 @@ def _writings(char: str) -> tuple[str, ...]:
 
 @cache
 def _by_beginning(char: str) -> dict[str, tuple[str, ...]]:
-    """Return the ways of writing a character, by the character they begin with."""
+    """Return the writings of a character, by their first character."""
     found: dict[str, list[str]] = {}
     for written in _writings(char):
         found.setdefault(written[0], []).append(written)
@@ -91,34 +92,34 @@ def _by_beginning(char: str) -> dict[str, tuple[str, ...]]:
 
 
 def _signs(chars: Iterable[str]) -> Iterator[str]:
-    """Yield what is in every writing of these characters that is not the plain one."""
+    """Yield the writings of characters other than the plain one."""
     for char in chars:
         for written in _writings(char)[1:]:
-            # Where there are more backslashes there is this too.
+            # A longer row of backslashes contains the pair.
             if not written.startswith("\\\\") or written == "\\\\":
                 yield written
 
 
 def _first(sign: str) -> str:
-    """Return the first unit of a character that UTF-16 has in two."""
+    """Return the escape of the first UTF-16 unit of a writing."""
     return sign if sign == "\\\\" else sign[0] + sign[1:].partition("\\")[0]
 
 
 def _pattern(char: str) -> str:
     """Return the regular expression of a character in any writing."""
-    # Each way begins with a character, so that what is none is passed over quickly.
+    # Each alternative begins with a literal, so that the search skips other text quickly.
     more = rf"\\\\{{0,{MAX_BACKSLASHES - 2}}}"
     ways = (re.escape(way) for way in (char, *_signs(char)))
     return "(?:" + "|".join(way.replace(r"\\", more) for way in ways) + ")"
 
 
 class _Wanted:
-    """A text that is looked for, however each of its characters is written.
+    """A text to find, in any writing of its characters.
 
     Attributes:
-        text: as it is.
-        longest: the most characters that it can take.
-        beginnings: what it may begin with.
+        text: the plain text.
+        longest: length of its longest writing.
+        beginnings: the first characters of its writings.
     """
 
     def __init__(self, text: str) -> None:
@@ -127,18 +128,18 @@ class _Wanted:
         self.beginnings = _by_beginning(text[0]).keys()
 
     def end(self, text: str, at: int) -> int | None:
-        """Return where it ends if it begins at a place; None if it does not."""
+        """Return the end of the text that begins at a place; None if it does not."""
         return self._follow(text, at)[0]
 
     def may_begin(self, text: str, at: int) -> bool:
-        """Whether what stands from a place to the end is a beginning of it."""
+        """Return whether the rest from a place on may be the beginning of the text."""
         return text[at] in self.beginnings and self._follow(text, at)[1]
 
     def _follow(self, text: str, at: int) -> tuple[int | None, bool]:
-        """Return (where it ends, whether the text ended before it did).
+        """Return (the end of the text, whether ``text`` ended within it).
 
-        More than one place is followed at a time where a character begins another's
-        writing: a percent sign or a backslash of the secret's own.
+        Several places are followed at once if a character of the secret also begins a
+        writing: a percent sign or a backslash.
         """
         size = len(text)
         places, is_cut = {at}, False
@@ -160,11 +161,11 @@ class _Wanted:
 
 
 def _is_escaped(text: str, begin: int, at: int) -> bool:
-    """Tell whether a backslash stands at a place that the one before it escapes.
+    """Return whether a backslash at a place is escaped by the one before it.
 
     Args:
-        text: from ``begin`` on.
-        begin: where a backslash would be the first of its row.
+        text: the text.
+        begin: start of the part in which backslashes are counted.
         at: the place.
     """
     if not text.startswith("\\", at):
@@ -186,7 +187,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found = {form for one in secrets for form in (one, *_encoded(one.encode()))}
-        # The longest first: a part of it may be a secret too.
+        # The longest first: a secret may be a part of another.
         self._plain = tuple(sorted(found, key=len, reverse=True))
         self._wanted = tuple(map(_Wanted, self._plain))
         self._longest = max((one.longest for one in self._wanted), default=0)
@@ -198,7 +199,7 @@ class Redactor:
         for sign in sorted(set(map(_first, _signs(set("".join(self._plain)))))):
             mark = sign[: 1 + sign.startswith("\\")]
             signs.setdefault(mark, []).append(re.escape(sign.removeprefix(mark)))
-        # A pattern that begins with one text is searched for by that.
+        # `re` searches fast for a pattern that begins with one literal.
         self._signs = {
             mark: re.compile(f"{re.escape(mark)}(?:{'|'.join(rests)})")
             for mark, rests in signs.items()
@@ -207,7 +208,7 @@ class Redactor:
     def text(self, text: str) -> str:
         """Return a text without secrets."""
         if any(
-            # Of one character it is memchr(3), 20 times as fast as of two.
+            # One character is found by memchr(3), 20 times as fast as two.
             mark[0] in text and mark in text and sign.search(text)
             for mark, sign in self._signs.items()
         ):
@@ -222,8 +223,8 @@ class Redactor:
         text = data.decode(errors="surrogateescape")
         return self.text(text).encode(errors="surrogateescape")
 
-    def held_back(self, text: str) -> int:
-        """Return how many characters at the end may be the beginning of a secret."""
+    def count_held_back(self, text: str) -> int:
+        """Return the number of last characters that may be the beginning of a secret."""
         size = len(text)
         near = max(0, size - self._longest_head + 1)
         far = max(0, size - self._longest + 1)
@@ -234,7 +235,7 @@ class Redactor:
         return 0
 
     def _without(self, text: str) -> Iterator[str]:
-        """Yield a text without secrets, in pieces, however they are written."""
+        """Yield a text without secrets, in any writing, in pieces."""
         done = 0
         for start in self._places(text, 0):
             if start < done:
@@ -242,14 +243,14 @@ class Redactor:
             ends = (one.end(text, start) for one in self._wanted)
             end = next((end for end in ends if end is not None), None)
             if end is not None:
-                # A backslash that was left would take what follows it, in JSON.
+                # A backslash left before the blot would escape its first character in JSON.
                 yield text[done : start - _is_escaped(text, done, start)]
                 yield BLOT
                 done = end
         yield text[done:]
 
     def _places(self, text: str, at: int) -> Iterator[int]:
-        """Yield where the first characters of a secret are, from a place on."""
+        """Yield the places where the head of a secret begins, from a place on."""
         while (head := self._head.search(text, at)) is not None:
             yield head.start()
             at = head.start() + 1
@@ -261,41 +262,41 @@ class Redactor:
 
 
 class StreamRedactor:
-    """Blots out secrets in a text that comes in pieces, also across them.
+    """Replaces secrets in a text that comes in pieces, also across pieces.
 
-    A text may go on behind its end: if its rest was the beginning of a secret, what
-    comes of the secret then is blotted out.
+    A text may continue after ``rest``: if the rest was the beginning of a secret, the
+    remaining part of that secret is still replaced.
 
     Attributes:
-        has_found: there was a secret in it.
+        has_found: a secret was found.
     """
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._held = ""
-        self._told = 0  # characters of what is held that were passed on as a rest
+        self._told = 0  # characters of ``_held`` that ``rest`` has already returned
         self.has_found = False
 
     @property
     def is_holding(self) -> bool:
-        """Whether something is held back."""
+        """Whether text is held back."""
         return len(self._held) > self._told
 
     def feed(self, piece: str) -> str:
-        """Take a piece; return what can be passed on by now."""
+        """Add a piece; return the text that can be passed on now."""
         whole = self._held + piece
         text = self._redactor.text(whole)
         self.has_found = self.has_found or text != whole
         told = self._told
         while not text.startswith(whole[:told]):
             told -= 1
-        end = len(text) - self._redactor.held_back(text)
-        # So that a row of backslashes is passed on in pairs: see ``Redactor._without``.
+        end = len(text) - self._redactor.count_held_back(text)
+        # Pass on a row of backslashes in pairs: see ``Redactor._without``.
         end -= _is_escaped(text, 0, end)
         self._held, self._told = text[end:], max(0, told - end)
         return text[told:end]
 
     def rest(self) -> str:
-        """Return what was held back, at the end."""
+        """Return the text that was held back, at the end."""
         text, self._told = self._held[self._told :], len(self._held)
         return text

@@ -1,12 +1,12 @@
-"""Telling the service manager: ready, reloading, stopping, alive (sd_notify(3)).
+"""Messages to the service manager: ready, reloading, stopping (sd_notify(3)).
 
-One datagram a message to the socket that ``$NOTIFY_SOCKET`` names.
+Each is one datagram to the socket that ``$NOTIFY_SOCKET`` names.
 
 Rules of this file.
 
 1. Without ``$NOTIFY_SOCKET`` every call does nothing.
-2. A message that cannot be sent stops nothing: the manager will notice by itself.
-3. Only the main process speaks (NotifyAccess=main): children never see the variable.
+2. A message that cannot be sent is dropped; the manager notices by itself.
+3. Only the main process sends (NotifyAccess=main): children do not get the variable.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import socket
 import time
 
 EXTENSION_S = 30.0
-"""Until the next child has to have begun once the unit's own TimeoutStartSec is over: an
-exec from a slow disk takes seconds."""
+"""Time for the next child to start once the unit's TimeoutStartSec is over: an exec from
+a slow disk takes seconds."""
 
 
 class Notifier:
-    """One manager's ear.
+    """Sends messages to one service manager.
 
     Args:
-        address: a path, or ``@NAME`` in the abstract namespace; None for nobody.
+        address: a path, or ``@NAME`` in the abstract namespace; None to send nothing.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -38,11 +38,11 @@ class Notifier:
 
     @property
     def address(self) -> str | None:
-        """Where the manager listens."""
+        """The address of the manager's socket."""
         return self._address
 
     def descriptors(self) -> tuple[tuple[int, str], ...]:
-        """Return what this holds of the host's descriptors."""
+        """Return the descriptor of the socket, with a word for it."""
         return () if self._sock is None else ((self._sock.fileno(), "notify socket"),)
 
     def send(self, **fields: object) -> None:
@@ -57,9 +57,9 @@ class Notifier:
             self._sock.sendto("\n".join(lines).encode(), target)
 
     def starting(self, begun: int, of: int) -> None:
-        """Say how far the start is, and that it takes longer.
+        """Send the progress of the start, and extend its timeout.
 
-        Said only when the start has gone on: one that hangs is not extended.
+        The caller sends it only after progress, so a start that hangs is not extended.
         """
         self.send(
             STATUS=f"starting {begun} of {of}",
@@ -67,20 +67,20 @@ class Notifier:
         )
 
     def ready(self, status: str) -> None:
-        """Say that everything is up, also after a reload."""
+        """Send that the start or a reload is complete."""
         self.send(READY=1, STATUS=status)
 
     def reloading(self) -> None:
-        """Say that a reload begins; ``ready`` ends it (Type=notify-reload)."""
+        """Send that a reload begins; ``ready`` ends it (Type=notify-reload)."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.send(RELOADING=1, MONOTONIC_USEC=now_us, STATUS="reloading")
 
     def stopping(self, status: str) -> None:
-        """Say that the end has begun."""
+        """Send that the host is stopping."""
         self.send(STOPPING=1, STATUS=status)
 
     def alive(self) -> None:
-        """Feed the watchdog."""
+        """Send that the host is alive, for the watchdog."""
         self.send(WATCHDOG=1)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Notifier:
 
 
 def watchdog_interval_s() -> float | None:
-    """Return how often the watchdog wants to be fed: half its patience; None for never.
+    """Return half of the watchdog's timeout, seconds; None if there is no watchdog.
 
     Source: sd_watchdog_enabled(3).
     """

@@ -1,14 +1,12 @@
-"""A byte stream in files: appended to, rotated, read again by offset.
-
-The disk's side of children's logs and of the daemon's journal.
+"""A byte stream in files, for children's logs and the daemon's journal.
 
 Rules of this file.
 
-1. A file bears the offset of its first byte in its name: ``00000000000000004096.log``
-   begins with the byte 4,096 of all that was ever appended.  A reader names a place by
-   its offset, and rotation moves nothing under it.
-2. Nothing that happens to the disk raises from ``append``: what cannot be written is
-   dropped, counted, and said by the caller.  The offset counts what is in files.
+1. A file's name is the offset of its first byte: ``00000000000000004096.log`` begins with
+   byte 4,096 of the stream.  A reader names a place by its offset, which rotation does
+   not change.
+2. ``append`` does not raise if the disk fails: bytes that cannot be written are dropped
+   and counted, and the caller reports it.  Offsets count the bytes that are in files.
 3. A directory or file that vanished is made anew with the next append.
 """
 
@@ -27,12 +25,12 @@ _DIRECTORY_MODE = 0o700
 
 
 class Piece(NamedTuple):
-    """What a reader got.
+    """The result of one read.
 
     Attributes:
-        offset: of the first byte of ``data``.
+        offset: offset of the first byte of ``data``.
         data: empty at the end of the stream.
-        missed: bytes between what was asked for and ``offset`` that rotation removed.
+        missed: bytes between the wanted offset and ``offset`` that rotation removed.
     """
 
     offset: int
@@ -41,19 +39,19 @@ class Piece(NamedTuple):
 
 
 class Segments:
-    """One stream; one writer.
+    """The writer of one stream.
 
     Args:
-        directory: made when the first byte comes.
-        max_bytes: a file that has as many is followed by a new one.
-        keep: full files beside the newest one.
+        directory: made with the first byte.
+        max_bytes: size at which a new file begins.
+        keep: number of full files that are kept beside the newest one.
 
     Attributes:
         end: offset after the last byte that is in a file.
-        dropped_bytes: what could not be written.
-        failure: why the last append could not be written; None if it was.
-        has_vanished: files that it had are gone, and it has begun a new one; who tells
-            of that sets it back.
+        dropped_bytes: number of bytes that could not be written.
+        failure: the error of the last append; None if it succeeded.
+        has_vanished: its files are gone and a new one was begun; a caller that reports
+            it resets it.
     """
 
     def __init__(self, directory: str, max_bytes: int, keep: int) -> None:
@@ -68,14 +66,14 @@ class Segments:
         self.end = _end_of(directory)
 
     def last_byte(self) -> bytes:
-        """Return the last byte of the stream; empty if there is none to be read."""
+        """Return the last byte of the stream; empty if none can be read."""
         try:
             return read_at(self.directory, -1, 1).data
         except OSError:
             return b""
 
     def append(self, data: bytes) -> bool:
-        """Append; return whether all of it is in a file now."""
+        """Append bytes; return whether all of them are in a file now."""
         view = memoryview(data)
         try:
             while view:
@@ -93,10 +91,10 @@ class Segments:
         return True
 
     def _open(self) -> int:
-        """Make sure that there is a file to append to; return the room in it."""
+        """Open a file to append to, if none is open; return the room in it."""
         gone = False
         if self._fd >= 0:
-            # A removed file would swallow what is written for ever.
+            # Bytes that are written to a removed file would be lost.
             gone = os.fstat(self._fd).st_nlink == 0
             if not gone and self._size < self._max_bytes:
                 return self._max_bytes - self._size
@@ -122,7 +120,7 @@ class Segments:
         return f"{self.directory}/{start:0{_DIGITS}}{SUFFIX}"
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what this holds of the process's descriptors."""
+        """Return the descriptor of the open file, if any."""
         return (self._fd,) if self._fd >= 0 else ()
 
     def close(self) -> None:
@@ -133,15 +131,15 @@ class Segments:
 
 
 def read_at(directory: str, offset: int, size: int) -> Piece:
-    """Read from a stream that somebody else may be appending to.
+    """Return a piece of a stream, which its writer may append to meanwhile.
 
     Args:
-        directory: the stream's.
-        offset: of the first byte; negative counts from the end.
+        directory: the stream's directory.
+        offset: the first byte; a negative one counts from the end.
         size: most bytes.
 
     Raises:
-        OSError: it is there and cannot be read.
+        OSError: a file exists and cannot be read.
     """
     found = _segments(directory)
     end = sum(found[-1]) if found else 0
@@ -157,7 +155,7 @@ def read_at(directory: str, offset: int, size: int) -> Piece:
                 os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW,
             )
         except FileNotFoundError:
-            continue  # rotation was quicker: the next one, and the gap is told
+            continue  # rotation removed it: read the next one, and report the gap
         try:
             data = os.pread(fd, size, begin - start)
         finally:
@@ -168,7 +166,7 @@ def read_at(directory: str, offset: int, size: int) -> Piece:
 
 
 def extent(directory: str) -> tuple[int, int]:
-    """Return the offsets of a stream's first byte that is kept, and after its last."""
+    """Return the offsets of a stream's first kept byte, and of its end."""
     found = _segments(directory)
     return (found[0][0], sum(found[-1])) if found else (0, 0)
 
@@ -179,10 +177,10 @@ def last_lines(
     """Return the offset at which the last lines of a stream begin.
 
     Args:
-        directory: the stream's.
-        count: how many lines.
-        max_bytes: how far back is looked; if the lines are longer, there it is.
-        until: where the stream is taken to end; None for its end now.
+        directory: the stream's directory.
+        count: number of lines.
+        max_bytes: most bytes to look back; the result lies no further back.
+        until: the end to count from; None for the end of the stream.
     """
     first, end = extent(directory)
     if until is not None:
@@ -207,7 +205,7 @@ def last_lines(
 
 
 def _segments(directory: str) -> list[tuple[int, int]]:
-    """Return (offset, bytes) of each file, in order; none if there is no directory."""
+    """Return (offset, size) of each file, in order; empty if there is no directory."""
     found = []
     try:
         with os.scandir(directory) as entries:

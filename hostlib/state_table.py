@@ -1,13 +1,13 @@
-"""A total table of (state, event): what follows, and what its owner does then (I3).
+"""A total table of (state, event): the next state, and the owner's action (I3).
 
 Rules of this file.
 
-1. A table has an entry for every pair; a missing one is found when the module that
-   writes it is imported. ``None`` is an entry: the pair cannot happen.
-2. Deciding is pure: ``step`` looks up, its caller acts.
+1. A table has an entry for every pair; a missing one is found when the module of the
+   table is imported.  ``None`` is an entry: the pair cannot happen.
+2. ``step`` only looks up; its caller acts.
 
-The launchpad has a table of plain numbers of its own: it imports the standard library
-alone, and no ``enum``, for the time of a start.
+The launchpad has its own table of plain numbers: to start quickly it imports only the
+standard library, without ``enum``.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ A = TypeVar("A", bound=Enum)
 
 
 class ImpossibleEventError(Exception):
-    """An event came that the state rules out: a bug of the table's owner."""
+    """An event came in a state in which it cannot: a bug of the table's owner."""
 
 
 class StateTable(Generic[S, E, A]):
     """A table of (state, event).
 
     Args:
-        subject: the thing that has the states, for errors and drawings: "child".
-        states: all of them.
-        events: all of them.
-        rows: of each state, what each event leads to: the next state and the action,
-            or None where it cannot happen.
+        subject: the owner of the states, for errors and drawings: "child".
+        states: the enum of all states.
+        events: the enum of all events.
+        rows: state -> event -> (next state, action), or None if it cannot happen.
 
     Attributes:
-        entries: (state, event) -> what it leads to, for every pair.
+        entries: (state, event) -> (next state, action) or None, for every pair.
 
     Raises:
         ValueError: a pair has no entry.
@@ -67,7 +66,7 @@ class StateTable(Generic[S, E, A]):
         self._events = events
 
     def step(self, state: S, event: E) -> tuple[S, A]:
-        """Return the next state, and what is to be done.
+        """Return the next state and the action.
 
         Raises:
             ImpossibleEventError: the pair cannot happen.

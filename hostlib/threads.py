@@ -1,16 +1,16 @@
-"""The one way out of the Trio thread, and how every other thread is made.
+"""Calls in other threads than the Trio thread; the only module that makes threads.
 
 Rules of this file.
 
-1. A call that may wait for a disk runs in a worker thread (``in_thread``), never
-   abandoned: a descriptor is closed only when nothing uses it (I1). A call that waits
-   for the network and holds nothing of its caller's may be (``in_abandonable_thread``).
-2. Threads that no task waits for are made here as well: for work that lets go of the
-   interpreter (``beside``), that changes its thread (``apart``), and whose end nobody
-   needs to know (``afterwards``).
-3. Nobody else imports ``threading``: locks between threads are ``ThreadLock``.
-4. Where no thread can be started the caller's thread does the work, or it waits
-   (``eventually``), or it fails (``in_thread``, ``apart``).
+1. A call that may wait for a disk runs in a worker thread (``in_thread``) and is never
+   abandoned: a descriptor is closed only when no call uses it (I1).  A call that waits
+   for the network and uses nothing of its caller may be (``in_abandonable_thread``).
+2. Other threads are for work that releases the interpreter lock (``run_beside``), that
+   changes its thread (``in_own_thread``), or whose end no task waits for
+   (``in_background``).
+3. Other modules do not import ``threading``: locks between threads are ``ThreadLock``.
+4. If no thread can be started, the caller's thread does the work, or the work waits
+   (``in_background_only``), or it fails (``in_thread``, ``in_own_thread``).
 """
 
 import contextlib
@@ -31,22 +31,22 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 ThreadLock = threading.Lock
-"""Held for a few instructions that more than one thread may do; no await stands inside."""
+"""A lock for a few instructions of several threads; no ``await`` stands inside."""
 
 NestedThreadLock = threading.RLock
 """A lock that its holder may take once more."""
 
 MAX_THREADS = 16
-"""Worker threads for blocking calls; a disk serves no more requests at once better."""
+"""Worker threads for blocking calls; a disk is not faster with more requests at once."""
 
 THREADS_PER_CHILD = 4
 """Worker threads for one child, with all that is nested in it."""
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a worker thread may keep the interpreter from the Trio thread.
+"""How long a worker thread may hold the interpreter lock while the Trio thread waits.
 
-Each call into the kernel lets go of it, and getting it back from a busy thread takes
-that long: with the usual 5 ms a READ beside a long LIST would take 20."""
+Each system call releases the lock, and taking it back from a busy thread takes that long:
+with the default of 5 ms a READ beside a long LIST would take 20 ms."""
 
 sys.setswitchinterval(SWITCH_INTERVAL_S)
 
@@ -59,20 +59,21 @@ async def in_thread(
     """Run a blocking call in a worker thread.
 
     Args:
-        call: what blocks.
+        call: the blocking function.
         args: its arguments.
         share: bounds the threads of one child, so that many connections and a slow disk
             leave threads to the other children (spec S5, S7).
 
-    Cancellation: waits for a free thread can be cancelled; a call that has begun is
+    Cancellation: the wait for a free thread can be cancelled; a call that has begun is
     always waited for.
 
     Raises:
-        OSError: ``EAGAIN``: no thread can be started; what the call raises as well.
+        OSError: ``EAGAIN``: no thread can be started.
+        BaseException: the exceptions of the call.
     """
     done: list[T] = []
-    # Trio would keep an error in its frames, which the error keeps in turn: until the
-    # collector comes, nothing would be freed that any caller had at hand.
+    # Raised here and not through Trio, whose frames would keep the exception in a cycle:
+    # the locals of all callers would live until the garbage collector runs.
     failed: list[BaseException] = []
     has_begun = False
 
@@ -91,7 +92,7 @@ async def in_thread(
     except RuntimeError as why:
         if has_begun:
             raise
-        # The user of this process has as many processes and threads as it may.
+        # The user of this process has reached its number of processes and threads.
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from why
     finally:
         _calls.at_work -= 1
@@ -106,14 +107,15 @@ async def in_abandonable_thread(
     """Run a call that waits for the network in a worker thread.
 
     Args:
-        call: what blocks; it uses nothing that its caller may close.
+        call: the blocking function; it uses nothing that its caller may close.
         args: its arguments.
-        limiter: bounds such threads; those of disks are not among them.
+        limiter: bounds such threads, apart from those of ``in_thread``.
 
-    Cancellation: the call is left to its thread, which counts until the call has ended.
+    Cancellation: abandons the call; its thread counts until the call has ended.
 
     Raises:
-        OSError: ``EAGAIN``: no thread can be started; what the call raises as well.
+        OSError: ``EAGAIN``: no thread can be started.
+        BaseException: the exceptions of the call.
     """
     try:
         return await trio.to_thread.run_sync(
@@ -123,16 +125,16 @@ async def in_abandonable_thread(
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from why
 
 
-def in_loop(call: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Run a call in the Trio thread, from a worker thread that a task waits for."""
+def in_trio_thread(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Run a call in the Trio thread, from a worker thread, and return its result."""
     return trio.from_thread.run_sync(call, *args)
 
 
 def stop_if_cancelled() -> None:
-    """Raise ``trio.Cancelled`` if the call that this thread works for is cancelled.
+    """Raise ``trio.Cancelled`` if the task that waits for this thread is cancelled.
 
-    A call that has begun is always waited for, so what takes seconds asks between its
-    steps.  Work that no task waits for always goes on.
+    A call that has begun is always waited for, so a call of seconds checks between its
+    steps.  Work that no task waits for always continues.
     """
     try:
         trio.from_thread.check_cancelled()
@@ -141,24 +143,24 @@ def stop_if_cancelled() -> None:
 
 
 def show_faults(show: Callable[[BaseException | None], None]) -> None:
-    """Have a fault that ends a thread shown."""
+    """Set the function that is called with an exception that ends a thread."""
     threading.excepthook = lambda arguments: show(arguments.exc_value)
 
 
-def times_slept() -> int:
-    """Return how often this thread has waited for anything but a processor.
+def count_sleeps() -> int:
+    """Return how often this thread has slept, for anything but a processor.
 
-    Between the two ends of a call that took long it tells a slow disk from a machine that
-    let others run meanwhile; it costs a microsecond.
+    Two values around a long call show whether a disk was slow or the machine was busy;
+    it costs a microsecond.
     """
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 class _Calls:
-    """What ``calls_at_work`` tells: from before a call waits until its caller goes on.
+    """The count of ``calls_at_work``: from a call's wait until its caller runs on.
 
-    The limiter knows less: a call that got its share has no token for a moment, and one
-    that has ended has given its back before its caller has the outcome.
+    The limiter counts less: a call has no token for a moment after it got its share, nor
+    between its end and its caller's receiving the result.
     """
 
     at_work = 0
@@ -168,28 +170,29 @@ _calls = _Calls()
 
 
 def note_work(change: int) -> None:
-    """Let ``calls_at_work`` count so many more of those who wait to make a call."""
+    """Add to ``calls_at_work``, for tasks that wait to make a call."""
     _calls.at_work += change
 
 
 def calls_at_work() -> int:
-    """Return how many calls run in worker threads, wait for one, or have just ended.
+    """Return the number of calls that run in worker threads, wait, or have just ended.
 
-    What nobody waits for (``afterwards``) counts as one: a file that it closes
-    must not be handed to the next program meanwhile.
+    Background work (``in_background``) counts as one: a file that it closes must not be
+    handed to the next program meanwhile.
     """
-    return _calls.at_work + are_left()
+    return _calls.at_work + has_background_work()
 
 
-def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
-    """Run a call that lets go of the interpreter beside what the caller does meanwhile.
+def run_beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
+    """Run a call that releases the interpreter lock in parallel with its caller.
 
-    For a worker thread that works through much data: it hashes and writes a piece while
-    it reads the same piece.  So there are at most two such threads for each of those.
+    For a worker thread that hashes and writes a piece of much data while it reads the
+    same piece: at most two such threads for each worker.
 
     Returns:
-        What waits for the end of the call and returns, or raises, what it did.  It has
-        to be called.  Where no thread can be started the call is done before.
+        A function that waits for the call and returns its result or raises its
+        exception; it must be called.  If no thread can be started, the call has been
+        done already.
     """
     run = _Run(partial(call, *args))
     thread = threading.Thread(target=run.do, name="beside")
@@ -205,16 +208,16 @@ def beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
     return wait
 
 
-def apart(call: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Run a call in a thread that does nothing else, and ends with it; wait for that.
+def in_own_thread(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Run a call in a new thread that ends with it, wait, and return its result.
 
-    For what changes the thread that does it: which mount namespace it is in.
+    For calls that change their thread, such as its mount namespace.
 
     Raises:
         OSError: EAGAIN: no thread can be started; the call is never done in this one.
     """
     run = _Run(partial(call, *args))
-    thread = threading.Thread(target=in_worker, args=(run.do,), name="apart")
+    thread = threading.Thread(target=in_worker, args=(run.do,), name="own")
     if not _is_started(thread):
         raise OSError(errno.EAGAIN, "no thread can be started")
     thread.join()
@@ -222,7 +225,7 @@ def apart(call: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 class _Run(Generic[T]):
-    """A call, and what came of it."""
+    """A call, and its result or exception."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -230,75 +233,72 @@ class _Run(Generic[T]):
         self._failure: BaseException | None = None
 
     def do(self) -> None:
-        """Do it, in whatever thread."""
+        """Do the call in this thread."""
         try:
             self._outcome.append(self._call())
         except BaseException as why:  # noqa: BLE001 - raised where it is waited for
             self._failure = why
 
     def result(self) -> T:
-        """Return what it did, or raise that."""
+        """Return the call's result, or raise its exception."""
         if self._failure is not None:
             raise self._failure
         return self._outcome[0]
 
 
-def afterwards(call: Callable[[*Ts], None], *args: *Ts) -> None:
-    """Run a call that takes long and whose end nobody needs to know, in a thread.
+def in_background(call: Callable[[*Ts], None], *args: *Ts) -> None:
+    """Run a long call in the background thread, without waiting for its end.
 
-    For what is given back to the kernel.  One thread does all of it, however much there
-    is: each start takes a millisecond here.  A program that ends waits for it.  Where no
-    thread can be started it is done here: it has to be done.
+    For memory and files that are given back to the kernel.  One thread does all such
+    calls, since each start of a thread takes a millisecond here.  The program waits for
+    it at its end.  If no thread can be started, the caller's thread does the call.
     """
-    _afterwards.add(partial(call, *args))
-    _afterwards.begin(or_here=True)
+    _background.add(partial(call, *args))
+    _background.begin(or_here=True)
 
 
-def eventually(call: Callable[[*Ts], None], *args: *Ts) -> None:
-    """Run a call likewise, but never in the thread of the caller.
+def in_background_only(call: Callable[[*Ts], None], *args: *Ts) -> None:
+    """Run a call as ``in_background``, but never in the caller's thread.
 
-    For who collects garbage, in the middle of anything and with any lock held.  Where no
-    thread can be started it waits for the next call that is left to one.
+    For finalizers: the garbage collector runs them at any point, with any lock held.  If
+    no thread can be started, the call waits for the next background call.
     """
-    _afterwards.add(partial(call, *args))
-    _afterwards.begin(or_here=False)
+    _background.add(partial(call, *args))
+    _background.begin(or_here=False)
 
 
-def are_left() -> bool:
-    """Tell whether anything that was left to ``afterwards`` or ``eventually`` is to be done.
-
-    What waits for a thread is begun with.
-    """
-    _afterwards.begin(or_here=True)
-    return _afterwards.is_at_work
+def has_background_work() -> bool:
+    """Return whether background calls are left; start those that wait for a thread."""
+    _background.begin(or_here=True)
+    return _background.is_at_work
 
 
-class _Afterwards:
-    """A thread that does what was left to it, for as long as there is anything."""
+class _Background:
+    """A queue of calls, and the thread that does them while there are any."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
-        self._is_at_work = threading.Lock()  # of the thread; nobody ever waits for it
+        self._is_at_work = threading.Lock()  # the thread's; no other ever waits for it
 
     def add(self, call: Callable[[], None]) -> None:
-        """Leave a call to the thread; ``begin`` is to follow."""
+        """Queue a call; ``begin`` must follow."""
         self._calls.append(call)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the thread has something to do."""
+        """Whether the thread has calls to do."""
         return self._is_at_work.locked()
 
     def begin(self, *, or_here: bool) -> None:
         """Start the thread, unless it is at work.
 
         Args:
-            or_here: where it cannot be started all is done here.
+            or_here: if it cannot be started, do all calls in this thread.
         """
         if not (self._calls and self._is_at_work.acquire(blocking=False)):
             return
         thread = threading.Thread(
-            target=in_worker, args=(self._run,), name="afterwards"
+            target=in_worker, args=(self._run,), name="background"
         )
         if _is_started(thread):
             return
@@ -313,15 +313,15 @@ class _Afterwards:
                 self._calls.popleft()()
         finally:
             self._is_at_work.release()
-            # What has come since the last look, or behind a fault.
+            # Calls that came after the last look, or after a call that raised.
             self.begin(or_here=True)
 
 
-_afterwards = _Afterwards()
+_background = _Background()
 
 
 def _is_started(thread: threading.Thread) -> bool:
-    """Start a thread; tell whether this process may have it."""
+    """Start a thread; return False if this process may not have more."""
     try:
         thread.start()
     except RuntimeError:
@@ -330,7 +330,7 @@ def _is_started(thread: threading.Thread) -> bool:
 
 
 class _Worker(threading.local):
-    """A worker thread's own: whether it was made deaf."""
+    """State of one worker thread: whether its signals are blocked."""
 
     is_deaf = False
 
@@ -339,10 +339,10 @@ _worker = _Worker()
 
 
 def in_worker(call: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Do a call in this thread, which is deaf to signals from now on.
+    """Do a call in this thread, with all signals blocked from now on.
 
-    They are the Trio thread's: one that a worker took between two programs of the same
-    process would be nobody's.
+    Signals are for the Trio thread: one that a worker took during an exchange of the
+    program would be lost.
     """
     if not _worker.is_deaf:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

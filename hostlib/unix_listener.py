@@ -1,13 +1,13 @@
-"""The file of a control socket: how a host puts it at a path, and takes it away.
+"""The file of a control socket: putting it at a path, and removing it.
 
 Rules of this file.
 
-1. The file has mode 0600 from its first instant, and is listened on from the instant in
-   which it has its name: nobody takes a starting host's socket for a stale one.
-2. A socket that nobody listens on is replaced, one that somebody listens on is refused,
-   and so is anything that is no socket (attack 39).
-3. What is removed at the end is this host's own file, and no other's.
-4. A directory that is known by more than its name is the one that is used (``Hold``).
+1. The file has mode 0600 from its creation, and the host listens before the file has its
+   name: another host cannot take the socket of a starting host for a stale one.
+2. A socket without a listener is replaced; one with a listener is refused, and so is a
+   file that is no socket (attack 39).
+3. At the end a host removes its own file only.
+4. A caller that holds the directory passes it (``Hold``), and its name is not used.
 
 Sources: unix(7), link(2), flock(2).
 """
@@ -28,36 +28,36 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     Hold = Callable[[], contextlib.AbstractContextManager[int]]
-    """Opens the directory that a socket is in, for reading, as long as a block lasts."""
+    """Opens the directory of a socket for reading, for the length of a block."""
 
 LOCK_TIMEOUT_S = 1.0
-"""Other hosts that begin in the same directory need it for a millisecond each."""
+"""Longest wait for the lock; each host that starts in the directory holds it for 1 ms."""
 
 BACKLOG = 64
-"""Connections that may wait while the host is busy for a moment."""
+"""Connections that may wait in the kernel while the host is busy for a moment."""
 
 MAX_NAME_BYTES = 107 - len("/proc/self/fd/1048576/")
-"""Longest name in its directory: where the path is too long for sun_path, a client
-goes through a descriptor of the directory, and so does the look whether it is stale."""
+"""Longest file name: if the path is too long for sun_path, clients and the check for a
+stale socket go through a descriptor of the directory."""
 
 _MODE = 0o600
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @contextlib.asynccontextmanager
-async def listening(
+async def listen_at(
     path: str, hold: Hold | None = None, backlog: int = BACKLOG
 ) -> AsyncIterator[trio.SocketListener]:
-    """Listen at a path for the length of the block; then its file is removed.
+    """Listen at a path for the length of the block; then remove the file.
 
     Args:
-        path: where the socket is to be; its directory must exist.
-        hold: gives that directory; None to go by its name.
+        path: path of the socket; its directory must exist.
+        hold: opens that directory; None to open it by its name.
         backlog: connections that may wait.
 
     Raises:
-        OSError: it cannot be there; ``filename`` is the path, ``strerror`` says why and
-            what to do.
+        OSError: no socket can be put there; ``filename`` is the path, ``strerror`` says
+            why and what to do.
     """
     parent, name = os.path.split(path)
     if name in {"", ".", ".."}:
@@ -69,11 +69,11 @@ async def listening(
     hold = hold or _by_name(parent)
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock:
-        with _said_of(path):
+        with _add_path(path):
             # The kernel takes the file's mode from the socket: the umask, which belongs
             # to all threads, need not be touched.
             os.fchmod(sock.fileno(), _MODE)
-            async with _locked(hold) as dir_fd:
+            async with _lock(hold) as dir_fd:
                 _check_free(dir_fd, name)
                 identity = await _bind(sock, dir_fd, name, backlog)
         try:
@@ -84,20 +84,20 @@ async def listening(
 
 
 @contextlib.asynccontextmanager
-async def listening_on(
+async def listen_on(
     sock: socket.socket,
     path: str,
     identity: tuple[int, int] | None,
     hold: Hold | None = None,
 ) -> AsyncIterator[trio.SocketListener]:
-    """Listen on a socket that listens already, for the length of the block.
+    """Use a socket that listens already, for the length of the block.
 
     Args:
         sock: owned from now on.
-        path: where it is.
-        identity: what ``identity_of`` said when the file was made; it is removed at
-            the end.  None if the file is its maker's.
-        hold: as for ``listening``.
+        path: path of the socket.
+        identity: identity of its file (``identity_of``), which is removed at the end;
+            None to leave the file to its maker.
+        hold: as for ``listen_at``.
     """
     parent, name = os.path.split(path)
     with trio.socket.from_stdlib_socket(sock) as taken:
@@ -110,21 +110,21 @@ async def listening_on(
 
 
 def identity_of(path: str) -> tuple[int, int]:
-    """Return what tells a socket's file from others."""
+    """Return the device and inode of a socket's file."""
     parent, name = os.path.split(path)
     with _by_name(parent)() as dir_fd:
         return identity_in(dir_fd, name)
 
 
 def identity_in(dir_fd: int, name: str) -> tuple[int, int]:
-    """Likewise, of one in a directory."""
+    """Return the device and inode of a file in a directory."""
     status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     return status.st_dev, status.st_ino
 
 
 @contextlib.contextmanager
-def _said_of(path: str) -> Iterator[None]:
-    """Say of each failure that it is this path's."""
+def _add_path(path: str) -> Iterator[None]:
+    """Add a path to each ``OSError`` of a block."""
     try:
         yield
     except OSError as why:
@@ -133,11 +133,11 @@ def _said_of(path: str) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _locked(hold: Hold) -> AsyncIterator[int]:
-    """Hold the directory, alone among hosts: one at a time replaces a stale socket."""
+async def _lock(hold: Hold) -> AsyncIterator[int]:
+    """Hold the directory under a lock: one host at a time replaces a stale socket."""
     with hold() as dir_fd:
         with trio.move_on_after(LOCK_TIMEOUT_S) as patience:
-            # Nothing tells that flock(2) would succeed now.
+            # The kernel has no event for a lock that became free.
             while not _try_lock(dir_fd):  # noqa: ASYNC110
                 await trio.sleep(0.01)
         if patience.cancelled_caught:
@@ -146,7 +146,7 @@ async def _locked(hold: Hold) -> AsyncIterator[int]:
 
 
 def _by_name(parent: str) -> Hold:
-    """Return how to open a directory that is known by its name alone."""
+    """Return a function that opens a directory by its name."""
 
     @contextlib.contextmanager
     def held() -> Iterator[int]:
@@ -172,7 +172,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _check_free(dir_fd: int, name: str) -> None:
-    """Take a stale socket away; refuse whatever else is there."""
+    """Remove a stale socket; raise if another file is there."""
     try:
         mode = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -183,7 +183,7 @@ def _check_free(dir_fd: int, name: str) -> None:
         probe.setblocking(False)
         refusal = probe.connect_ex(f"/proc/self/fd/{dir_fd}/{name}")
     if refusal != errno.ECONNREFUSED:
-        # Also EAGAIN (its queue is full) and EACCES: somebody's, and perhaps alive.
+        # Also EAGAIN (its queue is full) and EACCES: its owner may be alive.
         raise OSError(errno.EADDRINUSE, "a living host listens there; use another path")
     os.unlink(name, dir_fd=dir_fd)
 
@@ -191,10 +191,10 @@ def _check_free(dir_fd: int, name: str) -> None:
 async def _bind(
     sock: trio.socket.SocketType, dir_fd: int, name: str, backlog: int
 ) -> tuple[int, int]:
-    """Give the socket its name once it listens; return what tells its file from others.
+    """Listen, then give the socket its name; return the identity of its file.
 
-    It is made under another name and linked: link(2) fails if anything is there, and
-    there is no moment in which the name leads to a socket that does not listen.
+    The file is made under another name and linked: link(2) fails if the name exists, and
+    the name never leads to a socket that does not listen.
     """
     fresh = f".sandhost-{os.urandom(8).hex()}"
     # Through the directory's descriptor: sun_path has room for 107 bytes only.
@@ -204,7 +204,7 @@ async def _bind(
         mode = stat.S_IMODE(status.st_mode)
         if mode & ~_MODE:
             raise OSError(errno.EPERM, f"its mode would be {mode:o}; use another path")
-        os.chmod(fresh, _MODE, dir_fd=dir_fd)  # the umask may have taken too much
+        os.chmod(fresh, _MODE, dir_fd=dir_fd)  # the umask may have removed bits
         sock.listen(backlog)
         os.link(fresh, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     finally:

@@ -1,4 +1,4 @@
-"""Files that never have a name: a host that is killed leaves nothing of them behind."""
+"""Files without a name: the kernel removes them when a host is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class UnnamedFiles:
     """The open files without a name of one spool.
 
     Args:
-        directory: where they are made; None: the system's temporary one.
+        directory: the directory of their file system; None for the system's temporary
+            one.
     """
 
     def __init__(self, directory: str | None = None) -> None:
@@ -30,18 +31,18 @@ class UnnamedFiles:
         """Open a new file; ``close`` closes it.
 
         Raises:
-            OSError: the directory cannot have one.
+            OSError: no file can be made there.
         """
         fd = open_unnamed(self._directory)
         self._open.add(fd)
         return fd
 
     def take_over(self, fd: int) -> None:
-        """Own a file that another program of this host has opened."""
+        """Own a file that the program before this one has opened."""
         self._open.add(fd)
 
     def close(self, fd: int) -> None:
-        """Close a file; what is mapped of it stays."""
+        """Close a file; its mappings stay."""
         self._open.discard(fd)
         os.close(fd)
 
@@ -60,13 +61,13 @@ class UnnamedFiles:
 
 
 def open_unnamed(directory: str | None = None) -> int:
-    """Open a new file that has no name, or none any more; return its descriptor.
+    """Open a new file without a name, and return its descriptor.
 
     Args:
-        directory: where it is made; None: the system's temporary one.
+        directory: the directory of its file system; None for the system's temporary one.
 
     Raises:
-        OSError: the directory cannot have one.
+        OSError: no file can be made there.
     """
     directory = directory or tempfile.gettempdir()
     flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
@@ -81,7 +82,7 @@ def open_unnamed(directory: str | None = None) -> int:
 
 
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
-"""Errors of a file system without O_TMPFILE, open(2)."""
+"""Errors of open(2) on a file system without O_TMPFILE."""
 
 
 def identity_of(fd: int) -> tuple[int, int]:
@@ -91,11 +92,11 @@ def identity_of(fd: int) -> tuple[int, int]:
 
 
 def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
-    """Return (file, descriptor) of each that this process has of some files."""
+    """Return (file, descriptor) of each descriptor of this process on given files."""
     found = []
     for name in os.listdir("/proc/self/fd") if files else ():
         fd = int(name)
-        with contextlib.suppress(OSError):  # the listing's own is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the listing is closed
             identity = identity_of(fd)
             if identity in files:
                 found.append((identity, fd))

@@ -1,4 +1,4 @@
-"""Values that users write: sizes, durations, limits, variables; what is wrong with them."""
+"""Parsers of values that users write: sizes, durations, limits, variables."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _DURATION_FACTORS = {
 
 
 class OptionError(ValueError):
-    """A value that cannot be used; the text says which, why and what would do."""
+    """A value cannot be used; the text says which, why and what to write."""
 
 
 def parse_size(text: str) -> int:
     """Return bytes from ``512M``, ``64K``, ``1G`` or a plain number.
 
     Raises:
-        OptionError: it is none of these, or more than a kernel counts.
+        OptionError: the text is none of these, or more than a kernel counts.
     """
     size = _whole_size(text)
     if size > MOST_BYTES:
@@ -49,7 +49,7 @@ def parse_duration(text: str) -> float:
     """Return seconds from ``30s``, ``500ms``, ``5m``, ``1h`` or a plain number.
 
     Raises:
-        OptionError: it is none of these.
+        OptionError: the text is none of these.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
@@ -58,10 +58,10 @@ def parse_duration(text: str) -> float:
 
 
 def parse_period(text: str) -> float:
-    """Return seconds, as ``parse_duration``, but never none.
+    """Return seconds, as ``parse_duration``, above 0.
 
     Raises:
-        OptionError: it is no time, or 0.
+        OptionError: the text is no time, or 0.
     """
     period_s = parse_duration(text)
     if period_s <= 0:
@@ -70,21 +70,21 @@ def parse_period(text: str) -> float:
 
 
 class Limits(NamedTuple):
-    """What ``--limit`` can bound; None leaves it as it is.
+    """The limits of ``--limit``; None sets no limit.
 
     Attributes:
         memory: address space of each process, bytes (RLIMIT_AS).
         cpu: CPU time of each process, seconds (RLIMIT_CPU).
         processes: processes of the user (RLIMIT_NPROC; root is not bound by it).
         open_files: files open at once behind the door.
-        bytes: what its root and grants may grow by, bytes.
-        files: files and directories that may be made.
-        file_size: the largest that any file may grow to, bytes, behind the door and
-            (RLIMIT_FSIZE) beside it.
-        cpus: how many processors' time all its processes may take together (cgroup).
-        time: how long it may run, seconds; it is stopped then, as by ``--timeout``.
-        connections: open at once by the network by name.
-        net_bytes: what these may carry in both directions together, bytes.
+        bytes: growth of its root and grants, bytes.
+        files: files and directories that it makes.
+        file_size: size of each file, bytes, behind the door and (RLIMIT_FSIZE) beside
+            it.
+        cpus: processors' time of all its processes together (cgroup).
+        time: run time, seconds; then it is stopped, as by ``--timeout``.
+        connections: open connections of the network by name.
+        net_bytes: bytes that these carry in both directions together.
     """
 
     memory: int | None = None
@@ -100,11 +100,11 @@ class Limits(NamedTuple):
     net_bytes: int | None = None
 
     def bounds(self) -> dict[str, Any]:
-        """Return those that bound something, by their names."""
+        """Return the limits that are set, by name."""
         return {name: most for name, most in self._asdict().items() if most is not None}
 
     def rlimits(self) -> tuple[tuple[int, int, int], ...]:
-        """Return what the kernel keeps, as (resource, soft, hard)."""
+        """Return the limits that the kernel keeps, as (resource, soft, hard)."""
         found = []
         if self.memory is not None:
             found.append((resource.RLIMIT_AS, self.memory, self.memory))
@@ -119,15 +119,15 @@ class Limits(NamedTuple):
 
 
 def network_limit_faults(limits: Container[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) for each limit of a network that a child has not got."""
+    """Yield (name, reason) for each network limit of a child without a network."""
     for name in NETWORK_LIMITS:
         if name in limits:
             why = "nothing keeps it: the child has no network by name"
             yield name, f"{why}; leave it out, or give it rules"
 
 
-def limit_named(name: str, asked: Container[str]) -> str:
-    """Return where a limit of ``run`` was written: ``asked`` are those of --limit."""
+def limit_origin(name: str, asked: Container[str]) -> str:
+    """Return where the user wrote a limit of ``run``; ``asked`` are those of --limit."""
     return f"--limit: {name}" if name in asked else f"policy.run.limits.{name}"
 
 
@@ -135,26 +135,24 @@ _WHOLE = re.compile(r"\d{1,4000}", re.ASCII)
 
 _CPUS = re.compile(r"\d{1,4}(?:\.\d{1,3})?", re.ASCII)
 FEWEST_CPUS = 0.01
-"""The kernel takes no quota below a millisecond of each tenth of a second."""
+"""Smallest number of cpus: the kernel takes no quota below 1 ms in each 100 ms."""
 
 _SIZES = frozenset({"memory", "bytes", "file_size", "net_bytes"})
 
 NETWORK_LIMITS = ("connections", "net_bytes")
-"""Of the network by name; without one nothing keeps them."""
+"""Limits of the network by name; a child without it cannot have them."""
 
 MOST_BYTES = 2**63 - 1
 """The kernel counts sizes of files and memory in 63 bits (loff_t, RLIM_INFINITY)."""
 
 _LEAST = {"memory": 1 << 20, "cpu": 1, "processes": 1}
-"""With less nothing starts: it would be killed, or fail, before its first instruction.
-
-A loaded program has 128 KiB of stack already (execve(2)), and its C library.  Of the others
-0 is none at all: no open file, not a byte more, no file made, every file empty.
-"""
+"""Smallest limits with which a program starts: with less it fails before its first
+instruction.  A loaded program has 128 KiB of stack (execve(2)), and its C library.  The
+other limits may be 0."""
 
 _MOST = {"cpu": MOST_BYTES // 10**9 - 1, "processes": 1 << 22}
-"""The kernel counts processors' time in nanoseconds, and we add a second; it has no more
-processes (PID_MAX_LIMIT), and ``pids.max`` takes no higher number."""
+"""Largest limits: the kernel counts processors' time in nanoseconds, and a second is added
+here; PID_MAX_LIMIT is the most processes, and the most that ``pids.max`` takes."""
 
 _CAP_SYS_RESOURCE = 24
 
@@ -187,7 +185,7 @@ def parse_limits(texts: Sequence[str]) -> Limits:
 
 
 def limit_faults(values: Mapping[str, float | str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) for each limit of a configuration that is none."""
+    """Yield (name, reason) for each wrong limit of a configuration."""
     for name, value in values.items():
         if name not in Limits._fields:
             yield name, f"unknown limit; known are {', '.join(Limits._fields)}"
@@ -236,10 +234,10 @@ def _time_limit(value: str) -> float:
 
 
 def _check_hard_limit(name: str, number: int, value: str) -> None:
-    """Refuse what this process may give to no other.
+    """Check that this process may set a limit for a child.
 
     Raises:
-        OptionError: it is above this process's own hard limit (getrlimit(2)).
+        OptionError: the limit is above this process's own hard limit (getrlimit(2)).
     """
     limits: Any = {name: number}
     for which, _, hard in Limits(**limits).rlimits():
@@ -252,7 +250,7 @@ def _check_hard_limit(name: str, number: int, value: str) -> None:
 
 
 def _may_raise_limits() -> bool:
-    """Tell whether this process has CAP_SYS_RESOURCE (proc_pid_status(5), CapEff)."""
+    """Return whether this process has CAP_SYS_RESOURCE (proc_pid_status(5), CapEff)."""
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"CapEff:"):
@@ -279,7 +277,7 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the names of variables.
 
     Raises:
-        OptionError: a text that is empty or has ``=``: no variable is called that.
+        OptionError: a text is empty or has ``=``, so it names no variable.
     """
     for text in texts:
         if not text or "=" in text:

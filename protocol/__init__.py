@@ -1,4 +1,4 @@
-"""The FS Proxy wire, sans-IO: what bytes mean, and nothing of what they cause.
+"""The FS Proxy wire, sans-IO: the meaning of bytes, without their effects.
 
 ``HostConnection`` and ``ClientConnection`` are the two ends; ``messages`` names what
 travels, ``limits`` what bounds it.  Nothing here opens, reads, logs or waits.  Start

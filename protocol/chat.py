@@ -1,8 +1,8 @@
-"""The payload of LLM_CHAT as it goes by: where its parts end and what separates them.
+"""The payload of LLM_CHAT: the ends of its four parts, and the LFs between them.
 
 Four byte strings follow the line, concatenated.  Some clients put an LF after each of
-the first three and leave those out of the counts; that is told by looking at three
-bytes (spec L1).  This looks at them without keeping any.
+the first three and leave those out of the counts; three bytes of the payload show
+whether a client does (spec L1).  ``ChatBody`` looks at them and keeps no payload.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from protocol import messages as m
 
 PARTS = (b"input files", b"output files", b"prompt", b"preset")
-"""What an error calls the parts, in order (spec L2)."""
+"""The names of the parts in an error, in order (spec L2)."""
 
 SEPARATORS = 3
 """How many LFs a separated payload has beyond its counts."""
@@ -21,13 +21,13 @@ _LF = 10
 
 
 class ChatBody:
-    """Follows one payload.
+    """Follows one payload of LLM_CHAT, piece by piece.
 
     Args:
         lengths: of the four parts, as declared.
 
     Attributes:
-        is_extended: the separators have been added to what is received.
+        is_extended: the host has already added the separators to the declared length.
     """
 
     __slots__ = ("_hits", "_lengths", "_marks", "_seen", "is_extended")
@@ -44,17 +44,17 @@ class ChatBody:
 
     @classmethod
     def of(cls, request: m.Request) -> ChatBody | None:
-        """Return what follows the payload of an LLM_CHAT, refused or not; else None."""
+        """Return a follower for an LLM_CHAT, refused or not; None for other requests."""
         return cls(request.parts) if request.parts else None
 
     @property
     def progress(self) -> tuple[tuple[int, ...], int, int]:
-        """How far it is, as ``resume`` takes it."""
+        """The arguments of ``resume`` that continue from here."""
         return self._lengths, self._seen, self._hits
 
     @classmethod
     def resume(cls, lengths: tuple[int, ...], seen: int, hits: int) -> ChatBody:
-        """Return what goes on following a payload of which a part has gone by."""
+        """Return a follower that continues a payload whose beginning has passed."""
         body = cls(lengths)
         body._seen, body._hits = seen, hits
         return body
@@ -69,16 +69,16 @@ class ChatBody:
 
     @property
     def is_separated(self) -> bool:
-        """Whether three more bytes belong to it; known once all was fed."""
+        """Whether three more bytes belong to the payload; known once all was fed."""
         return self._hits == SEPARATORS
 
     @property
     def wants_more(self) -> bool:
-        """Whether they do, and have not been added yet; asked once all was fed."""
+        """Whether the three more bytes must still be added; known once all was fed."""
         return self.is_separated and not self.is_extended
 
     def split(self, data: bytes | memoryview) -> tuple[bytes, ...]:
-        """Return the four parts of a payload that has come whole."""
+        """Return the four parts of a complete payload."""
         gap = int(self.is_separated)
         parts = []
         start = 0
@@ -87,8 +87,8 @@ class ChatBody:
             start += length + gap
         return tuple(parts)
 
-    def incomplete(self) -> bytes:
-        """Return the name of the first part that has not come whole (spec L2)."""
+    def first_incomplete(self) -> bytes:
+        """Return the name of the first part that is not complete (spec L2)."""
         end = 0
         for name, length in zip(PARTS, self._lengths, strict=True):
             end += length

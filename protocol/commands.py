@@ -1,10 +1,10 @@
-"""The table of the FS Proxy wire: which words exist, what follows each, what answers it.
+"""The table of the FS Proxy wire: each command word, its parameters and its reply.
 
-``COMMANDS`` is the only place that says so.  The parser and the formatter (``grammar``)
-and the reference (``reference``) read it; none knows a word.
+``COMMANDS`` is the only list of commands.  The parser and the formatter (``grammar``)
+and the reference (``reference``) read it, and name no command themselves.
 
-Beside it, the pieces of a reply line that every error is made of: no peer's text stands
-in one that ``echo`` has not seen (spec F6).
+Beside it, the pieces of an error's reply line.  A peer's text passes ``echo`` before it
+stands in one (spec F6).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Command:
 
     Attributes:
         word: the command word.
-        message: the class a parsed line becomes.
-        params: (kind, name, what an error calls it) a parameter; kinds are ``fileno``,
+        message: the class of a parsed line.
+        params: (kind, name) a parameter; errors use the name.  Kinds are ``fileno``,
             ``number``, ``length`` (a number of payload bytes), ``flag``, ``mode``,
             ``name`` (may hold blanks) and ``optional`` (any token, only at the end).
-        required: how many of them may not be missing.
-        is_free: whether one of them may be text that would not parse back.
+        required: number of parameters that may not be missing.
+        is_free: whether a parameter may hold text that would not parse back.
         requires: the error for a wrong number of parameters.
         reply: ``empty`` (``OK``), ``number`` (``OK n``), ``body`` (``OK n`` and n
             bytes), ``text`` (``OK`` and free text) or ``chat`` (``OK n STATUS`` and n
             bytes).
         spare: tokens tolerated after the last parameter (spec R2).
-        payload: what follows the line, in words, for the reference.
+        payload: the bytes after the line, in words, for the reference.
         about: one line for the reference.
     """
 
@@ -86,12 +86,12 @@ def _requires_text(word: bytes, names: list[str]) -> str:
 
 
 def echo(piece: bytes) -> bytes:
-    """Make peer text fit for an error: at most 200 bytes, no control bytes (spec F6)."""
+    """Return peer text for an error: at most 200 bytes, no control bytes (spec F6)."""
     return piece[:MAX_ECHO_BYTES].translate(_CONTROL)
 
 
 def error(text: bytes) -> bytes:
-    """Return an error's reply line; ``text`` must have passed ``echo`` piece by piece."""
+    """Return an error's reply line; each piece of a peer in ``text`` passed ``echo``."""
     return b"ERROR " + text + b"\n"
 
 
@@ -101,7 +101,7 @@ def invalid(what: str, token: bytes) -> bytes:
 
 
 def is_number(token: bytes) -> bool:
-    """Tell whether a token is a number of this wire: one to 18 ASCII digits (spec F5)."""
+    """Return whether a token is a number: one to 18 ASCII digits (spec F5)."""
     return token.isdigit() and len(token) <= MAX_DIGITS
 
 

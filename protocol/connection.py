@@ -9,11 +9,11 @@ Rules of this file.
    bytes with ``take_body`` and reports with ``body_received`` what it received straight
    into memory of its own (a payload crosses this layer without being copied twice).
    The next line begins when the body is complete.
-3. Whatever a peer sends, the host's end answers: each line gives exactly one message
-   (spec F3), a line that is too long included (spec F4).
+3. The host's end answers everything that a peer sends: each line gives exactly one
+   message (spec F3), a line that is too long included (spec F4).
 4. Most requests of one client are the same few lines again and again, so a connection
-   remembers what short READ and WRITE lines parse to.  Parsing is a pure function of
-   the line: a remembered message is the parsed one.
+   keeps the messages of short READ and WRITE lines.  Parsing is a pure function of the
+   line, so a kept message equals a new one.
 """
 
 from protocol import messages as m
@@ -39,9 +39,9 @@ class HostConnection:
 
     Attributes:
         body_left: payload bytes of the last message that have not been taken yet.
-        idle: nothing is held: what comes next is the start of a line, unless a body is
-            left.
-        pending: received bytes may hold another message: ``next_message`` can tell.
+        idle: the connection holds no bytes: the next byte starts a line, unless a body
+            is left.
+        pending: received bytes may hold another message; ``next_message`` looks.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class HostConnection:
         self._whole: dict[bytes, m.Request] = {}  # by line with its LF
         self._lines: dict[bytes, m.Request] = {}  # by line without
         self._skipping = False
-        self.idle = True  # nothing is held and nothing is being skipped
+        self.idle = True
         self.body_left = 0
         self.pending = False
 
@@ -74,7 +74,7 @@ class HostConnection:
                 return message
             end = data.find(b"\n")
             if 0 <= end <= MAX_LINE_BYTES:
-                # A line that lies whole in what came needs no buffer.
+                # A line that was received whole needs no buffer.
                 line = data[:end]
                 message = self._lines.get(line) or self._parse(line)
                 self.body_left = message.body
@@ -130,16 +130,20 @@ class HostConnection:
         self.pending = buffer.at < buffer.end
         self.idle = not (self.pending or self._skipping or buffer)
 
-    def held(self) -> tuple[bytes, bool]:
-        """Return the bytes that were received and are in no message yet.
+    def unread(self) -> tuple[bytes, bool]:
+        """Return the received bytes that are in no message yet.
 
         Returns:
-            (those bytes, whether they belong to a line that was too long).
+            (the bytes, whether they belong to a line that was too long).
         """
         return self._buffer.peek(), self._skipping
 
-    def hold(self, data: bytes, *, skipping: bool = False) -> None:
-        """Begin where another end of the same connection stopped (``held``).
+    def put_back(self, data: bytes, *, skipping: bool = False) -> None:
+        """Continue from the unread bytes of an earlier end of the same connection.
+
+        Args:
+            data: from ``unread``.
+            skipping: from ``unread``.
 
         Precondition: nothing was received yet.
         """
@@ -148,7 +152,7 @@ class HostConnection:
         self._settle()
 
     def take_body(self) -> bytes:
-        """Return what has been received of the body; empty when more must come."""
+        """Return the received bytes of the body; empty when more must come."""
         if not self.pending:
             return b""
         piece = self._buffer.take(self.body_left)
@@ -160,7 +164,7 @@ class HostConnection:
         """Report ``count`` body bytes that the caller received into its own memory.
 
         Raises:
-            LocalProtocolError: there are not so many left, or received ones wait here.
+            LocalProtocolError: fewer bytes are left, or received bytes wait here.
         """
         if count > self.body_left or not self.idle:
             raise LocalProtocolError(f"{count} bytes are not the body's next ones")
@@ -180,7 +184,7 @@ class ClientConnection:
     """The child's end: requests out as bytes, replies in.
 
     Args:
-        dialect: what the host was told to speak with this child.
+        dialect: the dialect that the host speaks with this child.
     """
 
     __slots__ = ("_body_left", "_buffer", "_dialect", "_waiting")
@@ -211,7 +215,7 @@ class ClientConnection:
 
         Raises:
             LocalProtocolError: no request waits, or the last body has not been taken.
-            RemoteProtocolError: what came is not a reply to the request that waits.
+            RemoteProtocolError: the line is not a reply to the request that waits.
         """
         if self._body_left:
             raise LocalProtocolError(f"{self._body_left} body bytes are not taken yet")
@@ -228,7 +232,7 @@ class ClientConnection:
         return reply
 
     def take_body(self) -> bytes:
-        """Return what has been received of the reply's body."""
+        """Return the received bytes of the reply's body."""
         piece = self._buffer.take(self._body_left)
         self._body_left -= len(piece)
         return piece
@@ -237,7 +241,7 @@ class ClientConnection:
         """Report ``count`` body bytes that the caller received into its own memory.
 
         Raises:
-            LocalProtocolError: there are not so many left, or received ones wait here.
+            LocalProtocolError: fewer bytes are left, or received bytes wait here.
         """
         if count > self._body_left or self._buffer:
             raise LocalProtocolError(f"{count} bytes are not the body's next ones")

@@ -1,6 +1,6 @@
-"""How a program tells FD 3, the door to its host, from another socket in that place."""
+"""The name of the door's socket, by which a program knows that FD 3 is the door."""
 
 from __future__ import annotations
 
 DOOR_NAME = b"\0sandhost-door-"
-"""How the name of a host's end begins (unix(7), abstract). Nothing listens under it."""
+"""The beginning of the abstract name of a host's end (unix(7)); no socket listens there."""

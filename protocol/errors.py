@@ -1,9 +1,9 @@
-"""What can be wrong with a use of the wire, seen from the end that raises.
+"""Errors of the wire, from the view of the end that raises.
 
 ``LocalProtocolError`` says that *this* end was used against its rules (a bug here);
-``RemoteProtocolError`` says that the peer sent what no conforming peer sends.  A host
-never raises the latter: whatever a child sends is answered (spec F3), so a request it
-cannot accept is a ``Refusal`` message, not an exception.
+``RemoteProtocolError`` says that the peer sent bytes that no conforming peer sends.  A
+host never raises the latter: it answers everything that a child sends (spec F3), so a
+request it cannot accept is a ``Refusal`` message, not an exception.
 """
 
 
@@ -12,7 +12,7 @@ class ProtocolError(Exception):
 
 
 class LocalProtocolError(ProtocolError):
-    """This end was asked for something its state does not allow."""
+    """The caller asked this end for something that its state does not allow."""
 
 
 class RemoteProtocolError(ProtocolError):

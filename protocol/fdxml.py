@@ -1,17 +1,17 @@
-"""The XML that tells a model of its LLM fds, sans-IO: values in, bytes out.
+"""The XML that describes LLM fds to a model, sans-IO: values in, bytes out.
 
 One builder for each shape of answer, and the two ways of escaping.
 
 Rules of this file.
 
 1. Every document parses with a standard parser and yields the exact text.  In bodies
-   ``& < >`` are escaped and CR is ``&#13;``, which a parser would else turn into LF.
+   ``& < >`` are escaped and CR is ``&#13;``: a parser would turn a bare CR into LF.
 2. The text of ``fd_content``, ``preview``, ``match`` and ``temp_content`` has exactly
-   one LF after the start tag and one before the end tag that are not of the text.
+   one LF after the start tag and one before the end tag that do not belong to the text.
 3. Attributes stand in the order in which they are given.
-4. What XML 1.0 cannot say at all (NUL, most control characters, lone surrogates) is
-   replaced in attributes and messages; a text that has it never comes here, it is
-   served as base64.
+4. Characters that XML 1.0 does not have (NUL, most control characters, lone surrogates)
+   are replaced in attributes and messages.  A text with such characters never comes
+   here: it is served as base64.
 5. ``raw`` leaves a body as it is, for models that read code: such a document is for
    reading, not for parsing.
 """
@@ -55,7 +55,7 @@ def body(text: bytes, *, raw: bool = False) -> bytes:
 
 
 def _escaped(text: bytes) -> Iterator[bytes]:
-    """Yield a text escaped, in pieces: one replacement holds the interpreter to its end."""
+    """Yield an escaped text in pieces: a replacement does not let other threads run."""
     for start in range(0, len(text), PIECE_BYTES):
         piece = text[start : start + PIECE_BYTES]
         # In this order: what is put in must not be escaped again.
@@ -66,7 +66,7 @@ def _escaped(text: bytes) -> Iterator[bytes]:
 
 
 PIECE_BYTES = 64 * 1024
-"""Of a text that is nothing but ``&`` a millisecond."""
+"""Replacing this much takes a millisecond, even in a text of nothing but ``&``."""
 
 _ESCAPES = (
     (b"&", b"&amp;"),
@@ -83,11 +83,11 @@ def start(name: str, attributes: Attributes, end: str = ">") -> bytes:
 
 
 def empty(name: str, attributes: Attributes) -> bytes:
-    """Return an element that has nothing but attributes."""
+    """Return an element that has only attributes."""
     return start(name, attributes, "/>")
 
 
-def verbatim(
+def text_element(
     name: str, attributes: Attributes, text: bytes, *, raw: bool = False
 ) -> bytes:
     """Return an element around a text (rule 2)."""
@@ -111,17 +111,17 @@ def result(
     return b"%b\n  <message>%b</message>\n  %b\n</fd_result>" % (
         start("fd_result", attributes),
         words(message),
-        verbatim("preview", (), preview, raw=raw),
+        text_element("preview", (), preview, raw=raw),
     )
 
 
-def summarized(document: bytes, summary: str) -> bytes:
-    """Return an ``fd_result`` with a summary behind its message."""
+def add_summary(document: bytes, summary: str) -> bytes:
+    """Return an ``fd_result`` with a summary after its message."""
     head, end, rest = document.partition(b"</message>\n")
     return b"%b%b  <summary>%b</summary>\n%b" % (head, end, words(summary), rest)
 
 
-def written(attributes: Attributes, message: str, size: int, lines: int) -> bytes:
+def export_result(attributes: Attributes, message: str, size: int, lines: int) -> bytes:
     """Return the ``fd_write`` of an export.
 
     Args:
@@ -141,9 +141,9 @@ def failure(kind: str, fd: str, message: str, details: str = "") -> bytes:
 
     Args:
         kind: ``not_found``, ``invalid_page``, ...
-        fd: the descriptor that the call named; empty if none.
+        fd: the LLM fd that the call named; empty if none.
         message: what went wrong.
-        details: more of it; empty for none.
+        details: more about it; empty for none.
     """
     more = b"  <details>%b</details>\n" % words(details) if details else b""
     return b"%b\n  <message>%b</message>\n%b</fd_error>" % (

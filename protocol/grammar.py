@@ -2,16 +2,14 @@
 
 Rules of this file.
 
-1. Which words exist, and what follows each, only ``commands`` says: the parser
-   (``parse_request``) and the formatter (``format_request``) read its table.
+1. Only ``commands`` lists words and their parameters: the parser (``parse_request``)
+   and the formatter (``format_request``) read its table.
 2. A line is parsed by the first rule that fits its command: names swallow blanks, so a
    command with a name is cut from both ends, every other one at its blanks (spec F1).
 3. A line that does not parse becomes a ``Refusal`` with its whole reply (spec F3) and
    with the payload that must be drained first (spec W4).  Nothing here raises on what
    a peer sends.
 4. Checks run in the order of the parameters, the count first (spec R2, W6, O4).
-
-Not here: bytes that are not lines (``connection``), and what a command does.
 """
 
 from __future__ import annotations
@@ -43,14 +41,14 @@ _FLAG_WORDS = {True: b"true", False: b"false"}
 _CONTEXT_WORDS = {True: b"user", False: b"internal"}
 _NUMBERS = ("fileno", "number", "length")
 _BLANKS = b" \t"
-# F1 makes only space and tab blanks; bytes.split() would also cut at these three.
+# Only space and tab are blanks (spec F1); bytes.split() would also cut at these three.
 _FALSE_BLANKS = (b"\r", b"\x0b", b"\x0c")
 
 
 def _quick_parser(  # noqa: C901 - five small closures
     message: Callable[..., m.Request], kinds: tuple[str, ...]
 ) -> Quick | None:
-    """Return a parser for faultless lines of a frequent shape, None for other shapes.
+    """Return a parser for correct lines of a frequent shape, None for other shapes.
 
     The full parser walks the parameters of a row and costs 2 us a line; a client that
     opens and closes many small files would spend a quarter of its time there.
@@ -110,7 +108,7 @@ def parse_request(line: bytes, dialect: int) -> m.Request:
         dialect: 1 or 2; only OPEN differs (spec O5).
 
     Returns:
-        The request, or a ``Refusal`` with the reply that the line earns.
+        The request, or a ``Refusal`` with the error that answers the line.
     """
     tokens = line.split(b" ")  # exact: a line with other blanks fits no shape below
     quick = QUICK.get(tokens[0])
@@ -222,10 +220,11 @@ def _is_valid(kind: str, value: bytes) -> bool:
 
 
 def _bad_token(command: Command, tokens: list[bytes]) -> m.Request:
-    """Refuse a line of the right length: one of its parameters at least is invalid.
+    """Refuse a line with the right number of parameters, of which one is invalid.
 
-    The first one is named, but for a WRITE: its size comes before its fileno, and the
-    host's cap between them (spec W4, W6), so it is refused by the host.
+    The error names the first invalid one.  A WRITE is an exception: its size is checked
+    before its fileno, and the host's cap between them (spec W4, W6), so the host refuses
+    it.
     """
     wrong = [
         (kind, invalid(name, value))
@@ -269,9 +268,9 @@ def format_request(request: m.Request, dialect: int = 2) -> bytes:
         dialect: 1 writes a context in place of the flag of OPEN.
 
     Raises:
-        ValueError: the line would not parse back: a number that is none of this wire
-            (spec F5), a name with LF, or one with blanks or CR at an end that the wire
-            strips (spec F1).
+        ValueError: the line would not parse back: a number has more than 18 digits
+            (spec F5), a name holds LF, or blanks or CR at an end that the wire strips
+            (spec F1).
     """
     command = BY_MESSAGE[type(request)]
     words = (

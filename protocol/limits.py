@@ -1,7 +1,7 @@
 """Every bound of the FS Proxy wire, each with its reason.
 
-A host may lower some of them through its configuration; nothing raises a bound
-that protects memory.  Sizes are bytes, times are seconds.
+A host may lower some of them through its configuration; no setting raises a bound that
+protects memory.  Sizes are bytes.
 """
 
 MAX_LINE_BYTES = 65_536
@@ -21,7 +21,7 @@ MAX_ECHO_BYTES = 200
 """Longest piece of peer text that an error repeats (spec F6)."""
 
 MAX_READ_BYTES = 16 * 1024 * 1024
-"""Most that one READ answers (spec R1), whatever it asks for."""
+"""Most bytes that one READ answers (spec R1), even if it asks for more."""
 
 MAX_WRITE_BYTES = 16 * 1024 * 1024
 """Largest WRITE payload by default (spec W3); a longer one is drained and refused."""
@@ -43,9 +43,9 @@ FIRST_FILENO = 1000
 """Where filenos start (spec O9): far above the numbers of real descriptors."""
 
 MEMO_LINES = 128
-"""How many parsed lines a connection remembers (see ``connection``)."""
+"""Most parsed lines that a connection keeps (see ``connection``)."""
 
 MEMO_LINE_BYTES = 128
-"""Longest line worth remembering: ``WRITE`` with two 18-digit numbers is 43 bytes, an
-``OPEN`` that recurs names a file of this length at most.  With ``MEMO_LINES`` it bounds
-what a connection remembers to some 40 KiB."""
+"""Longest line that a connection keeps: ``WRITE`` with two 18-digit numbers is 43 bytes,
+an ``OPEN`` that recurs names a file of this length at most.  With ``MEMO_LINES`` it
+bounds the kept lines of a connection to some 40 KiB."""

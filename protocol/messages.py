@@ -1,22 +1,22 @@
 """The messages of the FS Proxy wire: small objects, never changed once made.
 
-A request class a command, plus ``Refusal`` (a line that is answered with an error
-without touching a file) and ``Reply`` (what a client reads).  They carry no behaviour;
-``grammar`` says how each looks on the wire.  Names are bytes (spec O8).
+One request class for each command, ``Refusal`` (a line that is answered with an error
+and touches no file) and ``Reply`` (a reply line, as a client reads it).  They carry no
+behaviour; ``grammar`` says how each looks on the wire.  Names are bytes (spec O8).
 
 Plain classes with slots, not dataclasses: a child imports this module, and importing
 ``dataclasses`` alone costs more than everything else a child needs.
 """
 
 NO_FILENO = -1
-"""What a WRITE names whose fileno is no number (see ``Write``)."""
+"""The ``fileno`` of a WRITE whose fileno is no number (see ``Write``)."""
 
 
 class Request:
     """Base of all requests; two of one class with equal fields are equal.
 
     Attributes:
-        fields: the names of what the message carries, in wire order.
+        fields: the attributes that the message carries, in wire order.
         body: payload bytes that follow the request line.
         parts: the four lengths that an LLM_CHAT declares, refused or not: the LFs
             between them may be uncounted (``chat``, spec L1); empty for all others.
@@ -110,7 +110,7 @@ class Read(SizedRequest):
     """``READ``: at most ``size`` bytes from the handle's offset.
 
     Attributes:
-        head: the reply line when all of ``size`` is answered, made once.
+        head: the reply line of a READ that answers all of ``size``, made once.
     """
 
     __slots__ = ("head",)
@@ -124,9 +124,9 @@ class Read(SizedRequest):
 class Write(SizedRequest):
     """``WRITE``: ``size`` payload bytes follow.
 
-    A fileno that is no number does not refuse the line: the payload's cap, which only
-    the host knows, is checked before the fileno (spec W6).  ``fileno`` is NO_FILENO
-    then, which no open file has.
+    A fileno that is no number does not refuse the line: the payload's cap is checked
+    before the fileno (spec W6), and only the host knows the cap.  ``fileno`` is
+    NO_FILENO then, which no open file has.
     """
 
     __slots__ = ("body", "head")
@@ -301,8 +301,8 @@ class Refusal(Request):
     Attributes:
         reply: the whole reply line, LF included.
         body: payload to drain before the reply (spec W4).
-        token: a fileno to look up first: if the client has no such file open, that
-            error comes before this one (spec R2); None where there is none.
+        token: a fileno to look up first: the error of a file that is not open comes
+            before this one (spec R2); None where there is none.
     """
 
     fields: tuple[str, ...] = ("reply", "body", "token", "parts")

@@ -1,11 +1,11 @@
-"""Received bytes on their way to becoming lines and payloads, in O(n).
+"""A buffer that cuts received bytes into lines and payloads, in O(n).
 
 Rules of this file.
 
-1. A byte is copied at most twice, however the stream was cut: once into the partial
-   line it belongs to, once out as that line.  A line that lies whole in one piece is
-   cut from it directly, and so are payload bytes.
-2. A byte is looked at once: the search for LF goes on where it stopped.
+1. A byte is copied at most twice, whatever the sizes of the pieces: once into the
+   partial line it belongs to, once out as that line.  A line that lies whole in one
+   piece is cut from it directly, and so are payload bytes.
+2. A byte is searched for LF once: the search continues where it stopped.
 3. At most one line's limit is held, plus the piece received last.
 """
 
@@ -14,8 +14,8 @@ class ReceiveBuffer:
     """Pieces in, lines and payload bytes out.
 
     Attributes:
-        at: where in the piece received last the next unread byte is.
-        end: how long that piece is.
+        at: offset of the next unread byte in the piece received last.
+        end: length of that piece.
     """
 
     __slots__ = ("_partial", "_piece", "at", "end")
@@ -27,15 +27,15 @@ class ReceiveBuffer:
         self._partial = bytearray()
 
     def __len__(self) -> int:
-        """Return how many bytes are held."""
+        """Return the number of held bytes."""
         return len(self._partial) + self.end - self.at
 
     def peek(self) -> bytes:
-        """Return what is held, and leave it there."""
+        """Return the held bytes, and keep them."""
         return bytes(self._partial) + self._piece[self.at :]
 
     def append(self, piece: bytes, start: int = 0) -> None:
-        """Add what was received, from ``start`` on."""
+        """Add a received piece, from ``start`` on."""
         if self.at < self.end:
             # Only a caller that feeds before it has drained comes here.
             piece = self._piece[self.at :] + piece[start:]
@@ -55,7 +55,7 @@ class ReceiveBuffer:
 
         Raises:
             OverflowError: there are more than ``limit`` bytes and no LF among them;
-                they are dropped, the caller goes on with ``skip_line``.
+                they are dropped, and the caller continues with ``skip_line``.
         """
         piece = self._piece
         start = self.at
@@ -81,13 +81,13 @@ class ReceiveBuffer:
         return line
 
     def skip_line(self) -> bool:
-        """Drop bytes up to and including LF; tell whether the LF was among them."""
+        """Drop bytes up to and including LF; return whether the LF was among them."""
         end = self._piece.find(b"\n", self.at)
         self.at = len(self._piece) if end < 0 else end + 1
         return end >= 0
 
     def take(self, limit: int) -> bytes:
-        """Cut up to ``limit`` payload bytes off; empty when there are none."""
+        """Remove and return up to ``limit`` payload bytes; empty when there are none."""
         start = self.at
         piece = self._piece[start : start + limit]
         self.at = start + len(piece)

@@ -3,12 +3,11 @@
     python -m protocol.reference [--check] [FILE]
 
 Writes the table of commands and the table of limits between their marker comments in
-FILE (``docs/reference/protocol.md`` of this project where none is named).  With ``--check`` it
-only compares, and exits with 1 if what stands there is not what the code says; 2 means
-that the arguments or the file are of no use.
+FILE (``docs/reference/protocol.md`` of this project where none is named).  With
+``--check`` it only compares, and exits with 1 if the page differs from the code; 2 means
+that the arguments or the file cannot be used.
 
-Not for a child: nothing on the wire needs this module, and the package does not
-import it.
+The package does not import this module, so that no child loads it.
 """
 
 import ast
@@ -55,8 +54,7 @@ def describe_commands() -> str:
 def describe_limits() -> str:
     """Return every bound of ``protocol.limits`` as a Markdown table.
 
-    The values and the reasons are those of the code: a reason is the text that follows
-    its bound in the source, which is why the source is read here.
+    A reason is the text that follows its bound in the source, so the source is read.
     """
     body = ast.parse((PACKAGE / "limits.py").read_text(encoding="utf-8")).body
     rows = ["| limit | value | what it bounds, and why |", "|---|---|---|"]
@@ -68,14 +66,14 @@ def describe_limits() -> str:
 
 
 PARTS = {"commands": describe_commands, "limits": describe_limits}
-"""The generated parts, by the word in their markers."""
+"""The functions that make the generated parts, by the word in their markers."""
 
 
 def renew(text: str) -> str:
-    """Return a page with its generated parts as the code has them now.
+    """Return a page with its generated parts made anew from the code.
 
     Raises:
-        ValueError: a part has no place: its two markers do not stand there once each.
+        ValueError: the two markers of a part do not stand in the page once each.
     """
     for word, describe_part in PARTS.items():
         begin = f"<!-- generated: {word} -->\n"
@@ -89,7 +87,7 @@ def renew(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Renew a page, or with ``--check`` only look at it; return the exit status."""
+    """Renew a page, or with ``--check`` only compare it; return the exit status."""
     check = "--check" in arguments
     names = [argument for argument in arguments if argument != "--check"]
     if len(names) > 1 or any(name.startswith("-") for name in names):

@@ -34,7 +34,7 @@ from hostlib.journal import Journal
 from hostlib.linux.descriptors import CHILDRENS_DESCRIPTORS
 from hostlib.linux.syscalls import SHORT_SLICE_NS, ask_for_slices
 from hostlib.log import Log
-from hostlib.readiness import tell_by
+from hostlib.readiness import report_unwatched_to
 from hostlib.user_values import parse_duration, parse_size
 from supervisor.children.child import Child
 from supervisor.config.directories import hidden_from_children
@@ -251,7 +251,7 @@ async def open_host(
     """
     log = log or Log()
     journal = journal or Journal(-1, lambda text: log.write("WARNING", text))
-    tell_by(lambda text: log.write("WARNING", text))
+    report_unwatched_to(lambda text: log.write("WARNING", text))
     with contextlib.closing(Reserve()) as groups:  # removed when all in them are dead
         async with trio.open_nursery() as nursery:
             launcher = Launcher(launchpad)

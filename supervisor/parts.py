@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from hostlib.allocator import return_free_pages, return_large_pieces
-from hostlib.keys import SecretFiles, expanded
+from hostlib.keys import SecretFiles, expand_path
 from hostlib.linux.descriptors import clients_share, raise_limit
 from hostlib.linux.holdings import Baseline
 from hostlib.linux.host_proc import shows_host
@@ -169,7 +169,7 @@ class Parts:
         if files:
             self._secret_files.add(files)
             self.fs.is_secret = self._secret_files
-            self.apart.files |= frozenset(map(expanded, files))
+            self.apart.files |= frozenset(map(expand_path, files))
 
     def open_session(
         self,

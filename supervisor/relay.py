@@ -26,7 +26,7 @@ from hostlib.journal import Journal
 from hostlib.log import Log
 from hostlib.messages import remedy
 from hostlib.paths import absolute, working_directory
-from protocol.toolexec.token import narrowed
+from protocol.toolexec.token import narrow_token
 from supervisor.run import (
     HOST_FAILED,
     complain,
@@ -268,7 +268,7 @@ def _environment(dialect: int, asked: Nested) -> dict[str, str]:
         # It stands for this process's rights, which may be more (attack 38), and for its
         # executions (attack 48).
         has_root = not asked.is_narrowed
-        env[_TOOLS_TOKEN] = narrowed(token, os.urandom(8).hex(), root=has_root)
+        env[_TOOLS_TOKEN] = narrow_token(token, os.urandom(8).hex(), root=has_root)
     return env
 
 

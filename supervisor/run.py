@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, TypeVarTuple
 import trio
 
 from hostlib.journal import open_journal
-from hostlib.linux.descriptors import odd_open_files
+from hostlib.linux.descriptors import open_files_warnings
 from hostlib.log import Log, put_line
 from hostlib.messages import line_of, remedy, say, shown_path, speak_json
 from hostlib.paths import absolute
-from hostlib.user_values import limit_named
+from hostlib.user_values import limit_origin
 from supervisor.app import offered, open_metrics
 from supervisor.children.lifecycle import START_PATIENCE_S
 from supervisor.children.specs import ChildOptions, make_spec
@@ -213,8 +213,8 @@ def _root_of(policy: PolicySection) -> str | None:
 def _tell_odd_options(log: Log, options: RunOptions) -> None:
     """Warn of options that look like a mistake, also beside what is configured."""
     policy = None if options.config is None else options.config.policy.get("run")
-    for text in odd_open_files(options.limits.open_files):
-        name = limit_named("open_files", options.limited)
+    for text in open_files_warnings(options.limits.open_files):
+        name = limit_origin("open_files", options.limited)
         log.write("WARNING", f"{name}: {text}")
     if options.config is None:
         return  # no profile of its own, nor another policy

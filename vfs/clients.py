@@ -1,14 +1,13 @@
-"""Clients and their open files, and the two tables of both (spec S1).
+"""Clients, their open files, and the tables of both (spec S1).
 
-A client holds its files, a file its client; an open file is a handle with the offset that
-goes with it (spec P1).
+An open file is a handle with its offset (spec P1).
 
 Rules of this file.
 
 1. A fileno comes from one counter of the host and is never used again (I4, spec O9).
-2. A client's own dictionary decides whose a number is: a number of another client is
-   as unknown as one that never was (spec R2).
-3. Both tables are read by name from outside; the names are the contract's.
+2. A number is looked up in its client's own dictionary: a number of another client is as
+   unknown as one that never existed (spec R2).
+3. The fields of both tables are part of the contract.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ _now = time.time
 
 
 class Client:
-    """One connection.
+    """One connection of a child.
 
     Attributes:
         id: unique in the host, for ever.
-        pipe_id: names the connection's transport, for people.
-        policy: what it may do.
-        ledger: what it and everything nested in it have used.
-        parent: the client it was attached by, None for a child's own connection.
-        pid: the process it was made for; None for an attached one.
+        pipe_id: name of the connection's transport, for people.
+        policy: its rights.
+        ledger: the account of it and of all clients nested in it.
+        parent: the client that attached it; None for a child's own connection.
+        pid: the process of a child's own connection; None for an attached one.
         files: its open files by number.
-        held: descriptors of the host's that it costs beside those files.
+        held: the host's descriptors that it takes beside those files.
     """
 
     __slots__ = (
@@ -98,20 +97,20 @@ class OpenFile:
 
     Attributes:
         fileno: the number that the client sees (spec O9).
-        name: as the client gave it.
+        name: the name from the client.
         mode: the wire's open mode.
-        client: whose it is; nobody else may use the number.
+        client: its owner; no other client may use the number.
         opened_at: seconds since the epoch.
-        is_top_level: the effective view it was opened in (spec S1).
+        is_top_level: the effective view in which it was opened (spec S1).
         handle: the file itself.
-        offset: where the next READ or WRITE starts, in bytes.
-        durability: when fsync is paid: ``none``, ``close`` or ``write``.
-        ledger: charged for growth, or None where nothing bounds it.
-        must_empty: what it held is still to be truncated (``w`` of a long file).
-        entry: reserved for the one that it will make (staged); None if none is.
-        must_replace: there was no room to reserve one when it was closed.
-        entry_is_due: its name may be new, and has to be put on the disk with it.
-        is_plain: a write is one pwrite at the offset and a close one close, no more.
+        offset: start of the next READ or WRITE, in bytes.
+        durability: when fsync is called: ``none``, ``close`` or ``write``.
+        ledger: charged for growth; None if growth is not bounded.
+        must_empty: it must still be truncated (``w`` of a long file).
+        entry: the reserved directory entry of a staged file; None if none is reserved.
+        must_replace: no entry could be reserved at the close, so it may only replace.
+        entry_is_due: its name may be new, and must be synced with the file.
+        is_plain: a write is only one pwrite at the offset, and a close one close.
     """
 
     __slots__ = (
@@ -175,7 +174,7 @@ class OpenFile:
         """Read at the offset and move it; fewer bytes only at the end (spec R1).
 
         Raises:
-            BlockingIOError: the data is not in memory; nothing moved.
+            BlockingIOError: the data is not in memory; the offset is unchanged.
             OSError: the disk failed.
         """
         offset = self.offset
@@ -198,7 +197,7 @@ class OpenFile:
         """Write all of ``data`` at the offset, or at the end in an append mode.
 
         Raises:
-            OSError: nothing of it shows beyond the old end, the offset stands (W5).
+            OSError: nothing was added beyond the old end, the offset is unchanged (W5).
         """
         handle = self.handle
         is_durable = self.durability == "write"
@@ -218,7 +217,7 @@ class OpenFile:
         self.offset = end
 
     def flush(self) -> None:
-        """Put what it holds on the disk, and its name if that may be new.
+        """Sync the file's content to the disk, and its name if that may be new.
 
         Raises:
             OSError: the disk failed.
@@ -227,12 +226,12 @@ class OpenFile:
         self._sync_entry()
 
     def _sync_entry(self) -> None:
-        """Put the name on the disk that OPEN may have made, once (fsync(2))."""
+        """Sync the directory entry that OPEN may have made, once (fsync(2))."""
         place = self.place
         if not self.entry_is_due or place is None:
             return
         rest = place.beneath(self.name)
-        # Renamed or removed since: then it is not that name any more.
+        # The entry may have been renamed or removed since.
         with contextlib.suppress(
             FileNotFoundError, NotADirectoryError, AccessDeniedError
         ):
@@ -240,14 +239,13 @@ class OpenFile:
                 place.backend.sync_entry(rest)
         self.entry_is_due = False
 
-    # What its ledger counts, if growth is bounded at all
+    # Charges, if growth is bounded
 
     def charge_growth(self, size: int) -> int:
-        """Charge what a write of ``size`` bytes will add to the file; return it.
+        """Charge the growth by a write of ``size`` bytes, and return it.
 
         Raises:
-            OSError: ``EDQUOT``: so much may not be added; ``EFBIG``: no file may be
-                so large.
+            OSError: ``EDQUOT``: the growth passes a limit; ``EFBIG``: the size does.
         """
         if self.ledger is None or not size:
             return 0
@@ -257,7 +255,7 @@ class OpenFile:
         return self._charge(self.ledger, max(0, start + size - old_size))
 
     def charge_size(self, size: int) -> int:
-        """Charge what a new size adds to the file or takes from it; return it.
+        """Charge the growth by a new size, negative for a smaller one, and return it.
 
         Raises:
             OSError: ``EDQUOT``, ``EFBIG``: as for ``charge_growth``.
@@ -274,18 +272,18 @@ class OpenFile:
         return growth
 
     def give_back(self, growth: int) -> None:
-        """Take back a charge for what did not happen."""
+        """Give back a charge for growth that did not happen."""
         if self.ledger is not None:
             self.ledger.size_bytes.charge(-growth)
 
     @property
     def staged_growth(self) -> int:
-        """What is charged for content that has not been published, bytes."""
+        """The charge for content that has not been published, bytes."""
         bounded = self.staged and self.ledger is not None
         return self.handle.size() if bounded else 0
 
     def give_back_staged(self, growth: int) -> None:
-        """Take back what is charged for a staged file that never appears.
+        """Give back the charges of a staged file that is not published.
 
         Args:
             growth: its ``staged_growth``.
@@ -294,10 +292,10 @@ class OpenFile:
         self._release_entry()
 
     def reserve_entry(self) -> None:
-        """Reserve the entry of a staged file that is about to appear.
+        """Reserve the entry of a staged file that is about to be published.
 
-        What it was to replace when it was opened may have gone since; where there is no
-        room, ``close`` publishes only over something.
+        The file that it was to replace may be gone since the open.  If there is no room,
+        ``close`` publishes only over an existing file.
         """
         ledger = self.client.ledger
         if self.staged and ledger.bounds_files and self.entry is None:
@@ -307,8 +305,8 @@ class OpenFile:
     def charge_published(self, replaced: Removed | None) -> None:
         """Charge the entry that a staged file has made, if it replaced none.
 
-        It stands there already, so it is charged even where somebody has just taken the
-        room: a count that is too low would never be right again.
+        The entry exists, so it is charged even beyond the limit: a count that is too low
+        would never be right again.
         """
         if not self.staged or not self.client.ledger.bounds_files:
             return
@@ -322,22 +320,22 @@ class OpenFile:
             entry.release()
 
     def give_back_removed(self, ledger: Ledger) -> None:
-        """Take back what the content of a removed file was charged, at its last close.
+        """Give back the charge of a removed file's content, at its last close.
 
-        Precondition: who counts there took its last name (``OpenSet.removed``).
+        Precondition: a client of this ledger removed its last name (``OpenSet.removed``).
         """
-        if not self.handle.links():  # somebody may have given it another
+        if not self.handle.links():  # it may have got another name since
             ledger.size_bytes.charge(-self.handle.size())
 
-    # Its end
+    # The end
 
     def close(self) -> Removed | None:
-        """Close as CLOSE does: publish what is staged, pay what durability asks.
+        """Close as CLOSE does: publish a staged file, sync as durability says.
 
-        The file is closed whatever happens (spec C1).
+        The file is closed in any case (spec C1).
 
         Returns:
-            What a staged file replaced.
+            The file that a staged one replaced.
 
         Raises:
             OSError: the publication, the fsync or close(2) failed.
@@ -348,7 +346,7 @@ class OpenFile:
         durable = self.durability != "none" and self.mode.writes
         try:
             if self.staged and not self.client.policy.places:
-                # Its client gave up every right before: nobody may publish for it.
+                # Its client has given up every right, so it may not publish.
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
             if self.must_replace and not self.handle.will_replace():
                 raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
@@ -361,12 +359,12 @@ class OpenFile:
         return None
 
     def abandon(self) -> None:
-        """Close as the end of a client does: what is staged never appears (A3b)."""
+        """Close without publishing, as at the end of a client (spec A3b)."""
         self.handle.drop()
 
     @property
     def closes_inline(self) -> bool:
-        """Whether ``close`` waits for nothing, and gives little back."""
+        """Whether ``close`` does not wait, and frees few pages."""
         if self.staged or self.handle.mount.is_distant:
             return False
         if self.durability != "none" and self.mode.writes:
@@ -405,7 +403,7 @@ class Tables:
 def file_row(file: OpenFile) -> dict[str, object]:
     """Return an open file as the contract's JSON object.
 
-    What of its name is not UTF-8 is escaped, as in events: two names stay two.
+    Bytes of the name that are not UTF-8 are escaped, so different names stay different.
     """
     return {
         "fileno": file.fileno,

@@ -1,7 +1,7 @@
-"""What can go wrong behind the door, as the dispatcher needs to tell it.
+"""Errors of the VFS beside ``OSError``.
 
-An ``OSError`` with an errno says what the operating system said and becomes
-``failed to ...: REASON``; these two say what the operating system was never asked.
+An ``OSError`` is an error of the operating system, and is answered with ``failed to ...:
+REASON``.  These are refusals of the VFS itself.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class AccessDeniedError(Exception):
-    """The name is outside what the client may reach in that way (spec O6, A3)."""
+    """The client has no right to use the name in that way (spec O6, A3)."""
 
 
 class TargetDeniedError(AccessDeniedError):
-    """Of the two names of a RENAME it is the new one (spec X1, A1)."""
+    """The client has no right to the new name of a RENAME (spec X1, A1)."""
 
 
 @contextlib.contextmanager
-def about_the_target() -> Iterator[None]:
-    """Let a denial inside be one of the new name."""
+def deny_as_target() -> Iterator[None]:
+    """Turn an ``AccessDeniedError`` of a block into ``TargetDeniedError``."""
     try:
         yield
     except AccessDeniedError as why:
@@ -39,4 +39,4 @@ class RightsError(Exception):
 
 
 class HandoverError(Exception):
-    """Something cannot be handed to the next program: nothing is, and the host goes on."""
+    """An object cannot be handed over, so the host stays with its program."""

@@ -1,13 +1,13 @@
-"""The one facade of the VFS: what the host's dispatcher and its owner may call.
+"""The facade of the VFS for the host's dispatcher: clients and their files.
 
 Rules of this file.
 
-1. Each operation is a straight line: look up, check, do, account.
-2. A view decides what a name means.  Top level: what it means to the host, relative
-   names from the child's working directory (spec A2).  Restricted: beneath the root or
-   a grant, else "access denied" (spec A3).
-3. What is opened is charged before it exists and released when it is gone, on every
-   way out (spec S3, S7).
+1. Each operation is a straight line: look up, check, do, charge.
+2. A view gives a name its meaning.  Top level: that of the host, with relative names from
+   the child's working directory (spec A2).  Restricted: beneath the root or a grant, else
+   "access denied" (spec A3).
+3. An open file is charged before it is opened, and released on every path after its end
+   (spec S3, S7).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfs.clients import Client, OpenFile, Tables, file_row
 from vfs.errors import AccessDeniedError
 from vfs.ledger import turn_of
 from vfs.names import credit
-from vfs.opening import emptied_at_once, open_in, open_restricted, open_staged
+from vfs.opening import open_in, open_restricted, open_staged, truncate_inline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEPT_WORD = b"kept"
-"""Opens for writing what is there, as it is; a word of the host's own."""
+"""The host's own mode: opens an existing file for writing, without truncating it."""
 
 OWN_DESCRIPTORS = 10
-"""Of a child, while it is there: of its connection, process, root and working directory,
-its private directory, both of its pipes, its log and the marks of that."""
+"""Descriptors of the host for a child: its connection, process, root, working directory,
+private directory, two pipes, its log and the marks of that."""
 
 ATTACHED_DESCRIPTORS = 3
-"""Of one more connection: its own, and two for what is asked on it, a payload that goes to
-a file and is mapped from there, or a call of the model."""
+"""Descriptors of the host for an attached connection: its own, and two for its requests (a
+spooled payload with its mapping, or a call of the model)."""
 
 _MODES = {**MODES, KEPT_WORD: KEPT}
 
@@ -61,7 +61,7 @@ __all__ = [
 
 
 class Observer(Protocol):
-    """Who wants to know; a host without one pays nothing for it."""
+    """An observer of opened and closed files."""
 
     def file_opened(self, file: OpenFile) -> None:
         """Called after an OPEN."""
@@ -71,17 +71,18 @@ class Observer(Protocol):
 
 
 class Filesystem:
-    """Clients, files and what they may do.
-
-    ``observer`` is told of every file; ``on_denied`` of every client that reached for
-    what it may not (spec A1), with the command and the name; ``is_secret`` is asked of
-    every file that is opened whether it is one that no client may have, ``shows_host``
-    of those that show processes.
+    """The clients of a host and their open files.
 
     Args:
-        max_host_files: most files open at once over all clients, with the connections
-            and whatever else of the host's descriptors they hold: what the process's
-            limit leaves beside a reserve (attack 18).
+        max_host_files: most descriptors of all clients together, for files, connections
+            and other things: the process's limit without a reserve (attack 18).
+
+    Attributes:
+        tables: the clients and open files.
+        observer: called for every opened and closed file.
+        on_denied: called with client, command and name of each denial (spec A1).
+        is_secret: returns whether an opened file is one that no client may have.
+        shows_host: returns the same for files of file systems that show processes.
     """
 
     def __init__(self, *, max_host_files: int = 1_000_000) -> None:
@@ -98,11 +99,11 @@ class Filesystem:
     def connect(
         self, policy: Policy, ledger: Ledger, pipe_id: str, parent: Client | None = None
     ) -> Client:
-        """Enter a client.
+        """Make a client, put it into the table and return it.
 
         Raises:
-            OSError: ``EUSERS``: the child has as many connections as it may (S7);
-                ``EMFILE``: one more would be taken from the host's reserve.
+            OSError: ``EUSERS``: the child has its limit of connections (S7);
+                ``EMFILE``: another one would take from the host's reserve.
         """
         if parent is not None and self.spare < ATTACHED_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -113,7 +114,7 @@ class Filesystem:
         return client
 
     def enter(self, client: Client) -> None:
-        """Put a client into the table."""
+        """Put a client into the table, and charge its descriptors."""
         self.tables.clients[client.id] = client
         if client.parent is None:
             self.hold(client, OWN_DESCRIPTORS + len(client.policy.places[1:]))
@@ -122,24 +123,24 @@ class Filesystem:
             client.parent.nested.append(client)
 
     def hold(self, client: Client, count: int) -> None:
-        """Count so many more descriptors that a client holds beside its files."""
+        """Charge descriptors that a client holds beside its files."""
         client.held += count
         self.set_aside(count)
 
     def set_aside(self, count: int) -> None:
-        """Count so many more that others than clients hold; less than 0: fewer."""
+        """Charge descriptors that are not a client's; a negative number gives back."""
         self._max_host_files -= count
 
     @property
     def spare(self) -> int:
-        """How many more descriptors may be taken beside the host's reserve."""
+        """The number of descriptors that are left, without the host's reserve."""
         return self._max_host_files - len(self.tables.files)
 
     def disconnect(self, client: Client, why: str) -> list[int]:
-        """Strike a client out with everything it holds, nested clients first.
+        """Remove a client and close its files, nested clients first.
 
         Args:
-            client: still in the table or not; a second call finds nothing to do.
+            client: a client that is in the table or not; a second call does nothing.
             why: ``pipe EOF`` or ``process exit``, for the record (spec S3).
 
         Returns:
@@ -169,9 +170,9 @@ class Filesystem:
         return closed
 
     async def end_distant(self, client: Client, why: str) -> list[int]:
-        """Close what a client that has ended had open in distant places.
+        """Close the files of an ended client that are in distant places.
 
-        Each in a worker thread, before ``disconnect`` closes the others.
+        Each is closed in a worker thread, before ``disconnect`` closes the others.
 
         Returns:
             The filenos that were closed for it.
@@ -199,20 +200,20 @@ class Filesystem:
     ) -> OpenFile:
         """Open a file for a client (spec O1-O9, A1-A4).
 
-        If ``must_empty`` is set then, ``empty_waiting`` has to finish it.
+        If ``must_empty`` is set on the result, the caller must call ``empty_waiting``.
 
-        Precondition: nobody else has the turn (``ledger.must_wait``), or the mode neither
+        Precondition: no task has the turn (``ledger.must_wait``), or the mode neither
         makes nor empties a file.
 
         Args:
-            client: who asks.
+            client: the client.
             name: as on the wire.
             word: one of the wire's modes, or ``KEPT_WORD``.
             claim: ``is_top_level``; None leaves it to the client's own right (O5).
 
         Raises:
             UnavailableError: the client's root is gone (spec O4).
-            AccessDeniedError: the name is outside what the client may reach.
+            AccessDeniedError: the client has no right to the name.
             OSError: the open failed.
         """
         mode = _MODES[word]
@@ -240,7 +241,7 @@ class Filesystem:
             if handle.mount.is_proc or self.is_secret is not None:
                 self._refuse_secret(handle)
             must_empty = (
-                mode.empties and not staged and not emptied_at_once(handle, ledger)
+                mode.empties and not staged and not truncate_inline(handle, ledger)
             )
         except BaseException:
             ledger.open_files.charge(-1)
@@ -266,7 +267,7 @@ class Filesystem:
     async def open_waiting(
         self, client: Client, name: bytes, word: bytes, claim: bool | None
     ) -> OpenFile:
-        """Open like ``open``, in its turn, and finish it."""
+        """Open like ``open``, in its turn, and empty the file if needed."""
         mode = _MODES[word]
         changes = mode.creates or mode.empties
         async with turn_of(client.ledger if changes else None):
@@ -276,16 +277,16 @@ class Filesystem:
             return file
 
     def open_replacing(self, client: Client, name: bytes, *, claim: bool) -> OpenFile:
-        """Open a file that takes a name at its close, whole and on the disk (A3b).
+        """Open a file that replaces a name at its close, complete and synced (A3b).
 
         Args:
-            client: who asks.
-            name: as on the wire; what it stands for now stays as it is until then.
-            claim: the top-level view; the client has to have it.
+            client: the client.
+            name: as on the wire; its present file stays until then.
+            claim: use the top-level view; the client must have the right.
 
         Raises:
             UnavailableError: the client's root is gone (spec O4).
-            AccessDeniedError: the name is outside what the client may write.
+            AccessDeniedError: the client has no right to write the name.
             OSError: the open failed.
         """
         policy, ledger, tables = client.policy, client.ledger, self.tables
@@ -319,14 +320,14 @@ class Filesystem:
         client = file.client
         self.tables.files[file.fileno] = client.files[file.fileno] = file
         if file.staged:
-            self.hold(client, 1)  # the directory that it will appear in
+            self.hold(client, 1)  # the directory of its name
         if file.ledger is not None:
             file.ledger.open.add(file)
         if self.observer is not None:
             self.observer.file_opened(file)
 
     def _refuse_secret(self, handle: Handle) -> None:
-        """Close a file that no client may have, and raise for it."""
+        """Raise for a file that no client may have, after closing it."""
         ask = (self.shows_host if handle.mount.is_proc else None, self.is_secret)
         try:
             is_secret = any(one is not None and one(handle) for one in ask)
@@ -343,10 +344,10 @@ class Filesystem:
     def write(file: OpenFile, data: bytes | memoryview) -> None:
         """Write a whole payload (spec W1, W5, P1).
 
-        Precondition: nobody else has the turn (``ledger.must_wait``).
+        Precondition: no task has the turn (``ledger.must_wait``).
 
         Raises:
-            OSError: nothing of it counts; the offset is as it was.
+            OSError: nothing was written or charged; the offset is unchanged.
         """
         growth = file.charge_growth(len(data))
         try:
@@ -364,7 +365,7 @@ class Filesystem:
         """Write like ``write``, in a worker thread.
 
         Args:
-            file: which.
+            file: the file.
             data: the payload.
             on_turn: called just before it is charged.
         """
@@ -381,12 +382,12 @@ class Filesystem:
 
     @classmethod
     async def truncate_waiting(cls, file: OpenFile, size: int) -> None:
-        """Set a file's size, in a worker thread: to free much takes long (spec X1).
+        """Set a file's size, in a worker thread: freeing pages takes long (spec X1).
 
-        Under ``durability = "write"`` it is on the disk then, as what a WRITE writes is.
+        With ``durability = "write"`` the size is synced to the disk, as after a WRITE.
 
         Raises:
-            OSError: ``EDQUOT``, ``EFBIG``, ...; or the fsync failed: the size is set.
+            OSError: ``EDQUOT``, ``EFBIG``, ...; or only the fsync failed.
         """
         async with turn_of(file.ledger):
             await cls._truncate(file, size)
@@ -395,7 +396,7 @@ class Filesystem:
 
     @staticmethod
     async def _truncate(file: OpenFile, size: int) -> None:
-        """Set it; its caller has the turn."""
+        """Set a file's size; the caller has the turn."""
         growth = file.charge_size(size)
         try:
             threads = file.client.ledger.threads
@@ -405,16 +406,16 @@ class Filesystem:
             raise
 
     async def empty_waiting(self, file: OpenFile) -> None:
-        """Finish an OPEN that has found a long file to truncate, in a worker thread.
+        """Truncate the long file of an OPEN, in a worker thread.
 
         Raises:
-            OSError: the file could not be truncated; it is not open any more.
+            OSError: the file could not be truncated, and was closed.
         """
         async with turn_of(file.ledger):
             await self._empty(file)
 
     async def _empty(self, file: OpenFile) -> None:
-        """Finish it; its caller has the turn."""
+        """Truncate the file; the caller has the turn."""
         try:
             await self._truncate(file, 0)
         except BaseException:
@@ -424,39 +425,39 @@ class Filesystem:
         file.must_empty = False
 
     def close(self, file: OpenFile) -> None:
-        """Close a file (spec C1); it is gone from the tables whatever happens.
+        """Close a file and remove it from the tables, in any case (spec C1).
 
         Raises:
             OSError: publication, fsync or close(2) failed.
         """
         if file.is_plain and self.observer is None:
-            # As _forget below, without what only other files need.
+            # As _forget below, for a plain file only.
             client, fileno = file.client, file.fileno
             del self.tables.files[fileno]
             del client.files[fileno]
             client.ledger.open_files.record(-1)
             file.handle.close()
             return
-        with self._closes(file):
-            self._account(file, file.close())
+        with self._end_charges(file):
+            self._charge_close(file, file.close())
 
     async def close_waiting(self, file: OpenFile) -> None:
         """Close like ``close``, in a worker thread.
 
         Cancellation: not while it closes, which is bounded: it waits for the disk, and
-        for others who do.
+        for other tasks that do.
         """
-        # Cancelled before it had a thread, nobody would ever close it (I1, I5).
+        # If it were cancelled before it has a thread, the file would stay open (I1, I5).
         with trio.CancelScope(shield=True):
             async with turn_of(file.client.ledger if file.staged else None):
-                with self._closes(file):
+                with self._end_charges(file):
                     replaced = await self._end(file, file.close)
-                    self._account(file, replaced)
+                    self._charge_close(file, replaced)
 
     async def _end(self, file: OpenFile, call: Callable[[], T]) -> T:
-        """End a file that is in no table any more in a worker thread.
+        """Close a file that is in no table any more, in a worker thread.
 
-        Where no thread can be had it is dropped here: nobody else would (I1).
+        If no thread can be started, the file is abandoned here (I1).
         """
         self._closing[file] = file.handle.descriptors()
         try:
@@ -469,15 +470,15 @@ class Filesystem:
             del self._closing[file]
 
     @contextmanager
-    def _closes(self, file: OpenFile) -> Iterator[None]:
-        """Forget a file that is closed inside, and account for what came of it."""
+    def _end_charges(self, file: OpenFile) -> Iterator[None]:
+        """Remove a file from the tables, and settle its charges after the block."""
         self._forget(file)
         growth = file.staged_growth
         file.reserve_entry()
         try:
             yield
         except UnflushedError as why:
-            self._account(file, why.replaced)  # it has the name all the same
+            self._charge_close(file, why.replaced)  # it has its name already
             raise
         except BaseException:
             file.give_back_staged(growth)
@@ -486,15 +487,15 @@ class Filesystem:
             if self.observer is not None:
                 self.observer.file_closed(file, why=None)
 
-    def _account(self, file: OpenFile, replaced: Removed | None) -> None:
-        """Account for what took its name at its close, and for what had it before."""
+    def _charge_close(self, file: OpenFile, replaced: Removed | None) -> None:
+        """Charge a published file, and give back the file that it replaced."""
         credit(file.ledger, replaced)
         file.charge_published(replaced)
 
     def abandon(self, file: OpenFile) -> None:
-        """Close a file without publishing what is staged (spec A3b).
+        """Close a file without publishing it (spec A3b).
 
-        What that gives back, if it is much, it gives back in a thread (``close_file``).
+        Many pages are freed in a thread (``close_file``).
         """
         self._forget(file)
         file.give_back_staged(file.staged_growth)
@@ -503,7 +504,7 @@ class Filesystem:
             self.observer.file_closed(file, why=None)
 
     async def abandon_waiting(self, file: OpenFile) -> None:
-        """Close it like ``abandon``, in a worker thread.
+        """Close a file like ``abandon``, in a worker thread.
 
         Cancellation: not while it closes (I1).
         """
@@ -523,13 +524,13 @@ class Filesystem:
         client.ledger.open_files.charge(-1)
         if file.staged:
             self.hold(client, -1)
-        # What is staged is given back whole, published or not, by the close.
+        # The close itself gives back the charges of a staged file.
         ledger = file.ledger
         if ledger is not None and ledger.open.remove(file) and not file.staged:
             file.give_back_removed(ledger)
 
     def descriptors(self) -> Iterator[int]:
-        """Yield what open files hold, and those that a thread is closing."""
+        """Yield the descriptors of open files, and of files that a thread closes."""
         for file in self.tables.files.values():
             yield from file.handle.descriptors()
         for numbers in self._closing.values():

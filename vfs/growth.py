@@ -1,22 +1,14 @@
-"""How much lies beneath places, for what grows there without passing the ledger.
+"""Growth by programs that write without the VFS: content now less content before.
 
-Tools write by themselves. What they add is found by looking at the places that their
-child may write, and taken off from what lay there before: the rest is growth, whatever
-made it.
-
-Rules of this file.
-
-1. A look holds ``HELD`` descriptors and follows no link, however deep the tree is. What
-   is moved meanwhile leads nowhere: the way up must lead where the way down began.
-2. A look takes time, so what it finds is true only if nothing was charged meanwhile. Else
-   nothing is given back, and only what is beyond all doubt is charged. Bytes without a
-   name are added to what it finds.
-3. A file takes its length, or what was allocated for it where that is more than a block
-   or two beyond: so a sparse file counts as it always did, and room that was allocated
-   beyond a file's end counts too. A directory takes what was allocated for it, once that
-   is long. A file with many names takes room once, and is an entry for each name.
-4. A directory that its owner has closed to itself hides what is in it: it is counted as
-   that, and one more than before is as good as a limit that is passed.
+1. A look holds ``HELD`` descriptors and follows no link.  After a concurrent move the way
+   up does not lead back to the directory it came from, which ends the look.
+2. Charges during a look make its result inexact: then nothing is given back, and only
+   certain growth is charged.  Bytes of files without a name are added to the result.
+3. A file takes its length, or its allocated blocks if those are more than rounding.  A
+   directory takes its allocated blocks, once they are many.  A file with several names
+   takes its bytes once, and an entry for each name.
+4. A directory that its owner may not read is counted as closed.  One more than before
+   counts like a limit that is passed, for it may hide content.
 """
 
 from __future__ import annotations
@@ -42,26 +34,26 @@ _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 
 
 ROUNDING_BYTES = 64 * 1024
-"""What is allocated beyond a length because file systems allocate blocks: clusters of
-64 KiB are the longest in use, and attributes take a block, too."""
+"""Allocation beyond a length that counts as rounding: clusters have at most 64 KiB, and
+attributes take a block, too."""
 
 HELD = 32
-"""Directories on the way down that stay open; a walk that is deeper goes up by "..".
-
-A tree that anybody makes is not as deep, so what is moved in it meanwhile is no matter."""
+"""Directories on the way down that stay open; a deeper walk goes up by "..".  Usual trees
+are less deep, so concurrent moves in them do no harm."""
 
 
 class MovedError(Exception):
-    """A directory far down was moved while somebody looked into it."""
+    """A deep directory was moved during a look into it."""
 
 
 class Content(NamedTuple):
-    """What lies beneath some places.
+    """The content of some places.
 
     Attributes:
-        size_bytes: of all files and long directories (rule 3).
-        files: entries of any kind, each name of a file one.
-        closed: directories that their owner, this process's user, may not read.
+        size_bytes: bytes of all files and long directories (rule 3).
+        files: number of entries of any kind; each name of a file is one.
+        closed: number of directories that their owner, this process's user, may not
+            read.
     """
 
     size_bytes: int
@@ -70,10 +62,10 @@ class Content(NamedTuple):
 
 
 def content_of(places: Iterable[Place]) -> Content:
-    """Look at what lies beneath places, each thing once; for a worker thread.
+    """Return the content of places, each file once; for a worker thread.
 
     Raises:
-        MovedError: something was moved meanwhile: look again.
+        MovedError: a directory was moved meanwhile: call again.
         OSError: a place cannot be read.
     """
     held = [(place, fd) for place in places for fd in place.backend.descriptors()]
@@ -88,25 +80,25 @@ def content_of(places: Iterable[Place]) -> Content:
 
 
 def content_beneath(fd: int) -> Content:
-    """Look at what lies beneath one directory; for a worker thread.
+    """Return the content of one directory; for a worker thread.
 
     Raises:
-        MovedError: something was moved meanwhile: look again.
-        OSError: it cannot be read.
+        MovedError: a directory was moved meanwhile: call again.
+        OSError: the directory cannot be read.
     """
     look = _Look(set())
     look.walk(fd)
     return Content(look.size_bytes, look.files, look.closed)
 
 
-class Charged(NamedTuple):
-    """What a ledger has charged.
+class Charges(NamedTuple):
+    """The charges of a ledger.
 
     Attributes:
         size_bytes: bytes.
         files: files.
-        unnamed_bytes: of the bytes, those that no look finds: they have no name yet
-            (staged) or none any more (removed while open), or are reserved by a WRITE.
+        unnamed_bytes: the part of the bytes that no look finds: files without a name
+            (staged, or removed while open), and reservations of a WRITE.
     """
 
     size_bytes: int
@@ -114,12 +106,12 @@ class Charged(NamedTuple):
     unnamed_bytes: int
 
 
-def charged_to(ledger: Ledger, reserved_bytes: int = 0) -> Charged:
-    """Return what is charged now.
+def charges_of(ledger: Ledger, reserved_bytes: int = 0) -> Charges:
+    """Return the present charges of a ledger.
 
     Args:
-        ledger: to it.
-        reserved_bytes: of that, what requests that have begun have not done yet.
+        ledger: the ledger.
+        reserved_bytes: the part that unfinished requests have reserved.
     """
     unnamed = {
         file.handle.identity(): file.handle.size()
@@ -127,23 +119,23 @@ def charged_to(ledger: Ledger, reserved_bytes: int = 0) -> Charged:
         if file.staged or not file.handle.links()
     }
     unnamed_bytes = sum(unnamed.values()) + reserved_bytes
-    return Charged(ledger.size_bytes.used, ledger.files.used, unnamed_bytes)
+    return Charges(ledger.size_bytes.used, ledger.files.used, unnamed_bytes)
 
 
-def before_all(charged: Charged, found: Content) -> tuple[int, int, int]:
-    """Return what lay there before any of what is charged, for ``Ledger.before``."""
+def content_before(charged: Charges, found: Content) -> tuple[int, int, int]:
+    """Return the content from before all charges, for ``Ledger.before``."""
     named_bytes = charged.size_bytes - charged.unnamed_bytes
     return found.size_bytes - named_bytes, found.files - charged.files, found.closed
 
 
-def settle(ledger: Ledger, charged: Charged, found: Content, now: Charged) -> None:
-    """Charge a ledger for what was found beneath its places (rule 2).
+def settle(ledger: Ledger, charged: Charges, found: Content, now: Charges) -> None:
+    """Charge a ledger for the content that a look found (rule 2).
 
     Args:
-        ledger: whose ``before`` is known.
-        charged: to it, before the look.
-        found: by the look.
-        now: charged to it.
+        ledger: a ledger whose ``before`` is known.
+        charged: its charges before the look.
+        found: the result of the look.
+        now: its charges now.
     """
     before = ledger.before
     if before is None:
@@ -166,9 +158,9 @@ class _Frame:
     """A directory on the way down.
 
     Attributes:
-        fd: open, or -1 if it was closed meanwhile.
-        identity: what tells it from any other.
-        inner: the names of those that are still to be entered.
+        fd: its descriptor; -1 if it was closed meanwhile.
+        identity: its device and inode.
+        inner: names of the directories in it that are not entered yet.
     """
 
     __slots__ = ("fd", "identity", "inner")
@@ -185,7 +177,7 @@ class _Frame:
 
 
 class _Look:
-    """One look at some places, of which these are the tops that are directories."""
+    """One look at some places; ``tops`` are those that are directories."""
 
     def __init__(self, tops: set[tuple[int, int]]) -> None:
         self.size_bytes = 0
@@ -193,12 +185,12 @@ class _Look:
         self.closed = 0
         self._tops = tops
         self._walked: set[tuple[int, int]] = set()
-        self._sized: set[tuple[int, int]] = set()  # files that may come again
-        # Entries that are places, by the directory that they are in.
+        self._sized: set[tuple[int, int]] = set()  # counted files with several names
+        # Entries that are places, by their directory.
         self._places: dict[tuple[int, int], set[str]] = {}
 
     def note_entry(self, dir_fd: int, name: str) -> None:
-        """Count an entry that is a place of its own."""
+        """Count an entry that is itself a place."""
         noted = self._places.setdefault(_identity(os.fstat(dir_fd)), set())
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
@@ -207,7 +199,7 @@ class _Look:
                 self._count(status, dir_fd, is_place=True)
 
     def walk(self, top_fd: int) -> None:
-        """Count everything beneath a directory."""
+        """Count the content of a directory."""
         frames = [_Frame(os.open(".", _DIRECTORY, dir_fd=top_fd))]
         try:
             if frames[0].identity in self._walked:
@@ -232,7 +224,7 @@ class _Look:
                 frame.close()
 
     def _enter(self, fd: int, name: str) -> int:
-        """Open a directory to be looked into, if there is one; -1 if there is not."""
+        """Open an inner directory; return -1 if it is gone or may not be read."""
         try:
             return os.open(name, _DIRECTORY, dir_fd=fd)
         except PermissionError:
@@ -280,7 +272,7 @@ class _Look:
 
 
 def _beyond(length: int, status: os.stat_result, dir_fd: int) -> int:
-    """Return what is allocated beyond a length; 0 for what blocks are rounded up to."""
+    """Return the bytes allocated beyond a length; 0 if they are only rounding."""
     beyond = status.st_blocks * 512 - length
     if beyond <= max(ROUNDING_BYTES, status.st_blksize):
         return 0
@@ -290,10 +282,10 @@ def _beyond(length: int, status: os.stat_result, dir_fd: int) -> int:
 
 
 def _up(fd: int, identity: tuple[int, int]) -> int:
-    """Open the directory that another one was entered from.
+    """Open the parent of a directory, which must have the given identity.
 
     Raises:
-        MovedError: that one lies elsewhere now.
+        MovedError: the directory was moved.
     """
     above = os.open("..", _DIRECTORY, dir_fd=fd)
     if _identity(os.fstat(above)) != identity:

@@ -1,14 +1,12 @@
-"""What the VFS hands to the next program of the same host, and how it takes it over.
-
-Places, policies, clients and open files as plain structures and back.
+"""The hand-over of places, policies, clients and open files, as plain structures.
 
 Rules of this file.
 
-1. A descriptor is its number: it stays the same across exec(2), and with it what hangs
-   on the open file: its lock (flock), the lease of a name that it does not have yet.
-2. Nothing is resolved anew: a directory that was renamed meanwhile is still the place
-   that it was, and a right is the one that was given (spec A3, A4).
-3. What has no form (a file that is no descriptor) is refused by name.
+1. A descriptor is handed over by its number, which stays the same across exec(2); so do
+   the locks of its open file (flock).
+2. No path is resolved again: a place stays the directory that it was, also if it was
+   renamed, and a right stays as it was given (spec A3, A4).
+3. An object without such a form (a file without a descriptor) is refused by name.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLICY_EXTRAS = ("image_tokens", "model", "quota", "tools")
-"""What a policy may hold beside files, by name: plain values, or sets of them."""
+"""The attributes of a policy beside its places: plain values, or sets of them."""
 
 
 class PlaceState(msgspec.Struct):
@@ -55,7 +53,7 @@ class PlaceState(msgspec.Struct):
 
 
 class PolicyState(msgspec.Struct):
-    """A policy; places are numbers in the list of their keeper."""
+    """A policy; places are numbers in ``Numbering.places``."""
 
     top_level: bool
     cwd_fd: int
@@ -65,7 +63,7 @@ class PolicyState(msgspec.Struct):
 
 
 class StagedState(msgspec.Struct):
-    """What a staged file has beside its descriptor; see ``StagedHandle``."""
+    """The state of a staged file beside its descriptor; see ``StagedHandle``."""
 
     place_fd: int
     dir_fd: int
@@ -75,7 +73,7 @@ class StagedState(msgspec.Struct):
 
 
 class FileState(msgspec.Struct):
-    """An open file; ``place`` is a number, as for a policy."""
+    """An open file; ``place`` is a number, as in a policy."""
 
     fileno: int
     name: bytes
@@ -91,12 +89,12 @@ class FileState(msgspec.Struct):
     is_removed: bool = False
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors that are the file's own."""
+        """Return the descriptors that the file owns."""
         return (self.fd,) if self.staged is None else (self.fd, self.staged.dir_fd)
 
 
 class ClientState(msgspec.Struct):
-    """A client, and what its ledger says; ``policy`` is a number, as for a place."""
+    """A client with its ledger; ``policy`` is a number in ``Numbering.policies``."""
 
     id: str
     pipe_id: str
@@ -110,20 +108,20 @@ class ClientState(msgspec.Struct):
 
 
 class CounterState(msgspec.Struct):
-    """The next of the numbers that are never given twice (I4)."""
+    """The next client id and fileno, which are never given twice (I4)."""
 
     client: int
     fileno: int
 
 
 class Numbering:
-    """Numbers for the places and policies that several objects name.
+    """Numbers for the places and policies to which several objects refer.
 
-    Each place is owned by one child or conversation; others only name it.
+    Each place is owned by one child or conversation; others only refer to it.
 
     Attributes:
-        places: what was taken down of each, by its number.
-        policies: as above.
+        places: the state of each place, by its number.
+        policies: the state of each policy, by its number.
         fds: every descriptor that is handed over.
     """
 
@@ -135,15 +133,15 @@ class Numbering:
         self._policies: dict[int, int] = {}
 
     def number_place(self, place: Place) -> int:
-        """Return the number of a place that something else owns."""
+        """Return the number of a place that another object owns."""
         number = self._places.get(id(place))
         if number is None:
             number = self._places[id(place)] = len(self.places)
             self.places.append(place_state(place))
         return number
 
-    def number_owned(self, place: Place) -> int:
-        """Return the number of a place whose owner is handed over, with its descriptor."""
+    def number_owned_place(self, place: Place) -> int:
+        """Return the number of a place, and add its descriptors to ``fds``."""
         self.fds.update(place.backend.descriptors())
         return self.number_place(place)
 
@@ -159,20 +157,20 @@ class Numbering:
 
 
 class Numbered(NamedTuple):
-    """The places and policies that were taken down, by their numbers."""
+    """The restored places and policies, by their numbers."""
 
     places: list[Place]
     policies: list[Policy]
 
 
-# Taking down
+# Snapshots
 
 
 def place_state(place: Place) -> PlaceState:
-    """Take a place down.
+    """Return the state of a place.
 
     Raises:
-        HandoverError: it is no directory of the host.
+        HandoverError: the place is no directory of the host.
     """
     backend = place.backend
     if not isinstance(backend, HostDirectory):
@@ -194,7 +192,7 @@ def place_state(place: Place) -> PlaceState:
 
 
 def policy_state(policy: Policy, places: list[int], root: int | None) -> PolicyState:
-    """Take a policy down, whose places have these numbers."""
+    """Return the state of a policy whose places have these numbers."""
     return PolicyState(
         top_level=policy.top_level,
         cwd_fd=policy.host.dir_fd,
@@ -209,10 +207,10 @@ def policy_state(policy: Policy, places: list[int], root: int | None) -> PolicyS
 
 
 def file_state(file: OpenFile, place: int | None) -> FileState:
-    """Take an open file down.
+    """Return the state of an open file.
 
     Raises:
-        HandoverError: it is no descriptor, or something is still to be done to it.
+        HandoverError: the file has no descriptor, or must still be truncated.
     """
     handle = file.handle
     if not isinstance(handle, HostHandle) or handle.fd < 0 or file.must_empty:
@@ -243,7 +241,7 @@ def file_state(file: OpenFile, place: int | None) -> FileState:
 
 
 def client_state(client: Client, policy: int) -> ClientState:
-    """Take a client down, with what its ledger says."""
+    """Return the state of a client and its ledger."""
     ledger = client.ledger
     return ClientState(
         id=client.id,
@@ -259,16 +257,16 @@ def client_state(client: Client, policy: int) -> ClientState:
 
 
 def counter_state(fs: Filesystem) -> CounterState:
-    """Take the counters down; each loses a number, which nobody gets."""
+    """Return the state of the counters; each skips a number."""
     tables = fs.tables
     return CounterState(next(tables._client_ids), next(tables.filenos))
 
 
-# Putting together
+# Restoring
 
 
 def place_from(state: PlaceState) -> Place:
-    """Return the place that was taken down."""
+    """Return the place of a state."""
     backend = HostDirectory(state.fd, beneath=state.beneath)
     if state.is_mount:
         backend = MountDirectory(state.fd, state.user)
@@ -286,15 +284,15 @@ def place_from(state: PlaceState) -> Place:
 
 
 def policy_from(state: PolicyState, places: list[Place]) -> Policy:
-    """Return the policy that was taken down.
+    """Return the policy of a state.
 
     Args:
-        state: what was taken down.
+        state: the state.
         places: all places, by their numbers.
     """
     root = None if state.root is None else places[state.root]
     policy = Policy((), top_level=state.top_level, cwd_fd=state.cwd_fd, root=root)
-    # After the fact: rights that lie in one another were shared when they were given.
+    # Set afterwards: places in one another have already shared their rights.
     policy.places = tuple(places[number] for number in state.places)
     policy.is_distant = any(place.is_distant for place in policy.places)
     for name, value in state.more.items():
@@ -303,7 +301,7 @@ def policy_from(state: PolicyState, places: list[Place]) -> Policy:
 
 
 def ledger_from(state: ClientState, parent: Ledger | None) -> Ledger:
-    """Return the ledger of a client, with what is used of it."""
+    """Return the ledger of a client's state, with its use."""
     open_files, clients, size_bytes, files = state.limits
     ledger = Ledger(
         parent,
@@ -322,7 +320,7 @@ def ledger_from(state: ClientState, parent: Ledger | None) -> Ledger:
 def client_from(
     state: ClientState, policy: Policy, ledger: Ledger, parent: Client | None
 ) -> Client:
-    """Return the client that was taken down; it is in no table yet."""
+    """Return the client of a state; it is in no table yet."""
     client = Client(state.id, state.pipe_id, policy, ledger, parent)
     client.pid = state.pid
     client.connected_at = state.connected_at
@@ -330,14 +328,14 @@ def client_from(
 
 
 def enter_client(fs: Filesystem, client: Client) -> None:
-    """Put a client back into the table."""
+    """Put a restored client into the table."""
     fs.enter(client)
 
 
 def enter_file(
     fs: Filesystem, client: Client, state: FileState, place: Place | None
 ) -> OpenFile:
-    """Put an open file back into the tables; it is charged already."""
+    """Put a restored file into the tables; it is charged already."""
     ledger = client.ledger
     file = OpenFile(
         state.fileno,
@@ -367,7 +365,7 @@ def _handle_from(state: FileState, place: Place | None) -> HostHandle:
     staged = state.staged
     if staged is None:
         return HostHandle(state.fd, opened)
-    # Not by its class: that would open a new file.
+    # Not by its constructor, which would open a new file.
     handle = StagedHandle.__new__(StagedHandle)
     HostHandle.__init__(handle, state.fd, opened)
     backend = None if place is None else place.backend
@@ -381,13 +379,13 @@ def _handle_from(state: FileState, place: Place | None) -> HostHandle:
 
 
 def enter_counters(fs: Filesystem, state: CounterState) -> None:
-    """Go on counting where the program before has stopped (I4)."""
+    """Set the counters to continue those of the program before (I4)."""
     fs.tables._client_ids = count(state.client)
     fs.tables.filenos = count(state.fileno)
 
 
 def text_as_bytes(value: object) -> object:
-    """Return a plain structure with bytes for text: what is not UTF-8 has no other form."""
+    """Return a plain structure with bytes for text, so that it may be not UTF-8."""
     match value:
         case str():
             return os.fsencode(value)
@@ -400,7 +398,7 @@ def text_as_bytes(value: object) -> object:
 
 
 def bytes_as_text(value: object) -> object:
-    """Return what ``text_as_bytes`` was given, with lists for tuples."""
+    """Return the inverse of ``text_as_bytes``, with lists for tuples."""
     match value:
         case bytes():
             return os.fsdecode(value)
@@ -413,15 +411,15 @@ def bytes_as_text(value: object) -> object:
 
 
 def state_from(left: object, form: type[T], what: str) -> T:
-    """Return a part of the state that was handed over as plain values.
+    """Return a struct from the plain values of a hand-over.
 
     Args:
         left: the values.
-        form: the struct that they are.
-        what: is to be taken over, for the error.
+        form: the struct.
+        what: the name of the part, for the error.
 
     Raises:
-        HandoverError: they are another program's.
+        HandoverError: the values come from another version of the program.
     """
     try:
         return msgspec.convert(left, form)

@@ -1,7 +1,7 @@
-"""What clients have used of what they may: one count for a client and all beneath it.
+"""Ledgers: the limits and use of a client and of all clients nested in it.
 
-What a client and everything nested in it use is charged to the client and to every ancestor
-in one step, or to none (spec S7; ``hostlib.accounts``).
+A use is charged to the client and to all its ancestors in one step, or to none (spec S7;
+``hostlib.accounts``).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     Accounts = tuple[Account[int], Account[int], Account[int], Account[int]]
 
 MOST_MEMORY_BYTES = 96 * 1024 * 1024
-"""Memory that the requests of one child reserve at once, in all their forms: six times the
-longest one, and less than 128 MiB with what is not counted (spec S5)."""
+"""Most memory that the requests of one child reserve at once: six times the longest one;
+with memory that is not counted it stays below 128 MiB (spec S5)."""
 
 SHARE = 2
-"""Connections of one child that one turn serves: with more it would have more of the
-host's time than a child that has one."""
+"""Connections of one child that are served in one turn of the loop; with more a child would
+get more of the host's time than a child with one connection."""
 
 
 class BoundedFile(Protocol):
-    """What a ledger knows of an open file."""
+    """The part of an open file that a ledger uses."""
 
     @property
     def handle(self) -> Handle:
@@ -41,19 +41,19 @@ class BoundedFile(Protocol):
 
     @property
     def staged(self) -> bool:
-        """Whether it has no name before it is closed."""
+        """Whether it gets its name only when it is closed."""
 
 
 class OpenSet:
-    """Open files, and what tells the file of each from any other.
+    """Open files, by the identity (device and inode) of each.
 
-    Whether a file is open is told at once, however many are: a child that ends may have
-    removed all that it has open, and others wait meanwhile (spec S5).
+    Looking up an identity takes constant time: a child that ends may have removed many
+    open files, and other clients wait meanwhile (spec S5).
 
     Attributes:
-        removed: those of which who counts here took the last name: what they have grown
-            by is given back at their last close. Of what somebody else has removed
-            nothing is: that one has it back already, or nobody was charged for it.
+        removed: files whose last name a client of this ledger removed: their charge is
+            given back at their last close.  Files that others removed are not in it:
+            their charge was given back already, or never made.
     """
 
     __slots__ = ("_counts", "_files", "removed")
@@ -70,18 +70,18 @@ class OpenSet:
         return identity in self._counts
 
     def add(self, file: BoundedFile, *, is_removed: bool = False) -> None:
-        """Count an open file, and whether it is one of those that were removed."""
+        """Add an open file, and whether it is one of ``removed``."""
         self._files[file] = identity = file.handle.identity()
         self._counts[identity] = self._counts.get(identity, 0) + 1
         if is_removed:
             self.removed.add(identity)
 
     def has_removed(self, file: BoundedFile) -> bool:
-        """Tell whether who counts here took the last name of an open file."""
+        """Return whether a client of this ledger removed a file's last name."""
         return self._files[file] in self.removed
 
     def remove(self, file: BoundedFile) -> bool:
-        """Forget an open file; tell whether it was the last one of a removed file."""
+        """Remove an open file; return whether it was the last one of a removed file."""
         identity = self._files.pop(file)
         self._counts[identity] -= 1
         if self._counts[identity]:
@@ -93,34 +93,34 @@ class OpenSet:
 
 
 class Ledger:
-    """What one client and all beneath it have used of what they may.
+    """The limits and use of one client and of all clients beneath it.
 
     Args:
-        parent: whose use this is part of.
+        parent: the ledger that is charged as well.
         open_files: most open files at once; None is no bound of its own.
         clients: most clients at once.
-        size_bytes: most that files may grow by.
-        files: most files that may be made.
-        file_bytes: the largest that a file may grow to; None is no bound of its own.
+        size_bytes: most growth of files.
+        files: most new files.
+        file_bytes: largest size of a file; None is no bound of its own.
 
     Attributes:
-        open_files: files that are open now.
-        clients: clients that are connected now.
-        size_bytes: what files have grown by.
-        files: entries that were made; for each file that is staged, one is reserved.
+        open_files: account of open files.
+        clients: account of connected clients.
+        size_bytes: account of the growth of files.
+        files: account of new entries; one is reserved for each staged file.
         bounds_size: here or above, growth is bounded.
         max_file_bytes: the least of the bounds on one file, here and above.
         bounds_files: here or above, the number of files is bounded.
-        before: (bytes, files, closed directories) that lay beneath its places before any
-            of what is charged; None while nobody has looked (``vfs.growth``).
-        open: open files whose growth is bounded, over the whole tree of ledgers.
-        too_large: how often its own bound on the size of a file refused something.
-        memory_bytes: what its requests have reserved: of the topmost ledger alone.
+        before: (bytes, files, closed directories) of its places before all charges;
+            None before the first look (``vfs.growth``).
+        open: open files whose growth is bounded, of the whole tree of ledgers.
+        too_large: number of refusals by its own bound on the size of a file.
+        memory_bytes: memory that requests have reserved; in the topmost ledger only.
         threads: bounds the worker threads of the whole tree of ledgers.
-        sends: bounds the files of which a piece is sent in one turn of the loop, for the
-            whole tree: of the topmost ledger alone.
-        turn: who changes what is bounded in a worker thread has it, over the whole tree;
-            None where neither growth nor files are.
+        sends: bounds the large files that are sent in one turn of the loop, for the
+            whole tree; in the topmost ledger only.
+        turn: held by a task that changes a bounded amount in a worker thread, for the
+            whole tree; None if neither growth nor files are bounded.
     """
 
     __slots__ = (
@@ -182,34 +182,34 @@ class Ledger:
 
     @property
     def accounts(self) -> Accounts:
-        """Its accounts: open files, clients, bytes, files."""
+        """The accounts of open files, clients, bytes and files."""
         return self.open_files, self.clients, self.size_bytes, self.files
 
     @property
     def threads(self) -> trio.CapacityLimiter:
-        """What bounds the worker threads of a child, with all that is nested in it."""
+        """The limiter of the worker threads of a child and its nested clients."""
         if self.parent is not None:
             return self.parent.threads
-        if self._threads is None:  # most need none, and it is a part of each start
+        if self._threads is None:  # made late: most children never need it
             self._threads = trio.CapacityLimiter(THREADS_PER_CHILD)
         return self._threads
 
     @property
     def sends(self) -> trio.CapacityLimiter:
-        """What bounds how many connections of a child a turn sends large files to.
+        """The limiter of connections to which one turn of the loop sends large files.
 
-        Precondition: it is the child's own, which has no parent.
+        Precondition: this ledger has no parent.
         """
         if self._sends is None:  # as above
             self._sends = trio.CapacityLimiter(SHARE)
         return self._sends
 
     def reserve_memory(self, size_bytes: int, most_bytes: int) -> bool:
-        """Reserve memory for a request of its child, or nothing; tell whether.
+        """Reserve memory for a request of its child; return whether there was room.
 
         Args:
-            size_bytes: a negative size gives back and is always taken.
-            most_bytes: what the child may have reserved then.
+            size_bytes: a negative size gives back, and is always accepted.
+            most_bytes: most memory that the child may then have reserved.
         """
         if self.parent is not None:
             return self.parent.reserve_memory(size_bytes, most_bytes)
@@ -219,7 +219,7 @@ class Ledger:
         return True
 
     def allows_file_of(self, size: int) -> bool:
-        """Tell whether a file may be so large, here and above."""
+        """Return whether a file may have a size, here and above; count a refusal."""
         if self.max_file_bytes is None or size <= self.max_file_bytes:
             return True
         node: Ledger | None = self
@@ -234,12 +234,12 @@ _NOBODY_WAITS = nullcontext()
 
 
 def turn_of(ledger: Ledger | None) -> AbstractAsyncContextManager[None]:
-    """Return what to hold while a thread changes what a ledger counts."""
+    """Return the turn to hold while a thread changes an amount of a ledger."""
     turn = None if ledger is None else ledger.turn
     return _NOBODY_WAITS if turn is None else turn
 
 
 def must_wait(ledger: Ledger | None) -> bool:
-    """Tell whether a change in the Trio thread has to wait for its turn."""
+    """Return whether a change in the Trio thread must wait for a turn."""
     turn = None if ledger is None else ledger.turn
     return turn is not None and turn.is_taken

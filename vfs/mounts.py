@@ -1,15 +1,15 @@
-"""How each mounted file system is read and written: inline, or by a worker thread.
+"""Mounted file systems; whether each is used inline or in a thread.
 
 Rules of this file.
 
 1. A call that does not wait runs inline: one hop to a thread costs 100 us, a cached
-   4 KiB read 1 us.  ``RWF_NOWAIT`` tells the two apart for reads: data in memory comes
-   at once, anything else raises ``BlockingIOError``.
-2. A mount whose inline writes turn slow is written through threads for a while, then
-   tried again (``Mount.note``).  A write is slow that waits for the disk, and not one
-   that waits for a processor.
+   4 KiB read 1 us.  A read with ``RWF_NOWAIT`` returns data that is in memory, and raises
+   ``BlockingIOError`` for other data.
+2. A mount whose inline writes become slow is written through threads for a while, then
+   tried again (``Mount.note``).  Only a write that waits for the disk counts as slow, not
+   one that waits for a processor.
 
-Sources: preadv2(2); ``hostlib.linux.mount_table`` for what is mounted.
+Sources: preadv2(2); ``hostlib.linux.mount_table`` for the mounts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hostlib.linux.mount_table import UNKNOWN, MountTable, is_passing
-from hostlib.threads import times_slept
+from hostlib.threads import count_sleeps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,19 +29,19 @@ INLINE_WRITE_BYTES = 1024 * 1024
 """Longest write that runs inline: about 200 us into the page cache."""
 
 SLOW_WRITE_S = 0.02
-"""An inline write that takes longer marks its mount: other clients have waited."""
+"""An inline write that takes longer marks its mount as slow: other clients waited."""
 
 SLOW_MOUNT_S = 5.0
-"""How long a marked mount is written through threads."""
+"""How long a slow mount is written through threads."""
 
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 
 _NOWAIT_FILE_SYSTEMS = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "f2fs"})
-"""Where RWF_NOWAIT tells data in memory from data on the disk; elsewhere (network and
-user-space file systems) every read goes to a thread."""
+"""File systems on which RWF_NOWAIT works; on others (network and user-space file systems)
+every read goes to a thread."""
 
 _EXACT_FILE_SYSTEMS = (_NOWAIT_FILE_SYSTEMS - {"xfs"}) | _MEMORY_FILE_SYSTEMS
-"""Where room that nobody asked for is not allocated; xfs does, and so what lies on it."""
+"""File systems that do not allocate ahead; xfs does, and so do file systems on top of it."""
 
 _LOCAL_FILE_SYSTEMS = frozenset(
     {
@@ -51,8 +51,8 @@ _LOCAL_FILE_SYSTEMS = frozenset(
         *("ntfs3", "zfs", "bcachefs", "jfs", "nilfs2", "reiserfs", "proc", "sysfs"),
     }
 )
-"""What answers by itself.  Any other may wait for a machine or a process that is gone:
-there even an OPEN or a CLOSE is no business of the Trio thread."""
+"""File systems that need no other machine or process.  Calls on others may wait for one
+that is gone, so even an OPEN or a CLOSE there does not run in the Trio thread."""
 
 
 def _pread_nowait(fd: int, size: int, offset: int) -> bytes:
@@ -68,7 +68,7 @@ def _pread_nowait(fd: int, size: int, offset: int) -> bytes:
     except OSError as why:
         if why.errno != errno.EOPNOTSUPP:
             raise
-        # This file system knows the flag, this file does not: let a thread read.
+        # The file system has the flag, this file does not: let a thread read.
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
     return bytes(buffer) if got == size else bytes(buffer[:got])
 
@@ -78,23 +78,21 @@ def _pread_never(fd: int, size: int, offset: int) -> bytes:
 
 
 class Mount:
-    """How one mounted file system is to be read and written.
+    """One mounted file system, and how it is read and written.
 
     Attributes:
-        kind: of file system, as the table of mounts calls it; ``unknown`` for one that is
-            not in there.
-        is_proc: it shows processes, or nobody knows whether it does.
-        in_memory: nothing on it ever waits for a disk.
-        allocates_ahead: while a file is written, it may allocate twice as much again, for
-            what may follow.
+        kind: its kind in the mount table; ``unknown`` if the table does not have it.
+        is_proc: it shows processes, or may do so.
+        in_memory: calls on it never wait for a disk.
+        allocates_ahead: while a file is written, it may allocate twice as much again.
         inline: small writes may run in the Trio thread now.
-        is_sure: nothing was mounted or unmounted since its kind was looked up.
-        is_asked_about: its device number may be another one's by now: ``mount_of`` is to
-            be asked each time.
+        is_sure: no mount has changed since its kind was looked up.
+        is_asked_about: its device number may have been reused, so callers must call
+            ``mount_of`` each time.
         is_distant: any call may wait for another machine or process.
         read: ``pread(fd, size, offset)`` that never waits: it raises
-            ``BlockingIOError`` where the data is not in memory, may answer less than
-            there is, and answers nothing only at the end of the file.
+            ``BlockingIOError`` if the data is not in memory, may return less than there
+            is, and returns nothing only at the end of the file.
     """
 
     __slots__ = (
@@ -132,10 +130,10 @@ class Mount:
         """Record how long an inline write took.
 
         Args:
-            seconds: that long.
-            slept: ``times_slept`` at its beginning; -1 where nobody asked.
+            seconds: duration of the write.
+            slept: ``count_sleeps`` at its beginning; -1 if unknown.
         """
-        if seconds > SLOW_WRITE_S and not self.in_memory and times_slept() != slept:
+        if seconds > SLOW_WRITE_S and not self.in_memory and count_sleeps() != slept:
             self.inline = False
             self._slow_until = time.monotonic() + SLOW_MOUNT_S
 
@@ -146,21 +144,21 @@ class Mount:
 
 
 MOUNTS: dict[int, Mount] = {}
-"""Mounts by device number (``st_dev``), as ``mount_of`` found them."""
+"""Mounts by device number (``st_dev``); filled by ``mount_of``."""
 
 _held: dict[int, int] = {}
-"""How often a device number is held (``hold_device``)."""
+"""Device number -> number of its holders (``hold_device``)."""
 
 _table = MountTable()
 
 
 def mount_of(device: int, fd: int = -1) -> Mount:
-    """Return the mount of a device number; it is looked up anew when mounts have changed.
+    """Return the mount of a device number, looked up again if mounts have changed.
 
     Args:
         device: ``st_dev``.
-        fd: something on it: some file systems (overlay, the subvolumes of btrfs) give
-            their files devices that the table of mounts does not name.
+        fd: a descriptor on it: some file systems (overlay, the subvolumes of btrfs) give
+            their files devices that the mount table does not have.
     """
     with _table.lock:
         return _look_up(device, fd)
@@ -181,44 +179,42 @@ def _look_up(device: int, fd: int) -> Mount:
 
 
 def hold_device(device: int, fd: int) -> Mount:
-    """Record that something of a file system stays open: its number stays its own.
+    """Record that a descriptor on a device stays open, and return the device's mount.
 
-    What is opened there need not ask about it, which would be a twentieth of an OPEN.
+    The number cannot be reused while it is held, so an OPEN there does not check it, which
+    would take a twentieth of its time.
 
     Args:
-        device: its number, for ``let_go_of``.
-        fd: what stays open.
-
-    Returns:
-        What ``mount_of`` would.
+        device: its number, for ``release_device``.
+        fd: the descriptor that stays open.
     """
     with _table.lock:
-        # Before it counts as held: what was believed may be of one that had the number.
+        # Look up before it counts as held: the cached mount may be one that had the number.
         mount = _look_up(device, fd)
         _held[device] = _held.get(device, 0) + 1
         mount.is_asked_about = mount.kind == UNKNOWN
     return mount
 
 
-def let_go_of(device: int) -> None:
-    """Record that what was held is about to be closed."""
+def release_device(device: int) -> None:
+    """Record that a holder of a device is about to close its descriptor."""
     with _table.lock:
         _held[device] -= 1
         if not _held[device]:
             del _held[device]
             if device in MOUNTS:
-                _doubt(MOUNTS[device])
+                _invalidate(MOUNTS[device])
 
 
 def other_names(path: str) -> frozenset[str]:
-    """Return what else a directory without links is called; ``MountTable.other_names``."""
+    """Return the other paths of a directory; see ``MountTable.other_names``."""
     with _table.lock:
         _notice_changes()
         return _table.other_names(path)
 
 
 def has_mounts_within(path: str) -> bool:
-    """Tell whether something is mounted in a directory without links."""
+    """Return whether there are mounts in a directory (a path without links)."""
     with _table.lock:
         _notice_changes()
         return _table.has_mounts_within(path)
@@ -228,13 +224,13 @@ def _notice_changes() -> None:
     if _table.has_changed():
         for device, mount in MOUNTS.items():
             if device not in _held or mount.kind == UNKNOWN:
-                _doubt(mount)
+                _invalidate(mount)
 
 
-def _doubt(mount: Mount) -> None:
+def _invalidate(mount: Mount) -> None:
     mount.is_asked_about, mount.is_sure = True, False
 
 
-def table_of_mounts() -> tuple[int, ...]:
-    """Return the descriptor by which this process hears of mounts, if it has one."""
+def mount_table_descriptors() -> tuple[int, ...]:
+    """Return the descriptor of the mount table, if this process holds it."""
     return _table.descriptors()

@@ -1,9 +1,7 @@
-"""What is done to names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1).
+"""Operations on names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1).
 
-Every place that a name's text may lie in is asked, nearest first, as for OPEN
-(``filesystem`` has the rules).
-
-Where a place is distant (``mounts``) a worker thread does all that looks at it.
+Each place that may hold the name is tried, nearest first, as for OPEN (``opening``).  A
+worker thread does all calls on a distant place (``mounts``).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hostlib.threads import in_thread
 from vfs.backends import MODES
-from vfs.errors import AccessDeniedError, UnavailableError, about_the_target
+from vfs.errors import AccessDeniedError, UnavailableError, deny_as_target
 from vfs.ledger import turn_of
 
 if TYPE_CHECKING:
@@ -31,30 +29,30 @@ T = TypeVar("T")
 
 
 def stat(client: Client, name: bytes, *, claim: bool) -> FileStatus:
-    """Tell size, time and kind of a name (spec X1)."""
+    """Return size, time and kind of a name (spec X1)."""
     places = _places(client, name, claim=claim, read=True)
     return _ask(places, lambda backend, rest: backend.stat(rest))
 
 
 async def stat_waiting(client: Client, name: bytes, *, claim: bool) -> FileStatus:
-    """Tell it like ``stat``, in a worker thread."""
+    """Return the same as ``stat``, in a worker thread."""
     look = partial(stat, client, name, claim=claim)
     return await in_thread(look, share=client.ledger.threads)
 
 
 async def wait_reachable(client: Client, name: bytes) -> None:
-    """Wait, in a worker thread, until an OPEN or NARROW in a distant place need not.
+    """Wait in a worker thread until a distant place answers, for an OPEN or NARROW.
 
-    The file is opened and closed, nothing more: what the OPEN does then finds a
-    server that has just answered.  What is wrong the OPEN will say.
+    It opens and closes the file, so that the server has just answered when the OPEN comes.
+    Errors are left to the OPEN.
     """
-    await in_thread(_knock, client.policy, name, share=client.ledger.threads)
+    await in_thread(_probe, client.policy, name, share=client.ledger.threads)
 
 
 async def list_waiting(
     client: Client, name: bytes, *, claim: bool, limit: int
 ) -> list[tuple[bytes, str]]:
-    """List a directory, in a worker thread: it may be a long one (spec X1).
+    """List a directory in a worker thread, for it may be long (spec X1).
 
     Raises:
         OSError: ``EOVERFLOW``: it has more than ``limit`` entries, or as for OPEN.
@@ -68,23 +66,23 @@ async def list_waiting(
 
 
 def make_directory(client: Client, name: bytes, *, claim: bool) -> None:
-    """Make a directory; it counts as a file that was made (spec X1).
+    """Make a directory, and charge it as a file (spec X1).
 
-    Precondition: nobody else has the turn (``ledger.must_wait``).
+    Precondition: no task has the turn (``ledger.must_wait``).
     """
     places = _places(client, name, claim=claim, write=True)
-    with _charged_file(client.ledger):
+    with _charge_file(client.ledger):
         _ask(places, lambda backend, rest: backend.make_directory(rest))
 
 
 async def make_directory_waiting(client: Client, name: bytes, *, claim: bool) -> None:
-    """Make it like ``make_directory``, in a worker thread."""
+    """Make a directory like ``make_directory``, in a worker thread."""
     find = partial(_places, client, name, claim=claim, write=True)
     ledger = client.ledger
     async with turn_of(ledger):
         places = await in_thread(find, share=ledger.threads)
         make = partial(_ask, places, lambda where, rest: where.make_directory(rest))
-        with _charged_file(ledger):
+        with _charge_file(ledger):
             await in_thread(make, share=ledger.threads)
 
 
@@ -108,11 +106,11 @@ async def remove_waiting(client: Client, name: bytes, *, claim: bool) -> None:
 async def rename_waiting(
     client: Client, old: bytes, new: bytes, *, claim: bool
 ) -> None:
-    """Rename within what the client may write, in a worker thread (spec X1)."""
+    """Rename a file or directory, in a worker thread (spec X1)."""
 
     def rename() -> Removed | None:
         sources = _places(client, old, claim=claim, read=True, write=True)
-        with about_the_target():
+        with deny_as_target():
             targets = _places(client, new, claim=claim, write=True)
         return _ask(
             sources,
@@ -131,9 +129,9 @@ async def rename_waiting(
 
 
 def credit(ledger: Ledger | None, removed: Removed | None) -> None:
-    """Give back the size of what is gone, or have its last close do that.
+    """Give back the size of a removed file, now or at its last close.
 
-    Precondition: it went during the caller's turn.
+    Precondition: it was removed during the caller's turn.
     """
     if ledger is None or not ledger.bounds_size:
         return
@@ -153,7 +151,7 @@ def _places(
     read: bool = False,
     write: bool = False,
 ) -> list[tuple[Backend, bytes]]:
-    """Return (backend, rest of the name) of every place to ask, nearest first.
+    """Return (backend, rest of the name) of every place to try, nearest first.
 
     May wait for a distant root.
 
@@ -169,10 +167,10 @@ def _places(
 
 
 def _ask(places: list[tuple[Backend, bytes]], call: Callable[[Backend, bytes], T]) -> T:
-    """Return what the nearest place says that the name does not lead out of.
+    """Return the result of a call on the nearest place that holds the name.
 
     Raises:
-        AccessDeniedError: it leads out of each of them.
+        AccessDeniedError: the name leads out of each place.
         OSError: as for OPEN.
     """
     denied = AccessDeniedError
@@ -180,16 +178,16 @@ def _ask(places: list[tuple[Backend, bytes]], call: Callable[[Backend, bytes], T
         try:
             return call(backend, rest)
         except AccessDeniedError as why:
-            denied = type(why)  # the next, as for OPEN (``opening``)
+            denied = type(why)  # try the next place, as OPEN does (``opening``)
     raise denied
 
 
 @contextlib.contextmanager
-def _charged_file(ledger: Ledger) -> Iterator[None]:
-    """Charge an entry that is made inside, unless that fails.
+def _charge_file(ledger: Ledger) -> Iterator[None]:
+    """Charge an entry that the block makes; give it back if the block fails.
 
     Raises:
-        OSError: ``EDQUOT``: no more may be made.
+        OSError: ``EDQUOT``: the limit of files is reached.
     """
     if not ledger.files.charge(1):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
@@ -200,7 +198,7 @@ def _charged_file(ledger: Ledger) -> Iterator[None]:
         raise
 
 
-def _knock(policy: Policy, name: bytes) -> None:
+def _probe(policy: Policy, name: bytes) -> None:
     with contextlib.suppress(AccessDeniedError, UnavailableError):
         policy.check_available()
         for place, rest in policy.candidates(name, read=False, write=False):

@@ -1,11 +1,11 @@
-"""How an OPEN finds its file: which place is asked, and what making a file costs.
+"""Finding the file of an OPEN in the client's places, and charging new files.
 
 Rules of this file.
 
-1. Every place that a name's text may lie in is asked, nearest first, until the kernel
-   says that one holds it (spec A3, A4).
-2. Where the number of files is bounded, a file is charged before it is made; one that
-   is staged takes its name later or never, so room is only reserved for it.
+1. Each place that may hold the name is tried, nearest first, until the kernel finds that
+   one holds it (spec A3, A4).
+2. If the number of files is bounded, a file is charged before it is made; for a staged
+   file, which gets its name later or never, an entry is only reserved.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ def open_restricted(
     """Open a name in the restricted view (spec A3).
 
     Returns:
-        (the handle, where it was found, whether it is staged, the entry that is
-        reserved for it).
+        (the handle, its place, whether it is staged, the entry reserved for it).
 
     Raises:
-        AccessDeniedError: no place holds the name with the rights that it takes.
+        AccessDeniedError: no place holds the name with the rights of the mode.
         OSError: the open failed.
     """
     for place, rest in policy.candidates(name, read=mode.reads, write=mode.writes):
@@ -53,10 +52,10 @@ def open_restricted(
 def open_staged(
     policy: Policy, name: bytes, ledger: Ledger, *, top_level: bool
 ) -> tuple[Handle, Place | None, Reservation[int] | None]:
-    """Open a file that takes a name later, wherever it may be written.
+    """Open a staged file, in any place that may be written.
 
     Returns:
-        (the handle, where it was found, the entry that is reserved for it).
+        (the handle, its place, the entry reserved for it).
 
     Raises:
         AccessDeniedError: no place that may be written holds the name.
@@ -78,10 +77,10 @@ def open_staged(
 def open_in(
     backend: Backend, name: bytes, mode: Mode, ledger: Ledger, *, staged: bool
 ) -> tuple[Handle, Reservation[int] | None]:
-    """Open a name in one tree, charging a file that is made where that is bounded.
+    """Open a name in one tree; charge a new file if their number is bounded.
 
     Returns:
-        (the handle, the entry that is reserved for what is staged).
+        (the handle, the entry reserved for a staged file).
     """
     if mode.creates and ledger.bounds_files:
         if staged:
@@ -93,7 +92,7 @@ def open_in(
 
 
 def _open_counted(backend: Backend, name: bytes, mode: Mode, ledger: Ledger) -> Handle:
-    """Open where the number of files is bounded: know whether one is made."""
+    """Open a file; charge it if it is made."""
     exclusive = True
     while True:
         try:
@@ -111,7 +110,7 @@ def _open_counted(backend: Backend, name: bytes, mode: Mode, ledger: Ledger) -> 
                 name, mode, create=True, exclusive=exclusive, staged=False
             )
         except FileExistsError:
-            # Somebody made it meanwhile, or it is a link to nothing: once more.
+            # It was made meanwhile, or is a dangling link: try again.
             ledger.files.charge(-1)
             exclusive = False
         except BaseException:
@@ -122,7 +121,7 @@ def _open_counted(backend: Backend, name: bytes, mode: Mode, ledger: Ledger) -> 
 def _open_reserving(
     backend: Backend, name: bytes, mode: Mode, ledger: Ledger
 ) -> tuple[Handle, Reservation[int] | None]:
-    """Open a staged file; reserve an entry unless there is one that it replaces."""
+    """Open a staged file; reserve an entry unless it replaces a file."""
     entry = None
     try:
         backend.open(name, mode, create=False, exclusive=False, staged=False).close()
@@ -139,15 +138,14 @@ def _open_reserving(
     return staged, entry
 
 
-def emptied_at_once(handle: Handle, ledger: Ledger) -> bool:
-    """Truncate a file that was opened with ``w`` and found to be one (O7).
+def truncate_inline(handle: Handle, ledger: Ledger) -> bool:
+    """Truncate a file that was opened with ``w``, if that is quick (O7).
 
     Returns:
-        False if a thread should do it, for there is much to free or the file system is
-        distant: nothing is done.
+        False if a thread must do it: the file is long, or its file system is distant.
 
     Raises:
-        OSError: it could not be done; the handle is closed.
+        OSError: truncating failed; the handle is closed.
     """
     if handle.mount.is_distant:
         return False

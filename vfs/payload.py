@@ -1,15 +1,15 @@
-"""Payloads on their way in, and the memory that requests take until they are answered.
+"""Payloads that are being received, and reservations of memory for requests.
 
 Rules of this file.
 
-1. A payload reaches a file only when its last byte has come (spec W2), so it is kept
-   until then.
+1. A payload is written to a file only when its last byte has come (spec W2), so it is
+   kept until then.
 2. All payloads of all clients share one budget of memory.  Beyond it a payload goes to
-   an unnamed file: nobody waits for somebody else's payload (spec W3).
-3. Memory is taken by what comes, not by what was declared: a payload lies in a mapping
-   whose pages the kernel gives on first touch (attack 15).
-4. A request that is decoded, sent on or answered at length takes more than its payload.
-   It reserves that beforehand, for its child and for the host (attack 42).
+   an unnamed file, so no client waits for another's payload (spec W3).
+3. A payload takes memory as its bytes come, not as declared: it lies in a mapping whose
+   pages the kernel gives on first touch (attack 15).
+4. A request that is decoded, passed on or answered at length needs more memory than its
+   payload.  It reserves that first, for its child and for the host (attack 42).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Final, Self
 
-from hostlib.threads import afterwards
+from hostlib.threads import in_background
 from hostlib.unnamed_files import open_unnamed
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
 
@@ -31,42 +31,42 @@ DEFAULT_BUDGET_BYTES = 64 * 1024 * 1024
 """Memory for payloads over all clients (spec W3)."""
 
 CHILDREN = 8
-"""So many may be at their own bound before another one is refused anything: as many as the
+"""Children that may be at their own bound before the host's bound is reached: as many as a
 usual machine serves well (spec S7)."""
 
 MOST_RESERVED_BYTES = CHILDREN * MOST_MEMORY_BYTES
-"""What the requests of all children reserve at once."""
+"""Most memory that the requests of all children reserve at once."""
 
 ANSWER_BYTES = 4 * 1024 * 1024
-"""What is left for the answers of a child, whatever its requests have reserved: a call that
-fails for lack of it has been paid."""
+"""Memory beside that of requests, for the answers of a child: a call of the model that
+failed for lack of it would have been paid for nothing."""
 
 MUCH_BYTES = 16 * 1024 * 1024
-"""So much of what was freed is worth a call to give it back to the kernel."""
+"""Freed memory that is worth a call to return it to the kernel."""
 
 _CLASSES: Final = ((64 * 1024, 16), (1024 * 1024, 4))
-"""(size, how many are kept) of the mappings that are used again.
+"""(size, number of kept ones) of mappings that are reused.
 
 A fresh 1 MiB costs 256 page faults, about as much as writing it to the file.
 """
 
 LONG_BYTES = 4 * 1024 * 1024
-"""A longer mapping is given back in a thread: 16 MiB take 3 ms."""
+"""A longer mapping is unmapped in a thread: 16 MiB take 3 ms."""
 
 SCRATCH_BYTES = 64 * 1024
-"""Piece in which a spooled or drained payload is received."""
+"""Size of the pieces in which a spooled or drained payload is received."""
 
 
 _READ_BACK_BYTES = 1024 * 1024
-"""A spooled payload is read back in pieces of this size."""
+"""Size of the pieces in which a spooled payload is read back."""
 
 
 class Payload:
     """One payload being received; made by ``PayloadBudget.begin``.
 
     Attributes:
-        left: bytes that have not come yet.
-        size: bytes in all.
+        left: number of bytes that have not come yet.
+        size: number of bytes in all.
     """
 
     __slots__ = ("_budget", "_map", "_spool", "_view", "left", "size")
@@ -91,8 +91,8 @@ class Payload:
         """The descriptor of that file; -1 if there is none."""
         return self._spool
 
-    def received(self) -> bytes:
-        """Return what has come.
+    def read_received(self) -> bytes:
+        """Return the bytes received so far.
 
         Raises:
             OSError: the spool file cannot be read.
@@ -106,11 +106,11 @@ class Payload:
         )
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the file's descriptor; a mapping of it keeps one more of its own."""
+        """Return the spool file's descriptor; a mapping of it holds one more."""
         return (self._spool,) if self._spool >= 0 else ()
 
     def space(self) -> memoryview:
-        """Return where the next bytes are to be received."""
+        """Return the buffer for the next bytes."""
         if self._spool >= 0:
             return self._view[: self.left]
         return self._view[self.size - self.left :]
@@ -126,7 +126,7 @@ class Payload:
         self.left -= count
 
     def add(self, piece: bytes) -> None:
-        """Copy bytes in that were received elsewhere.
+        """Copy received bytes into the payload.
 
         Raises:
             OSError: the spool file could not take them.
@@ -139,7 +139,7 @@ class Payload:
         self.left -= len(piece)
 
     def view(self) -> memoryview:
-        """Return what has come; only when nothing more will."""
+        """Return the received bytes; no more may come then."""
         if self._spool >= 0 and self._map is None:
             size = self.size - self.left
             self._map = mmap.mmap(self._spool, size, prot=mmap.PROT_READ)
@@ -147,7 +147,7 @@ class Payload:
         return self._view[: -self.left] if self.left else self._view
 
     def close(self) -> None:
-        """Give memory and file back; safe to call twice."""
+        """Release memory and file; safe to call twice."""
         room, self._map = self._map, None
         if room is not None:
             self._view.release()
@@ -163,7 +163,7 @@ class Payload:
 
 
 def _unmap(room: mmap.mmap) -> None:
-    # The frames of a call that failed may still hold a part of it; with them it goes.
+    # The frames of a failed call may still hold a view; the mapping goes with them.
     with contextlib.suppress(BufferError):
         room.close()
 
@@ -179,13 +179,13 @@ class PayloadBudget:
 
     Args:
         limit_bytes: most memory at once.
-        spool_dir: where unnamed files are made; the system's temporary directory.
+        spool_dir: directory of unnamed files; None for the system's temporary one.
 
     Attributes:
         used_bytes: memory that payloads may fill now.
-        spooled: payloads that went to a file so far.
+        spooled: number of payloads that went to a file so far.
         reserved_bytes: memory that requests have reserved now.
-        on_freed: called when none is reserved any more, and there was much.
+        on_freed: called when the last reservation of a large sum has ended.
     """
 
     __slots__ = (
@@ -215,14 +215,14 @@ class PayloadBudget:
 
     @property
     def scratch(self) -> memoryview:
-        """Return the one buffer for bytes that are not kept in memory."""
+        """The one buffer for bytes that are not kept in memory."""
         return memoryview(self._scratch)
 
     def begin(self, size: int) -> Payload:
         """Return a payload of ``size`` bytes, at least one, ready to receive.
 
         Raises:
-            OSError: the budget is spent, and no file could be made.
+            OSError: the budget is used up, and no file could be made.
         """
         room_size = _room_for(size)
         if self.used_bytes + room_size > self._limit:
@@ -235,17 +235,17 @@ class PayloadBudget:
         return Payload(self, size, room, -1)
 
     def reservation(self, ledger: Ledger, size_bytes: int = 0) -> Reservation:
-        """Reserve memory for a request of whom a ledger counts.
+        """Return a reservation of memory for a request of a ledger's child.
 
         Raises:
-            OSError: ``ENOMEM``: its child or the host has none left for it.
+            OSError: ``ENOMEM``: the child or the host has too little memory left.
         """
         reservation = Reservation(self, ledger)
         reservation.resize(size_bytes)
         return reservation
 
     def note_reserved(self, more: int) -> None:
-        """Count what a reservation has reserved more, or less."""
+        """Add to the reserved memory; a negative number gives back."""
         self.reserved_bytes += more
         self._most_reserved = max(self._most_reserved, self.reserved_bytes)
         if not self.reserved_bytes:
@@ -254,13 +254,13 @@ class PayloadBudget:
             self._most_reserved = 0
 
     def adopt(self, spool: int, size: int, left: int) -> Payload:
-        """Return a payload whose bytes so far are in a file; the file is its own now."""
+        """Return a payload that owns a file with its bytes so far."""
         payload = Payload(self, size, None, spool)
         payload.left = left
         return payload
 
     def take_back(self, room: mmap.mmap, size: int) -> None:
-        """Take the memory of a payload of ``size`` bytes back."""
+        """Take back the memory of a payload of ``size`` bytes."""
         room_size = _room_for(size)
         self.used_bytes -= room_size
         for class_size, kept in _CLASSES:
@@ -268,16 +268,16 @@ class PayloadBudget:
                 self._free[class_size].append(room)
                 return
         if size > LONG_BYTES:
-            afterwards(_unmap, room)
+            in_background(_unmap, room)
         else:
             _unmap(room)
 
 
 class Reservation:
-    """The memory of one request in all its forms; made by ``PayloadBudget.reservation``.
+    """The reserved memory of one request; made by ``PayloadBudget.reservation``.
 
     Attributes:
-        size_bytes: how much it is now.
+        size_bytes: its present size.
     """
 
     __slots__ = ("_budget", "_ledger", "size_bytes")
@@ -294,15 +294,15 @@ class Reservation:
         self.close()
 
     def add(self, size_bytes: int) -> None:
-        """Reserve so much more for an answer, also of the room that requests leave it."""
+        """Reserve more for an answer, also from ``ANSWER_BYTES``; raise as ``resize``."""
         self._change(size_bytes, MOST_MEMORY_BYTES + ANSWER_BYTES)
 
     def raise_to(self, size_bytes: int) -> None:
-        """Reserve so much in all, unless it is that much already; raise likewise."""
+        """Reserve at least this size in all; raise as ``resize``."""
         self.resize(max(self.size_bytes, size_bytes))
 
     def resize(self, size_bytes: int) -> None:
-        """Reserve so much in all, where what is left for answers stays.
+        """Reserve this size in all, without the part for answers.
 
         Raises:
             OSError: ``ENOMEM``: there is no room for more; nothing has changed.
@@ -310,7 +310,7 @@ class Reservation:
         self._change(size_bytes - self.size_bytes, MOST_MEMORY_BYTES)
 
     def _change(self, more: int, most_bytes: int) -> None:
-        """Reserve so much more, of what one child may have."""
+        """Reserve more, if the child then has at most ``most_bytes``."""
         budget = self._budget
         if more > 0 and budget.reserved_bytes + more > CHILDREN * most_bytes:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -320,12 +320,12 @@ class Reservation:
         self.size_bytes += more
 
     def close(self) -> None:
-        """Give everything back; safe to call twice."""
+        """Release the reservation; safe to call twice."""
         self.resize(0)
 
 
 def _room_for(size: int) -> int:
-    """Return how much memory a payload is charged."""
+    """Return the memory that a payload of a size is charged."""
     for class_size, _ in _CLASSES:
         if size <= class_size:
             return class_size

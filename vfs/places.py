@@ -1,14 +1,14 @@
-"""Places: the directories and single files that a policy is made of.
+"""Places: the directories and single files of a policy.
 
 Rules of this file.
 
-1. A place is a directory descriptor that is held from the start.  A name's text only
-   chooses *which* place is asked; whether the file is beneath that place is the
-   kernel's answer (``paths``).  A wrong guess by text can therefore refuse too much,
-   never allow too much (spec A4).
-2. A place that is one file is held through its directory, links in its name resolved:
-   a file that does not exist yet can be granted, one that is replaced stays granted,
-   one that is replaced by a link is refused.
+1. A place is a directory descriptor that is held from the start.  The text of a name only
+   chooses *which* place is tried; the kernel decides whether the file is beneath it
+   (``hostlib.linux.resolve``).  So a wrong choice can refuse too much, but never allow
+   too much (spec A4).
+2. A place that is one file is held by its directory, with links in its name resolved: it
+   may be granted before it exists, stays granted when it is replaced, and is refused
+   when it is replaced by a link.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from vfs.backends import Backend
 
-# What is left out of an absolute path that is written out: empty names, "." and "..".
+# Components that an absolute path without detours does not have: "", "." and "..".
 _ODD = re.compile(rb"/(?:/|\.{1,2}(?:/|\Z)|\Z)")
 
 PUBLISH_DIRECT = "direct"
@@ -40,21 +40,21 @@ class Place:
     """A directory that names lie beneath, or one file.
 
     Args:
-        backend: the held directory, that of the file for a file; the place owns it.
-        prefixes: absolute texts of the place itself; the first one is what it was
-            asked for by, the last one of ``open_place`` its path without any link.
+        backend: the held directory, for a file its directory; the place owns it.
+        prefixes: absolute paths of the place; the first is the one from the
+            configuration or client, the last of ``open_place`` has no links.
         only: the one entry that is granted; None grants everything beneath.
         read: may be read.
         write: may be written.
-        relative: the way to this place from where relative names start, empty for a
-            root; None where relative names do not reach it (a grant).
+        relative: the place's path from the start of relative names, empty for a root;
+            None if relative names do not reach it (a grant).
         publish: when ``w`` and ``w+`` show: ``direct`` or ``on-close`` (spec A3b).
-        durability: when fsync is paid: ``none``, ``close`` or ``write``.
+        durability: when fsync is called: ``none``, ``close`` or ``write``.
 
     Attributes:
-        identity: what tells the held directory from any other.
+        identity: device and inode of the held directory.
         is_distant: its file system may wait for another machine or process.
-        is_lasting: no path has to name it, for as long as it is held.
+        is_lasting: it needs no path as long as it is held.
     """
 
     __slots__ = (
@@ -96,16 +96,16 @@ class Place:
         self.is_lasting = backend.is_lasting
 
     def fill(self, dir_fd: int) -> None:
-        """Hold the mount that a child has made, of which nothing was asked yet."""
+        """Hold the mount that the child has made; the place was empty before."""
         if not isinstance(self.backend, MountDirectory):
             raise TypeError("a place that was held from the start")
         self.backend.fill(dir_fd)
         self.identity = self.backend.identity()
 
     def beneath(self, name: bytes) -> bytes | None:
-        """Return what of ``name`` lies beneath this place by its text, else None."""
+        """Return the rest of ``name`` beneath this place, by its text; else None."""
         if self.only is not None:
-            # One file: nothing lies beneath it, and `FILE/` is not its name.
+            # A file has nothing beneath it, and `FILE/` is not its name.
             named = name in self.prefixes or name == self.relative
             return self.only if named else None
         if not name.startswith(b"/"):
@@ -117,17 +117,17 @@ class Place:
         return None
 
     def part(self, rest: bytes, *, read: bool, write: bool) -> Place:
-        """Return a part of this place, held on its own, with the rights given.
+        """Return a place for a part of this one, with the given rights.
 
         Args:
-            rest: a directory or file beneath this place; one that is to be written may
-                be missing.
+            rest: a directory or file beneath this place; a file to be written may be
+                missing.
             read: may be read.
             write: may be written.
 
         Raises:
-            AccessDeniedError: it leads out.
-            OSError: it cannot be reached.
+            AccessDeniedError: ``rest`` leads out.
+            OSError: the part cannot be opened.
         """
         backend, only = self.backend.narrow(rest, create=write)
         prefixes = self.prefixes
@@ -147,7 +147,7 @@ class Place:
         )
 
     def holds(self, inner: Place, rest: bytes) -> bool:
-        """Tell whether ``rest`` beneath this place is what ``inner`` holds, now."""
+        """Return whether ``rest`` beneath this place is now the place ``inner``."""
         try:
             backend, only = self.backend.narrow(rest, create=inner.only is not None)
         except (OSError, AccessDeniedError):
@@ -187,11 +187,10 @@ def open_place(
     publish: str = PUBLISH_DIRECT,
     durability: str = "none",
 ) -> Place:
-    """Resolve a path as the host sees it, once, and hold it (spec A3).
+    """Resolve a path of the host once, and return a place that holds it (spec A3).
 
     Raises:
-        OSError: the path, or the directory of a file that is to be written, cannot be
-            reached.
+        OSError: the path, or the directory of a file to be written, cannot be opened.
     """
     given = os.fsencode(path)
     if not given:
@@ -224,16 +223,16 @@ def open_place(
 
 
 def _plain_text(given: bytes) -> tuple[bytes, ...]:
-    """Return a path without ``.`` and ``..``, if it still means the same then.
+    """Return a path without ``.`` and ``..``, if it still names the same file.
 
-    ``a/LINK/../b`` is not ``a/b`` where LINK leads elsewhere.
+    ``a/LINK/../b`` is not ``a/b`` if LINK leads elsewhere.
     """
     if not _ODD.search(given):
         return (given,)
     text = os.path.abspath(given)
     for one, other in (
         (given, text),
-        (os.path.dirname(given), os.path.dirname(text)),  # of a file yet to be made
+        (os.path.dirname(given), os.path.dirname(text)),  # the file may not exist yet
     ):
         with contextlib.suppress(OSError):
             return (text,) if os.path.samefile(one, other) else ()
@@ -241,19 +240,19 @@ def _plain_text(given: bytes) -> tuple[bytes, ...]:
 
 
 def open_directory(dir_fd: int, name: bytes) -> int:
-    """Open a directory beneath a held one, for nothing but being there (spec A4).
+    """Open a directory beneath a held one with O_PATH (spec A4).
 
     Returns:
-        An O_PATH descriptor, the caller's to close.
+        A descriptor, which the caller owns.
 
     Raises:
-        OSError: it leads out, is no directory, or is not there.
+        OSError: the name leads out, is no directory, or does not exist.
     """
     check_name(name)
     return open_beneath(dir_fd, name, os.O_PATH | os.O_DIRECTORY)
 
 
 def close_places(places: Iterable[Place]) -> None:
-    """Release the directories that the places hold."""
+    """Close the directories of places."""
     for place in places:
         place.backend.close()

@@ -1,15 +1,15 @@
-"""What a client may do: its root, its grants; and how that shrinks.
+"""The rights of a client, and their narrowing.
 
 Rules of this file.
 
-1. A right belongs to a connection and is fixed when the connection is made (spec A1).
-   The only later change is ``narrowed``, which takes away (spec A5, I8).
-2. A name is looked up in the places (``places``) that have the right that is asked for,
-   nearest first; relative names never reach grants (spec A3).
-3. A place that lies in another one has the rights of both: what is readable by one
+1. Rights belong to a connection and are fixed when it is made (spec A1).  The only later
+   change is ``narrow``, which removes rights (spec A5, I8).
+2. A name is looked up in the places (``places``) with the wanted right, nearest first;
+   relative names never reach grants (spec A3).
+3. A place that lies in another one has the rights of both: a file that is readable by one
    grant and writable by another is both.
 
-What is counted is in ``ledger``.
+``ledger`` has the limits that are counted.
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ __all__ = [
 
 
 class Policy:
-    """Everything a client may do.
+    """All rights of a client.
 
     Args:
-        top_level: the client may take the top-level view (spec A1).
-        cwd_fd: where relative names of the top-level view start; owned by the caller.
+        top_level: the client may use the top-level view (spec A1).
+        cwd_fd: the start of relative names in the top-level view; owned by the caller.
         places: the root first, then the grants; owned by their maker.
-        root: whose path must still name it at each use (spec O4); the first place.
+        root: the place whose path must still name it at each use (spec O4); by default
+            the first place.
         tools: the tools that may be run for it; None for those of every sidecar.
-        model: the model that the client's own right gives it; None for the host's.
-        quota: weighted tokens that the last narrowing left; None if it said nothing.
-        image_tokens: reserved for each part of a prompt that is not text; None for the
-            default.
+        model: the model of the client's own right; None for the host's.
+        quota: weighted tokens that the last narrowing left; None if it set none.
+        image_tokens: tokens reserved for each part of a prompt that is not text; None
+            for the default.
 
     Attributes:
         is_distant: one of the places may wait for another machine or process.
@@ -113,7 +114,7 @@ class Policy:
 
     @property
     def has_root(self) -> bool:
-        """Whether all of the root is left, with the rights that it had (spec A5)."""
+        """Whether the whole root is left, with its rights (spec A5)."""
         root = self.root
         return root is None or any(
             place.identity == root.identity
@@ -136,14 +137,15 @@ class Policy:
             raise UnavailableError
 
     def is_claimed(self, claim: bool) -> bool:
-        """Tell whether a request is for the top-level view.
+        """Return whether a request is for the top-level view.
 
         Args:
-            claim: it says so.
+            claim: the request asks for it.
 
         Raises:
-            UnavailableError: it is not, and the root is gone (spec O4).
-            AccessDeniedError: it says so and may not (spec A1).
+            UnavailableError: the request is for the root, which is gone (spec O4).
+            AccessDeniedError: the request claims a right that the client does not have
+                (spec A1).
         """
         if claim and self.top_level:
             return True
@@ -155,7 +157,7 @@ class Policy:
     def candidates(
         self, name: bytes, *, read: bool, write: bool
     ) -> list[tuple[Place, bytes]]:
-        """Return (place, rest of the name) of every place to ask, nearest first.
+        """Return (place, rest of the name) of every place to try, nearest first.
 
         Raises:
             AccessDeniedError: no place covers the name with these rights (spec A3).
@@ -173,7 +175,7 @@ class Policy:
             found.sort(key=lambda pair: len(pair[1]))
         return found
 
-    def narrowed(
+    def narrow(
         self,
         document: bytes,
         ledger: Ledger | None = None,
@@ -183,22 +185,22 @@ class Policy:
         """Return a policy with at most these rights (spec A5).
 
         Args:
-            document: JSON ``{"read": [...], "write": [...], "tools": [...]}``; names
-                (or ``CodedName``) given become the only places, tools the only tools;
-                an empty document only drops the top-level right.  With ``model`` and ``quota`` it says
-                what is left of the model.
-            ledger: charged an open file for each place that is new, for each is held
-                open (attack 18); given back by their closer.
-            models: those that may be asked for; None where the host has none at all.
-            room: how many places the host has descriptors for, None for any number.
+            document: JSON ``{"read": [...], "write": [...], "tools": [...]}``; the names
+                (or ``CodedName``) become the only places, the tools the only tools; an
+                empty document only drops the top-level right.  ``model`` and ``quota``
+                narrow the use of the model.
+            ledger: charged an open file for each new place, which is held open (attack
+                18); the code that closes the places gives them back.
+            models: the host's models; None if the host has no model.
+            room: number of places for which the host has descriptors; None for any.
 
         Raises:
-            RightsError: the document is not of that form, or asks for what this policy
+            RightsError: the document has another form, or names a right that this policy
                 does not have.
         """
-        wanted = _parsed(document, models)
-        tools = self._fewer_tools(wanted.tools)
-        # The model of the top-level right goes with it.
+        wanted = _parse(document, models)
+        tools = self._narrow_tools(wanted.tools)
+        # Without the top-level right the model of that right is gone, too.
         model = wanted.model or (None if self.top_level else self.model)
         make = partial(
             Policy,
@@ -226,7 +228,7 @@ class Policy:
             raise
         return make(tuple(places))
 
-    def _fewer_tools(self, wanted: list[str] | None) -> frozenset[str] | None:
+    def _narrow_tools(self, wanted: list[str] | None) -> frozenset[str] | None:
         if wanted is None:
             return self.tools
         if self.tools is not None and not self.tools.issuperset(wanted):
@@ -250,7 +252,7 @@ class Policy:
 
     def _part_of_places(self, name: bytes, *, read: bool, write: bool) -> Place:
         for place, rest in self.candidates(name, read=read, write=write):
-            with contextlib.suppress(AccessDeniedError):  # another may hold it
+            with contextlib.suppress(AccessDeniedError):  # another place may hold it
                 return place.part(rest, read=read, write=write)
         raise AccessDeniedError
 
@@ -266,21 +268,21 @@ def names_in(document: bytes) -> list[bytes]:
     """Return the names of places in a document of rights.
 
     Raises:
-        RightsError: it is not of that form.
+        RightsError: the document has another form.
     """
-    wanted = _decoded(document)
+    wanted = _decode(document)
     return [_bytes_of(name) for name in (*(wanted.read or ()), *(wanted.write or ()))]
 
 
-def _decoded(document: bytes) -> Rights:
+def _decode(document: bytes) -> Rights:
     try:
         return msgspec.json.decode(document, type=Rights)
     except ValueError as why:
         raise RightsError(str(why)) from None
 
 
-def _parsed(document: bytes, models: frozenset[str] | None) -> Rights:
-    wanted = _decoded(document)
+def _parse(document: bytes, models: frozenset[str] | None) -> Rights:
+    wanted = _decode(document)
     if wanted.model is None and wanted.quota is None:
         return wanted
     if models is None:
@@ -302,7 +304,7 @@ def _bytes_of(name: str | CodedName) -> bytes:
 
 
 def _share_rights(places: tuple[Place, ...]) -> None:
-    """Give each place the rights of those that it lies in."""
+    """Add to each place the rights of the places in which it lies."""
     by_text = {text: place for place in places for text in place.prefixes}
     for place in places:
         for text in place.prefixes:

@@ -1,4 +1,4 @@
-"""The files of one group of processes: what bounds it, in both versions.
+"""The files of one cgroup: its bounds and counters, in both versions.
 
 Source: cgroup-v2.rst and cgroup-v1 of the kernel.
 """
@@ -20,32 +20,32 @@ BOUNDS = {
     "processes": ("pids.max",),
     "cpus": ("cpu.max", "cpu.cfs_quota_us"),
 }
-"""What a group can bound, and the files of that in both versions."""
+"""Limit -> files in which a group of either version keeps it."""
 
 _REFUSALS = {
     "pids.events": ("processes", b"max"),
     "memory.events": ("memory", b"oom"),
     "memory.oom_control": ("memory", b"oom_kill"),
 }
-"""Files that count refusals: of what, and the word before the number.
+"""File that counts refusals -> (limit, the word before the number).
 
-Not ``memory.events`` ``max`` or ``memory.failcnt``: these count what was reclaimed, too.
+Not ``memory.events`` ``max`` or ``memory.failcnt``: these also count reclaims.
 """
 
-# As the kernel has it where nobody says anything.
+# The kernel's default.
 _PERIOD_US = 100_000
 
 
 def set_limits(kind: str, path: str, limits: Limits) -> None:
-    """Set the bounds of one group, but its processors' time, as far as it has them.
+    """Set the memory and process limits of one group, if it has their files.
 
     Args:
         kind: ``v2``, or the controller of a version 1 hierarchy.
-        path: its directory.
-        limits: ``memory`` and ``processes`` are kept here.
+        path: the group's directory.
+        limits: ``memory`` and ``processes`` are set.
 
     Raises:
-        OSError: it is gone, or cannot be bounded so.
+        OSError: the group is gone, or refuses a value.
     """
     files: dict[str, str] = {}
     if limits.memory is not None:
@@ -60,14 +60,14 @@ def set_limits(kind: str, path: str, limits: Limits) -> None:
 
 
 def bound_cpus(path: str, cpus: float | None) -> bool:
-    """Bound the processors' time of a group; whether it is one that keeps that.
+    """Set the processors' time of a group; return whether it can bound that.
 
     Args:
-        path: its directory.
-        cpus: 0.5 is half of one's time; None is no bound.
+        path: the group's directory.
+        cpus: 0.5 is half of one processor's time; None is no bound.
 
     Raises:
-        OSError: it is gone.
+        OSError: the group is gone.
     """
     file = _cpu_file(path)
     if file.endswith("cpu.max"):
@@ -79,10 +79,10 @@ def bound_cpus(path: str, cpus: float | None) -> bool:
 
 
 def has_cpus_bound(path: str, cpus: float | None) -> bool | None:
-    """Tell whether a group's time is bounded so; None if it is none that keeps that.
+    """Return whether a group has this bound; None if it cannot bound time.
 
     Raises:
-        OSError: it is gone.
+        OSError: the group is gone.
     """
     file = _cpu_file(path)
     if not file:
@@ -92,46 +92,46 @@ def has_cpus_bound(path: str, cpus: float | None) -> bool | None:
 
 
 def can_bound_cpus(path: str) -> bool:
-    """Tell whether a group keeps the processors' time of what is in it."""
+    """Return whether a group can bound processors' time."""
     return bool(_cpu_file(path))
 
 
 def refusals(paths: Iterable[str]) -> dict[str, int]:
-    """Return how often the bounds of groups refused something, by limit.
+    """Return the number of refusals of groups, by limit.
 
     Args:
-        paths: their directories; of one that is gone nothing is told.
+        paths: the groups' directories; a group that is gone is left out.
     """
     found: dict[str, int] = {}
     for path in paths:
         for name, (limit, word) in _REFUSALS.items():
             try:
                 data = Path(f"{path}/{name}").read_bytes()
-            except OSError:  # another controller's, an old kernel's, or it is gone
+            except OSError:  # another controller, an old kernel, or the group is gone
                 continue
             found[limit] = max(found.get(limit, 0), count_of(data, word))
     return found
 
 
 _TAKEN = (b"anon", b"shmem", b"total_rss", b"total_shmem")
-"""Of memory.stat, version 2 and version 1: what the kernel cannot just drop, as caches."""
+"""Fields of memory.stat, versions 2 and 1: memory that the kernel cannot drop as cache."""
 
 
-def memory_taken(paths: Iterable[str]) -> int | None:
-    """Return the bytes of memory of all processes in groups; None if nothing tells.
+def memory_use(paths: Iterable[str]) -> int | None:
+    """Return the bytes of memory of all processes in groups; None if unknown.
 
     Args:
-        paths: their directories.
+        paths: the groups' directories.
     """
     for path in paths:
-        with contextlib.suppress(OSError):  # another controller's, or it is gone
+        with contextlib.suppress(OSError):  # another controller, or the group is gone
             data = Path(f"{path}/memory.stat").read_bytes()
             return sum(count_of(data, word) for word in _TAKEN)
     return None
 
 
 def count_of(data: bytes, word: bytes) -> int:
-    """Return the number behind a word, as files of events have it: ``max 17``."""
+    """Return the number after a word, in lines such as ``max 17``; 0 if there is none."""
     for line in data.splitlines():
         name, _, number = line.partition(b" ")
         if name == word:
@@ -139,11 +139,11 @@ def count_of(data: bytes, word: bytes) -> int:
     return 0
 
 
-def bounds_of(paths: Iterable[str]) -> str:
-    """Say what groups bound of all processes in them together.
+def describe_bounds(paths: Iterable[str]) -> str:
+    """Return a phrase that names the bounds of groups.
 
     Args:
-        paths: their directories.
+        paths: the groups' directories.
     """
     there = {file.name for path in paths for file in Path(path).iterdir()}
     bound = [what for what, files in BOUNDS.items() if not there.isdisjoint(files)]
@@ -164,10 +164,10 @@ def _quota(cpus: float | None) -> int | None:
 
 
 def write(path: str, text: str) -> None:
-    """Write to a file of a group, which is never made.
+    """Write to an existing file of a group.
 
     Raises:
-        OSError: it is not there, or the kernel does not take that.
+        OSError: the file does not exist, or the kernel refuses the value.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:

@@ -1,21 +1,14 @@
-"""Room for children's groups in a group of version 2 that a service manager delegates.
+"""Children's groups in a group of version 2 that a service manager delegates.
 
-Moving the host and its launchpad aside, and having controllers given on.
+1. A group of version 2 has processes, or enables controllers for the groups beneath it,
+   but not both.  The service manager starts the host in the group that it delegates, so
+   the host and its launchpad move to ``OWN`` beneath it.  Children's groups are made
+   beside ``OWN``; ``memory``, ``pids`` and ``cpu`` are enabled if they are there.
+2. Only a group that is marked as delegated is changed (``is_delegated``).
+3. If it cannot be done, children have groups without these controllers, and their report
+   names the groups that they joined.
 
-Rules of this file.
-
-1. A group of version 2 has processes, or gives controllers on to the groups beneath it,
-   but not both. The service manager starts the host in the group that it delegates
-   (``Delegate=yes``), so nothing beneath that could be bounded.
-2. The host and its launchpad move to ``OWN`` in there; children's groups are made beside
-   it, and ``memory``, ``pids`` and ``cpu`` are given on as far as they are there.
-3. Only what is marked as delegated is touched (the extended attribute ``user.delegate``,
-   or ``trusted.delegate``): any other group is somebody else's to arrange.
-4. What cannot be done is left: children then have groups without these controllers, and
-   their report names what they joined.
-
-Sources: cgroup-v2.rst of the kernel ("No Internal Process Constraint"), systemd's page
-CGROUP_DELEGATION.
+Sources: cgroup-v2.rst ("No Internal Process Constraint"), systemd's CGROUP_DELEGATION.
 """
 
 from __future__ import annotations
@@ -37,7 +30,7 @@ CONTROLLERS = ("memory", "pids", "cpu")
 
 
 def place_of_children(own: str) -> str:
-    """Return where the groups of children belong.
+    """Return the directory in which the groups of children are made.
 
     Args:
         own: the directory of this process's group, version 2.
@@ -49,14 +42,14 @@ def place_of_children(own: str) -> str:
 def make_room(
     place: str, pids: Iterable[int], controllers: Iterable[str] = CONTROLLERS
 ) -> tuple[str, ...]:
-    """Have controllers given on to the groups of children; return which are.
+    """Enable controllers for the groups of children; return those that are enabled.
 
     Args:
-        place: the directory in which these are to be made, version 2.
-        pids: who has to move aside: this process and its launchpad.
-        controllers: that are of use.
+        place: the directory in which the groups are made, version 2.
+        pids: the processes that must move aside: this one and its launchpad.
+        controllers: the wanted controllers.
     """
-    useful = to_be_given(place, controllers)
+    useful = controllers_to_enable(place, controllers)
     if not useful:
         return ()
     aside = f"{place}/{OWN}"
@@ -67,26 +60,26 @@ def make_room(
     except OSError:
         return ()
     for name in useful:
-        # EBUSY: somebody else is in there, whom nobody here may move.
+        # EBUSY: a process of another program is in there, which the host may not move.
         with contextlib.suppress(OSError):
             write(f"{place}/cgroup.subtree_control", f"+{name}")
     given = _words(place, "cgroup.subtree_control")
     return tuple(name for name in useful if name in given)
 
 
-def to_be_given(
+def controllers_to_enable(
     place: str, controllers: Iterable[str] = CONTROLLERS
 ) -> tuple[str, ...]:
-    """Return which controllers a host would have given on, as ``make_room`` does."""
+    """Return the controllers that ``make_room`` would enable."""
     there = _words(place, "cgroup.controllers")
     useful = tuple(name for name in controllers if name in there)
     return useful if useful and is_delegated(place) else ()
 
 
 def is_delegated(group: str) -> bool:
-    """Tell whether a service manager has marked a group as delegated."""
+    """Return whether a service manager has marked a group as delegated."""
     for name in ("user.delegate", "trusted.delegate"):
-        with contextlib.suppress(OSError):  # no such mark, or nobody's to read
+        with contextlib.suppress(OSError):  # no such mark, or it cannot be read
             if os.getxattr(group, name) == b"1":
                 return True
     return False

@@ -1,4 +1,4 @@
-"""How many descriptors a host may have, and how many of them are its own."""
+"""The number of descriptors of a host, and the part that is reserved for itself."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RESERVED_DESCRIPTORS = 64
-"""Kept from clients: for the host's own files, and what it opens to spawn, to look and to
-close. What clients hold, and services for them, counts beside their files
-(``Filesystem.set_aside``)."""
+"""Descriptors that clients do not get: for the host's own files, and those that it opens
+to spawn and to read /proc.  Descriptors that clients or services for them hold are charged
+with their files (``Filesystem.set_aside``)."""
 
 CHILDRENS_DESCRIPTORS = RESERVED_DESCRIPTORS // 2
-"""Of these, those for children that are started when others have all the rest open."""
+"""The part of them for starting children while other children have the rest open."""
 
 
 FEWEST_CLIENTS = 64
-"""That clients may have however few the host has."""
+"""Descriptors that clients may have even if the host has few."""
 
 
 def raise_limit() -> int:
-    """Raise RLIMIT_NOFILE to its hard limit; return what it is then."""
+    """Raise RLIMIT_NOFILE to its hard limit, and return that."""
     wanted = _hard_limit()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -30,12 +30,12 @@ def raise_limit() -> int:
 
 
 def clients_share(limit: int) -> int:
-    """Return how many all clients together may have of so many."""
+    """Return the descriptors of all clients together, for a limit of the host."""
     return max(FEWEST_CLIENTS, limit - RESERVED_DESCRIPTORS)
 
 
-def odd_open_files(most: int | None) -> Iterator[str]:
-    """Yield what is to be told of a cap on open files that no client here can reach."""
+def open_files_warnings(most: int | None) -> Iterator[str]:
+    """Yield a warning about a cap on open files that no client of this host can reach."""
     hard = _hard_limit()
     if most is not None and most > (share := clients_share(hard)):
         yield (
@@ -47,5 +47,5 @@ def odd_open_files(most: int | None) -> Iterator[str]:
 
 def _hard_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Linux has fs.nr_open and knows no infinite one; others that play it may.
+    # Linux has fs.nr_open instead of infinity; systems that emulate it may not.
     return 1_048_576 if hard == resource.RLIM_INFINITY else hard

@@ -1,11 +1,11 @@
-"""What a process holds at one moment, as ``/proc`` tells it: descriptors, children.
+"""The descriptors and children of a process, from ``/proc``.
 
-Reading, for the leak check and for ``doctor``.
+For the leak check and for ``doctor``.
 
 Rules of this file.
 
 1. A process is named by (pid, create_time); a bare pid names nothing (attack 27).
-2. What is gone between two reads is left out, never an error.
+2. A process or file that vanishes between two reads is left out, without an error.
 
 Sources: proc(5).
 """
@@ -27,14 +27,14 @@ ZOMBIE = "Z"
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """One process, as its ``/proc/PID/stat`` had it.
+    """Facts of one process, from ``/proc/PID/stat``.
 
     Attributes:
         pid: its number.
         create_time: clock ticks since boot, field 22.
         parent: its parent's number, field 4.
         state: one letter, field 3.
-        name: what it calls itself, field 2; anybody may call himself anything.
+        name: the name that it gave itself, field 2; it proves nothing.
     """
 
     pid: int
@@ -44,7 +44,7 @@ class ProcessFacts:
     name: str
 
     def row(self) -> dict[str, object]:
-        """Return it as a JSON object."""
+        """Return the facts as a JSON object."""
         return {
             "pid": self.pid,
             "create_time": self.create_time,
@@ -55,7 +55,7 @@ class ProcessFacts:
 
 
 def process_facts(pid: int) -> ProcessFacts | None:
-    """Return what a number names now, a zombie included; None if it names nothing."""
+    """Return the facts of a process or zombie; None if the number names none."""
     stat = read_file(f"/proc/{pid}/stat")
     if not stat:
         return None
@@ -72,16 +72,13 @@ def process_facts(pid: int) -> ProcessFacts | None:
 
 
 def is_same_process(pid: int, create_time: int) -> bool:
-    """Tell whether a number still names the process that began at ``create_time``."""
+    """Return whether a number still names the process that began at ``create_time``."""
     found = processes.read_parent_and_start(pid)
     return found is not None and found[1] == create_time
 
 
 def read_file(path: str) -> bytes | None:
-    """Return a small file of ``/proc``; None if it, or its process, is not there.
-
-    Also None where this user may not read it.
-    """
+    """Return a small file of ``/proc``; None if it is gone or may not be read."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -100,7 +97,7 @@ def open_descriptors() -> tuple[int, ...]:
 
 
 def link_of(fd: int) -> str | None:
-    """Return what a descriptor of this process refers to, None if it is closed."""
+    """Return the link text of a descriptor of this process; None if it is closed."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except FileNotFoundError:
@@ -119,11 +116,11 @@ def descriptors_of(path: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a process held before it became a host: not the host's to explain.
+    """The descriptors and children of a process before it became a host.
 
     Attributes:
-        descriptors: number -> what it referred to.  A number that refers to something
-            else later was closed and given again, and explains nothing.
+        descriptors: number -> link text.  A number with another link text later was
+            closed and reused, and is not part of the baseline any more.
         children: (pid, create_time) of its direct children.
     """
 
@@ -132,7 +129,7 @@ class Baseline:
 
     @classmethod
     def now(cls) -> Baseline:
-        """Take down what this process holds."""
+        """Return the descriptors and children that this process has now."""
         links = ((fd, link_of(fd)) for fd in open_descriptors())
         return cls(
             {fd: link for fd, link in links if link is not None},
@@ -141,7 +138,7 @@ class Baseline:
 
 
 def pid_of(pidfd: int) -> int | None:
-    """Return the number that a pidfd's process has here; None if it has ended."""
+    """Return the pid of a pidfd's process; None if it has ended."""
     try:
         with open(f"/proc/self/fdinfo/{pidfd}") as lines:
             found = [line.split() for line in lines if line.startswith("Pid:")]
@@ -152,6 +149,6 @@ def pid_of(pidfd: int) -> int | None:
 
 
 def identities(pids: Iterable[int]) -> list[processes.ProcessIdentity]:
-    """Return (pid, create_time) of what the numbers name now."""
+    """Return (pid, create_time) of the processes that the pids name now."""
     found = ((pid, processes.read_parent_and_start(pid)) for pid in pids)
     return [(pid, stat[1]) for pid, stat in found if stat is not None]

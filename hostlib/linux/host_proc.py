@@ -1,9 +1,9 @@
-"""What ``/proc`` shows of the host, and of all that runs beneath it: for no client's eyes.
+"""Files of ``/proc`` about the host and its children, which no client may read.
 
-A host opens files for its children, so ``/proc/self`` is its own there, and what the
-kernel lets it see of a child's neighbours is more than their walls let the child see:
-environments with tokens, memory.  Of the rest of ``/proc`` a client has what its rights
-say, but for the memory of the whole machine.
+A host opens files for its children, so ``/proc/self`` would be the host's, and the kernel
+lets the host read more of other children than a child's walls allow: environments with
+tokens, memory.  The rest of ``/proc`` is open to a client by its rights, except for the
+memory of the machine.
 
 Sources: proc(5), ptrace(2).
 """
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Mounted(Protocol):
-        """What this looks at of a mount."""
+        """The part of a mount that is read here."""
 
         kind: str
 
     class Handle(Protocol):
-        """What this looks at of an open file."""
+        """The part of an open file that is read here."""
 
         @property
         def fd(self) -> int:
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 
         @property
         def mount(self) -> Mounted:
-            """Where it lies."""
+            """The mount of the file."""
 
 
 _TOP = "/proc/"
 _MEMORY = frozenset({"kcore"})
 _MOST_ANCESTORS = 64
-"""More than a session has; what is nested deeper is taken for the host's."""
+"""More than a session has; a process that is nested deeper counts as the host's."""
 
 
 def shows_host(handle: Handle) -> bool:
-    """Tell whether an open file shows a process of the host, or its memory.
+    """Return whether an open file shows a process of the host, or its memory.
 
     Args:
-        handle: of a file of procfs, or of a file system that nothing is known of: one of
-            another mount namespace, reached by ``/proc/PID/root``.
+        handle: a file of procfs, or of an unknown file system: one of another mount
+            namespace, reached by ``/proc/PID/root``.
 
     Raises:
         OSError: there is no ``/proc``.
     """
     path = os.readlink(f"/proc/self/fd/{handle.fd}")
-    # The path is one of the mount namespace that the file was opened in.  Only what has
-    # the same name here can be told from its name: a directory of a process may be
-    # mounted over that of another.
+    # The path belongs to the mount namespace in which the file was opened.  It is used
+    # only if it names the same file here: a directory of one process may be mounted over
+    # that of another.
     try:
         here = os.stat(path)
     except OSError:
@@ -70,7 +70,7 @@ def shows_host(handle: Handle) -> bool:
 
 
 def _is_hosts(number: int) -> bool:
-    """Whether a process or thread is of the host, or beneath it; so are those gone."""
+    """Return whether a process or thread is the host's or beneath it, or is gone."""
     host = os.getpid()
     for _ in range(_MOST_ANCESTORS):
         found = _group_and_parent(number)
@@ -86,9 +86,9 @@ def _is_hosts(number: int) -> bool:
 
 
 def _group_and_parent(number: int) -> tuple[int, int] | None:
-    """Return whose thread it is, and that process's parent; None if there is none.
+    """Return the process of a thread, and the parent of that; None if it is gone.
 
-    A thread has a directory of its own that no listing of ``/proc`` names.
+    A thread also has a directory ``/proc/TID``, which no listing of ``/proc`` shows.
     """
     try:
         lines = (read_file(f"/proc/{number}/status") or b"").splitlines()

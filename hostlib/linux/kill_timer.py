@@ -1,8 +1,7 @@
-"""A timer that ends this process, whatever is stopped by then: timer_create(2).
+"""A timer with which the kernel kills this process: timer_create(2).
 
-The kernel sends SIGKILL at an absolute time of CLOCK_BOOTTIME. It needs nobody to run: not
-this process, which may be stopped, nor any other. A fork does not inherit it, and an exec
-removes it.
+The kernel sends SIGKILL at an absolute time of CLOCK_BOOTTIME, even if this process is
+stopped.  A fork does not inherit the timer, and an exec removes it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _TIMER_ID = struct.Struct("i")
 
 
 class KillTimer:
-    """The timer of this process.
+    """The kill timer of this process.
 
     Raises:
         OSError: the kernel makes none (EAGAIN: RLIMIT_SIGPENDING is used up).
@@ -52,7 +51,7 @@ class KillTimer:
         (self._timer,) = _TIMER_ID.unpack(place)
 
     def arm(self, deadline_ns: int) -> None:
-        """End this process at that time of CLOCK_BOOTTIME, and at no other.
+        """Set the time of CLOCK_BOOTTIME at which this process ends, instead of any other.
 
         A time that has passed ends it at once.
         """

@@ -1,17 +1,13 @@
-"""What is mounted, as the kernel's table says it, and whether that has changed.
-
-The kind of file system behind a device number, and the names that one directory has by
-several mounts, for ``vfs.mounts``.
+"""The kernel's mount table: kinds of file systems, and other paths of a directory.
 
 Rules of this file.
 
-1. A file system without a disk has a number that is free again when it is unmounted: a
-   ``proc`` may get that of a ``tmpfs`` that was there before.  So what is known of such a
-   number is believed only while the table is the same (``is_passing``).
-2. One descriptor of the table is held for as long as the process lives.  The kernel
-   notes at each change of the table that its poller has not been told: to ask
-   costs 0.3 us, to read the table 25 us and more.
-3. What cannot be asked about is not believed: without the table nothing is known.
+1. A device number without a disk is reused after an unmount: a ``proc`` may get that of
+   an earlier ``tmpfs``.  So its kind is valid only while the table does not change
+   (``is_passing``).
+2. One descriptor of the table is held for the life of the process: polling it for a
+   change costs 0.3 us, reading the table 25 us and more.
+3. Without the table nothing is known about mounts.
 
 Sources: proc(5) for mountinfo, poll(2), statfs(2).
 """
@@ -32,16 +28,17 @@ UNKNOWN = "unknown"
 """The kind of a file system that the table does not name."""
 
 FEWEST_DESCRIPTORS = 32
-"""Who may have fewer needs this one to say so, and to clean up: a start takes 20."""
+"""A process with fewer descriptors does without the table: a start takes 20, and an error
+must still be reported."""
 
 _READ_BYTES = 65_536
 
 _OF_THE_KERNEL = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs"})
-"""Where nobody makes names: the same everywhere, and nobody's who has one mounted."""
+"""Kinds in which programs make no names: their contents are the same in each mount."""
 
 
 _KINDS_BY_MAGIC = {0x794C7630: "overlay"}
-"""By ``f_type`` of fstatfs(2), which is one number for some kinds (ext2 to ext4)."""
+"""``f_type`` of fstatfs(2) -> kind; some kinds share a number (ext2 to ext4)."""
 
 _STATFS_BYTES = 256  # struct statfs has 120
 
@@ -50,9 +47,9 @@ _fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
 
 
 def is_passing(device: int) -> bool:
-    """Tell whether a device number is given to somebody else when it is unmounted.
+    """Return whether a device number may be reused after an unmount.
 
-    The number of a disk (one with a major number) is that disk's.
+    The number of a disk (with a major number) is not.
     """
     return os.major(device) == 0
 
@@ -61,12 +58,12 @@ class _Row(NamedTuple):
     """One mount.
 
     Attributes:
-        ident: its number, as ``fdinfo`` has it.
+        ident: its number in ``fdinfo``.
         device: ``major:minor`` of its file system.
-        top: what of the file system is mounted, as a path in there.
-        place: where.
+        top: the mounted directory, as a path in the file system.
+        place: the path of the mount point.
         may_write: it is not mounted read-only.
-        kind: of file system.
+        kind: the kind of file system.
     """
 
     ident: str
@@ -77,11 +74,11 @@ class _Row(NamedTuple):
     kind: str
 
     def rest_of(self, path: str) -> str:
-        """Return what follows its place in a path that leads through it."""
+        """Return the part of a path behind this mount point."""
         return path[len(self.place.rstrip("/")) :]
 
     def name_of(self, tree: str) -> str:
-        """Return what a tree of its file system, or a part of it, is called by it."""
+        """Return the path through this mount of a tree of its file system, or ""."""
         if tree == self.top or tree.startswith(self.top + "/"):
             return self.place.rstrip("/") + tree[len(self.top) :]
         return self.place if self.top.startswith(tree + "/") else ""
@@ -91,7 +88,7 @@ class _Rows:
     """The table at one moment.
 
     Args:
-        text: all of it.
+        text: the whole table.
     """
 
     def __init__(self, text: bytes = b"") -> None:
@@ -104,16 +101,16 @@ class _Rows:
             self.by_place.setdefault(row.place, []).append(row)
         self.places = sorted(self.by_place)
 
-    def around(self, path: str) -> Iterator[_Row]:
-        """Yield what is mounted where a path leads through."""
+    def mounts_on(self, path: str) -> Iterator[_Row]:
+        """Yield the mounts at a path and at its parents."""
         while True:
             yield from self.by_place.get(path or "/", ())
             if not path.strip("/"):
                 return
             path = path.rpartition("/")[0]
 
-    def beneath(self, path: str) -> Iterator[_Row]:
-        """Yield what is mounted in a directory."""
+    def mounts_beneath(self, path: str) -> Iterator[_Row]:
+        """Yield the mounts in a directory, at any depth."""
         start = f"{path}/"
         for place in self.places[bisect_left(self.places, start) :]:
             if not place.startswith(start):
@@ -125,8 +122,8 @@ class MountTable:
     """The table of this process's mount namespace.
 
     Attributes:
-        lock: held by the caller: a change is told to one only, and what was known has
-            to be forgotten before another one asks.
+        lock: held by the caller: only one call of ``has_changed`` sees a change, and the
+            caller must drop its caches before another thread asks.
     """
 
     def __init__(self) -> None:
@@ -134,11 +131,11 @@ class MountTable:
         self._fd = -1
         self._poll = select.poll()
         self._rows: _Rows | None = None
-        # At once: a program that counts its descriptors counts it from the beginning.
+        # At once, so that counts of this process's descriptors always include it.
         self._open()
 
     def has_changed(self) -> bool:
-        """Tell whether something was mounted or unmounted since the last time."""
+        """Return whether a mount changed since the last call."""
         if self._fd < 0:
             self._open()
         elif not self._poll.poll(0):
@@ -148,30 +145,30 @@ class MountTable:
 
     def kind_of(self, device: int, fd: int) -> str:
         """Return the kind of file system of a device number, or of an open file on it."""
-        rows = self._known()
+        rows = self._load()
         named = rows.by_device.get(f"{os.major(device)}:{os.minor(device)}")
         if named:
             return named[0].kind
         if fd < 0:
             return UNKNOWN
         row = rows.by_ident.get(_mount_id_of(fd))
-        return _kind_of_no_row(fd) if row is None else row.kind
+        return _kind_by_statfs(fd) if row is None else row.kind
 
     def other_names(self, path: str) -> frozenset[str]:
-        """Return where else a directory can be found, and what is mounted in it.
+        """Return the other paths of a directory and of the mounts in it.
 
         Args:
             path: absolute, without links.
 
         Returns:
-            Names of it, of parts of it and of what can be written through it, by other
-            mounts of the same; more where a mount lies beneath another one.
+            Paths by other mounts of the same file systems: of the directory, of parts of
+            it and of writable mounts in it; some too many if mounts lie on each other.
         """
-        rows = self._known()
-        trees = {(r.device, f"{r.top}{r.rest_of(path)}") for r in rows.around(path)}
+        rows = self._load()
+        trees = {(r.device, f"{r.top}{r.rest_of(path)}") for r in rows.mounts_on(path)}
         trees |= {
             (row.device, row.top)
-            for row in rows.beneath(path)
+            for row in rows.mounts_beneath(path)
             if row.may_write and row.kind not in _OF_THE_KERNEL
         }
         found = {
@@ -179,7 +176,7 @@ class MountTable:
             for device, top in trees
             for other in rows.by_device[device]
         }
-        # In the directory itself everything has its name; the top is everybody's.
+        # Leave out paths in the directory itself, and the root.
         return frozenset(
             name
             for name in found
@@ -187,11 +184,11 @@ class MountTable:
         ) - {""}
 
     def has_mounts_within(self, path: str) -> bool:
-        """Tell whether something is mounted in a directory without links."""
-        return any(True for _ in self._known().beneath(path))
+        """Return whether there are mounts in a directory (a path without links)."""
+        return any(True for _ in self._load().mounts_beneath(path))
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the descriptor that is held."""
+        """Return the descriptor of the table, if it is held."""
         return (self._fd,) if self._fd >= 0 else ()
 
     def _open(self) -> None:
@@ -202,9 +199,9 @@ class MountTable:
         except OSError:  # no /proc here; or no descriptor at the moment
             return
         self._fd = fd
-        self._poll.register(fd, select.POLLPRI)  # and POLLERR, which is always told
+        self._poll.register(fd, select.POLLPRI)  # POLLERR is always reported
 
-    def _known(self) -> _Rows:
+    def _load(self) -> _Rows:
         if self._rows is None:
             try:
                 self._rows = _Rows(self._read())
@@ -221,7 +218,7 @@ class MountTable:
 
 
 def _row(line: bytes) -> _Row | None:
-    fields = [os.fsdecode(_written_out(field)) for field in line.split()]
+    fields = [os.fsdecode(_unescape(field)) for field in line.split()]
     if "-" not in fields[6:-1]:
         return None
     ident, _, device, top, place, options = fields[:6]
@@ -230,14 +227,14 @@ def _row(line: bytes) -> _Row | None:
     return _Row(ident, device, top.rstrip("/"), place, may_write, kind)
 
 
-def _written_out(field: bytes) -> bytes:
+def _unescape(field: bytes) -> bytes:
     if b"\\" not in field:
         return field
     return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), field)
 
 
-def _kind_of_no_row(fd: int) -> str:
-    """Return the kind of a mount that is attached nowhere, or in another namespace."""
+def _kind_by_statfs(fd: int) -> str:
+    """Return the kind of a mount that is detached, or in another namespace."""
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if _fstatfs(fd, found):
         return UNKNOWN

@@ -1,55 +1,55 @@
-"""How many namespaces there may be: what ENOSPC of unshare(2) says of the machine.
+"""Limits on the number of namespaces: the reason for ENOSPC of unshare(2).
 
-The sysctls of namespaces(7), read when a namespace was refused.
+The sysctls of namespaces(7), read after a namespace was refused.
 
 Rules of this file.
 
-1. Where such a sysctl is 0 nobody is given any: that is the machine's, and a child that
-   needs none does without (``plan``, rule 2).
-2. Where it is more, some are there, and a child may have brought that about: that says
-   nothing of the machine.  The same answer comes from an outer sandbox that allows none
-   (``bwrap --disable-userns``), which nobody can tell from the inside.
+1. A sysctl of 0 means that this machine allows no such namespace; a child that does not
+   require one starts without it (``plan``, rule 2).
+2. With another value the namespaces are used up, perhaps by a child, which says nothing
+   about the machine.  An outer sandbox that allows none (``bwrap --disable-userns``)
+   gives the same error, and cannot be told apart from the inside.
 """
 
 from __future__ import annotations
 
 _KINDS = {
     "userns": "user",
-    "uid": "user",  # how owners are shown is the map of one
+    "uid": "user",  # a user namespace maps the owners of files
     "mountns": "mnt",
     "pidns": "pid",
     "netns": "net",
     "ipcns": "ipc",
     "utsns": "uts",
 }
-"""What the kernel calls the namespaces that a layer makes."""
+"""Layer -> the kernel's name for its namespace."""
 
 _OR_ELSE = {
     "mnt": "as many mounts as fs.mount-max, ",
     "pid": "32 lie in one another, ",
     "user": "32 lie in one another, ",
 }
-"""What else has the same answer: mount(2), pid_namespaces(7), user_namespaces(7)."""
+"""Other reasons for ENOSPC: mount(2), pid_namespaces(7), user_namespaces(7)."""
 
 
-def is_given_to_nobody(layer: str) -> bool:
-    """Tell whether this machine gives nobody what a layer makes."""
+def is_disabled(layer: str) -> bool:
+    """Return whether this machine allows no namespace of a layer."""
     return layer in _KINDS and _most(layer) == "0"
 
 
-def why_refused(layer: str) -> tuple[str, str]:
+def explain_refusal(layer: str) -> tuple[str, str]:
     """Return why the kernel refused a layer with ENOSPC, and what to do.
 
     Args:
-        layer: where it did.
+        layer: the refused layer.
 
     Returns:
-        Both empty for a layer that makes no namespace.
+        Both texts are empty for a layer without a namespace.
     """
     if layer not in _KINDS:
         return "", ""
     sysctl = f"user.{_name(layer)}"
-    if is_given_to_nobody(layer):
+    if is_disabled(layer):
         return f"sysctl {sysctl} is 0", f"raise it, or do without the layer {layer!r}"
     kind = _KINDS[layer]
     why = f"there are as many {kind} namespaces as sysctl {sysctl} allows"
@@ -62,7 +62,7 @@ def _name(layer: str) -> str:
 
 
 def _most(layer: str) -> str:
-    """Return what the sysctl says; "" where there is none."""
+    """Return the value of the sysctl; "" if there is none."""
     path = f"/proc/sys/user/{_name(layer)}"
     try:
         with open(path, encoding="ascii") as file:

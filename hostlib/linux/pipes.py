@@ -1,4 +1,4 @@
-"""Pipes through which splice(2) moves bytes, larger than the usual ones where allowed."""
+"""Pipes for splice(2), larger than the default if the kernel allows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_pipe(size_bytes: int | None = None) -> Pipe:
     """Return a new pipe.
 
     Args:
-        size_bytes: that it should hold; None for the usual size.
+        size_bytes: the wanted capacity; None for the default.
 
     Raises:
         OSError: there are no descriptors.
@@ -36,6 +36,6 @@ def open_pipe(size_bytes: int | None = None) -> Pipe:
 
 
 def resize_pipe(pipe: int, size_bytes: int) -> None:
-    """Make a pipe hold more; it keeps its size where that is refused."""
-    with contextlib.suppress(OSError):  # EPERM: the user's share of pipes is used
+    """Change a pipe's capacity, if the kernel allows it."""
+    with contextlib.suppress(OSError):  # EPERM: the user's share of pipe memory is used
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size_bytes)

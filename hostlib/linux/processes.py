@@ -1,17 +1,13 @@
-"""Which processes stand beneath one process, and how they are ended.
+"""The processes beneath one process, from ``/proc``, and signals to whole trees.
 
-The reading of ``/proc`` for parentage and the signalling of whole trees, for the
-launchpad (always) and for the host (when the launchpad is lost).
+For the launchpad, and for a host that has lost its launchpad.
 
-Rules:
- 1. A process is named by ``(pid, create_time)``; a bare pid names nothing. A signal
-    goes through a pidfd whose process was re-read *after* the pidfd was opened.
- 2. The exception to the re-reading is a direct child of the caller: only the caller
-    waits for it, so its pid is its own until then.
- 3. One walk is a snapshot. A caller that needs "none left" kills its direct children, waits
-    for a death and looks again: orphans come to the nearest subreaper.
- 4. Standard library only and nothing heavy: the launchpad starts through it.
-Read next: ``supervisor/spawn/launchpad/main.py``.
+ 1. A process is named by ``(pid, create_time)``; a bare pid names nothing.  A signal goes
+    through a pidfd whose process was read again *after* the pidfd was opened; only the
+    caller's own children need no second read, since only it can reap them.
+ 2. One walk is a snapshot.  A caller that needs "none left" kills its children, waits for
+    a death and looks again: orphans come to the nearest subreaper.
+ 3. Light parts of the standard library only: the launchpad imports this.
 """
 
 from __future__ import annotations
@@ -31,10 +27,10 @@ _READ_BYTES = 65_536
 
 
 def read_parent_and_start(pid: int) -> tuple[int, int] | None:
-    """Parent and start of a process: fields 4 and 22 of ``/proc/PID/stat``, proc(5).
+    """Return parent and start of a process: fields 4 and 22 of ``/proc/PID/stat``.
 
     Args:
-        pid: Any process of this pid namespace, a zombie included.
+        pid: any process of this pid namespace, a zombie included.
 
     Returns:
         ``(parent pid, create_time in clock ticks since boot)``, None if there is no
@@ -45,7 +41,7 @@ def read_parent_and_start(pid: int) -> tuple[int, int] | None:
 
 
 def stat_fields(pid: int) -> list[bytes] | None:
-    """Return the fields of ``/proc/PID/stat`` from the third one on, None if it is gone."""
+    """Return the fields of ``/proc/PID/stat`` from the third on; None if it is gone."""
     stat = _read(f"/proc/{pid}/stat")
     if stat is None:
         return None
@@ -54,10 +50,10 @@ def stat_fields(pid: int) -> list[bytes] | None:
 
 
 def children_of(pid: int) -> list[int]:
-    """The direct children of a process, of all its threads, zombies included.
+    """Return the direct children of a process, of all its threads, zombies included.
 
-    Complete for the caller's own children (only it removes from that list, by
-    waiting); for another process a snapshot that may miss what forks or exits.
+    The list is complete for the caller's own children, which only it can reap; for
+    another process it may miss children that fork or exit meanwhile.
     """
     if not _KERNEL_LISTS_CHILDREN:
         return children_by_scan(pid)
@@ -70,9 +66,9 @@ def children_of(pid: int) -> list[int]:
 
 
 class OwnChildren:
-    """The direct children of this process, which has one thread, by an open list.
+    """The direct children of this single-threaded process, by a list that stays open.
 
-    For who asks again and again: to open a list costs thirty times what it costs to read.
+    Opening the list takes thirty times as long as reading it.
     """
 
     def __init__(self) -> None:
@@ -82,32 +78,32 @@ class OwnChildren:
             self._list = os.open(_OWN_CHILDREN, os.O_RDONLY | os.O_CLOEXEC)
 
     def pids(self) -> list[int]:
-        """As `children_of`, complete."""
+        """Return the pids of all direct children, zombies included."""
         if self._list < 0:
             return children_by_scan(self._pid)
         os.lseek(self._list, 0, os.SEEK_SET)
         return [int(child) for child in _rest_of(self._list).split()]
 
     def close(self) -> None:
-        """Give the list back; a holder that keeps it to its own end need not."""
+        """Close the list."""
         if self._list >= 0:
             os.close(self._list)
             self._list = -1
 
 
 def children_by_scan(pid: int) -> list[int]:
-    """As `children_of`, for kernels without CONFIG_PROC_CHILDREN: reads every stat."""
+    """Return the children of a process on a kernel without CONFIG_PROC_CHILDREN."""
     numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     found = ((number, read_parent_and_start(number)) for number in numbers)
     return [number for number, stat in found if stat is not None and stat[0] == pid]
 
 
 def trees_beneath(parent: int, roots: Iterable[int]) -> list[ProcessIdentity]:
-    """The processes `roots`, children of `parent`, and all that stands beneath them.
+    """Return `roots`, which are children of `parent`, and all processes beneath them.
 
     Returns:
-        Identities, each process before its descendants. What was re-parented, reused
-        or gone while this looked is left out.
+        Identities, each process before its descendants.  A process that got another
+        parent or ended meanwhile is left out.
     """
     found: list[ProcessIdentity] = []
     ahead = [(root, parent) for root in roots]
@@ -117,7 +113,7 @@ def trees_beneath(parent: int, roots: Iterable[int]) -> list[ProcessIdentity]:
             continue
         children = children_of(pid)
         if children:
-            # The list is that of our process only if the number still names it.
+            # The list belongs to this process only if the number still names it.
             again = read_parent_and_start(pid)
             if again is None or again[1] != stat[1]:
                 continue
@@ -134,7 +130,7 @@ def signal_process(process: ProcessIdentity, signal: int) -> bool:
         started by the child of a host that is not root).
 
     Raises:
-        OSError: No pidfd could be had (EMFILE, ENFILE, ENOMEM).
+        OSError: no pidfd can be opened (EMFILE, ENFILE, ENOMEM).
     """
     pid, create_time = process
     try:
@@ -160,10 +156,10 @@ def signal_trees(parent: int, roots: Collection[int], signal: int) -> None:
 
 
 def kill_children(pids: Collection[int]) -> None:
-    """SIGKILL direct children of this process, which alone waits for them.
+    """Send SIGKILL to direct children of this process, which alone can reap them.
 
-    Their pids cannot be reused meanwhile, so nothing is re-read: speed decides against
-    processes that fork and exit. The youngest first, for the oldest may be dead.
+    Their pids cannot be reused meanwhile, so they are not read again: this must be faster
+    than children that fork and exit.  The youngest first, for the oldest may be dead.
     """
     for pid in reversed(tuple(pids)):
         pidfd = os.pidfd_open(pid)
@@ -176,7 +172,7 @@ def kill_children(pids: Collection[int]) -> None:
 
 
 def _read(path: str) -> bytes | None:
-    """The whole of a file of /proc; None if its process is gone."""
+    """Return a file of /proc; None if its process is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
@@ -191,7 +187,7 @@ def _read(path: str) -> bytes | None:
 
 def _rest_of(fd: int) -> bytes:
     data = b""
-    # A read gives a page at most, however much is asked for: only b"" is the end.
+    # A read gives at most a page, whatever the buffer's size: only b"" is the end.
     while part := os.read(fd, _READ_BYTES):
         data += part
     return data

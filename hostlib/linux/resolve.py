@@ -1,12 +1,12 @@
-"""Opening a name beneath a held directory, whatever stands in the way.
+"""Opening a name beneath a held directory, without leaving it.
 
 Rules of this file.
 
-1. A name is resolved by the kernel in one call, ``openat2`` with ``RESOLVE_BENEATH``
-   and ``RESOLVE_NO_MAGICLINKS``, from a directory descriptor that is held: no string
-   comparison decides what is beneath, so nothing can change in between (spec A4).
-2. Where the kernel lacks ``openat2`` (before Linux 5.6, or denied by a filter) a walk
-   with ``O_NOFOLLOW`` does the same, one component at a time.
+1. The kernel resolves a name in one call, ``openat2`` with ``RESOLVE_BENEATH`` and
+   ``RESOLVE_NO_MAGICLINKS``, from a held directory descriptor.  No string comparison
+   decides, so there is no race (spec A4).
+2. On a kernel without ``openat2`` (before Linux 5.6, or denied by a filter) a walk with
+   ``O_NOFOLLOW`` does the same, one component at a time.
 3. Leaving the directory, by ``..``, an absolute link or a magic link, is ``EXDEV`` or
    ``ELOOP``; both mean "access denied" to a client.
 
@@ -27,7 +27,7 @@ _CREATE_MODE = 0o666
 _PATH_MAX = 4096  # limits.h, the NUL at the end included
 
 OPEN_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""Added to every open: nothing inherits it, waits for a FIFO or gains a terminal."""
+"""Flags of every open: close-on-exec, no wait for a FIFO, no controlling terminal."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -77,7 +77,7 @@ def open_beneath_kernel(
     if b"\0" in name:
         raise _error(errno.EINVAL)
     how = _OpenHow(
-        # openat2 refuses O_PATH with flags that mean nothing to it; open(2) does not.
+        # openat2 refuses flags that have no meaning with O_PATH; open(2) ignores them.
         flags | (os.O_CLOEXEC if flags & os.O_PATH else OPEN_FLAGS),
         _CREATE_MODE if flags & os.O_CREAT else 0,
         resolve,
@@ -87,7 +87,7 @@ def open_beneath_kernel(
         if fd >= 0:
             return fd
         code = ctypes.get_errno()
-        # EAGAIN: a rename happened meanwhile and "beneath" could not be proved.
+        # EAGAIN: after a concurrent rename the kernel could not prove "beneath".
         if code not in (errno.EAGAIN, errno.EINTR):
             raise _error(code)
     raise _error(errno.EAGAIN)
@@ -96,7 +96,7 @@ def open_beneath_kernel(
 def open_in_mount(dir_fd: int, name: bytes, flags: int) -> int:
     """Open ``name`` beneath ``dir_fd`` and on its mount; see ``open_beneath_kernel``.
 
-    A mount that can be held has a kernel with openat2.
+    There is no fallback: a kernel that has such mounts has openat2.
     """
     check_name(name)
     return open_beneath_kernel(dir_fd, name, flags, _BENEATH_NO_MAGIC | _NO_XDEV)
@@ -119,11 +119,10 @@ def open_beneath_walk(dir_fd: int, name: bytes, flags: int) -> int:
 
 
 class _Walk:
-    """The state of one walk: where it is, how it came there, and what is left.
+    """The state of one walk: its directory, the way to it, and the components left.
 
-    It holds one directory at a time, however deep it goes.  The way back up is the
-    directory's own ``..``, which is taken only if it leads to the directory that the
-    walk came from: after a move of the directory it may lead anywhere.
+    It holds one directory at a time, at any depth.  To go up it opens ``..``, and checks
+    that this is the directory it came from: after a move ``..`` may lead anywhere.
     """
 
     def __init__(self, dir_fd: int, name: bytes) -> None:
@@ -152,7 +151,7 @@ class _Walk:
         return os.open(b".", flags | OPEN_FLAGS, dir_fd=self._here)
 
     def _step(self, part: bytes, flags: int) -> int | None:
-        """Take one component; return the descriptor if it was the last one."""
+        """Enter one component; return the descriptor if it was the last one."""
         last = not self._left
         if last and not self._directory_only:
             return self._open_last(part, flags)
@@ -162,7 +161,7 @@ class _Walk:
         return None
 
     def _put(self, text: bytes) -> None:
-        """Put the components of a text before what is left."""
+        """Put the components of a text before those that are left."""
         if not self._left:
             self._directory_only |= text.endswith(b"/")
         self._left.extend(part for part in text.split(b"/")[::-1] if part)
@@ -193,12 +192,12 @@ class _Walk:
             raise _error(errno.ENOTDIR)
 
     def _look_at(self, part: bytes) -> int:
-        """Open an entry for nothing but its identity, a link itself included."""
+        """Open an entry, or a link itself, to identify it only (O_PATH)."""
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(part, flags, dir_fd=self._here)
 
     def _open_last(self, part: bytes, flags: int) -> int | None:
-        """Open the last component; None if it was a link and the walk goes on."""
+        """Open the last component; None if it was a link, which the walk follows."""
         try:
             fd = self._look_at(part)
         except FileNotFoundError:
@@ -210,7 +209,7 @@ class _Walk:
                 self._follow(fd)
                 return None
             if flags & os.O_PATH:
-                return _as_asked(fd, kind, flags)
+                return _check_kind(fd, kind, flags)
             os.close(fd)
         flags |= OPEN_FLAGS | os.O_NOFOLLOW
         try:
@@ -218,7 +217,7 @@ class _Walk:
         except OSError as why:
             if why.errno != errno.ELOOP or flags & os.O_EXCL:
                 raise
-        # A link, and it was none when it was looked at: look again, with an end.
+        # It became a link after it was looked at: look again, a bounded number of times.
         self._count_link()
         self._left.append(part)
         return None
@@ -235,8 +234,8 @@ class _Walk:
         finally:
             os.close(link_fd)
         self._count_link()
-        # An absolute link leads out.  So does a magic one, whose text ("socket:[12]")
-        # is no path and, the kernel making it up, not as long as the link says.
+        # An absolute link leads out.  So does a magic one: its text ("socket:[12]") is no
+        # path, and its length differs from the link's size.
         if target.startswith(b"/") or (b":" in target and len(target) != size):
             raise _error(errno.EXDEV)
         self._put(target)
@@ -247,8 +246,8 @@ def _identity(fd: int) -> tuple[int, int]:
     return (status.st_dev, status.st_ino)
 
 
-def _as_asked(fd: int, kind: int, flags: int) -> int:
-    """Return a descriptor for nothing but identity, if it is what O_PATH asks for."""
+def _check_kind(fd: int, kind: int, flags: int) -> int:
+    """Return an O_PATH descriptor if the flags allow its kind; else close and raise."""
     wrong = 0
     if kind == stat.S_IFLNK and flags & os.O_EXCL:
         wrong = errno.EEXIST
@@ -266,24 +265,23 @@ def _has_openat2() -> bool:
     except OSError as why:
         if why.errno == errno.EBADF:
             return True
-        # The kernel is too old, or a filter forbids what it does not know.
+        # The kernel is too old, or a filter denies the call.
         if why.errno not in (errno.ENOSYS, errno.EPERM):
             raise
     return False
 
 
 open_beneath = open_beneath_kernel if _has_openat2() else open_beneath_walk
-"""The one of the two that this kernel gives; the choice is made once, at import."""
+"""``open_beneath_kernel`` if this kernel has openat2, else the walk; chosen at import."""
 
 DENIED = frozenset({errno.EXDEV, errno.ELOOP})
-"""What ``open_beneath`` raises when a name leads out of its directory."""
+"""Errors of ``open_beneath`` for a name that leads out of its directory."""
 
 
 def check_name(name: bytes) -> None:
-    """Raise what the kernel raises for a name that cannot be one (spec O8).
+    """Raise the kernel's error for an invalid name (spec O8).
 
-    It must be asked before a name is taken apart; and CPython answers NUL with another
-    exception.
+    To be called before a name is split; CPython raises ``ValueError`` for a NUL.
 
     Raises:
         OSError: ``EINVAL``: a NUL; ``ENAMETOOLONG``; ``ENOENT``: empty.
@@ -301,7 +299,7 @@ def split_parent(name: bytes) -> tuple[bytes, bytes]:
 
     Returns:
         (directory, last); the directory is ``.`` for a single component.  The last
-        component is empty, ``.`` or ``..`` where the name ends so: no entry to make.
+        component may be empty, ``.`` or ``..``: such an entry cannot be made.
     """
     head, slash, last = name.rstrip(b"/").rpartition(b"/")
     return (head or (slash or b"."), last)

@@ -1,6 +1,6 @@
-"""System calls that the standard library does not offer: any, prctl, close_range.
+"""System calls that the standard library does not have, through `ctypes`.
 
-Linux on 64-bit machines. `ctypes` costs 3 ms at the start and is the one way to them.
+Linux on 64-bit machines.  Importing `ctypes` takes 3 ms at the start.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ _RESOLVE_EXACTLY = _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 _AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
-"""What `open_exactly` says of what nobody can reach under that very name."""
+"""Errors of `open_exactly` for a path that cannot be reached without following a link."""
 
 SHORT_SLICE_NS = 100_000
-"""The shortest that the scheduler takes; its own is some milliseconds."""
+"""The shortest slice that the scheduler takes; its default is some milliseconds."""
 
 
 def system_call(number: int, *arguments: int) -> int:
     """Make a system call; structures and paths go as addresses (`ctypes.addressof`).
 
     Raises:
-        OSError: It failed; the errno is the kernel's.
+        OSError: the call failed, with the kernel's errno.
     """
     padding = (0,) * (6 - len(arguments))
     result: int = _libc.syscall(number, *arguments, *padding)
@@ -74,13 +74,13 @@ def system_call(number: int, *arguments: int) -> int:
 
 
 def ask_for_slices(length_ns: int) -> None:
-    """Ask the scheduler for slices of that length for this thread; 0 for its own.
+    """Ask the scheduler for slices of a length for this thread; 0 for the default.
 
-    Who asks for short ones goes before others when it wakes, for no more time in all
-    (sched_setattr(2), Linux 6.12; older ones give nothing for it). It is a request:
-    a thread that may not make it goes on without, and so does one that has a policy or a
-    negative nice value that goes before others already. Threads and processes that are
-    made from here do not inherit it: SCHED_RESET_ON_FORK is set, and stays.
+    A thread with short slices runs sooner after it wakes, for the same time in all
+    (sched_setattr(2), Linux 6.12; older kernels ignore it).  Nothing is changed if the
+    kernel refuses, or if the thread has a priority already (a policy or a negative nice
+    value).  New threads and processes do not inherit it: SCHED_RESET_ON_FORK is set, and
+    stays.
     """
     call = _SYS_SCHED_SETATTR.get(os.uname().machine, _SYS_SCHED_SETATTR_GENERIC)
     attributes = ctypes.create_string_buffer(_SCHED_ATTRIBUTES.size)
@@ -99,20 +99,20 @@ def ask_for_slices(length_ns: int) -> None:
 
 
 def caller(number: int, kinds: str) -> Callable[..., int]:
-    """Return a function that makes one system call, for what is called often.
+    """Return a function that makes one system call, for frequent calls.
 
-    To be made before the fork that calls it: what ctypes needs for that costs more than
-    the call, and a forked process would pay for it each time.
+    Make it before a fork: its preparation by ctypes takes longer than the call, and each
+    forked process would repeat it.
 
     Args:
-        number: of the call.
+        number: number of the system call.
         kinds: a letter for each argument: ``n`` a number or an address, ``t`` a text
             or None.
 
     Returns:
-        It raises OSError as `system_call` does.
+        A function that raises OSError as `system_call` does.
     """
-    # Not `_libc.syscall`, which is one object: each subscript makes another.
+    # Not `_libc.syscall`, which is one shared object: a subscript makes a new one.
     function = _libc["syscall"]
     arguments = (ctypes.c_ulong if kind == "n" else ctypes.c_char_p for kind in kinds)
     function.argtypes = (ctypes.c_long, *arguments)
@@ -132,35 +132,32 @@ _openat2 = caller(_SYS_OPENAT2, "ntnn")
 
 
 def prctl(option: int, value: int) -> None:
-    """Set one of the numbers that the kernel keeps for a process: PR_SET_*.
+    """Set an attribute of this process, one of PR_SET_*.
 
     Raises:
-        OSError: The kernel does not know the option, or refuses the value.
+        OSError: the kernel does not know the option, or refuses the value.
     """
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl {option} failed")
 
 
 def set_name(name: bytes) -> None:
-    """Name this process, 15 bytes at most, for ps(1): PR_SET_NAME."""
+    """Set the name of this process for ps(1), at most 15 bytes: PR_SET_NAME."""
     text = ctypes.create_string_buffer(name)
     prctl(_PR_SET_NAME, ctypes.addressof(text))
 
 
 def open_exactly(path: bytes, top: int = -1, flags: int = os.O_PATH) -> int:
-    """Open what a path names, without following a single symbolic link.
+    """Open a path without following any symbolic link, and return a descriptor.
 
     Args:
-        path: an absolute one; relative, where a directory is given.
-        top: a descriptor of the directory that it lies beneath.
-        flags: as for open(2); close-on-exec is added. None that makes a file.
-
-    Returns:
-        A descriptor.
+        path: an absolute path; a relative one if ``top`` is given.
+        top: a descriptor of the directory beneath which it must lie.
+        flags: as for open(2), without those that make a file; close-on-exec is added.
 
     Raises:
-        OSError: it cannot be reached; ELOOP, ENOTDIR: there is a link on the way; EXDEV:
-            it leads out of the directory.
+        OSError: the path cannot be opened; ELOOP, ENOTDIR: it has a link; EXDEV: it leads
+            out of the directory.
     """
     resolve, start = _RESOLVE_EXACTLY, _AT_FDCWD
     if top >= 0:
@@ -182,7 +179,7 @@ def open_exactly(path: bytes, top: int = -1, flags: int = os.O_PATH) -> int:
 
 
 def _open_step_by_step(path: bytes, top: int = -1) -> int:
-    """Do as `open_exactly` where there is no openat2(2): Linux before 5.6, a filter."""
+    """Open as `open_exactly`, without openat2(2): Linux before 5.6, a filter."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     if top >= 0 and path.startswith(b"/"):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -190,10 +187,10 @@ def _open_step_by_step(path: bytes, top: int = -1) -> int:
     for part in path.split(b"/"):
         if not part:
             continue
-        if top >= 0 and part == b"..":  # nobody has a reason to ask for that
+        if top >= 0 and part == b"..":  # callers never need it
             os.close(fd)
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        try:  # beneath a link: ENOTDIR
+        try:  # ENOTDIR if ``fd`` is a link
             following = os.open(part, flags, dir_fd=fd)
         finally:
             os.close(fd)
@@ -207,8 +204,8 @@ def _open_step_by_step(path: bytes, top: int = -1) -> int:
 def default_reserved_signals() -> None:
     """Give signals 32 and 33 their default action, which no library call does.
 
-    They are glibc's own; its posix_spawn(3) leaves them ignored in what it starts, and
-    what is ignored is inherited.
+    They belong to glibc; its posix_spawn(3) leaves them ignored in the new process, and
+    its children inherit that.
     """
     number = _SYS_RT_SIGACTION.get(os.uname().machine, _SYS_RT_SIGACTION_GENERIC)
     action = ctypes.create_string_buffer(_SIGACTION_BYTES)  # zeros: SIG_DFL, no flags
@@ -217,10 +214,10 @@ def default_reserved_signals() -> None:
 
 
 def signal_descriptor(signal: int) -> int:
-    """Return a descriptor that tells of a signal, which is to be blocked: signalfd(2).
+    """Return a signalfd(2) for one signal, which the caller must block.
 
     Raises:
-        OSError: no descriptor or memory to be had.
+        OSError: there is no descriptor or memory left.
     """
     number = _SYS_SIGNALFD4.get(os.uname().machine, _SYS_SIGNALFD4_GENERIC)
     told = ctypes.create_string_buffer(_SIGNAL_SET.pack(1 << (signal - 1)))
@@ -229,7 +226,7 @@ def signal_descriptor(signal: int) -> int:
 
 
 def close_at_exec(first: int) -> None:
-    """Mark every descriptor from `first` on close-on-exec: close_range(2)."""
+    """Mark every descriptor from `first` on as close-on-exec: close_range(2)."""
     last, flags = 0xFFFFFFFF, _CLOSE_RANGE_CLOEXEC
     try:
         system_call(_SYS_CLOSE_RANGE, first, last, flags)

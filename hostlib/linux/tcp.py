@@ -1,4 +1,4 @@
-"""TCP sockets that are used again, and what state they are in: tcp(7), connect(2)."""
+"""Reuse of TCP sockets, and their state: tcp(7), connect(2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINGER = struct.Struct("ii")
 
 
 def disconnect(sock: socket.socket) -> None:
-    """Make a socket one that can be connected again; what is connected is reset.
+    """Reset a socket's connection, so that the socket can be connected again.
 
     Raises:
         OSError: the kernel refuses it.
@@ -28,12 +28,12 @@ def disconnect(sock: socket.socket) -> None:
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """Tell whether both ends of a connection are through, or there is none."""
+    """Return whether both ends of a connection are closed, or there is none."""
     state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
     return state[0] == _CLOSED
 
 
 def is_to_be_reset(sock: socket.socket) -> bool:
-    """Tell whether a close of this socket is a reset (SO_LINGER of 0 s)."""
+    """Return whether closing this socket sends a reset (SO_LINGER of 0 s)."""
     linger = sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER.size)
     return _LINGER.unpack(linger) == (1, 0)

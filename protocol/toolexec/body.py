@@ -1,17 +1,16 @@
-"""Where a ToolExec request begins and ends: head and body, cut out of a stream.
+"""Readers that cut the head and body of a ToolExec request out of a stream.
 
-The bounds and the framing, stricter than HTTP libraries are.
+Bounds and framing are stricter than those of HTTP libraries.
 
 Rules of this file.
 
 1. A head has at most ``MAX_HEAD_BYTES`` and ``MAX_HEAD_LINES``; its lines may end in a
    bare LF.
-2. In chunk framing every line ends in CRLF, and nothing else is taken for its end: two
-   readers that differ about that see two requests in one (attack 33).
-3. A request that has a length and is chunked as well is refused, whatever it holds.
-4. What a reader keeps is bounded by the body's bound and by one line's.  Chunks may be as
-   small as they like, for of their sizes nothing is kept; what framing may hold without
-   end (extensions, trailers) has ``MAX_EXTRA_BYTES`` in all.
+2. In chunk framing every line ends in CRLF, and in nothing else: two readers that
+   disagree about the end of a line see two requests in one (attack 33).
+3. A request with a length that is chunked as well is refused.
+4. A reader keeps at most a body and one line.  Chunks may be small, for their sizes are
+   not kept; extensions and trailers have ``MAX_EXTRA_BYTES`` in all.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ MAX_HEAD_LINES = 1024
 """Most lines of a head, the request line included, the blank one not."""
 
 MAX_BODY_BYTES = 1024 * 1024
-"""Longest body: every argument at its bound and escaped would be 1.5 MiB, and nobody
-has 128 arguments of 4,096 bytes that are all escaped."""
+"""Longest body: 128 arguments of 4,096 bytes that are all escaped would be 1.5 MiB, and
+no real request is like that."""
 
 MAX_CHUNK_LINE_BYTES = 256
 """Longest line of a chunk's size, extensions included."""
 
 MAX_EXTRA_BYTES = MAX_HEAD_BYTES
-"""Most of what chunk framing holds beyond sizes and line ends: extensions, blanks and
-zeros before a size, and trailers, which are header lines and have their bound."""
+"""Most bytes of chunk framing beyond sizes and line ends: extensions, blanks and zeros
+before a size, and trailers, which are header lines and have the bound of a head."""
 
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _LENGTH = re.compile(rb"[0-9]{1,20}")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
-# Likewise with its line's end; of one that is longer than it may be it finds nothing.
+# The same with CRLF; it finds no line that is longer than it may be.
 _SIZE_LINE = re.compile(
     rb"([0-9A-Fa-f]{1,16})[ \t]{0,99}(?:;[\t\x20-\x7e\x80-\xff]{0,99})?\r\n"
 )
@@ -53,11 +52,11 @@ _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 
 class FramingError(Exception):
-    """A request whose end cannot be told: 400."""
+    """The end of a request is ambiguous: 400."""
 
 
 class HeadTooLargeError(Exception):
-    """A head, or what stands for more of it in chunks, beyond its bounds: 431."""
+    """A head, or the extensions and trailers of chunks, beyond the bounds: 431."""
 
 
 class BodyTooLargeError(Exception):
@@ -65,20 +64,20 @@ class BodyTooLargeError(Exception):
 
 
 class HeadReader:
-    """Cuts the head off a stream."""
+    """Separates the head from a stream."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._lines = 0
 
     def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """Take bytes in.
+        """Add received bytes, and return the head once it is complete.
 
         Returns:
-            The head with its blank line, and what follows it; None if more is needed.
+            The head with its blank line, and the bytes after it; None if more is needed.
 
         Raises:
-            HeadTooLargeError: it passes a bound, complete or not.
+            HeadTooLargeError: the head passes a bound, complete or not.
         """
         seen = len(self._buffer)
         self._buffer += data
@@ -93,21 +92,20 @@ class HeadReader:
 
 
 class BodyReader:
-    """Cuts the body off what follows a head.
+    """Separates a body from the bytes after a head.
 
     Args:
         headers: of the head, names in lower case.
         version: ``b"1.0"`` or ``b"1.1"``.
 
     Attributes:
-        body: what it held so far, decoded.
-        is_complete: it has ended.
-        rest: what came after its end.
+        body: the decoded body so far.
+        is_complete: the body has ended.
+        rest: the bytes after its end.
 
     Raises:
-        FramingError: the head says two things about its length, or nothing that can be
-            understood.
-        BodyTooLargeError: it announces more than there may be.
+        FramingError: the head gives two lengths, or one that cannot be understood.
+        BodyTooLargeError: the head announces more than the bound.
     """
 
     def __init__(self, headers: Sequence[tuple[bytes, bytes]], version: bytes) -> None:
@@ -131,12 +129,12 @@ class BodyReader:
         self.is_complete = not codings and self._left == 0
 
     def feed(self, data: bytes) -> None:
-        """Take bytes in.
+        """Add received bytes to the body.
 
         Raises:
-            FramingError: what is there is no chunk.
-            BodyTooLargeError: it is longer than it may be.
-            HeadTooLargeError: its extensions and trailers are.
+            FramingError: the bytes are no chunk.
+            BodyTooLargeError: the body is longer than its bound.
+            HeadTooLargeError: extensions and trailers are longer than their bound.
         """
         self._buffer += data
         while not self.is_complete and self._step():
@@ -145,11 +143,11 @@ class BodyReader:
             self.rest += self._buffer
             self._buffer.clear()
 
-    def held(self) -> tuple[bytes | bytearray, ...]:
-        """Return what brings another reader to where this one is, once it is fed that.
+    def replay(self) -> tuple[bytes | bytearray, ...]:
+        """Return the bytes that bring a new reader to the state of this one.
 
-        The parts are no copies: they are good until more is taken in.  All that was
-        decoded is one chunk of them, however many it came in.
+        The parts are no copies: they are good until the next ``feed``.  The decoded body
+        is one chunk of them, whatever its chunks were.
         """
         if not self._is_chunked:
             return self.body, self._buffer, self.rest
@@ -163,7 +161,7 @@ class BodyReader:
         start = b"%x\r\n" % size if size else b""
         return start, self.body, behind, self._buffer, self.rest
 
-    # Each step takes what it can and tells whether the next one may begin.
+    # Each step takes the bytes that it can and returns whether the next one may begin.
 
     def _last_part(self) -> bool:
         self._take_part()
@@ -171,10 +169,9 @@ class BodyReader:
         return False
 
     def _take_whole_chunks(self) -> None:
-        """Take the chunks that are there from size to end.
+        """Take the chunks that have been received completely.
 
-        Whatever else is there is left for the steps, so this changes nothing but what a
-        body in small chunks costs.
+        The steps take the rest.  This only makes a body in small chunks cheaper.
         """
         buffer, body, at = self._buffer, self.body, 0
         extra_bytes = self._extra_bytes
@@ -243,7 +240,7 @@ class BodyReader:
             raise HeadTooLargeError
 
     def _line(self, longest: int, too_long: Exception) -> bytes | None:
-        """Take a line off the buffer, without its CRLF; None if it is not all there."""
+        """Remove and return a line without its CRLF; None if it is not complete."""
         end = self._buffer.find(b"\n", 0, longest + 2)
         if end < 0:
             if len(self._buffer) <= longest + 1:
@@ -256,19 +253,15 @@ class BodyReader:
         return line
 
 
-# The head of a ToolExec request: what a parser of HTTP gives, and what follows from that.
-#
-# A value; nothing is refused here.
-
 REPLAY = b"/exec/ID"
-"""Stands for the paths of executions; no path in lower case is the same."""
+"""Stands for the paths of executions; no path in lower case equals it."""
 
 _ABSOLUTE = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a request; header names in lower case."""
+    """The head of a request, as an HTTP parser gives it; header names in lower case."""
 
     method: bytes
     target: bytes
@@ -279,13 +272,13 @@ class Head:
         """Return all values of a header."""
         return [value for key, value in self.headers if key == name]
 
-    def says(self, name: bytes) -> bool:
-        """Whether a header switches something on with ``1``."""
+    def has_switch(self, name: bytes) -> bool:
+        """Return whether a header switches something on with ``1``."""
         return b"1" in self.values(name)
 
     @cached_property
     def place(self) -> tuple[bytes, bytes, bytes]:
-        """(path in lower case, query, id) of its target; ``REPLAY`` has an id."""
+        """(path in lower case, query, id) of the target; only ``REPLAY`` has an id."""
         absolute = _ABSOLUTE.match(self.target)
         target = self.target[absolute.end() :] if absolute else self.target
         path, _, query = target.partition(b"?")
@@ -296,7 +289,7 @@ class Head:
 
     @cached_property
     def speaks(self) -> int:
-        """The version that it asks for; 0 for none that is spoken."""
+        """The protocol version that the client asks for; 0 for none or an unknown one."""
         found = self.values(b"x-aifo-proto")
         if len(found) != 1 or found[0].strip() not in (b"1", b"2"):
             return 0
@@ -309,7 +302,7 @@ class Head:
 
     @cached_property
     def tokens(self) -> list[bytes]:
-        """What may be the token in them.
+        """The texts in ``Authorization`` that may be the token.
 
         Each value as it is, and its last piece between blanks and ``=``, whatever the
         scheme, without the punctuation around it.

@@ -3,12 +3,13 @@
 Rules of this file.
 
 1. ``&`` separates pairs, the first ``=`` splits one, ``+`` is a blank, ``%XX`` a byte;
-   an invalid ``%`` stands for itself.  Nothing is text: an argument is what the tool
-   will see, byte by byte.
-2. Keys are compared without case; keys that nobody asked for are passed over.
-3. What is too long, too many, or holds NUL is said in words for a 400.
-4. What a form costs is bounded before any of it is decoded: so many fields, and nothing
-   is decoded that nobody asked for, or that is too long however it is encoded.
+   an invalid ``%`` stands for itself.  Nothing is text: the tool receives exactly the
+   bytes of an argument.
+2. Keys are compared without case; unknown keys are skipped.
+3. A form with too many fields, too long a value or a NUL is answered with a 400 that
+   says so.
+4. The cost of a form is bounded before it is decoded: the number of fields is limited,
+   and unknown keys and values that are too long in any encoding are not decoded.
 
 Source: the HTML form encoding, as far as ``curl --data-urlencode`` writes it.
 """
@@ -25,28 +26,28 @@ MAX_CWD_BYTES = 4096
 """PATH_MAX on Linux."""
 
 MAX_ARGS = 128
-"""Most arguments; with the next bound half of what execve(2) takes by default."""
+"""Most arguments; with ``MAX_ARG_BYTES`` half of the default limit of execve(2)."""
 
 MAX_ARG_BYTES = 4096
 """Longest argument."""
 
 MAX_FIELDS = 1024
-"""Most fields, of query and body together and the empty ones too: all that a request
-can mean takes 130."""
+"""Most fields of query and body together, empty ones included; the largest request that
+has a meaning takes 130."""
 
 _KEYS = frozenset({b"arg", b"cmd", b"cwd", b"exec_id", b"from", b"signal", b"tool"})
 _ESCAPED = 3
-"""A byte takes so many at most."""
+"""Most encoded bytes for one byte."""
 
 _MAX_RAW_KEY_BYTES = _ESCAPED * max(map(len, _KEYS))
 _MAX_RAW_VALUE_BYTES = _ESCAPED * max(MAX_TOOL_BYTES, MAX_CWD_BYTES, MAX_ARG_BYTES)
 
-# What a byte is to an escape: its sign, a digit, or nothing.
+# Maps a byte to its part in an escape: "%" for the sign, "h" for a digit, else ".".
 _SHAPES = bytes(
     byte if byte == 0x25 else 0x68 if chr(byte) in "0123456789ABCDEFabcdef" else 0x2E
     for byte in range(256)
 )
-# Turns the sign of what is an escape into that of quoted-printable, RFC 2045.
+# XOR mask that turns the "%" of an escape into the "=" of quoted-printable, RFC 2045.
 _TO_QUOTED = bytes(0x25 ^ 0x3D if byte == 0x21 else 0 for byte in range(256))
 
 
@@ -55,11 +56,11 @@ class FormError(Exception):
 
 
 class Call(NamedTuple):
-    """What a form asks to run.
+    """The tool, directory and arguments that a form asks to run.
 
     Attributes:
-        tool: its name.
-        cwd: where, ``b"."`` unless the form says so.
+        tool: name of the tool.
+        cwd: its working directory; ``b"."`` if the form names none.
         args: its arguments, in order.
     """
 
@@ -69,7 +70,7 @@ class Call(NamedTuple):
 
 
 def decode(text: bytes) -> bytes:
-    """Undo the encoding of one key or value.
+    """Return a key or value without its encoding.
 
     Every step is a loop in C: in Python a form of a MiB would take half a second.
     """
@@ -85,7 +86,7 @@ def decode(text: bytes) -> bytes:
 def pairs(*parts: bytes) -> list[tuple[bytes, bytes]]:
     """Return (key in lower case, value) of a query and a body, in that order.
 
-    Only keys that mean something to some request; values as they came.
+    Only known keys; values are still encoded.
 
     Raises:
         FormError: there are too many fields.
@@ -110,7 +111,7 @@ def call_of(form: list[tuple[bytes, bytes]]) -> Call:
         form: from ``pairs``.
 
     Raises:
-        FormError: it names no tool, or breaks a bound.
+        FormError: the form names no tool, or breaks a bound.
     """
     tool = _name(form, b"tool")
     cwd = last(form, b"cwd")
@@ -129,7 +130,7 @@ def notification_of(
     """Return the command and the arguments that a form notifies with.
 
     Raises:
-        FormError: as for ``call_of``; it has no ``cwd``, so one is passed over.
+        FormError: as for ``call_of``; a ``cwd`` is ignored.
     """
     command = _name(form, b"cmd")
     return command, _args(form, command)
@@ -145,11 +146,11 @@ def _name(form: list[tuple[bytes, bytes]], key: bytes) -> bytes:
 
 
 def _args(form: list[tuple[bytes, bytes]], *others: bytes) -> tuple[bytes, ...]:
-    """Return the arguments, once they and the other values are found to be usable."""
+    """Return the arguments; check them and the other values first."""
     raw_args = [value for name, value in form if name == b"arg"]
     if len(raw_args) > MAX_ARGS:
         raise FormError(f"more than {MAX_ARGS} arguments")
-    args = [_decoded(value) for value in raw_args]
+    args = [_decode_short(value) for value in raw_args]
     if max(map(len, args), default=0) > MAX_ARG_BYTES:
         raise FormError(f"an argument longer than {MAX_ARG_BYTES} bytes")
     if any(b"\0" in value for value in (*others, *args)):
@@ -160,9 +161,9 @@ def _args(form: list[tuple[bytes, bytes]], *others: bytes) -> tuple[bytes, ...]:
 def last(form: list[tuple[bytes, bytes]], key: bytes) -> bytes | None:
     """Return the last value of a key, decoded; None if there is none."""
     value = dict(form).get(key)
-    return None if value is None else _decoded(value)
+    return None if value is None else _decode_short(value)
 
 
-def _decoded(value: bytes) -> bytes:
-    """Decode a value; one that is too long for any key stays as it is, and too long."""
+def _decode_short(value: bytes) -> bytes:
+    """Decode a value; one that is too long for any key stays encoded, and too long."""
     return decode(value) if len(value) <= _MAX_RAW_VALUE_BYTES else value

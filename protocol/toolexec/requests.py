@@ -1,16 +1,13 @@
-"""ToolExec as it is spoken: what a request asks for, and how it is refused.
+"""The requests of ToolExec and their refusals, in the order of the protocol.
 
-Paths, methods, versions, tokens, fields and ids, checked in the order that the protocol
-fixes, and the table of refusals. ``body`` cuts requests out of a stream,
-``head`` knows their heads, ``form`` takes their fields apart,
-``log`` says for a log what they asked for.
+``body`` cuts requests out of a stream and has their heads, ``form`` reads their fields.
 
 Rules of this file.
 
-1. ``check`` is the order: path, method, token, version, fields.  Who has no token learns
-   nothing but that.  All but the fields is decided by the head (``decided``), so nobody
-   needs to receive a body for it.
-2. Every refusal is a row of ``REFUSALS`` or a sentence on a row; its exit code is 86.
+1. ``check`` keeps the order: path, method, token, version, fields.  A client without a
+   token learns only that it has none.  The head decides everything but the fields
+   (``decide_by_head``), so a server can refuse before it receives a body.
+2. The exit code of a refusal is 86, or 124 after a timeout.
 """
 
 from __future__ import annotations
@@ -29,10 +26,10 @@ if TYPE_CHECKING:
 
 
 REFUSED = 86
-"""``X-Exit-Code`` of whatever was not run."""
+"""``X-Exit-Code`` of a request that ran no tool."""
 
 TIMED_OUT = 124
-"""``X-Exit-Code`` of what ran too long."""
+"""``X-Exit-Code`` of a tool that ran too long."""
 
 TIMEOUT_NOTE = b"aifo-coder proxy timeout\n"
 """The last chunk of a streamed execution that ran too long."""
@@ -40,7 +37,7 @@ TIMEOUT_NOTE = b"aifo-coder proxy timeout\n"
 DEFAULT_SIGNAL = b"TERM"
 
 SIGNALS = (b"INT", b"TERM", b"HUP", b"KILL", b"QUIT", b"USR1", b"USR2")
-"""What ``/signal`` delivers."""
+"""The signals that ``/signal`` delivers."""
 
 REASONS = {
     200: b"OK",
@@ -62,8 +59,8 @@ REASONS = {
 }
 
 MAX_AUTHORIZATIONS = 8
-"""Most ``Authorization`` headers of a request: each is looked up before it is known who
-asks."""
+"""Most ``Authorization`` headers of a request: each is looked up before the client is
+known."""
 
 _EXEC_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _MAX_OFFSET_DIGITS = 18
@@ -71,13 +68,13 @@ _MAX_OFFSET_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A reply to what is not done.
+    """A reply to a request that the server does not carry out.
 
     Attributes:
         status: of HTTP.
         body: one line with its LF.
-        exit_code: what a shim exits with.
-        headers: beyond those that every reply has.
+        exit_code: the status with which a shim exits.
+        headers: headers beyond those of every reply.
     """
 
     status: int
@@ -96,7 +93,7 @@ TIMEOUT = Refusal(504, b"timeout\n", TIMED_OUT)
 NOTIFY_TIMEOUT = Refusal(408, b"timeout\n", TIMED_OUT)
 BODY_TIMEOUT = Refusal(408, b"the body took too long\n")
 HEALTHY = Refusal(200, b"ok\n", 0)
-"""The answer to ``Health``: it is given as a refusal is, before any body is received."""
+"""The answer to ``Health``; like a refusal it is sent before any body is received."""
 BAD_VERSION = Refusal(
     426,
     b"Unsupported shim protocol; expected 1 or 2\n",
@@ -109,12 +106,12 @@ BAD_NOTIFY_VERSION = replace(
 
 def bad_request(why: str) -> Refusal:
     """Return the 400 for a reason."""
-    return Refusal(400, f"bad request: {shown(why)}\n".encode())
+    return Refusal(400, f"bad request: {printable(why)}\n".encode())
 
 
 def not_permitted(tool: str) -> Refusal:
     """Return the 403 for a tool that no allowlist has."""
-    text = f"forbidden: tool '{shown(tool)}' is not permitted by any allowlist\n"
+    text = f"forbidden: tool '{printable(tool)}' is not permitted by any allowlist\n"
     return Refusal(403, text.encode())
 
 
@@ -125,15 +122,15 @@ def id_in_use(exec_id: str) -> Refusal:
 
 def host_fault(why: str) -> Refusal:
     """Return the 500 for something that the host could not do."""
-    return Refusal(500, f"aifo-coder proxy error: {shown(why)}\n".encode())
+    return Refusal(500, f"aifo-coder proxy error: {printable(why)}\n".encode())
 
 
-def dropped(offset: int) -> Refusal:
-    """Return the 416 for output that is not kept any more."""
+def output_gone(offset: int) -> Refusal:
+    """Return the 416 for output that the server does not keep any more."""
     return Refusal(416, b"output before byte %d is no longer kept\n" % offset)
 
 
-# What was asked for
+# Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +139,12 @@ class Exec:
 
     Attributes:
         version: 1 buffered, 2 streamed.
-        tool: its name; text stands for bytes.
-        cwd: where; not yet resolved.
+        tool: name of the tool; bytes as text with surrogates.
+        cwd: its working directory; not yet resolved.
         args: its arguments.
-        exec_id: what the client wants it to be called.
-        detach: it outlives its client's connection.
-        as_fd: large output may be answered as a handle.
+        exec_id: the id that the client chose for the execution.
+        detach: the execution outlives its client's connection.
+        as_fd: large output may be answered as an LLM fd.
     """
 
     version: int
@@ -177,7 +174,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Send an execution's output from an offset, or just the head of that."""
+    """Send an execution's output from an offset, or only the head of that reply."""
 
     exec_id: str
     offset_bytes: int
@@ -186,7 +183,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Say that the server is there."""
+    """Answer that the server runs."""
 
 
 Request = Exec | Signal | Notify | Replay | Health
@@ -194,13 +191,13 @@ Request = Exec | Signal | Notify | Replay | Health
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A path that exists: its methods, and what reads the rest of a request.
+    """A path that exists: its methods, and the reader of the rest of a request.
 
     Attributes:
-        methods: that it takes.
-        has_version: whether a head asks for a version that is spoken here.
+        methods: the methods that it allows.
+        has_version: returns whether a head asks for a known version.
         read: reads the rest.
-        bad_version: answers another version.
+        bad_version: the answer to another version.
     """
 
     methods: tuple[bytes, ...]
@@ -211,10 +208,10 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request holds beyond its head.
+    """The id and form of a request.
 
     Attributes:
-        exec_id: from the path.
+        exec_id: the id in the path.
         form: the pairs of query and body.
     """
 
@@ -225,16 +222,17 @@ class _Asked:
 def check(
     head: Head, body: bytes, is_authorized: Callable[[Sequence[bytes]], bool]
 ) -> Request | Refusal:
-    """Take a request apart, in the order of the protocol.
+    """Return the request of a head and body, or its refusal, in the protocol's order.
 
     Args:
-        head: parsed.
-        body: all of it.
-        is_authorized: told what may be a token (``Head.tokens``).
+        head: the parsed head.
+        body: the complete body.
+        is_authorized: takes the possible tokens (``Head.tokens``), and returns whether
+            one is valid.
     """
-    found = decided(head, is_authorized)
-    if found is not None:
-        return found
+    decision = decide_by_head(head, is_authorized)
+    if decision is not None:
+        return decision
     path, query, exec_id = head.place
     try:
         form = toolexec_form.pairs(query, body)
@@ -243,10 +241,10 @@ def check(
         return bad_request(str(why))
 
 
-def decided(
+def decide_by_head(
     head: Head, is_authorized: Callable[[Sequence[bytes]], bool]
 ) -> Health | Refusal | None:
-    """Return what a head decides, whatever its body will be; None if it may go on."""
+    """Return the answer that a head alone decides; None if the body is needed."""
     if len(head.authorizations) > MAX_AUTHORIZATIONS:
         return bad_request(f"more than {MAX_AUTHORIZATIONS} Authorization headers")
     name, _, _ = head.place
@@ -265,12 +263,12 @@ def decided(
 
 
 def is_exec_id(text: bytes) -> bool:
-    """Whether a text can name an execution."""
+    """Return whether a text can name an execution."""
     return _EXEC_ID.fullmatch(text) is not None
 
 
 def _is_executable(head: Head) -> bool:
-    # HTTP/1.0 has no chunks, so there is nothing to stream in (spec: 426).
+    # HTTP/1.0 has no chunks, so it cannot stream (spec: 426).
     return head.speaks == 1 or _is_streamable(head)
 
 
@@ -289,8 +287,8 @@ def _read_exec(head: Head, asked: _Asked) -> Request | Refusal:
         call.cwd,
         call.args,
         exec_id=ids[0].decode() if ids else None,
-        detach=head.says(b"x-aifo-detach"),
-        as_fd=head.says(b"x-sandhost-fd"),
+        detach=head.has_switch(b"x-aifo-detach"),
+        as_fd=head.has_switch(b"x-sandhost-fd"),
     )
 
 
@@ -324,12 +322,12 @@ def _read_notify(_head: Head, asked: _Asked) -> Request | Refusal:
 
 
 _HEALTH = b"/healthz"
-"""The only path without a token, without a version and without a form."""
+"""The only path that needs no token, version or form."""
 
 _GET = (b"GET", b"HEAD")
 _POST = (b"POST",)
 
-# In lower case, but for what stands for those with an id.
+# In lower case, except for REPLAY.
 _PATHS = {
     b"/exec": _Path(_POST, _is_executable, _read_exec),
     REPLAY: _Path(_GET, _is_streamable, _read_replay),
@@ -347,34 +345,33 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def shown(text: str) -> str:
-    """Return a text for one line: no control characters, no lone surrogates."""
+def printable(text: str) -> str:
+    """Return a text for one line, without control characters and lone surrogates."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-# What a log says of a ToolExec request: its arguments, without what may be a secret.
-#
-# Rule: where a secret ends depends on who reads it, in a script on its quotes;
-# so what follows a word that announces one is left out to the end of its argument.
+# Log lines of a request hide secrets in its arguments.  The end of a secret depends on
+# the program that reads it (in a script on quotes), so an argument is hidden from the
+# word that announces a secret to its end.
 
-# A word that a secret follows, what may stand between, and all the rest.
+# Groups: a word that announces a secret with the separator after it, and the rest.
 _SECRET = re.compile(
     r"((?:(?<![\w-])--?(?:token|password|api[-_]?key|key)(?![\w-])|bearer(?![a-z]))"
     r"[\s=:,\"']*)(.*)",
     re.IGNORECASE | re.DOTALL,
 )
-# Long enough to be a child's token, or the MAC of a narrowed one.
+# The shape of a child's token, or of the MAC of a narrowed one.
 _TOKEN = re.compile(r"(?<![0-9a-f])[0-9a-f]{32,}", re.IGNORECASE)
 
 
-def redacted(args: Sequence[bytes]) -> str:
-    """Return arguments for a log line, without what may be a secret.
+def redact(args: Sequence[bytes]) -> str:
+    """Return arguments for a log line, without possible secrets.
 
-    Left out is what follows ``--token``, ``--password``, ``--api-key``, ``--key`` and
-    ``Bearer``: the rest of the argument, wherever in it that begins, or the next argument
-    if there is no rest. So is what has the shape of a token.
+    After ``--token``, ``--password``, ``--api-key``, ``--key`` and ``Bearer`` the rest of
+    the argument is hidden, or the next argument if there is no rest.  A text with the
+    shape of a token is hidden as well.
     """
     found: list[str] = []
     hidden = False
@@ -383,11 +380,11 @@ def redacted(args: Sequence[bytes]) -> str:
         secret = _SECRET.search(text)
         is_next = secret is not None and not secret[2]
         if hidden:
-            # What stands for the secret of another word may be such a word itself.
+            # A hidden argument may itself be a word that announces a secret.
             hidden = is_next or not text.strip()
             text = "***"
         elif secret is not None:
             hidden = is_next
             text = text[: secret.end(1)] + ("" if hidden else "***")
-        found.append(shown(_TOKEN.sub("***", text)))
+        found.append(printable(_TOKEN.sub("***", text)))
     return " ".join(found)

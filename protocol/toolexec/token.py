@@ -1,20 +1,16 @@
-"""Tokens of ToolExec that stand for less: made from another one, without the host.
+"""Narrowed tokens of ToolExec: made from another token, without the host.
 
-    narrowed("0123...", "9f...", tools=["make"], root=False)
+    narrow_token("0123...", "9f...", tools=["make"], root=False)
         -> "ID~id:9f...~tools:make~noroot~MAC"
-
-How such a token is made and taken apart.
 
 Rules of this file.
 
-1. A narrowed token names the child's token by a digest, says what is given up, and ends
-   in a MAC over that, whose key is the token before.  It can be narrowed again; nobody
-   can take a part off it, or get at the token it was made from (spec A5, I8).
-2. Every narrowing has an id of its own: its holder sees its own executions, and nobody
-   else's.
-3. What is not understood stands for nothing: such a token is none.
-4. To tell that a token is none costs little, however long it is: it has so many bytes
-   and so many caveats.
+1. A narrowed token names the child's token by a digest, lists the rights that are given
+   up (caveats), and ends in a MAC over them, whose key is the token before.  It can be
+   narrowed again; its holder cannot remove a caveat or find the key (spec A5, I8).
+2. Every narrowing has an id of its own: its holder sees only its own executions.
+3. A token with an unknown caveat is invalid.
+4. An invalid token is found at small cost: its bytes and caveats are limited.
 """
 
 from __future__ import annotations
@@ -25,23 +21,23 @@ if TYPE_CHECKING:
     from typing import Self
 
 MAX_TOKEN_BYTES = 8192
-"""Longest narrowed token: room for every tool of every kind, some times over."""
+"""Longest narrowed token: several times the names of all tools."""
 
 MAX_CAVEATS = 64
-"""Most caveats of a narrowed token: twenty narrowings, one in the other.  Each costs a
-MAC before it is known whether the token is one."""
+"""Most caveats of a narrowed token: twenty narrowings, each of the one before.  Each
+caveat costs a MAC before the token is known to be valid."""
 
 _ID_DIGITS = 16
 _MAC_DIGITS = 64
 
 
 class Rights:
-    """What a token stands for.
+    """The rights that a token gives.
 
     Attributes:
-        tools: that it may have run; None for those of its child.
+        tools: the tools that it may run; None for all of its child.
         root: its tools may work in the child's root.
-        scope: whose executions it sees; empty for the child's own token.
+        scope: the narrowing whose executions it sees; empty for the child's own token.
     """
 
     __slots__ = ("root", "scope", "tools")
@@ -59,12 +55,12 @@ class Rights:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether it stands for less than its child has."""
+        """Whether the token gives less than its child has."""
         return bool(self.scope)
 
     @classmethod
     def of(cls, caveats: Iterable[str]) -> Self | None:
-        """Return what is left after some caveats; None if one is not understood."""
+        """Return the rights that caveats leave; None if one is unknown."""
         rights = cls()
         for caveat in caveats:
             kind, _, value = caveat.partition(":")
@@ -81,18 +77,18 @@ class Rights:
 
 
 ALL = Rights()
-"""What a child's own token stands for."""
+"""The rights of a child's own token."""
 
 
-def narrowed(
+def narrow_token(
     token: str, name: str, *, tools: Iterable[str] | None = None, root: bool = True
 ) -> str:
-    """Return a token that stands for no more than one that is at hand.
+    """Return a token with the rights of another one, or fewer.
 
     Args:
-        token: a child's, or one that was narrowed before.
-        name: of its own, random: letters and digits; its executions go by it.
-        tools: the only ones that it may have run; None leaves all.
+        token: a child's token, or a narrowed one.
+        name: a random id of letters and digits; it marks the executions of this token.
+        tools: the only tools that it may run; None leaves all.
         root: its tools may work in the child's root; else in workspaces of sidecars only.
     """
     caveats = [f"id:{name}"]
@@ -100,15 +96,15 @@ def narrowed(
         caveats.append("tools:" + "/".join(sorted(tools)))
     if not root:
         caveats.append("noroot")
-    taken = taken_apart(token.encode("utf-8", "surrogateescape"))
-    if taken is not None:
-        root_name, before, token = taken
+    parsed = parse_narrowed(token.encode("utf-8", "surrogateescape"))
+    if parsed is not None:
+        root_name, before, token = parsed
         return "~".join((root_name, *before, *caveats, mac(token, caveats)))
     return "~".join((identity(token), *caveats, mac(token, caveats)))
 
 
 def identity(token: str) -> str:
-    """Return the digest that names a child's token in those made from it."""
+    """Return the digest that names a child's token in the tokens made from it."""
     return mac(token, ("identity",))[:_ID_DIGITS]
 
 
@@ -124,8 +120,8 @@ def mac(key: str, caveats: Iterable[str]) -> str:
     return found.decode()
 
 
-def taken_apart(token: bytes) -> tuple[str, tuple[str, ...], str] | None:
-    """Return (identity, caveats, MAC) of a narrowed token; None if it is none."""
+def parse_narrowed(token: bytes) -> tuple[str, tuple[str, ...], str] | None:
+    """Return (identity, caveats, MAC) of a narrowed token; None for another text."""
     if len(token) > MAX_TOKEN_BYTES or not token.isascii():
         return None
     if not 1 < token.count(b"~") <= MAX_CAVEATS + 1:

@@ -552,7 +552,7 @@ class Child:
             pid=born.pid,
             create_time=born.create_time,
             pidfd=born.pidfd,
-            places=[numbers.number_owned(place) for place in self.places],
+            places=[numbers.number_owned_place(place) for place in self.places],
             session=snapshot_session(session, numbers),
             side_fd=side_fd,
             held=held,

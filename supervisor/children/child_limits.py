@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hostlib.linux.cgroup_files import memory_taken, refusals
+from hostlib.linux.cgroup_files import memory_use, refusals
 from supervisor.sandbox.forecast import is_held
 from supervisor.sandbox.groups import Groups
 from supervisor.usage.limits import count_refusals, uses_of
@@ -67,7 +67,7 @@ class ChildLimits:
         layers = dict(self._child.walls.applied).keys()
         is_bounded = "cgroup" in layers and is_held(layers)
         if is_bounded and self.groups.keep_memory(limits):
-            self.memory_in_groups = memory_taken(self.groups.made)
+            self.memory_in_groups = memory_use(self.groups.made)
         return True
 
     def count_refusals(self) -> dict[str, int]:

@@ -80,7 +80,7 @@ def rows(walls: Walls | None, why_none: str = "") -> list[dict[str, str]]:
 async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
     import trio  # noqa: PLC0415
 
-    from hostlib.linux.cgroup_files import bounds_of  # noqa: PLC0415
+    from hostlib.linux.cgroup_files import describe_bounds  # noqa: PLC0415
     from hostlib.user_values import Limits  # noqa: PLC0415
     from supervisor.sandbox import groups, start  # noqa: PLC0415
     from supervisor.sandbox.scratch import Scratch  # noqa: PLC0415
@@ -90,7 +90,7 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
     # Each bound is tried; a group that cannot be bounded is not used.
     limits = Limits(memory=1 << 40, processes=1 << 15, cpus=0.5)
     made = groups.make("doctor", limits)
-    bounded = bounds_of(made.made)
+    bounded = describe_bounds(made.made)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     cwd = os.open(scratch.tmp, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

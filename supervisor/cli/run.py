@@ -17,7 +17,7 @@ from hostlib.paths import absolute
 from hostlib.user_values import (
     Limits,
     OptionError,
-    limit_named,
+    limit_origin,
     network_limit_faults,
     parse_duration,
     parse_env,
@@ -503,7 +503,7 @@ def _check_kept(
     bounds = limits.bounds()
     of_network = () if has_names else network_limit_faults(bounds)
     for name, why in (*check_kept(profile, bounds), *of_network):
-        raise OptionError(f"{limit_named(name, asked)}: {why}")
+        raise OptionError(f"{limit_origin(name, asked)}: {why}")
 
 
 def _configure(path: str | None) -> Config | None:

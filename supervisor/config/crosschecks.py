@@ -173,11 +173,11 @@ def missing_credentials(config: Config) -> Iterator[tuple[str, str]]:
 
     Without them a host cannot run; checking its configuration is no fault.
     """
-    from hostlib.keys import NoCredentialsError, expanded  # noqa: PLC0415
+    from hostlib.keys import NoCredentialsError, expand_path  # noqa: PLC0415
 
     for key, path in config.key_files():
         try:
-            expanded(path)
+            expand_path(path)
         except NoCredentialsError as why:
             yield key, str(why)
 

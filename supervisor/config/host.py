@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.linux.descriptors import odd_open_files
+from hostlib.linux.descriptors import open_files_warnings
 from hostlib.user_values import OptionError, parse_duration, parse_period, parse_size
 from supervisor.config.read import named
 
@@ -54,7 +54,7 @@ def check_host(section: HostSection) -> Iterator[tuple[str, str]]:
 
 def odd_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of probable mistakes in ``[limits]``."""
-    for text in odd_open_files(section.open_files_per_client):
+    for text in open_files_warnings(section.open_files_per_client):
         yield "open_files_per_client", text
     try:
         is_small = parse_size(section.payload_budget) < parse_size(section.write)

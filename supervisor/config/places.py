@@ -360,7 +360,7 @@ def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of key files that lie where children or tools may write."""
     from hostlib.keys import (  # noqa: PLC0415 - ctypes
         NoCredentialsError,
-        expanded,
+        expand_path,
     )
 
     directories = config.places_written() | {
@@ -368,7 +368,7 @@ def odd_keys(config: Config) -> Iterator[tuple[str, str]]:
     }
     for key, file in config.key_files():
         with contextlib.suppress(OSError, ValueError, NoCredentialsError):
-            place = place_of(expanded(file))
+            place = place_of(expand_path(file))
             within = (d for d in sorted(directories) if place.lies_in(place_of(d)))
             if (directory := next(within, None)) is not None:
                 yield key, _KEY_WITHIN.format(place.path, directory)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from hostlib.linux.descriptors import odd_open_files
+from hostlib.linux.descriptors import open_files_warnings
 from hostlib.user_values import (
     OptionError,
     limit_faults,
@@ -152,7 +152,7 @@ def odd_policy_limits(policy: PolicySection) -> Iterator[tuple[str, str]]:
         limits = parse_limits(limit_texts(policy))
     except OptionError:
         return  # reported as a fault
-    for text in odd_open_files(limits.open_files):
+    for text in open_files_warnings(limits.open_files):
         yield "limits.open_files", text
 
 

@@ -27,7 +27,7 @@ import trio
 from hostlib.listener import OUT_OF_RESOURCES, Server, make_room
 from hostlib.log import place_of
 from hostlib.readiness import wait_readable
-from hostlib.unix_listener import identity_of, listening, listening_on
+from hostlib.unix_listener import identity_of, listen_at, listen_on
 from supervisor.control.answers import Answers
 from supervisor.control.client import QUESTIONS, VERSION
 
@@ -152,9 +152,9 @@ async def serve_control(
     orders = orders or Orders()
     is_own = given is None or given.identity is not None
     own = (
-        listening(path)
+        listen_at(path)
         if given is None
-        else listening_on(given.sock, path, given.identity)
+        else listen_on(given.sock, path, given.identity)
     )
     async with own as listener:
         server = ControlServer(host, listener, orders)

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.file_closing import files_closing
+from hostlib.file_closing import closing_files
 from hostlib.linux import holdings, processes
 from hostlib.threads import in_thread
 from supervisor.children.lifecycle import State
 from supervisor.doctor.leftovers import Search, crashed_workspaces, staged_row
-from vfs.mounts import table_of_mounts
+from vfs.mounts import mount_table_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,8 +100,8 @@ def named_descriptors(host: Host) -> dict[int, str]:
     found.update(dict.fromkeys(host.launcher.descriptors(), "launchpad"))
     found.update(dict.fromkeys(host.journal.descriptors(), "journal"))
     found.update(dict.fromkeys(host.fs.descriptors(), "open file"))
-    found.update(dict.fromkeys(files_closing(), "file being closed"))
-    found.update(dict.fromkeys(table_of_mounts(), "table of mounts"))
+    found.update(dict.fromkeys(closing_files(), "file being closed"))
+    found.update(dict.fromkeys(mount_table_descriptors(), "table of mounts"))
     found.update(dict.fromkeys(host.forks.descriptors(), "refused forks"))
     for child in host.children.values():
         found.update(child.descriptors())

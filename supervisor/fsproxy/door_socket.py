@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.listener import accepted_socket
+from hostlib.listener import accept_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ class DoorSocket:
         """
         try:
             while True:
-                let_in(await accepted_socket(self._listener, tell))
+                let_in(await accept_socket(self._listener, tell))
                 await trio.lowlevel.checkpoint()  # rule 3
         except trio.ClosedResourceError:
             return

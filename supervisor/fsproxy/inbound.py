@@ -172,7 +172,7 @@ class Inbound:
         """Return what the body lacks that has ended too early, in the contract's words."""
         if self.chat is None:
             return b"data: unexpected EOF"
-        return self.chat.incomplete() + b" data"
+        return self.chat.first_incomplete() + b" data"
 
     def reserved_memory(self) -> Reservation:
         """Return what the current request reserves until its answer is taken."""

@@ -395,7 +395,7 @@ class Session:
         """
         client, llm = self.client, self.services.llm
         models = None if llm is None else llm.models_of(client)
-        policy = client.policy.narrowed(document, client.ledger, models, self.fs.spare)
+        policy = client.policy.narrow(document, client.ledger, models, self.fs.spare)
         if llm is not None and policy.quota is not None:
             llm.limit(client, policy.quota)
         new = tuple(

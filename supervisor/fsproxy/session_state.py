@@ -140,7 +140,7 @@ def snapshot_session(session: Session, numbers: Numbering) -> SessionState:
     """
     client, is_over = session.client, session.is_over
     places = () if is_over else session.narrowed_places  # closed by then
-    owns = [numbers.number_owned(place) for place in places]
+    owns = [numbers.number_owned_place(place) for place in places]
     policy = NO_POLICY if is_over else numbers.number_policy(client.policy)
     state = SessionState(
         client=client_state(client, policy),
@@ -180,7 +180,7 @@ def snapshot_work(session: Session, state: SessionState) -> None:
     Raises:
         HandoverError: its payload cannot be read back.
     """
-    state.held, state.skipping = session.conn.held()
+    state.held, state.skipping = session.conn.unread()
     if session.inbound.reserved is not None:
         state.reserved = session.inbound.reserved[1]
     if session.outbound.unsent is not None:
@@ -214,7 +214,7 @@ def _snapshot_body(session: Session, state: SessionState) -> None:
         state.body = BodyState(line=line, spool=payload.spool, got=got)
         return
     try:  # that of a chat has to go by once more
-        state.held = line + payload.received()
+        state.held = line + payload.read_received()
     except OSError as why:
         text = f"cannot read a payload back: {why.strerror}"
         raise HandoverError(text) from None
@@ -276,7 +276,7 @@ def resume_session(session: Session, state: SessionState) -> None:
     if state.body is not None:
         _resume_body(session, state.body)
     else:
-        conn.hold(state.held, skipping=state.skipping)
+        conn.put_back(state.held, skipping=state.skipping)
     if state.unsent:
         session.start(partial(session.outbound.send, state.unsent))
     elif state.transfer is not None:
@@ -295,7 +295,7 @@ def _resume_body(session: Session, state: BodyState) -> None:
         if state.chat is not None:
             session.inbound.chat = ChatBody.resume(*msgspec.structs.astuple(state.chat))
         return
-    conn.hold(state.line)
+    conn.put_back(state.line)
     message = conn.next_message()
     if message is None:
         raise HandoverError("a request of an unknown form was handed over")

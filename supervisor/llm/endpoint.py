@@ -26,7 +26,7 @@ import msgspec
 import trio
 
 from hostlib.gate import Gate
-from hostlib.listener import accepted, listener_on, only_this_one
+from hostlib.listener import accept, contain_fault, listener_on
 from supervisor.fsproxy.ports import Doors
 from supervisor.llm.endpoint_call import Asker, answer
 from supervisor.llm.endpoint_http import (
@@ -412,7 +412,7 @@ class Endpoint:
 
     async def _accept(self, listener: trio.SocketListener) -> None:
         while True:
-            stream = await accepted(listener)
+            stream = await accept(listener)
             if len(self._strangers) >= STRANGERS:
                 self._make_room()
             self.own(stream, by=listener)
@@ -427,7 +427,7 @@ class Endpoint:
     async def _serve(self, connection: _Connection, is_stranger: bool) -> None:
         http = connection.http
         try:
-            with only_this_one(self._models.log, "the endpoint"), connection.http.scope:
+            with contain_fault(self._models.log, "the endpoint"), connection.http.scope:
                 if is_stranger:
                     connection.http.scope.deadline = trio.current_time() + STRANGER_S
                 while await self._serve_one(connection) and http.next_cycle():
@@ -450,7 +450,7 @@ class Endpoint:
             if request is None:
                 return False
             with request.memory:
-                await self.gate.passed()
+                await self.gate.wait_open()
                 http.begin()
                 account = self._account(connection, request.token)
                 connection.answering = trio.CancelScope()
@@ -475,7 +475,7 @@ class Endpoint:
 
     async def _admit(self, connection: _Connection, token: str) -> Reservation:
         """Return where the memory of a request is reserved, for the child of its token."""
-        await self.gate.passed()
+        await self.gate.wait_open()
         client = self._account(connection, token).client
         return self._models.budget.reservation(client.ledger)
 

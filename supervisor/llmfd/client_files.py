@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
-from hostlib.threads import in_loop, in_thread
+from hostlib.threads import in_thread, in_trio_thread
 from supervisor.llmfd.store import STEP_BYTES
 from vfs import names
 from vfs.errors import AccessDeniedError, UnavailableError
@@ -248,11 +248,11 @@ def _put(file: OpenFile, piece: bytes) -> None:
     if file.ledger is None:
         file.write(piece)
         return
-    growth = in_loop(file.charge_growth, len(piece))
+    growth = in_trio_thread(file.charge_growth, len(piece))
     try:
         file.write(piece)
     except BaseException:
-        in_loop(file.give_back, growth)
+        in_trio_thread(file.give_back, growth)
         raise
 
 

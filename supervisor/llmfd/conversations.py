@@ -238,7 +238,7 @@ class Conversations:
                 is_good = False
                 answer = fdxml.failure(why.kind, why.fd, why.message, why.details)
         attributes = (("index", number), ("success", is_good))
-        return fdxml.verbatim("child", attributes, answer, raw=settings.raw)
+        return fdxml.text_element("child", attributes, answer, raw=settings.raw)
 
     async def spawn(
         self,
@@ -281,7 +281,7 @@ class Conversations:
         if not summary:
             return fdxml.empty("fd_summary", attributes)
         data = summary.encode("utf-8", "replace")
-        return fdxml.verbatim("fd_summary", attributes, data)
+        return fdxml.text_element("fd_summary", attributes, data)
 
 
 @contextmanager

@@ -113,7 +113,9 @@ class Preloads:
             attributes.append(("encoding", "base64"))
         if end < blob.size:
             attributes.append(("truncated", True))
-        self.shown.append(fdxml.verbatim("preload", attributes, data[:end]).decode())
+        self.shown.append(
+            fdxml.text_element("preload", attributes, data[:end]).decode()
+        )
         await trio.lowlevel.checkpoint()  # there may be many
 
 

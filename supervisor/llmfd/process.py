@@ -219,7 +219,7 @@ class Process:
         summary: str | None = None
         with trio.move_on_after(SUMMARY_S):
             summary = await shared.summarizer.summary(self, fd)
-        return answer if not summary else fdxml.summarized(answer, summary)
+        return answer if not summary else fdxml.add_summary(answer, summary)
 
     def is_for_caller_alone(self, name: str) -> bool:
         """Return whether a call may be long and is useless once its caller is gone.

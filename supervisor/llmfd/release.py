@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hostlib.threads import afterwards
+from hostlib.threads import in_background
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ def give_back(
 ) -> None:
     """Give contents back that a holder has forgotten; few of them at once."""
     if len(contents) > MOST_AT_ONCE:
-        afterwards(_give_back_many, store, allowance, contents)
+        in_background(_give_back_many, store, allowance, contents)
     else:
         _give_back(store, allowance, contents)
 

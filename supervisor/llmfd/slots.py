@@ -20,7 +20,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING
 
-from hostlib.threads import ThreadLock, afterwards, eventually
+from hostlib.threads import ThreadLock, in_background, in_background_only
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Slot:
 
     def _free_unread(self) -> None:
         # In a thread: the last reader may end anywhere, with any lock held.
-        eventually(self._file.free, self._number, self.size)
+        in_background_only(self._file.free, self._number, self.size)
 
 
 class KeptMaps:
@@ -240,7 +240,7 @@ class SlotFile:
     def free(self, number: int, size: int) -> None:
         """Free a slot without readers; in a thread if that is slow."""
         if size > SLOW_TO_FREE_BYTES:
-            afterwards(self._take_back, number)
+            in_background(self._take_back, number)
         else:
             self._take_back(number)
 

@@ -17,7 +17,7 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
-from hostlib.threads import afterwards
+from hostlib.threads import in_background
 from hostlib.unnamed_files import UnnamedFiles, identity_of
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
 from supervisor.llmfd.slots import (
@@ -71,7 +71,7 @@ class FileMap(mmap.mmap):
         if fd < 0:
             self._unmap()
         else:
-            afterwards(self._free_slowly, fd)
+            in_background(self._free_slowly, fd)
 
     def _free_slowly(self, fd: int) -> None:
         release_pages(self)
@@ -199,7 +199,7 @@ class Incoming:
         if fd < 0:
             return
         if self.size > SLOW_TO_FREE_BYTES:
-            afterwards(self._spool.files.close, fd)
+            in_background(self._spool.files.close, fd)
         else:
             self._spool.files.close(fd)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from hostlib.threads import ThreadLock, afterwards, beside
+from hostlib.threads import ThreadLock, in_background, run_beside
 from hostlib.unnamed_files import descriptors_of
 from supervisor.llmfd.blob import Blob, Content
 from supervisor.llmfd.errors import FdError
@@ -96,7 +96,7 @@ class Store:
                 key, kept = store(data)
                 reader.feed(data)
             else:
-                wait = beside(store, data)
+                wait = run_beside(store, data)
                 reader.feed(data)
                 key, kept = wait()
         except BaseException:
@@ -262,7 +262,7 @@ class Store:
             blobs = [blob for content in contents for blob in content.blobs]
             freed = [blob for blob in blobs if self._is_last(blob)]
         if sum(blob.size for blob in freed) > SLOW_TO_FREE_BYTES:
-            afterwards(self._forget_all, freed)
+            in_background(self._forget_all, freed)
         else:
             self._forget_all(freed)
 

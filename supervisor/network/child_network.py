@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from hostlib.accounts import Account
-from hostlib.listener import only_this_one
+from hostlib.listener import contain_fault
 from supervisor.fsproxy.ports import NetworkFigure
 from supervisor.network.access import Access
 from supervisor.network.connections import MAX_CONNECTIONS, Connections
@@ -351,7 +351,7 @@ class ChildNetwork:
     async def _run(self, has_ended: trio.Event) -> None:
         try:
             # A fault here is one child's: its network ends, and no other.
-            with only_this_one(self._log, "a child's network"), self._scope:
+            with contain_fault(self._log, "a child's network"), self._scope:
                 async with trio.open_nursery() as nursery:
                     self._ports.start(nursery)
                     self._publisher.start(nursery, self._forwarder.tell_shortage)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.listener import only_this_one
+from hostlib.listener import contain_fault
 from supervisor.network.access import DeniedError
 from supervisor.network.proxy_dialogue import Asked
 from supervisor.network.reasons import Reason, Refused
@@ -192,7 +192,7 @@ class Connections:
             return
         self._open[connection] = None
         try:
-            with only_this_one(self._log, "a child's connection"), connection.scope:
+            with contain_fault(self._log, "a child's connection"), connection.scope:
                 await self._attempt(connection, handle)
                 if connection.last_words:
                     await _take_leave(connection)

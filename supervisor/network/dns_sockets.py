@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.listener import make_room, only_this_one
+from hostlib.listener import contain_fault, make_room
 from hostlib.readiness import wait_readable
 from supervisor.network import dns
 from supervisor.network.sockets import close_socket, receive, send_all
@@ -108,7 +108,7 @@ class DnsSockets:
         self._connections.add(connection)
         try:
             with (
-                only_this_one(self._log, "a child's DNS"),
+                contain_fault(self._log, "a child's DNS"),
                 connection.scope,
                 suppress(OSError, ValueError),
             ):
@@ -151,7 +151,7 @@ class DnsSockets:
             return False
         except OSError:
             return True  # an answer before did not arrive
-        with only_this_one(self._log, "a child's DNS"):
+        with contain_fault(self._log, "a child's DNS"):
             answer = self._answer(packet)
             if answer is not None:
                 with suppress(OSError):  # it is lost, as packets are

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.listener import accepted_socket
+from hostlib.listener import accept_socket
 from hostlib.readiness import wait_readable, wait_writable
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ async def accept_each(
     reset_at_exit(listener)
     while True:
         try:
-            sock = await accepted_socket(listener, tell)
+            sock = await accept_socket(listener, tell)
         except OSError as why:
             tell(why)
             return

@@ -24,8 +24,8 @@ import sys
 import tempfile
 
 from hostlib.linux import delegation
-from hostlib.linux.cgroup_files import bounds_of
-from hostlib.linux.namespace_counts import why_refused
+from hostlib.linux.cgroup_files import describe_bounds
+from hostlib.linux.namespace_counts import explain_refusal
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER
 from supervisor.sandbox.held_mount import try_way
 from supervisor.spawn.launchpad.layers.overlay import ATTACHED, DETACHED, NAMED
@@ -255,7 +255,7 @@ def user_namespace() -> str:
     if status == 0:
         return "made, and a user mapped"
     code, step = status & 127, "unshare" if status < 128 else "mapping a user"
-    why, how = why_refused("userns") if code == errno.ENOSPC else ("", "")
+    why, how = explain_refusal("userns") if code == errno.ENOSPC else ("", "")
     raise MissingError(f"{why}; {how}" if why else f"{step}: {os.strerror(code)}")
 
 
@@ -309,10 +309,10 @@ def cgroup() -> str:
     os.mkdir(fresh)  # noqa: PTH102
     try:
         # The files of its controllers come with it: without them there is no bound.
-        said = f"{group}: {bounds_of((fresh,))}"
+        said = f"{group}: {describe_bounds((fresh,))}"
     finally:
         os.rmdir(fresh)  # noqa: PTH106
-    given = ", ".join(delegation.to_be_given(group))
+    given = ", ".join(delegation.controllers_to_enable(group))
     return (
         f"{said}; a host has {given} given on, which was not tried" if given else said
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hostlib.linux.namespace_counts import is_given_to_nobody, why_refused
+from hostlib.linux.namespace_counts import explain_refusal, is_disabled
 from supervisor.sandbox.plan import KEEP_NETWORK, NAMESPACES, NEEDS_MOUNTNS
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ def foreseen(profile: Profile) -> frozenset[str]:
     layers = profile.layers
     if os.geteuid() != 0:
         layers -= {"uid"}
-        if "userns" not in layers or is_given_to_nobody("userns"):
+        if "userns" not in layers or is_disabled("userns"):
             layers -= set(NAMESPACES)
-    layers -= {layer for layer in NAMESPACES if is_given_to_nobody(layer)}
+    layers -= {layer for layer in NAMESPACES if is_disabled(layer)}
     return layers if "mountns" in layers else layers - set(NEEDS_MOUNTNS)
 
 
@@ -44,8 +44,8 @@ def no_netns(profile: Profile) -> tuple[str, str]:
     if not is_root and "userns" not in profile.layers:
         return "where the host is not root the layer netns takes userns", "add that or"
     for layer in ("netns",) if is_root else ("userns", "netns"):
-        if is_given_to_nobody(layer):
-            return why_refused(layer)[0], "raise it, or add"
+        if is_disabled(layer):
+            return explain_refusal(layer)[0], "raise it, or add"
     return "", ""
 
 

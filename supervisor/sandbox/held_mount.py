@@ -241,6 +241,6 @@ def _call_in_namespace(namespace: int, call: Callable[[], T]) -> T:
 
 def _call_apart(call: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call in a thread of its own (rule 2)."""
-    from hostlib.threads import apart  # noqa: PLC0415 - most commands need no Trio
+    from hostlib.threads import in_own_thread  # noqa: PLC0415 - most commands need no Trio
 
-    return apart(call, *args)
+    return in_own_thread(call, *args)

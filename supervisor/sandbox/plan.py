@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from hostlib.linux.namespace_counts import is_given_to_nobody
+from hostlib.linux.namespace_counts import is_disabled
 from supervisor.sandbox import ownership, seccomp_filter
 from supervisor.sandbox.held_mount import HeldMount
 from supervisor.spawn.request import SpawnError
@@ -215,7 +215,7 @@ class Machine:
     def look_again(self) -> None:
         """Forget that a layer cannot be had, where somebody has raised its sysctl."""
         for layer in tuple(self.ungiven):
-            if not is_given_to_nobody(layer):
+            if not is_disabled(layer):
                 self.ungiven.discard(layer)
                 self.lacking.pop(layer, None)
 
@@ -349,7 +349,7 @@ class Plan:
 def is_of_the_machine(error: SpawnError) -> bool:
     """Tell whether it may be the machine that lacks what failed here."""
     if error.errno == errno.ENOSPC:  # which else somebody brings about
-        return is_given_to_nobody(error.stage)
+        return is_disabled(error.stage)
     return error.stage in LAYERS and error.errno in _OF_THE_MACHINE
 
 

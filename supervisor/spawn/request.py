@@ -311,9 +311,9 @@ def _of_a_step(stage: str, number: int, shown: str) -> tuple[str, str]:
     elif shown:
         reason = f"{shown}: {reason}"
     elif number == errno.ENOSPC:
-        from hostlib.linux.namespace_counts import why_refused  # noqa: PLC0415 - seldom
+        from hostlib.linux.namespace_counts import explain_refusal  # noqa: PLC0415 - seldom
 
-        why, to_do = why_refused(stage)
+        why, to_do = explain_refusal(stage)
         reason, how = why or reason, f"; {to_do}" if why else ""
     return reason, f"{how} (at '{stage}')"
 

@@ -246,7 +246,7 @@ class Connection(Replies):
         await self._reply_to(head, body)
 
     async def _reply_to(self, head: Head, body: bytes) -> None:
-        await self._context.gate.passed()
+        await self._context.gate.wait_open()
         self._received()
         request = requests.check(head, body, self._is_authorized)
         if isinstance(request, Refusal):
@@ -275,7 +275,7 @@ class Connection(Replies):
 
     def _first_look(self, head: Head) -> Refusal | Share:
         """Refuse what is refused whatever its body will be, or receive that."""
-        found = requests.decided(head, self._is_authorized)
+        found = requests.decide_by_head(head, self._is_authorized)
         if isinstance(found, Health):
             return requests.HEALTHY
         if found is not None:
@@ -362,7 +362,7 @@ class Connection(Replies):
         finally:
             os.close(cwd_fd)
         if self._context.settings.verbose:
-            words = requests.redacted(request.args)
+            words = requests.redact(request.args)
             self._context.tell(f"exec {execution.id}: {tool} {words}")
         return execution
 
@@ -391,7 +391,7 @@ class Connection(Replies):
         if execution is None:
             return requests.NOT_FOUND
         if request.offset_bytes < execution.log.start:
-            return requests.dropped(request.offset_bytes)
+            return requests.output_gone(request.offset_bytes)
         if request.head_only:
             return await self._reply_head(execution)
         task = Task(execution, Kind.REPLAY, detach=True)

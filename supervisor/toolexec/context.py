@@ -98,11 +98,11 @@ class Context:
                 sys.stdout.flush()
             clear = _CLEAR_LINE if os.isatty(2) else b""
             if not self._log.writes("INFO"):
-                shown = requests.shown(line)
+                printable = requests.printable(line)
                 if speaks_json():
-                    put_line(json_line("INFO", shown))
+                    put_line(json_line("INFO", printable))
                 else:
-                    put_line(b"%b%b\n" % (clear, shown.encode()))
+                    put_line(b"%b%b\n" % (clear, printable.encode()))
                 return
             if clear:
                 put_line(clear)

@@ -70,7 +70,7 @@ async def open_door(child: ChildView) -> AsyncIterator[Door]:
     """
     if child.session is None:
         raise RuntimeError("a child without a session has no tools")
-    policy = child.session.client.policy.narrowed(b"{}")
+    policy = child.session.client.policy.narrow(b"{}")
     session, theirs = child.open_nested(policy, "tool")
     try:
         with ExitStack() as stack:

@@ -23,7 +23,7 @@ import trio
 
 from hostlib.listener import OUT_OF_RESOURCES
 from hostlib.threads import in_thread
-from protocol.toolexec.requests import shown
+from protocol.toolexec.requests import printable
 from supervisor.toolexec.routes import RefusedError
 from vfs import growth
 
@@ -89,7 +89,7 @@ class Growth:
             await self.look()  # the child may have removed something
             limit = self._passed()
             if limit:
-                raise RefusedError(403, (_REFUSED % (shown(tool), limit)).encode())
+                raise RefusedError(403, (_REFUSED % (printable(tool), limit)).encode())
 
     async def _look_first(self) -> None:
         """Look at what is there before the first tool.
@@ -102,7 +102,7 @@ class Growth:
             if ledger.before is None:
                 ended = self._ended
                 found = await self._content()
-                ledger.before = growth.before_all(self._charged(), found)
+                ledger.before = growth.content_before(self._charged(), found)
                 self._closed, self._seen = found.closed, ended
 
     async def look(self) -> None:
@@ -188,9 +188,9 @@ class Growth:
                 found.append((name, of.limit, of.used))
         return found
 
-    def _charged(self) -> growth.Charged:
+    def _charged(self) -> growth.Charges:
         """Return what is charged to the child now."""
-        return growth.charged_to(self._session.client.ledger, _reserved(self._session))
+        return growth.charges_of(self._session.client.ledger, _reserved(self._session))
 
     async def _content(self) -> growth.Content:
         """Look at what the child may write.

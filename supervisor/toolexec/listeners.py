@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import trio
 
 from hostlib.listener import listener_on
-from hostlib.unix_listener import identity_in, listening, listening_on
+from hostlib.unix_listener import identity_in, listen_at, listen_on
 from supervisor.sandbox.forecast import foreseen
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ async def unix_listener(
         advice = "use a shorter [host] state_dir for serve, a shorter TMPDIR for run"
         text = f"longer than {LONGEST_PATH_BYTES} bytes; {advice}"
         raise OSError(errno.ENAMETOOLONG, text, path)
-    async with listening(path, spec.run_dir_held, UNIX_BACKLOG) as listener:
+    async with listen_at(path, spec.run_dir_held, UNIX_BACKLOG) as listener:
         yield path, listener
 
 
@@ -91,7 +91,7 @@ async def unix_listener_on(
     with suppress(OSError), spec.run_dir_held() as dir_fd:
         # The child may have removed it: the directory is its own.
         identity = identity_in(dir_fd, SOCKET_NAME)
-    async with listening_on(sock, path, identity, spec.run_dir_held) as listener:
+    async with listen_on(sock, path, identity, spec.run_dir_held) as listener:
         yield listener
 
 

@@ -17,7 +17,7 @@ import os
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from protocol.toolexec.requests import shown
+from protocol.toolexec.requests import printable
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
 from supervisor.toolexec.starts import Start, StartEndedError
 
@@ -49,7 +49,9 @@ def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...
         raise _forbidden("no notification command is configured")
     program, *fixed = configured.command
     if request.command != PurePath(program).name:
-        raise _forbidden(f"'{shown(request.command)}' is not the configured command")
+        raise _forbidden(
+            f"'{printable(request.command)}' is not the configured command"
+        )
     given = [arg.decode("utf-8", "surrogateescape") for arg in request.args]
     if ARGS not in fixed:
         if given != fixed:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from hostlib.fairness import Share
-from hostlib.listener import accepted_socket, make_room
+from hostlib.listener import accept_socket, make_room
 from protocol.toolexec.requests import BUSY, Exec, Notify, Replay
 from supervisor.toolexec.connection import Connection
 from supervisor.toolexec.slots import MAX_CONNECTIONS
@@ -138,11 +138,11 @@ class Server:
             await self._rested.park()
 
     async def _next_socket(self, plain: _socket.socket) -> socket.socket:
-        await self._context.gate.passed()
+        await self._context.gate.wait_open()
         while len(self._refused) >= MAX_REFUSED and not self._can_make_room():
             self._room = trio.Event()
             await self._room.wait()
-        return await accepted_socket(plain, self._tell_of_shortage)
+        return await accept_socket(plain, self._tell_of_shortage)
 
     async def _serve(self, sock: socket.socket) -> None:
         make = partial(_Shared, self) if self._is_shared else Connection

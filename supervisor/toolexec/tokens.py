@@ -69,7 +69,7 @@ class Tokens(Generic[Owner]):
         return found
 
     def _find_narrowed(self, piece: bytes) -> tuple[Owner, Rights] | None:
-        taken = toolexec_token.taken_apart(piece)
+        taken = toolexec_token.parse_narrowed(piece)
         if taken is None:
             return None
         name, caveats, given = taken

@@ -153,7 +153,7 @@ class Wire:
 
     def _feed(self, body: BodyReader, data: bytes) -> None:
         body.feed(data)
-        self.received[1:] = body.held()
+        self.received[1:] = body.replay()
 
     async def _receive_head(self) -> Head:
         reader = HeadReader()
@@ -177,7 +177,7 @@ class Wire:
                 text = self._taken(cut)
                 if len(text) <= SMALL_HEAD_BYTES:
                     return self._parse(text)
-                async with self._turn.taken():
+                async with self._turn.hold():
                     return self._parse(text)
             await trio.lowlevel.checkpoint()
 
@@ -207,7 +207,7 @@ class Wire:
             while not body.is_complete:
                 # Where another program can have it until its turn has come.
                 self._ahead = await self._receive_more()
-                async with turn.taken():
+                async with turn.hold():
                     data, self._ahead = self._ahead, b""
                     self._feed(body, data)
         if deadline.cancelled_caught:

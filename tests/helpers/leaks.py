@@ -35,8 +35,8 @@ def holdings() -> Holdings:
 
 
 def give_back() -> None:
-    """Return once what was left to a thread is given back (`hostlib.threads.afterwards`)."""
-    while here := [t for t in threading.enumerate() if t.name == "afterwards"]:
+    """Return once background calls are done (`hostlib.threads.in_background`)."""
+    while here := [t for t in threading.enumerate() if t.name == "background"]:
         for thread in here:
             thread.join()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hostlib.linux.resolve import check_name
 from vfs.backends.base import Backend, FileStatus, Mode, Removed
-from vfs.errors import AccessDeniedError, about_the_target
+from vfs.errors import AccessDeniedError, deny_as_target
 from vfs.mounts import Mount
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class MemoryDirectory:
         if type(target) is not MemoryDirectory:
             raise _error(errno.EXDEV)
         directory, last = self._entry(old)
-        with about_the_target():
+        with deny_as_target():
             new_directory, new_last = target._entry(new)
         node = _enter(directory, last)
         _check_slash(old, node)

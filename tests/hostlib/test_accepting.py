@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from hostlib import unix_listener
-from hostlib.listener import Server, accepted, accepted_socket, only_this_one
+from hostlib.listener import Server, accept, accept_socket, contain_fault
 from hostlib.log import Log
 from tests.helpers.control import ask, connected, path
 from tests.helpers.hosts import Stage, stage
@@ -74,7 +74,7 @@ async def test_a_peer_that_has_gone_is_no_fault(
         await trio.lowlevel.checkpoint()
         raise trio.BrokenResourceError
 
-    with only_this_one(Log("ERROR"), "nobody"):
+    with contain_fault(Log("ERROR"), "nobody"):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send)
     assert not capfd.readouterr().err
@@ -83,7 +83,7 @@ async def test_a_peer_that_has_gone_is_no_fault(
 async def test_who_is_cancelled_stays_cancelled() -> None:
     with trio.CancelScope() as scope:
         scope.cancel()
-        with only_this_one(Log("ERROR"), "nobody"):
+        with contain_fault(Log("ERROR"), "nobody"):
             await trio.sleep_forever()
         raise AssertionError("it went on")
     assert scope.cancelled_caught
@@ -107,7 +107,7 @@ async def test_a_connection_that_cannot_be_held_leaks_nothing(
         with monkeypatch.context() as patched:
             patched.setattr("hostlib.listener.socket.socket", broken)
             with pytest.raises(LookupError):
-                await accepted_socket(listener, lambda _why: None)
+                await accept_socket(listener, lambda _why: None)
         assert open_here("socket:") == held
 
 
@@ -129,7 +129,7 @@ class Unwatched:
 # attack 18, spec S5: epoll(7) counts the watches of a user, its children's included.
 async def test_a_listener_without_an_epoll_watch_goes_on() -> None:
     listener = Unwatched()
-    stream: object = await accepted(listener)  # type: ignore[arg-type]
+    stream: object = await accept(listener)  # type: ignore[arg-type]
     assert stream == "a connection"
     assert listener.tries == 2
 
@@ -158,7 +158,7 @@ async def test_who_connects_to_it_is_accepted(
             told.append(why.strerror)
 
         monkeypatch.setattr("trio.lowlevel.wait_readable", no_watch)
-        (await accepted_socket(listener, tell)).close()
+        (await accept_socket(listener, tell)).close()
     (text,) = told
     assert text is not None
     assert text.endswith("or raise sysctl fs.epoll.max_user_watches")
@@ -187,7 +187,7 @@ async def test_a_server_goes_on_when_a_connection_fails(
         await trio.sleep_forever()
 
     async with (
-        unix_listener.listening(where) as listener,
+        unix_listener.listen_at(where) as listener,
         trio.open_nursery() as nursery,
     ):
         server = Server(listener, Line, serve, Log("ERROR"), "a test")

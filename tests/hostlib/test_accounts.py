@@ -65,14 +65,14 @@ class Tree(RuleBasedStateMachine):
 
     @rule(data=st.data(), amount=AMOUNTS)
     def take_back(self, data: st.DataObject, amount: int) -> None:
-        """What is given back is always taken."""
+        """A negative amount is always accepted."""
         at = data.draw(st.sampled_from(self.accounts))
         assert at.charge(-amount)
         self.note(at, -amount)
 
     @rule(data=st.data(), amount=AMOUNTS)
     def give_back(self, data: st.DataObject, amount: int) -> None:
-        """What was never charged takes no count below 0."""
+        """Giving back an amount that was never charged takes no count below 0."""
         at = data.draw(st.sampled_from(self.accounts))
         at.give_back(amount)
         for one in at.path():
@@ -80,7 +80,7 @@ class Tree(RuleBasedStateMachine):
 
     @rule(data=st.data(), amount=AMOUNTS)
     def record(self, data: st.DataObject, amount: int) -> None:
-        """What has happened is counted, also beyond a limit."""
+        """A use that has happened is counted, also beyond a limit."""
         at = data.draw(st.sampled_from(self.accounts))
         at.record(amount)
         self.note(at, amount)
@@ -147,7 +147,7 @@ class Tree(RuleBasedStateMachine):
 
     @invariant()
     def sums_are_those_of_what_is_open(self) -> None:
-        """What ended has given back what it had."""
+        """Reservations that ended have given back their amounts."""
         for one in self.accounts:
             assert one.used == self.used[one]
             assert one.promised == self.promised(one)

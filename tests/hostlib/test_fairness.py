@@ -11,7 +11,7 @@ from hostlib.fairness import RESTS, SHORT_S, Share
 
 @pytest.fixture
 def worked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the thread has worked so far, as it is told; one item, seconds."""
+    """The processor time that the thread reports; one item, seconds."""
     found = [0.0]
     monkeypatch.setattr(time, "thread_time", lambda: found[0])
     return found
@@ -23,7 +23,7 @@ async def test_others_go_on_between_two_pieces(worked: list[float]) -> None:
     turn, order = Share(), []
 
     async def work() -> None:
-        async with turn.taken():
+        async with turn.hold():
             order.append("work")
 
     async def other() -> None:
@@ -45,6 +45,6 @@ async def test_a_long_piece_is_followed_by_a_rest(
     turn = Share()
     for took_s, rest_s in ((SHORT_S / 2, 0.0), (0.5, 0.5 * RESTS)):
         begun_s = trio.current_time()
-        async with turn.taken():
+        async with turn.hold():
             worked[0] += took_s
         assert trio.current_time() - begun_s == pytest.approx(rest_s)

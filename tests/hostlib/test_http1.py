@@ -169,7 +169,7 @@ async def test_a_client_that_goes_is_noticed(pair: Pair) -> None:
     pair.peer.sendall(GET)
     pair.peer.shutdown(socket.SHUT_WR)
     await http.wait_gone()
-    # What it has sent before is its next request.
+    # The bytes that it sent before are its next request.
     await http.reply(200, [("Content-Length", "0")], b"")
     assert http.next_cycle()
     assert isinstance(await http.receive_head(), h11.Request)

@@ -1,4 +1,4 @@
-"""Heads of requests: what is refused beyond h11's own rules, and what is told of it."""
+"""Heads of requests: refusals beyond h11's own rules, and their texts."""
 
 import h11
 import pytest

@@ -1,4 +1,4 @@
-"""The journal on a disk that is full: whole lines before and after, and what is lost."""
+"""The journal on a full disk: whole lines before and after, and lost events."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_with_room_for_the_end_of_a_line_only_nothing_is_torn(
     assert (len(lines[1]), lines[3:], journal.lost) == (10, [b""], 2)
 
 
-# Whoever opens it next: the next program of a host that is replaced, or a later host.
+# The file is opened next by the next program of the host, or by a later host.
 @pytest.mark.parametrize("room", [0, 1, 50])
 def test_a_line_that_the_program_before_had_cut_off_is_one_of_its_own(
     kept: tuple[Journal, Path, list[str]], room: int

@@ -1,4 +1,4 @@
-"""Opening what a path names, and no symbolic link on the way: two ways, one contract."""
+"""Opening a path without following links: one contract for two ways."""
 
 import os
 from collections.abc import Callable

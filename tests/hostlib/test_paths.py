@@ -1,7 +1,7 @@
-"""One contract for both ways to open beneath a directory: the kernel's and the walk's.
+"""One contract for both ways to open beneath a directory: kernel and walk.
 
-What a client can see is the class of an answer: which file was opened, "denied" (spec
-O6), or the errno that becomes the text of an error. Both ways must give the same.
+A client sees the class of an answer: the opened file, "denied" (spec O6), or the errno
+that becomes the text of an error. Both ways must give the same.
 Links and mounts have a file of their own.
 """
 
@@ -252,7 +252,7 @@ def test_nothing_is_truncated(tree: Tree, way: object) -> None:
     assert (tree.root / "file").read_text() == "root/file"
 
 
-# What is chosen
+# The choice of the way
 
 
 # spec A4: this kernel has openat2, so the host must use it.

@@ -20,7 +20,7 @@ KEYS = st.text(
     st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=40
 ).filter(lambda key: key not in BLOT)
 
-# What escapes are made of.
+# Characters that escapes are made of.
 AWKWARD = st.text(st.sampled_from('\\%"/u025cC'), min_size=8, max_size=20)
 
 
@@ -141,7 +141,7 @@ def test_a_key_is_found_in_any_mixture_of_writings_of_base64(
         assert BLOT in found
 
 
-# What holds all but one character of a key is none, in whatever writing.
+# A text with all but one character of a key holds no key, in any writing.
 @given(
     key=st.text(st.sampled_from("abc+/=-0"), min_size=8, max_size=20),
     data=st.data(),

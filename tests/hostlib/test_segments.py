@@ -1,4 +1,4 @@
-"""A stream in files: appended to, rotated, read by offset, on disks that misbehave."""
+"""A stream in files: appended to, rotated, read by offset, on disks with faults."""
 
 import os
 import shutil

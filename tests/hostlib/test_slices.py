@@ -53,7 +53,7 @@ def test_who_has_another_policy_is_let_be() -> None:
     assert (done.stdout, done.stderr) == (b"True\n", b"")
 
 
-# What is forked from it would have no such value: it is left as it was given.
+# Its children would not inherit the nice value with SCHED_RESET_ON_FORK: it is left.
 def test_a_host_that_goes_before_others_already_asks_for_nothing() -> None:
     script = BATCH.partition("policy =")[0] + (
         "os.setpriority(os.PRIO_PROCESS, 0, -5)\nask_for_slices(SHORT_SLICE_NS)\n"

@@ -1,4 +1,4 @@
-"""Tables of (state, event): total, stepped through and drawn; and those of the product."""
+"""Tables of (state, event): total, stepped through and drawn; also the product's."""
 
 from enum import Enum
 from typing import Any
@@ -19,14 +19,14 @@ class Light(Enum):
 
 
 class Press(Enum):
-    """What a hand does to its button."""
+    """The events: presses of a button."""
 
     SHORT = "short press"
     LONG = "long press"
 
 
 class Deed(Enum):
-    """What it does then."""
+    """The actions of the lamp."""
 
     NOTHING = "-"
     SHINE = "shine"

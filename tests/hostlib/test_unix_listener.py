@@ -166,7 +166,7 @@ async def test_a_path_longer_than_an_address_works(stage: Stage) -> None:
         assert await ask(path, "ps") == []
 
 
-# Who asks where the path is too long goes through the directory: the name has to fit.
+# If the path is too long, a client goes through the directory: the name has to fit.
 async def test_a_name_that_nobody_could_connect_to_is_refused(stage: Stage) -> None:
     deep = stage.where / ("d" * 100)
     deep.mkdir()

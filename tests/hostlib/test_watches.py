@@ -1,4 +1,4 @@
-"""What waits where a child of this user has used up the epoll watches that all share."""
+"""Waits while a child of this user has used up the shared epoll watches."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from hostlib.readiness import tell_by, wait_readable, wait_writable
+from hostlib.readiness import report_unwatched_to, wait_readable, wait_writable
 from tests.helpers.sessions import Hall, hall
 
 __all__ = ["hall"]
@@ -95,7 +95,7 @@ async def test_a_wait_without_a_watch_ends_when_it_may(
     monkeypatch.setattr(trio.lowlevel, "wait_readable", unwatched)
     monkeypatch.setattr(trio.lowlevel, "wait_writable", unwatched)
     told: list[str] = []
-    tell_by(told.append)
+    report_unwatched_to(told.append)
     one, other = socket.socketpair()
     with one, other:
         one.setblocking(False)

@@ -1,4 +1,4 @@
-"""What a single request line means, in one word."""
+"""The meaning of a single request line, as a message or the text of its refusal."""
 
 from protocol import messages
 from tests.protocol.streams import parse

@@ -12,7 +12,7 @@ tokens = st.one_of(
     numbers.map(lambda number: b"%d" % number),
     st.from_regex(rb"\A[0-9]{1,18}\Z"),
 )
-# What has no LF, and at its ends nothing that the wire strips (spec F1).
+# Names without LF, and without bytes at their ends that the wire strips (spec F1).
 names = st.binary(min_size=1, max_size=40).filter(
     lambda name: b"\n" not in name and name == name.strip(b" \t\r")
 )

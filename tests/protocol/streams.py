@@ -1,9 +1,9 @@
-"""Streams of requests, and what a connection makes of them, however they are cut.
+"""Streams of requests in pieces of any size, and the messages they become.
 
-``parse`` drives a ``HostConnection`` as a session does; ``expected`` says the same by
-cutting the whole stream up at once, without any buffering.  What a line means is the
-parser's in both: what is compared here is where lines and payloads begin and end.
-Standard library and ``protocol`` only, for the fuzzer drives these functions too.
+``parse`` drives a ``HostConnection`` as a session does; ``expected`` cuts the whole
+stream at once, without any buffering.  Both use the same parser of lines, so they are
+compared only in where lines and payloads begin and end.  Standard library and
+``protocol`` only, for the fuzzer drives these functions too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ TOO_LONG = messages.Refusal(b"ERROR request line too long\n")
 
 
 class Parsed(NamedTuple):
-    """A message and what of its payload has come."""
+    """A message and the received part of its payload."""
 
     message: messages.Request
     body: bytes
@@ -49,7 +49,7 @@ class Reader:
 
     @property
     def parsed(self) -> list[Parsed]:
-        """What has been parsed so far."""
+        """The messages that have been parsed so far."""
         return [Parsed(message, bytes(body)) for message, body in self._parsed]
 
     def feed(self, piece: bytes) -> None:
@@ -101,7 +101,7 @@ def expected(stream: bytes, dialect: int = 2) -> list[Parsed]:
 
 
 class Replied(NamedTuple):
-    """A reply, as plain values, and what of its body has come."""
+    """A reply, as plain values, and the received part of its body."""
 
     ok: bool
     text: bytes

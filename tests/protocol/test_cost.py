@@ -1,4 +1,4 @@
-"""What buffering costs: bytes looked at and copied, and bytes held.
+"""The cost of buffering: bytes searched and copied, and bytes held.
 
 Counted, not timed: pieces of a class that counts, and a partial line of one too.
 """

@@ -26,7 +26,7 @@ def text_of(document: bytes) -> str:
 
 @given(XML_TEXT)
 def test_a_body_parses_to_the_exact_text(text: str) -> None:
-    document = fdxml.verbatim("fd_content", (("fd", "fd:1"),), text.encode())
+    document = fdxml.text_element("fd_content", (("fd", "fd:1"),), text.encode())
     assert text_of(document) == text
 
 
@@ -50,7 +50,7 @@ def test_attributes_stand_in_order_and_in_the_words_of_xml() -> None:
 
 
 def test_raw_leaves_a_body_as_it_is() -> None:
-    assert fdxml.verbatim("a", (), b"x < y", raw=True) == b"<a>\nx < y\n</a>"
+    assert fdxml.text_element("a", (), b"x < y", raw=True) == b"<a>\nx < y\n</a>"
 
 
 def test_a_body_without_anything_to_escape_is_not_copied() -> None:
@@ -80,7 +80,7 @@ def test_an_export_is_worded_as_in_the_design() -> None:
         *(("success", True), ("mode", "write")),
     )
     message = "Content from fd:12345 successfully written to /path/to/output.txt"
-    assert fdxml.written(attributes, message, 25600, 320).decode() == (
+    assert fdxml.export_result(attributes, message, 25600, 320).decode() == (
         '<fd_write fd="fd:12345" file_path="/path/to/output.txt" success="true"'
         ' mode="write">\n'
         "  <message>Content from fd:12345 successfully written to"
@@ -117,7 +117,7 @@ def test_a_message_says_what_xml_cannot_in_another_way() -> None:
 
 def test_a_summary_stands_behind_the_message() -> None:
     document = fdxml.result((("fd", "fd:1"),), "long", b"</message>\n")
-    element = ET.fromstring(fdxml.summarized(document, "short <&>"))
+    element = ET.fromstring(fdxml.add_summary(document, "short <&>"))
     assert [child.tag for child in element] == ["message", "summary", "preview"]
     assert element.findtext("summary") == "short <&>"
     assert element.findtext("preview") == "\n</message>\n\n"
@@ -128,6 +128,6 @@ def test_a_text_is_escaped_in_pieces_as_in_one(text: str, size: int) -> None:
     # One replacement in 60 MB of `&` kept every other thread waiting for 4 s.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fdxml, "PIECE_BYTES", size)
-        in_pieces = fdxml.verbatim("x", (), text.encode())
-    assert in_pieces == fdxml.verbatim("x", (), text.encode())
+        in_pieces = fdxml.text_element("x", (), text.encode())
+    assert in_pieces == fdxml.text_element("x", (), text.encode())
     assert ET.fromstring(in_pieces).text == f"\n{text}\n"

@@ -1,4 +1,4 @@
-"""The fuzzer's target: it takes any input, sees a difference, and says what it needs."""
+"""The fuzzer's target takes any input, sees a difference, and names its packages."""
 
 import os
 import subprocess

@@ -38,8 +38,8 @@ def test_a_connection_goes_on_where_another_one_stopped(
     one = HostConnection()
     found = messages(one, stream[:cut])
     two = HostConnection()
-    held, skipping = one.held()
-    two.hold(held, skipping=skipping)
+    held, skipping = one.unread()
+    two.put_back(held, skipping=skipping)
     message = two.next_message() if two.pending else None
     assert message is None
     for piece in (stream[cut:later], stream[later:]):

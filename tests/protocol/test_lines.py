@@ -1,4 +1,4 @@
-"""Where a request line begins and ends, and what every line earns (spec section 2)."""
+"""The beginning and end of a request line, and its answer (spec section 2)."""
 
 import pytest
 

@@ -89,7 +89,7 @@ def test_refusals_are_those_of_the_table() -> None:
     )
     assert requests.id_in_use("a").body == b"exec id 'a' is in use\n"
     assert requests.host_fault("why").body == b"aifo-coder proxy error: why\n"
-    assert (requests.dropped(7).status, requests.TIMEOUT.exit_code) == (416, 124)
+    assert (requests.output_gone(7).status, requests.TIMEOUT.exit_code) == (416, 124)
     assert all(
         refusal.status in requests.REASONS
         for refusal in (requests.HEAD_TOO_LARGE, requests.PAYLOAD_TOO_LARGE)
@@ -155,8 +155,8 @@ def test_what_a_head_decides_needs_no_body() -> None:
         (b"POST", b"/notify", good[:1], requests.BAD_NOTIFY_VERSION),
     ):
         head = Head(method, target, headers)
-        assert requests.decided(head, knows) == expected
-    refused = requests.decided(Head(b"PUT", b"/healthz", []), knows)
+        assert requests.decide_by_head(head, knows) == expected
+    refused = requests.decide_by_head(Head(b"PUT", b"/healthz", []), knows)
     assert isinstance(refused, Refusal)
     assert refused.status == 405
 
@@ -317,7 +317,7 @@ def test_health_needs_no_token() -> None:
 )
 # spec E34
 def test_a_log_line_has_no_secrets(args: tuple[bytes, ...], line: str) -> None:
-    assert requests.redacted(args) == line
+    assert requests.redact(args) == line
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))

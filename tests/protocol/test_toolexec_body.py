@@ -219,13 +219,13 @@ def test_extensions_have_so_many_bytes_and_no_more() -> None:
 
 def test_a_body_may_come_in_chunks_of_a_byte() -> None:
     reader = read(b"1\r\nx\r\n" * MAX_BODY_BYTES, CHUNKED)
-    # What is kept of it is its body: the sizes are gone.
-    assert sum(map(len, reader.held())) < MAX_BODY_BYTES + 32
+    # Only the body is kept: the sizes of its chunks are not.
+    assert sum(map(len, reader.replay())) < MAX_BODY_BYTES + 32
     reader.feed(b"0\r\n\r\n")
     assert (reader.is_complete, len(reader.body)) == (True, MAX_BODY_BYTES)
 
 
-# What is there as a whole is taken without a step for each part of it.
+# A chunk that has been received completely is taken without a step for each part of it.
 @pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"1;\r\nx\r\n", b"01 \r\nx\r\n"])
 def test_small_chunks_take_no_steps(
     monkeypatch: pytest.MonkeyPatch, chunk: bytes
@@ -259,7 +259,7 @@ def test_another_reader_goes_on_from_what_one_holds(
         (length(b"%d" % len(body)), body + after),
     ):
         for at in range(len(stream) + 1):
-            held = b"".join(read(stream[:at], headers).held())
+            held = b"".join(read(stream[:at], headers).replay())
             other = read(held + stream[at:], headers)
             assert (other.is_complete, bytes(other.body), other.rest) == (
                 True,

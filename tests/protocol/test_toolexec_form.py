@@ -125,7 +125,7 @@ def test_the_last_value_of_a_key() -> None:
     assert form.last(pairs, b"tool") is None
 
 
-# What a form costs is bounded before it is taken apart.
+# The cost of a form is bounded before it is decoded.
 def test_a_form_has_so_many_fields_and_no_more() -> None:
     most = form.MAX_FIELDS
     assert form.pairs(b"&" * (most - 1)) == []

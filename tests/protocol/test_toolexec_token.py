@@ -12,8 +12,8 @@ from protocol.toolexec.token import (
     Rights,
     identity,
     mac,
-    narrowed,
-    taken_apart,
+    narrow_token,
+    parse_narrowed,
 )
 from supervisor.toolexec.tokens import Tokens
 
@@ -39,7 +39,7 @@ def test_rights_only_shrink(steps: list[tuple[list[str] | None, bool]]) -> None:
     root = True
     scopes = [""]
     for number, (wanted, keeps_root) in enumerate(steps):
-        token = narrowed(token, f"n{number}", tools=wanted, root=keeps_root)
+        token = narrow_token(token, f"n{number}", tools=wanted, root=keeps_root)
         if wanted is not None:
             tools = set(wanted) if tools is None else tools & set(wanted)
         root = root and keeps_root
@@ -54,7 +54,9 @@ def test_rights_only_shrink(steps: list[tuple[list[str] | None, bool]]) -> None:
 def test_two_that_are_narrowed_alike_see_nothing_of_each_other() -> None:
     tokens: Tokens[str] = Tokens()
     token = tokens.issue("child")
-    one, two = (rights_of(tokens, narrowed(token, name, tools=["cc"])) for name in "ab")
+    one, two = (
+        rights_of(tokens, narrow_token(token, name, tools=["cc"])) for name in "ab"
+    )
     assert one.tools == two.tools
     assert one.scope != two.scope
 
@@ -63,8 +65,8 @@ def test_two_that_are_narrowed_alike_see_nothing_of_each_other() -> None:
 def test_a_part_that_was_changed_makes_it_unknown() -> None:
     tokens: Tokens[str] = Tokens()
     own = tokens.issue("child")
-    token = narrowed(own, "a", tools=["cc"], root=False)
-    taken = taken_apart(token.encode())
+    token = narrow_token(own, "a", tools=["cc"], root=False)
+    taken = parse_narrowed(token.encode())
     assert taken is not None
     name, (scope, tools, root), sum_ = taken
     forged = (
@@ -97,7 +99,7 @@ def test_what_is_not_understood_stands_for_nothing() -> None:
 def test_it_ends_with_the_token_it_was_made_from() -> None:
     tokens: Tokens[str] = Tokens()
     own = tokens.issue("child")
-    token = narrowed(own, "a")
+    token = narrow_token(own, "a")
     assert rights_of(tokens, token).root
     tokens.revoke(own)
     assert tokens.find([token.encode()]) is None
@@ -107,11 +109,11 @@ def test_it_ends_with_the_token_it_was_made_from() -> None:
     "text", [b"", b"~", b"~~", b"a~b~c", b"\xff~", b"0" * 16 + b"~id:a~" + b"0" * 63]
 )
 def test_what_is_no_narrowed_token_is_not_taken_for_one(text: bytes) -> None:
-    assert taken_apart(text) is None
-    assert taken_apart(b"0" * 16 + b"~id:a~" * MAX_TOKEN_BYTES + b"0" * 64) is None
+    assert parse_narrowed(text) is None
+    assert parse_narrowed(b"0" * 16 + b"~id:a~" * MAX_TOKEN_BYTES + b"0" * 64) is None
 
 
-# Who has no token costs a look-up, however long what he sends is.
+# A client without a token costs a look-up, however long its text is.
 def test_nothing_is_computed_for_a_name_that_nobody_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -145,9 +147,9 @@ def test_a_token_has_so_many_caveats_and_no_more() -> None:
     tokens: Tokens[str] = Tokens()
     token = tokens.issue("child")
     for number in range(MAX_CAVEATS):
-        token = narrowed(token, f"n{number}")
+        token = narrow_token(token, f"n{number}")
         assert rights_of(tokens, token).is_narrowed
-    assert tokens.find([narrowed(token, "more").encode()]) is None
+    assert tokens.find([narrow_token(token, "more").encode()]) is None
 
 
 @given(st.binary(max_size=200))

@@ -24,7 +24,7 @@ class Turn:
 
 @dataclass
 class Dialogue:
-    """What travels on one connection."""
+    """The bytes that travel on one connection."""
 
     name: str
     dialect: int = 2

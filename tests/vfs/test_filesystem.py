@@ -333,7 +333,7 @@ async def test_durability_is_paid_as_it_says(
         await world.fs.write_waiting(file, data)
     await world.fs.close_waiting(file)
     assert calls == paid
-    # What is only read costs nothing, and what is there already has its name.
+    # A file that is only read costs no sync, and an existing one has its name.
     calls.clear()
     reading = world.fs.open(client, b"file", b"r", False)
     assert reading.read(10) == b"onetwo"
@@ -374,14 +374,14 @@ async def test_a_new_name_that_went_away_is_not_put_on_the_disk(
     world.fs.disconnect(client, "test")
 
 
-# What a client's end gives back in one piece is given back beside the host's other work.
+# A long file of an ended client is freed beside the host's other work.
 @pytest.mark.parametrize("publish", ["direct", "on-close"])
 def test_a_long_file_of_a_client_that_goes_is_closed_in_a_thread(
     world: World, monkeypatch: pytest.MonkeyPatch, publish: str
 ) -> None:
     later: list[Callable[[], None]] = []
     monkeypatch.setattr(
-        "hostlib.file_closing.afterwards",
+        "hostlib.file_closing.in_background",
         lambda call, *args: later.append(partial(call, *args)),
     )
     monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)

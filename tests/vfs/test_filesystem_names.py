@@ -1,4 +1,4 @@
-"""The facade, names: they take the rights of files, and their errors are the system's."""
+"""The facade, names: they need the rights of files, with the system's errors."""
 
 import errno
 import json
@@ -136,7 +136,7 @@ async def test_every_place_is_asked_for_a_name(world: World) -> None:
     await names.remove_waiting(client, link + b"/c", claim=False)
     assert os.listdir(outer / "other") == ["b"]
     narrowed = json.dumps({"read": [os.fsdecode(link)]})
-    close_places(client.policy.narrowed(narrowed.encode()).places)
+    close_places(client.policy.narrow(narrowed.encode()).places)
     away = world.name("out/sub/away") + b"/file"
     for call in (
         partial(names.stat_waiting, client, away),

@@ -1,4 +1,4 @@
-"""What lies beneath places, counted once; and what of it is charged."""
+"""The content of places, counted once, and the charge for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from supervisor.sandbox.scratch import remove_tree
 from vfs import growth, mounts
-from vfs.growth import Content, MovedError, charged_to, content_of, settle
+from vfs.growth import Content, MovedError, charges_of, content_of, settle
 from vfs.ledger import Ledger
 from vfs.policy import Place, open_place
 
@@ -182,7 +182,7 @@ def test_a_tree_deeper_than_any_path_is_counted_with_few_descriptors(
         assert content_of([place]) == Content(6, depth + 1, 0)
         assert set(os.listdir("/proc/self/fd")) <= before  # others may close theirs
     finally:
-        assert remove_tree(top) is None  # what else would?
+        assert remove_tree(top) is None  # the test removes its deep tree itself
 
 
 @pytest.mark.parametrize(
@@ -282,32 +282,32 @@ def ledgers() -> tuple[Ledger, Ledger]:
 def test_growth_is_charged_above_too_beyond_every_limit_and_given_back() -> None:
     # spec S7
     ledger, above = ledgers()
-    charged = charged_to(ledger)
+    charged = charges_of(ledger)
     settle(ledger, charged, Content(5000, 20, 0), charged)
-    assert charged_to(ledger) == charged_to(above) == (4500, 15, 0)
+    assert charges_of(ledger) == charges_of(above) == (4500, 15, 0)
     assert not ledger.size_bytes.charge(1)
-    charged = charged_to(ledger)
+    charged = charges_of(ledger)
     settle(ledger, charged, Content(400, 3, 0), charged)
-    assert charged_to(ledger) == charged_to(above) == (-100, 0, 0)
+    assert charges_of(ledger) == charges_of(above) == (-100, 0, 0)
 
 
 def test_what_a_write_has_reserved_is_not_taken_for_what_is_there() -> None:
     # spec S7
     ledger, _ = ledgers()
-    charged = charged_to(ledger, 60)
+    charged = charges_of(ledger, 60)
     settle(ledger, charged, Content(540, 7, 0), charged)
-    assert charged_to(ledger) == (100, 2, 0)
+    assert charges_of(ledger) == (100, 2, 0)
     settle(ledger, charged, Content(640, 7, 0), charged)
-    assert charged_to(ledger) == (200, 2, 0)
+    assert charges_of(ledger) == (200, 2, 0)
 
 
 def test_beside_other_work_only_what_is_beyond_doubt_is_charged() -> None:
     # spec S7
     ledger, _ = ledgers()
-    charged = charged_to(ledger)
+    charged = charges_of(ledger)
     ledger.size_bytes.charge(50)
-    now = charged_to(ledger)
+    now = charges_of(ledger)
     settle(ledger, charged, Content(510, 5, 0), now)
-    assert charged_to(ledger) == now, "nothing is given back"
+    assert charges_of(ledger) == now, "nothing is given back"
     settle(ledger, charged, Content(900, 8, 0), now)
-    assert charged_to(ledger) == (400, 3, 0)
+    assert charges_of(ledger) == (400, 3, 0)

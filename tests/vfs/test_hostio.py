@@ -1,4 +1,4 @@
-"""Staying in the Trio thread where that does not wait, and leaving it where it does."""
+"""Calls that stay in the Trio thread, and calls that leave it for a worker."""
 
 import contextlib
 import errno
@@ -271,11 +271,11 @@ async def test_a_share_of_the_threads() -> None:
 
 def test_a_thread_that_waits_for_something_has_slept() -> None:
     reader, writer = os.pipe()
-    before = threads.times_slept()
+    before = threads.count_sleeps()
     other = threading.Timer(0.001, os.write, (writer, b"x"))
     other.start()
     os.read(reader, 1)
-    assert threads.times_slept() > before
+    assert threads.count_sleeps() > before
     other.join()
     os.close(reader)
     os.close(writer)
@@ -307,13 +307,13 @@ async def test_signals_are_the_trio_threads_alone() -> None:
 
 
 async def test_calls_at_work_are_counted() -> None:
-    give_back()  # what tests before this one have left counts, too
+    give_back()  # work of earlier tests counts, too
     assert calls_at_work() == 0
     assert await in_thread(calls_at_work) == 1
     assert calls_at_work() == 0
 
 
-# Who looks between any two steps of the loop sees a call that has not told its outcome.
+# Between any two steps of the loop a call counts until its caller has the result.
 @pytest.mark.parametrize("share", [None, trio.CapacityLimiter(1)], ids=["", "share"])
 async def test_a_call_is_counted_until_its_caller_goes_on(
     share: trio.CapacityLimiter | None,
@@ -363,7 +363,7 @@ def test_a_long_file_without_a_name_is_closed_in_a_thread(
 ) -> None:
     later: list[Callable[[], None]] = []
     monkeypatch.setattr(
-        "hostlib.file_closing.afterwards",
+        "hostlib.file_closing.in_background",
         lambda call, *args: later.append(partial(call, *args)),
     )
     monkeypatch.setattr("hostlib.file_closing.INLINE_TRUNCATE_BYTES", 100_000)
@@ -378,11 +378,11 @@ def test_a_long_file_without_a_name_is_closed_in_a_thread(
         for fd in fds:
             file_closing.close_file(fd)
         assert all(map(is_open, fds))
-        assert file_closing.files_closing() == tuple(fds)
+        assert file_closing.closing_files() == tuple(fds)
         assert len(later) == len(fds)
         for run in later:
             run()
-        assert file_closing.files_closing() == ()
+        assert file_closing.closing_files() == ()
         assert not any(map(is_open, fds))
         later.clear()
 
@@ -402,7 +402,7 @@ def test_without_a_thread_it_is_closed_at_once(
             fd = unnamed(tmp_path, 200_000)
             file_closing.close_file(fd)
             assert not is_open(fd)
-            assert file_closing.files_closing() == ()
+            assert file_closing.closing_files() == ()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
     file_closing.close_file(unnamed(tmp_path, 200_000))
 
@@ -436,15 +436,15 @@ def test_without_a_thread_what_has_to_be_done_is_done_here(
 
     monkeypatch.setattr(threading.Thread, "start", none)
     done: list[int] = []
-    threads.afterwards(done.append, 1)
+    threads.in_background(done.append, 1)
     assert done == [1]
-    assert threads.beside(sum, [1, 2])() == 3
-    wait = threads.beside(broken)
+    assert threads.run_beside(sum, [1, 2])() == 3
+    wait = threads.run_beside(broken)
     with pytest.raises(ValueError, match="a fault of the call"):
         wait()
 
 
-# Whoever collects garbage may hold any lock.
+# The thread that collects garbage may hold any lock.
 def test_what_must_not_be_done_here_waits_for_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -458,11 +458,11 @@ def test_what_must_not_be_done_here_waits_for_a_thread(
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none)
-        threads.eventually(note, 1)
+        threads.in_background_only(note, 1)
         assert not done
     over = threading.Event()
-    threads.eventually(note, 2)
-    threads.eventually(over.set)
+    threads.in_background_only(note, 2)
+    threads.in_background_only(over.set)
     assert over.wait(30)
     assert [number for number, _ in done] == [1, 2]
     assert threading.get_ident() not in {thread for _, thread in done}
@@ -484,12 +484,12 @@ def test_what_is_done_afterwards_takes_one_thread(
 
     monkeypatch.setattr(threading.Thread, "start", note)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    threads.afterwards(held.wait)  # type: ignore[arg-type]
+    threads.in_background(held.wait)  # type: ignore[arg-type]
     for number in range(100):
-        threads.afterwards(results.append, number)
+        threads.in_background(results.append, number)
     assert (len(started), results) == (1, [])
-    threads.afterwards(broken)
-    threads.afterwards(threads.afterwards, done.set)
+    threads.in_background(broken)
+    threads.in_background(threads.in_background, done.set)
     held.set()
     assert done.wait(60)
     assert results == list(range(100))
@@ -500,7 +500,7 @@ def test_what_is_done_afterwards_takes_one_thread(
 # attack 42: what a caller had at hand is freed at once, and not by the collector.
 async def test_a_call_that_fails_in_a_thread_keeps_nothing() -> None:
     class Large:
-        """What is to be freed."""
+        """The memory to be freed."""
 
     def fail(_large: Large) -> None:
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""What is known of a mount, and when it is looked up again."""
+"""The facts of a mount, and when they are looked up again."""
 
 import errno
 import os
@@ -142,16 +142,16 @@ def test_without_a_table_nothing_is_known_and_with_one_all_is(
         table = MountTable()
         monkeypatch.setattr(mounts, "_table", table)
         assert mounts.mount_of(device).is_proc, "nobody knows"
-        assert mounts.table_of_mounts() == ()
+        assert mounts.mount_table_descriptors() == ()
     assert mounts.mount_of(device).kind != UNKNOWN
-    (held,) = mounts.table_of_mounts()
+    (held,) = mounts.mount_table_descriptors()
     assert not os.get_inheritable(held)
     os.close(held)
 
 
-# What a program that counts its descriptors counts is there before it begins.
+# A program that counts its descriptors counts this one from the beginning.
 def test_the_table_is_held_from_the_beginning() -> None:
-    (held,) = mounts.table_of_mounts()
+    (held,) = mounts.mount_table_descriptors()
     assert os.readlink(f"/proc/self/fd/{held}").endswith("/mountinfo")
 
 
@@ -198,7 +198,7 @@ def test_a_directory_has_the_names_that_mounts_give_it(
 ) -> None:
     table = MountTable()
     monkeypatch.setattr(table, "_read", lambda: TABLE)
-    # What lies on a mount has the name, too, that it would have beneath that mount.
+    # A file on a mount has the name, too, that it would have beneath that mount.
     assert table.other_names(path) - {f"/all{path}"} == names
     (held,) = table.descriptors()
     os.close(held)

@@ -1,4 +1,4 @@
-"""What is charged, to whom, and that all of it comes back."""
+"""The charges of each client, and that all are given back."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from vfs.filesystem import (
     Filesystem,
     OpenFile,
 )
-from vfs.growth import before_all, charged_to, content_of, settle
+from vfs.growth import charges_of, content_before, content_of, settle
 from vfs.ledger import Ledger
 from vfs.mounts import Mount
 
@@ -35,7 +35,7 @@ def test_what_is_bounded_above_is_bounded_below() -> None:
     assert Ledger().open is not top.open
 
 
-# What files cost
+# Charges for files
 
 
 class Room:
@@ -58,7 +58,7 @@ class Room:
 
     @property
     def used(self) -> dict[str, int]:
-        """What the top has been charged."""
+        """The charges of the topmost ledger."""
         names = ("open_files", "clients", "bytes", "files")
         return {
             name: account.used
@@ -83,7 +83,7 @@ def test_open_files_are_bounded(world: World) -> None:
     room.fs.close(files.pop())
     files.append(room.fs.open(nested, b"file", b"r", False))
     refused(lambda: room.open(b"file", b"r"), errno.EMFILE)
-    # What is refused for another reason costs nothing.
+    # A request that is refused for another reason costs nothing.
     room.fs.close(files.pop())
     for name, code in ((b"nothing", errno.ENOENT), (b".", errno.EISDIR)):
         refused(lambda n=name: room.open(n, b"r"), code)  # type: ignore[misc]
@@ -255,7 +255,7 @@ async def test_files_are_bounded(world: World) -> None:
     refused(lambda: names.make_directory(room.client, b"e", claim=False), errno.EDQUOT)
     assert sorted(os.listdir(world.where / "root")) == ["a", "d", "file"]
     refused(lambda: names.make_directory(room.client, b"d", claim=False), errno.EDQUOT)
-    # What fails for another reason costs nothing.
+    # A request that fails for another reason costs nothing.
     await names.remove_waiting(room.client, b"a", claim=False)
     for name, code in ((b"a/", errno.EISDIR), (b"no/a", errno.ENOENT)):
         refused(lambda n=name: room.open(n, b"w"), code)  # type: ignore[misc]
@@ -281,7 +281,7 @@ async def test_a_file_that_a_renaming_replaces_counts_no_more(world: World) -> N
         names.make_directory(room.client, name, claim=False)
     await names.rename_waiting(room.client, b"d", b"e", claim=False)
     assert room.used["files"] == 1
-    # What was there before was not charged, and gives nothing.
+    # A file from before was not charged, and gives nothing back.
     await names.rename_waiting(room.client, b"e", b"f", claim=False)
     await names.remove_waiting(room.client, b"f", claim=False)
     (world.where / "root" / "old").touch()
@@ -429,18 +429,18 @@ async def test_a_staged_file_whose_old_one_has_gone_is_a_new_one(
     room.fs.disconnect(room.client, "test")
 
 
-# What is staged lies in no directory, so a look at the places takes nothing off for it.
+# A staged file lies in no directory, so a look at the places does not find it.
 def test_a_look_at_the_places_leaves_what_is_staged(staging: Room) -> None:
     room = staging
     ledger = room.top
     file = room.open(b"new", b"w")
-    charged = charged_to(ledger)
-    ledger.before = before_all(charged, content_of(room.policy.places))
+    charged = charges_of(ledger)
+    ledger.before = content_before(charged, content_of(room.policy.places))
     settle(ledger, charged, content_of(room.policy.places), charged)
     room.fs.abandon(file)
     assert room.used["files"] == 0
     file = room.open(b"new", b"w")
-    charged = charged_to(ledger)
+    charged = charges_of(ledger)
     settle(ledger, charged, content_of(room.policy.places), charged)
     room.fs.close(file)
     assert room.used["files"] == 1

@@ -1,4 +1,4 @@
-"""What is given back of a file that was removed while it was open: once, to one child."""
+"""The charge of a file that is removed while open: given back once, to one child."""
 
 import os
 
@@ -8,7 +8,7 @@ from tests.helpers.worlds import World, world
 from tests.vfs.test_ledger import Room
 from vfs import names
 from vfs.backends import Removed, host
-from vfs.backends.host_file import what_goes
+from vfs.backends.host_file import entry_to_lose
 
 __all__ = ["world"]
 
@@ -54,7 +54,7 @@ async def test_of_two_children_one_has_it_back(world: World, how: str) -> None:
             await names.rename_waiting(other.client, b"new", b"shared", claim=False)
             await names.remove_waiting(other.client, b"shared", claim=False)
         one.fs.close(held)
-    # What the one has grown by, the other has taken away.
+    # The growth of the one is the loss of the other.
     assert (one.used["bytes"], other.used["bytes"]) == (900, -900)
     for room in (one, other):
         room.fs.disconnect(room.client, "test")
@@ -110,11 +110,11 @@ async def test_what_got_another_name_meanwhile_is_not_given_back(
     put(room, b"a", 300)
 
     def looked(dir_fd: int, last: bytes) -> Removed | None:
-        goes = what_goes(dir_fd, last)
+        goes = entry_to_lose(dir_fd, last)
         os.link(root / "a", root / "b")
         return goes
 
-    monkeypatch.setattr(host, "what_goes", looked)
+    monkeypatch.setattr(host, "entry_to_lose", looked)
     held = room.open(b"a", b"r")
     await names.remove_waiting(room.client, b"a", claim=False)
     room.fs.close(held)

@@ -18,7 +18,7 @@ __all__ = ["world"]
 
 def narrowed(policy: Policy, **rights: object) -> Policy:
     """Narrow a policy by a document."""
-    return policy.narrowed(json.dumps(rights).encode())
+    return policy.narrow(json.dumps(rights).encode())
 
 
 def release(narrow: Policy, wide: Policy) -> None:
@@ -113,13 +113,13 @@ def test_what_cannot_be_asked_for(
     # That the first name is good does not help the second, and nothing stays open.
     for text in (document, document.replace('["', '["file", "')):
         with pytest.raises(RightsError, match=said):
-            wide.narrowed(text.encode())
+            wide.narrow(text.encode())
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff", b'{"read":[}'])
 def test_what_is_no_document(world: World, text: bytes) -> None:
     with pytest.raises(RightsError):
-        world.policy().narrowed(text)
+        world.policy().narrow(text)
 
 
 # spec A5: who may do anything can give up all but some of it.

@@ -1,4 +1,4 @@
-"""Who may do what: the root, grants, the two views, and a root that goes away."""
+"""The rights of clients: the root, grants, the two views, a root that goes away."""
 
 import os
 

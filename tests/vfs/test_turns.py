@@ -1,4 +1,4 @@
-"""What a thread changes is counted once, whoever else changes it at the same time."""
+"""A change by a thread is counted once, also beside other changes at that time."""
 
 import contextlib
 import os
@@ -84,11 +84,11 @@ class Pair:
 
     @property
     def used(self) -> tuple[int, int]:
-        """What is charged: bytes, files."""
+        """The charges: bytes, files."""
         return self.ledger.size_bytes.used, self.ledger.files.used
 
     def there(self) -> tuple[int, int]:
-        """What is there, beside the file that was."""
+        """The content, without the file from before."""
         names = set(os.listdir(self.root)) - {"file"}
         size = sum((self.root / name).lstat().st_size for name in names)
         return size, len(names)

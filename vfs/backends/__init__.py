@@ -1,4 +1,4 @@
-"""Where files can live: one interface (``base``), the host's directories, plain or mounted."""
+"""The stores of files: an interface (``base``), the host's directories and mounts."""
 
 from vfs.backends.base import (
     KEPT,

@@ -1,8 +1,8 @@
-"""What every backend promises; the contract suite checks each against it.
+"""The contract of backends; a suite of tests checks each against it.
 
-A backend is a directory tree; names are relative to it and never lead out of it.  All
-calls are synchronous and short, or made by ``mounts`` in a thread; all raise
-``OSError`` with an errno, and ``AccessDeniedError`` for a name that leads out.
+A backend is a directory tree; names are relative to it and never lead out of it.  Calls
+block: those that may take long are made in a worker thread.  All raise ``OSError`` with an
+errno, and ``AccessDeniedError`` for a name that leads out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FileStatus(NamedTuple):
-    """What STAT tells: size in bytes, mtime in nanoseconds, kind in words."""
+    """The result of STAT: size in bytes, mtime in nanoseconds, kind in words."""
 
     size: int
     mtime_ns: int
@@ -23,12 +23,13 @@ class FileStatus(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """What a name stood for before it was taken away.
+    """A file or directory that lost a name.
 
     Attributes:
-        size: bytes that are free once nobody has the file open; 0 if it has more names.
-        identity: what told it from any other.
-        was_last: it was the last name of a file, so its bytes will be free.
+        size: bytes that are freed when the file is not open any more; 0 if it has other
+            names.
+        identity: its device and inode.
+        was_last: the name was its last one, so its bytes will be freed.
     """
 
     size: int
@@ -37,13 +38,13 @@ class Removed(NamedTuple):
 
 
 class UnflushedError(OSError):
-    """A file has its name, but the directory could not be put on the disk.
+    """A file was published, but its directory could not be synced to the disk.
 
-    The new content stands there, whole; after a crash of the machine the old one may be
-    there again.
+    The name has the complete new content; after a crash of the machine it may have the old
+    one again.
 
     Attributes:
-        replaced: what had the name before; None if nothing had it.
+        replaced: the file that had the name before; None if there was none.
     """
 
     def __init__(self, why: OSError, replaced: Removed | None) -> None:
@@ -55,8 +56,8 @@ class Handle(Protocol):
     """An open regular file, without an offset.
 
     Attributes:
-        fd: the host's descriptor, or -1 where there is none.
-        mount: how its file system is to be used.
+        fd: the host's descriptor, or -1 if there is none.
+        mount: its file system.
     """
 
     fd: int
@@ -73,13 +74,13 @@ class Handle(Protocol):
         """Read like ``pread``, waiting for the disk."""
 
     def pwrite(self, data: bytes | memoryview, offset: int) -> None:
-        """Write all of ``data``, or cut off again what it added and raise (spec W5)."""
+        """Write all of ``data``; else cut off the added bytes and raise (spec W5)."""
 
     def append(self, data: bytes | memoryview) -> int:
-        """Write all at the end, as above; return the offset after it (spec P1)."""
+        """Write at the end, as ``pwrite``; return the offset after it (spec P1)."""
 
     def cut_off(self, end: int, old_end: int) -> None:
-        """Cut off what a write added beyond the old end, if nobody has added since."""
+        """Cut off the bytes from ``old_end`` to ``end``, if ``end`` is still the end."""
 
     def size(self) -> int:
         """Return the size in bytes."""
@@ -88,31 +89,31 @@ class Handle(Protocol):
         """Set the size in bytes."""
 
     def sync(self) -> None:
-        """Put data on the disk."""
+        """Sync the data to the disk."""
 
     def publish(self, *, durable: bool) -> Removed | None:
-        """Make a staged file appear under its name; return what it replaced."""
+        """Give a staged file its name; return the file that it replaced."""
 
     def will_replace(self) -> bool:
-        """Tell whether the name of the file, which a staged one will take, is there."""
+        """Return whether the name of a staged file exists, so that it will replace."""
 
     def identity(self) -> tuple[int, int]:
-        """Return what tells this file from any other."""
+        """Return the file's device and inode."""
 
     def links(self) -> int:
-        """Return how many names the file has; none after its removal."""
+        """Return the number of names of the file; 0 after its removal."""
 
     def frees_much(self) -> bool:
-        """Tell whether to close it may give much back, which takes long."""
+        """Return whether closing it may free many pages, which takes long."""
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the host's descriptors that the handle holds."""
 
     def close(self) -> None:
-        """Release the file; a staged one that was not published never existed."""
+        """Close the file; a staged one that was not published vanishes."""
 
     def drop(self) -> None:
-        """Release it likewise; what that gives back, if it is much, in a thread."""
+        """Close the file like ``close``; free many pages in a thread."""
 
 
 class Backend(Protocol):
@@ -127,12 +128,12 @@ class Backend(Protocol):
             name: relative to this tree.
             mode: how to access it; nothing is truncated here.
             create: make the file if it is missing.
-            exclusive: fail with ``EEXIST`` if it is there.
-            staged: what is written appears at ``publish``, under the name.
+            exclusive: fail with ``EEXIST`` if it exists.
+            staged: the file gets its name at ``publish``.
         """
 
     def stat(self, name: bytes) -> FileStatus:
-        """Tell size, time and kind; links are followed inside the tree."""
+        """Return size, time and kind; links are followed inside the tree."""
 
     def list(self, name: bytes, limit: int) -> list[tuple[bytes, str]]:
         """Return (name, kind) of a directory's entries, sorted by name.
@@ -145,24 +146,24 @@ class Backend(Protocol):
         """Make a directory."""
 
     def remove(self, name: bytes) -> Removed:
-        """Remove a file or an empty directory, never what a link names."""
+        """Remove a file, a link itself or an empty directory."""
 
     def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
-        """Rename an entry, return what it replaced; to another kind of tree: EXDEV."""
+        """Rename an entry, return the one it replaced; EXDEV to another kind of tree."""
 
     def sync_entry(self, name: bytes) -> None:
-        """Put a name on the disk, and not what it stands for."""
+        """Sync the directory entry of a name to the disk, without the file."""
 
     def narrow(self, name: bytes, *, create: bool) -> tuple[Backend, bytes | None]:
-        """Return a part of the tree, held on its own.
+        """Return a part of the tree with a descriptor of its own.
 
         Args:
             name: a directory or a file.
             create: the file may be missing.
 
         Returns:
-            (the directory, None), or for a file (its directory, its name there), links
-            resolved; that tree follows no link in a last component.
+            (the directory, None), or for a file (its directory, its name there) with
+            links resolved; the returned tree follows no link in a last component.
         """
 
     @property
@@ -171,16 +172,16 @@ class Backend(Protocol):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it is there for as long as it is held, whatever has its path."""
+        """Whether it needs no path as long as it is held."""
 
     def identity(self) -> tuple[int, int]:
-        """Return what tells this tree from any other."""
+        """Return the device and inode of its directory."""
 
     def descriptors(self) -> tuple[int, ...]:
         """Return the host's descriptors that the tree holds."""
 
     def close(self) -> None:
-        """Release what the tree holds."""
+        """Close the tree's descriptors."""
 
 
 class Mode:
@@ -188,8 +189,8 @@ class Mode:
 
     Attributes:
         text: the word.
-        flags: O_* flags of access only: creation and truncation are decided apart, after
-            a look at what was opened (spec O7).
+        flags: O_* flags of access only: creation and truncation are decided separately,
+            after a look at the opened file (spec O7).
         reads: READ is allowed.
         writes: WRITE is allowed.
         appends: writes go to the end.
@@ -220,5 +221,5 @@ MODES = {
 """The six modes by their word."""
 
 KEPT = Mode("r-", os.O_WRONLY)
-KEPT.text = "w"  # what tables and events call it
-"""To write into a file that is there, leaving what it holds: no word of the wire."""
+KEPT.text = "w"  # its word in tables and events
+"""A mode of the host only: writes into an existing file, without truncating it."""

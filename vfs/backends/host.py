@@ -1,16 +1,14 @@
-"""The host's own file systems, as directories that are held open.
+"""Directories of the host, held open; ``host_file`` has their files.
 
 Rules of this file.
 
-1. A descriptor is opened without truncation, looked at, and only then truncated: an
-   OPEN never harms what it then refuses, and never waits on a FIFO (spec O7).  What is
-   opened to be written is not set-user-ID or set-group-ID any more.
-2. Whether a name stays beneath the directory is the kernel's answer (``paths``); what
-   leads out is ``AccessDeniedError``, whatever the errno was.
-3. The last component of a name that is to be made, removed, renamed or replaced is
-   never followed: its directory is resolved and held, then one system call names it.
-
-Open files are in ``host_file``.
+1. A file is opened without truncation, checked, and only then truncated: an OPEN does not
+   harm a file that it refuses, and never waits on a FIFO (spec O7).  A file that is opened
+   for writing loses its set-user-ID and set-group-ID bits.
+2. The kernel decides whether a name stays beneath the directory
+   (``hostlib.linux.resolve``); a name that leads out is ``AccessDeniedError``.
+3. To make, remove, rename or replace a name, its directory is resolved and held, and one
+   system call names the last component, which is never followed.
 """
 
 import contextlib
@@ -32,12 +30,12 @@ from vfs.backends.base import Backend, FileStatus, Mode, Removed
 from vfs.backends.host_file import (
     HostHandle,
     StagedHandle,
+    entry_to_lose,
     remove_stale,
     sync_directory,
-    what_goes,
 )
-from vfs.errors import AccessDeniedError, about_the_target
-from vfs.mounts import Mount, hold_device, let_go_of, mount_of
+from vfs.errors import AccessDeniedError, deny_as_target
+from vfs.mounts import Mount, hold_device, mount_of, release_device
 
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 _KIND_AND_SET_ID = 0o170000 | _SET_ID
@@ -71,9 +69,9 @@ class HostDirectory:
     Args:
         dir_fd: the directory; owned from now on, -1 for the whole file system.
         beneath: resolve names beneath it; False gives the top-level view (spec A2),
-            where absolute and relative names mean what they mean to the host.
-        follow: follow a link in the last component; False where one entry is granted
-            that was resolved before, and must not become a link to another one.
+            where names have the same meaning as for the host.
+        follow: follow a link in the last component; False for one granted entry, which
+            was resolved before and must not become a link to another one.
     """
 
     __slots__ = ("_beneath", "_flags", "_identity", "_mount", "dir_fd")
@@ -84,16 +82,16 @@ class HostDirectory:
         self.dir_fd = dir_fd
         self._beneath = beneath
         self._flags = 0 if follow else os.O_NOFOLLOW
-        self._identity: tuple[int, int] | None = None  # which no open directory changes
-        self._mount: Mount | None = None  # that is held
+        self._identity: tuple[int, int] | None = None  # constant for an open directory
+        self._mount: Mount | None = None  # the held mount
 
     def hold(self) -> Self:
-        """Have it that files beside this directory need not ask where they are."""
-        with suppress(OSError):  # they ask, then
+        """Hold the directory's device, so that its files need not look up their mount."""
+        with suppress(OSError):  # then each file looks it up
             device = self.identity()[0]
             mount = hold_device(device, self.dir_fd)
-            if self._mount is not None:  # another thread was first
-                let_go_of(device)
+            if self._mount is not None:  # another thread was faster
+                release_device(device)
             self._mount = mount
         return self
 
@@ -123,9 +121,9 @@ class HostDirectory:
             status = os.fstat(fd)
             if status.st_mode & _KIND_AND_SET_ID != stat.S_IFREG:
                 _check_regular(status.st_mode)
-                _take_set_id(fd, status.st_mode, flags)
+                _clear_set_id(fd, status.st_mode, flags)
             if self._beneath:
-                if self._mount is None:  # of the program before; not while it began
+                if self._mount is None:  # a directory of a hand-over
                     self.hold()
             elif not status.st_nlink:
                 self._check_named(name, fd, status)
@@ -135,11 +133,11 @@ class HostDirectory:
             raise
 
     def _check_named(self, name: bytes, fd: int, found: os.stat_result) -> None:
-        """Refuse a file without a name: what a process has open, and ``/proc`` leads to.
+        """Refuse a file without a name that was opened by a link in ``/proc``.
 
-        The host has logs and staged files of other clients open so.  One that was
-        removed or replaced since it was opened is let through, and so is one of a file
-        system that counts no names (FUSE).
+        The host has such logs and staged files of other clients open.  A file that was
+        removed or replaced since it was opened here is allowed, and so is one on a file
+        system that does not count names (FUSE).
         """
         if not os.readlink(b"/proc/self/fd/%d" % fd).endswith(b" (deleted)"):
             return
@@ -160,10 +158,10 @@ class HostDirectory:
             raise
 
     def _resolve_entry(self, name: bytes) -> tuple[int, bytes]:
-        """Follow the links in a name; return its directory, opened, and its entry.
+        """Follow the links in a name; return its opened directory, and its entry.
 
-        Every step is resolved from the held directory again, so a link that is changed
-        meanwhile leads at most to another entry beneath it.
+        Each step starts from the held directory again, so a link that changes meanwhile
+        leads at most to another entry beneath it.
         """
         for _ in range(_MAX_LINKS):
             check_name(name)
@@ -174,7 +172,7 @@ class HostDirectory:
             try:
                 target = os.readlink(last, dir_fd=dir_fd)
             except OSError as why:
-                if why.errno in (errno.EINVAL, errno.ENOENT):  # no link, or nothing
+                if why.errno in (errno.EINVAL, errno.ENOENT):  # no link, or no entry
                     return dir_fd, last
                 os.close(dir_fd)
                 raise
@@ -226,28 +224,28 @@ class HostDirectory:
         with self._entry(name) as (fd, last):
             status = os.stat(last, dir_fd=fd, follow_symlinks=False)
             _check_slash(name, status.st_mode)
-            goes = what_goes(fd, last) or Removed(0, (0, 0), was_last=False)
+            removed = entry_to_lose(fd, last) or Removed(0, (0, 0), was_last=False)
             if stat.S_ISDIR(status.st_mode):
                 os.rmdir(last, dir_fd=fd)
             else:
                 os.unlink(last, dir_fd=fd)
-            return goes
+            return removed
 
     def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
         if not isinstance(target, HostDirectory):
             raise _error(errno.EXDEV)
         with (
             self._entry(old) as (old_fd, old_last),
-            about_the_target(),
+            deny_as_target(),
             target._entry(new) as (new_fd, new_last),  # noqa: SLF001 - same class
         ):
             status = os.stat(old_last, dir_fd=old_fd, follow_symlinks=False)
             _check_slash(old, status.st_mode)
             _check_slash(new, status.st_mode)
-            replaced = what_goes(new_fd, new_last)
+            replaced = entry_to_lose(new_fd, new_last)
             os.rename(old_last, new_last, src_dir_fd=old_fd, dst_dir_fd=new_fd)
             if replaced and replaced.identity == (status.st_dev, status.st_ino):
-                return None  # two names of one file: rename(2) leaves both
+                return None  # two names of one file: rename(2) keeps both
             return replaced
 
     def sync_entry(self, name: bytes) -> None:
@@ -277,7 +275,7 @@ class HostDirectory:
             raise
 
     def _part(self, dir_fd: int, *, follow: bool) -> "HostDirectory":
-        """Return a directory of the same kind for one beneath it, which it owns."""
+        """Return a directory of the same class that owns a descriptor beneath it."""
         return HostDirectory(dir_fd, follow=follow)
 
     @property
@@ -299,11 +297,11 @@ class HostDirectory:
         return mount_of(self.identity()[0], self.dir_fd).is_distant
 
     def path(self) -> bytes:
-        """Return the directory's path as the host sees it now (proc(5))."""
+        """Return the directory's present path on the host (proc(5))."""
         return os.readlink(b"/proc/self/fd/%d" % self.dir_fd)
 
     def remove_stale(self) -> None:
-        """Remove staged files that a host which was killed has left (attack 39)."""
+        """Remove staged files that a killed host has left (attack 39)."""
         remove_stale(self.dir_fd)
 
     def descriptors(self) -> tuple[int, ...]:
@@ -313,12 +311,12 @@ class HostDirectory:
         if self.dir_fd >= 0:
             fd, self.dir_fd = self.dir_fd, -1
             if self._mount is not None:
-                let_go_of(self.identity()[0])
+                release_device(self.identity()[0])
             os.close(fd)
 
 
 def _kind_of_entry(entry: os.DirEntry[str]) -> str:
-    """Tell an entry's kind, from what the directory says where it says it."""
+    """Return an entry's kind, from the directory itself if it has it."""
     if entry.is_symlink():
         return "link"
     if entry.is_file(follow_symlinks=False):
@@ -332,7 +330,7 @@ def _kind_of_entry(entry: os.DirEntry[str]) -> str:
 
 
 def _check_slash(name: bytes, mode: int) -> None:
-    """Raise ``ENOTDIR`` for ``name/`` where that is no directory."""
+    """Raise ``ENOTDIR`` for ``name/`` if that is no directory."""
     if name.endswith(b"/") and not stat.S_ISDIR(mode):
         raise _error(errno.ENOTDIR)
 
@@ -342,18 +340,18 @@ def _check_regular(mode: int) -> None:
         raise _error(errno.EISDIR if stat.S_ISDIR(mode) else errno.EPERM)
 
 
-def _take_set_id(fd: int, mode: int, flags: int) -> None:
-    """Let what a client may write be nobody's program but the one's who runs it.
+def _clear_set_id(fd: int, mode: int, flags: int) -> None:
+    """Clear the set-user-ID and set-group-ID bits of a file that a client may write.
 
-    The kernel does that at each write of who has no CAP_FSETID; a host that is root has.
+    The kernel clears them at a write without CAP_FSETID, but a host that is root has it.
     """
     if flags & os.O_ACCMODE != os.O_RDONLY:
-        with contextlib.suppress(PermissionError):  # another one's: the kernel does it
+        with contextlib.suppress(PermissionError):  # not the owner: the kernel does it
             os.fchmod(fd, stat.S_IMODE(mode) & ~_SET_ID)
 
 
 def _mode_to_replace(dir_fd: int, last: bytes) -> int | None:
-    """Return the permission bits of the file that will be replaced, None if none is.
+    """Return the permission bits of the file that will be replaced; None without one.
 
     Raises:
         OSError: it is no regular file, or may not be written.

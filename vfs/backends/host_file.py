@@ -2,12 +2,12 @@
 
 Rules of this file.
 
-1. What a failed write added beyond the old end is cut off again (spec W5), unless
-   somebody has added to it since.
-2. A staged file has no name until it is published (``O_TMPFILE``): if the host dies,
-   the kernel frees it.  To replace another it needs a name for an instant: a hidden
-   one in the directory of its place, with a lock on the file that ends with this
-   process, so that a later one can tell what to remove (``remove_stale``).
+1. Bytes that a failed write added beyond the old end are cut off again (spec W5), unless
+   the file has grown since.
+2. A staged file has no name until it is published (``O_TMPFILE``): if the host dies, the
+   kernel frees it.  To replace another file it needs a hidden name for an instant, in the
+   directory of its place.  Its lock ends with this process, so that a later process can
+   find stale ones (``remove_stale``).
 
 Sources: open(2), link(2), flock(2), write(2), proc(5).
 """
@@ -24,12 +24,12 @@ import time
 
 from hostlib.file_closing import close_file, frees_much
 from hostlib.linux.resolve import OPEN_FLAGS
-from vfs.backends.acting import acting_as
 from vfs.backends.base import Removed, UnflushedError
+from vfs.backends.fsuser import act_as
 from vfs.mounts import MOUNTS, mount_of
 
 STAGED_PREFIX = b".sandhost-"
-"""How names of staged files begin, for the instant in which they have one."""
+"""The prefix of the hidden names of staged files."""
 
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 _NOT_THERE = frozenset({errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS})
@@ -143,22 +143,22 @@ class HostHandle:
     def drop(self) -> None:
         fd, self.fd = self.fd, -1
         if self.mount.is_distant:
-            os.close(fd)  # may wait for long, as the caller knows: not in `close_file`
+            os.close(fd)  # may wait long, and the caller is in a thread already
         else:
             close_file(fd)
 
 
 class StagedHandle(HostHandle):
-    """A file that appears under its name only at ``publish`` (spec A3b).
+    """A file that gets its name only at ``publish`` (spec A3b).
 
     Args:
-        place_fd: the directory of its place; the caller's, and open for longer.
-        dir_fd: the directory that it will appear in; owned from now on.
+        place_fd: the directory of its place; owned by the caller, and open for longer.
+        dir_fd: the directory of its name; owned from now on.
         last: its name there.
         mode: permission bits of the file that it will replace; None if there is none.
 
     Attributes:
-        user: as whom it is published; None for this process's user.
+        user: the user that publishes it; None for this process's user.
     """
 
     __slots__ = (
@@ -180,7 +180,7 @@ class StagedHandle(HostHandle):
         self._temporary_fd = dir_fd
         fd, self._temporary = _open_unnamed(dir_fd)
         try:
-            # Locked before it can have a name: see `remove_stale`.
+            # Lock it before it has a name: see `remove_stale`.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if mode is not None:
                 os.fchmod(fd, mode)
@@ -192,10 +192,10 @@ class StagedHandle(HostHandle):
     def publish(self, *, durable: bool) -> Removed | None:
         if durable:
             os.fsync(self.fd)
-        with acting_as(self.user):
+        with act_as(self.user):
             if not self._temporary:
                 self._give_name()
-            replaced = what_goes(self._dir_fd, self._last)
+            replaced = entry_to_lose(self._dir_fd, self._last)
             os.rename(
                 self._temporary,
                 self._last,
@@ -211,10 +211,10 @@ class StagedHandle(HostHandle):
         return replaced
 
     def will_replace(self) -> bool:
-        return what_goes(self._dir_fd, self._last) is not None
+        return entry_to_lose(self._dir_fd, self._last) is not None
 
     def _give_name(self) -> None:
-        """Give the file a hidden name, in the place's directory if that can be."""
+        """Give the file a hidden name, in the place's directory if possible."""
         try:
             self._link_into(self._place_fd)
         except OSError as why:
@@ -255,14 +255,14 @@ class StagedHandle(HostHandle):
         dir_fd, self._dir_fd = self._dir_fd, -1
         try:
             if self._temporary:
-                with acting_as(self.user):
+                with act_as(self.user):
                     os.unlink(self._temporary, dir_fd=self._temporary_fd)
         finally:
             os.close(dir_fd)
 
 
-def what_goes(dir_fd: int, last: bytes) -> Removed | None:
-    """Return what an entry stands for that is about to go, None if there is none."""
+def entry_to_lose(dir_fd: int, last: bytes) -> Removed | None:
+    """Return facts of an entry that is about to be removed; None if it is missing."""
     try:
         status = os.stat(last, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -277,7 +277,7 @@ def _hidden_name() -> bytes:
 
 
 def sync_directory(dir_fd: int) -> None:
-    """Put the entries of a directory on the disk."""
+    """Sync the entries of a directory to the disk."""
     fd = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         os.fsync(fd)
@@ -286,7 +286,7 @@ def sync_directory(dir_fd: int) -> None:
 
 
 def _open_unnamed(dir_fd: int) -> tuple[int, bytes]:
-    """Open a new file for staging; return it and the name it has, if it needs one."""
+    """Open a new file for staging; return it and its name, if it needs one."""
     try:
         fd = os.open(b".", os.O_TMPFILE | os.O_RDWR | OPEN_FLAGS, 0o666, dir_fd=dir_fd)
     except OSError as why:
@@ -300,9 +300,9 @@ def _open_unnamed(dir_fd: int) -> tuple[int, bytes]:
 
 
 def remove_stale(dir_fd: int) -> None:
-    """Remove what a host that was killed while it published has left in a directory.
+    """Remove staged files that a host left in a directory when it was killed.
 
-    A staged file of a host that lives is locked; the lock of one that died is gone.
+    A staged file of a living host is locked; the lock of a dead one is gone.
 
     Raises:
         OSError: the directory cannot be read.
@@ -319,7 +319,7 @@ def remove_stale(dir_fd: int) -> None:
 
 
 def is_staged(name: str) -> bool:
-    """Tell whether a name is one of ``_hidden_name``: users have some that begin alike."""
+    """Return whether a name is one of ``_hidden_name``; users' names may begin alike."""
     rest = name.removeprefix(STAGED_PREFIX.decode())
     return len(rest) == 16 and rest != name and set(rest) <= set("0123456789abcdef")
 

@@ -4,12 +4,10 @@
     with io.TextIOWrapper(client.open_file("data.csv")) as text:
         rows = list(csv.reader(text))
 
-Every method is one request and its reply.  Errors are ``OSError`` of the classes that
-this module hands on from ``vfs.client.errors``.  They, file objects and JSON are loaded
-by the first call that needs them: a child pays for what it uses.
-
-The same for Trio: ``vfs.client.aio``.  For shell scripts: ``vfs.client.shell.fs``.  How a request
-travels: ``vfs.client.connection``.
+Every method is one request and its reply.  Errors are subclasses of ``OSError``, from
+``vfs.client.errors``.  They, file objects and JSON are loaded by the first call that needs
+them.  ``vfs.client.connection`` does the I/O; the Trio twin is ``vfs.client.aio``, and
+``vfs.client.shell`` is for scripts.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Hand an error class on: ``from vfs.client import NotFoundError``."""
+        """Return an error class: ``from vfs.client import NotFoundError``."""
         if name.endswith("Error") and hasattr(client_errors(), name):
             return getattr(client_errors(), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -78,11 +76,11 @@ else:
 class Client(BlockingEndpoint):
     """A child's connection to its host.
 
-    Names are str, bytes or path-like.  ``top_level`` is the claim that goes with a name
-    (spec A1); None: what the environment says (``FSPROXY_TOP_LEVEL``).  Threads, and
-    processes that share the descriptors, may use it at once (spec T5).
+    Names are str, bytes or path-like.  ``top_level`` is the claim of a name (spec A1);
+    None uses ``FSPROXY_TOP_LEVEL``.  Several threads, and processes that share the
+    descriptors, may use it (spec T5).
 
-    Args: as ``vfs.client.connection.Endpoint`` has them; a child gives none.
+    Args: as of ``vfs.client.connection.Endpoint``; a child passes none.
     """
 
     def __enter__(self) -> Self:
@@ -97,7 +95,7 @@ class Client(BlockingEndpoint):
         """Open a file and return its fileno (spec O1).
 
         Args:
-            name: blanks at an end, LF and the empty name cannot be sent.
+            name: it may not be empty, hold LF, or have blanks at an end.
             mode: ``r``, ``w``, ``a``, ``r+``, ``w+`` or ``a+``.
             top_level: see the class.
         """
@@ -107,7 +105,7 @@ class Client(BlockingEndpoint):
     def open_file(
         self, name: Name, mode: str = "r", top_level: bool | None = None
     ) -> ProxyFile:
-        """Open a file as an ``io.RawIOBase``; a ``b`` in the mode means nothing."""
+        """Open a file as an ``io.RawIOBase``; a ``b`` in the mode is ignored."""
         from vfs.client.file import ProxyFile  # noqa: PLC0415 - see the top
 
         mode = mode.replace("b", "")
@@ -116,12 +114,12 @@ class Client(BlockingEndpoint):
     def read(self, fileno: int, size: int) -> bytes:
         """Read with one READ: at most 16 MiB (spec R1), empty at the end of the file.
 
-        Fewer bytes than asked for come only at the end of the file or at that cap.
+        Fewer bytes than ``size`` come only at the end of the file or at that cap.
         """
         return self._ask(m.Read(b"%d" % fileno, size), most=size)[1]
 
     def readinto(self, fileno: int, buffer: WriteableBuffer) -> int:
-        """Read with one READ straight into memory; return how many bytes came."""
+        """Read with one READ into a buffer; return the number of bytes."""
         view = memoryview(buffer).cast("B")
         request = m.Read(b"%d" % fileno, len(view))
         return self._ask(request, into=view, most=len(view))[0].number
@@ -136,9 +134,9 @@ class Client(BlockingEndpoint):
     def write(self, fileno: int, data: ReadableBuffer) -> int:
         """Write everything and return its size in bytes.
 
-        Data above the host's cap (16 MiB, or what the host says when it refuses) goes
-        in pieces: all or nothing (spec W2) then holds for each piece, and an error may
-        come after pieces that were written.
+        Data above the host's cap (16 MiB, or the cap in the host's refusal) goes in
+        pieces: all or nothing (spec W2) then holds for each piece, and an error may come
+        after some pieces were written.
         """
         view = memoryview(data).cast("B")
         token = b"%d" % fileno
@@ -156,7 +154,7 @@ class Client(BlockingEndpoint):
                 return written
 
     def close(self, fileno: int) -> None:
-        """Close a file; its number is gone even if that fails (spec C1)."""
+        """Close a file; its number is gone even after an error (spec C1)."""
         self._ask(m.Close(b"%d" % fileno))
 
     def seek(self, fileno: int, offset: int) -> int:
@@ -164,7 +162,7 @@ class Client(BlockingEndpoint):
         return self._ask(m.Seek(b"%d" % fileno, offset))[0].number
 
     def sync(self, fileno: int) -> None:
-        """Return when the file's data is on the disk."""
+        """Wait until the file's data is on the disk."""
         self._ask(m.Sync(b"%d" % fileno))
 
     def truncate(self, fileno: int, size: int) -> None:
@@ -174,13 +172,13 @@ class Client(BlockingEndpoint):
     # Names
 
     def stat(self, name: Name, top_level: bool | None = None) -> Status:
-        """Tell size, time and kind of a name."""
+        """Return size, time and kind of a name."""
         from vfs.client.decode import status  # noqa: PLC0415 - see the top
 
         return status(self.stat_json(name, top_level))
 
     def stat_json(self, name: Name, top_level: bool | None = None) -> bytes:
-        """Tell the same as the host words it."""
+        """Return the host's JSON for ``stat``."""
         request = m.Stat(self._claim(top_level), os.fsencode(name))
         return self._ask(request, names=(name,))[1]
 
@@ -189,14 +187,14 @@ class Client(BlockingEndpoint):
     ) -> list[tuple[str, str]]:
         """List a directory as (name, kind) pairs, in the host's order.
 
-        A name that is not UTF-8 comes as ``os.fsdecode`` gives it.
+        Names are decoded as by ``os.fsdecode``.
         """
         from vfs.client.decode import entries  # noqa: PLC0415 - see the top
 
         return entries(self.listdir_json(name, top_level))
 
     def listdir_json(self, name: Name = ".", top_level: bool | None = None) -> bytes:
-        """Tell the same as the host words it."""
+        """Return the host's JSON for ``listdir``."""
         request = m.ListDir(self._claim(top_level), os.fsencode(name))
         return self._ask(request, names=(name,))[1]
 
@@ -218,19 +216,19 @@ class Client(BlockingEndpoint):
     # The connection
 
     def ping(self) -> None:
-        """Return when the host has answered."""
+        """Wait until the host has answered."""
         self._ask(m.Ping())
 
     def caps(self) -> dict[str, object]:
-        """Tell the host's version, commands, limits and rights, as the host does."""
+        """Return the host's version, commands, limits and rights, as it sends them."""
         from vfs.client.decode import mapping  # noqa: PLC0415 - see the top
 
         return mapping(self._ask(m.Caps())[1])
 
     def commands(self) -> frozenset[str]:
-        """Return the commands that the host knows; empty if it has no CAPS to tell.
+        """Return the commands that the host knows; empty if it has no CAPS.
 
-        It is asked once.
+        The answer is kept.
         """
         if self._commands is None:
             from vfs.client.decode import commands_of  # noqa: PLC0415 - see the top
@@ -245,8 +243,8 @@ class Client(BlockingEndpoint):
         """Give up rights of this connection for good (spec A5).
 
         Args:
-            rights: what remains: ``read`` and ``write`` (lists of names), ``model``,
-                ``quota``.
+            rights: the remaining rights: ``read`` and ``write`` (lists of names),
+                ``model``, ``quota``.
         """
         from vfs.client.decode import encode_rights  # noqa: PLC0415 - see the top
 
@@ -257,7 +255,7 @@ class Client(BlockingEndpoint):
     def attach(self) -> Client:
         """Return a client on one more connection, with at most these rights (spec N4).
 
-        It belongs to this process alone.  Its filenos are its own, and ``disconnect``
+        It belongs to this process only.  Its filenos are its own, and ``disconnect``
         or the end of the process closes them.
 
         Raises:
@@ -266,13 +264,13 @@ class Client(BlockingEndpoint):
         """
         if self._attach_fd < 0:
             raise client_errors().no_way_to_attach()
-        # Now: once the reply has come there may be no descriptor left to import with.
-        from vfs.client.waiting import usable  # noqa: PLC0415 - few do
+        # Import it now: after the reply there may be no descriptor left for that.
+        from vfs.client.waiting import check_passed  # noqa: PLC0415 - few do
 
         passed: list[int] = []
         try:
             self._ask(m.Attach(), passed=passed)
-            client = Client(usable(passed), shared=False, dialect=self.dialect)
+            client = Client(check_passed(passed), shared=False, dialect=self.dialect)
         except BaseException:
             for fd in passed:
                 if fd >= 0:
@@ -309,11 +307,12 @@ class Client(BlockingEndpoint):
         return self._ask(m.FdCall(len(document)), document)[1].decode()
 
     def fd_put(self, data: ReadableBuffer, token: str | None = None) -> str:
-        """Put content of any size in; return the token that stands for it in a call.
+        """Send content of any size; return the token that names it in a call.
 
         Args:
-            data: a piece of it, or all.
-            token: of the content that the piece is added to; None begins a new one.
+            data: the content, or a piece of it.
+            token: token of the content to which the piece is added; None begins a new
+                one.
         """
         self._check_known("FD_PUT")
         view = memoryview(data).cast("B")
@@ -346,15 +345,15 @@ class Client(BlockingEndpoint):
         """Ask the model and return its completion (spec L1-L7).
 
         Args:
-            prompt: what the user says.
+            prompt: text of the user.
             preset: key of a system prompt.
             input_files: the host reads them into the message; ``-`` is skipped.
             output_files: the host writes the answer into them.
             top_level: see the class.
 
         Raises:
-            NoModelError: the host has none.
-            QuotaExceededError: nothing is left, and nothing was asked.
+            NoModelError: the host has no model.
+            QuotaExceededError: the quota is used up, and no call was made.
             ModelCallError: the provider failed.
         """
         from vfs.client.completion import completion  # noqa: PLC0415 - see the top
@@ -377,7 +376,7 @@ class Client(BlockingEndpoint):
         output_files: Iterable[Name] = (),
         top_level: bool | None = None,
     ) -> tuple[bytes, str]:
-        """Ask likewise; return the JSON as the host words it, and the quota."""
+        """Ask as ``llm_chat``; return the host's JSON and the quota."""
         from vfs.client.decode import chat_parts, quota_of  # noqa: PLC0415 - see the top
 
         parts = chat_parts(input_files, output_files, prompt, preset)
@@ -386,15 +385,15 @@ class Client(BlockingEndpoint):
         return body, quota_of(reply.text)
 
     def llm_quota(self) -> str:
-        """Tell the quota as the host words it (spec L9)."""
+        """Return the host's text about the quota (spec L9)."""
         return self._ask(m.Quota())[0].text.decode("utf-8", "replace")
 
     def llm_config(self) -> dict[str, object]:
-        """Tell the model's configuration (spec L13)."""
+        """Return the model's configuration (spec L13)."""
         from vfs.client.decode import mapping  # noqa: PLC0415 - see the top
 
         return mapping(self.llm_config_json())
 
     def llm_config_json(self) -> bytes:
-        """Tell the same as the host words it."""
+        """Return the host's JSON for ``llm_config``."""
         return self._ask(m.Config())[1]

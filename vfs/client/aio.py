@@ -1,11 +1,9 @@
 """A child's side of FD 3 for Trio: the methods of ``vfs.client.Client``, awaited.
 
-A request that is cancelled once it has begun is given a quarter of a second to end all
-the same.  If it does not, the connection is in the middle of something: it is given up,
-and every later call raises ``ConnectionLostError``.  So what may take long and be
-cancelled (LLM_CHAT) belongs on a connection of its own: ``attach``.
-
-How a request travels: ``vfs.client.aio_connection``.
+A request that is cancelled after it has begun gets a quarter of a second to end.  If it
+does not, the connection cannot be used any more, and every later call raises
+``ConnectionLostError``.  So a long request that may be cancelled (LLM_CHAT) belongs on a
+connection of its own: ``attach``.  ``vfs.client.aio_connection`` does the I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from vfs.client.decode import (
     status,
 )
 from vfs.client.errors import UnknownCommandError, no_way_to_attach, unknown_command
-from vfs.client.waiting import usable
+from vfs.client.waiting import check_passed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,10 +40,10 @@ if TYPE_CHECKING:
 class AsyncClient(AsyncEndpoint):
     """A child's connection to its host; see ``vfs.client.Client``.
 
-    Tasks may use it at once; they are served in order.  There is no ``open_file``: file
+    Several tasks may use it; they are served in order.  There is no ``open_file``: file
     objects of the standard library do not await.
 
-    Args: as ``vfs.client.connection.Endpoint`` has them; a child gives none.
+    Args: as of ``vfs.client.connection.Endpoint``; a child passes none.
 
     Cancellation: see the top of this file.
     """
@@ -94,7 +92,7 @@ class AsyncClient(AsyncEndpoint):
                 return written
 
     async def close(self, fileno: int) -> None:
-        """Close a file; its number is gone even if that fails."""
+        """Close a file; its number is gone even after an error."""
         await self._ask(m.Close(b"%d" % fileno))
 
     async def seek(self, fileno: int, offset: int) -> int:
@@ -102,7 +100,7 @@ class AsyncClient(AsyncEndpoint):
         return (await self._ask(m.Seek(b"%d" % fileno, offset)))[0].number
 
     async def sync(self, fileno: int) -> None:
-        """Return when the file's data is on the disk."""
+        """Wait until the file's data is on the disk."""
         await self._ask(m.Sync(b"%d" % fileno))
 
     async def truncate(self, fileno: int, size: int) -> None:
@@ -112,7 +110,7 @@ class AsyncClient(AsyncEndpoint):
     # Names
 
     async def stat(self, name: Name, top_level: bool | None = None) -> Status:
-        """Tell size, time and kind of a name."""
+        """Return size, time and kind of a name."""
         request = m.Stat(self._claim(top_level), os.fsencode(name))
         return status((await self._ask(request, names=(name,)))[1])
 
@@ -143,15 +141,15 @@ class AsyncClient(AsyncEndpoint):
     # The connection
 
     async def ping(self) -> None:
-        """Return when the host has answered."""
+        """Wait until the host has answered."""
         await self._ask(m.Ping())
 
     async def caps(self) -> dict[str, object]:
-        """Tell the host's version, commands, limits and rights, as the host does."""
+        """Return the host's version, commands, limits and rights, as it sends them."""
         return mapping((await self._ask(m.Caps()))[1])
 
     async def commands(self) -> frozenset[str]:
-        """Return the commands that the host knows; empty if it has no CAPS to tell."""
+        """Return the commands that the host knows; empty if it has no CAPS."""
         if self._commands is None:
             try:
                 self._commands = commands_of(await self.caps())
@@ -172,7 +170,9 @@ class AsyncClient(AsyncEndpoint):
         passed: list[int] = []
         try:
             await self._ask(m.Attach(), passed=passed)
-            client = AsyncClient(usable(passed), shared=False, dialect=self.dialect)
+            client = AsyncClient(
+                check_passed(passed), shared=False, dialect=self.dialect
+            )
         except BaseException:
             for fd in passed:
                 if fd >= 0:
@@ -196,7 +196,7 @@ class AsyncClient(AsyncEndpoint):
         return (await self._ask(m.FdCall(len(document)), document))[1].decode()
 
     async def fd_put(self, data: ReadableBuffer, token: str | None = None) -> str:
-        """Put content of any size in; return the token that stands for it in a call."""
+        """Send content of any size; return the token that names it in a call."""
         await self._check_known("FD_PUT")
         view = memoryview(data).cast("B")
         known = None if token is None else token.encode()
@@ -234,9 +234,9 @@ class AsyncClient(AsyncEndpoint):
         return completion(body, quota_of(reply.text))
 
     async def llm_quota(self) -> str:
-        """Tell the quota as the host words it."""
+        """Return the host's text about the quota."""
         return (await self._ask(m.Quota()))[0].text.decode("utf-8", "replace")
 
     async def llm_config(self) -> dict[str, object]:
-        """Tell the model's configuration."""
+        """Return the model's configuration."""
         return mapping((await self._ask(m.Config()))[1])

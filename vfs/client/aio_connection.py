@@ -2,15 +2,13 @@
 
 Rules of this file.
 
-1. It never sets O_NONBLOCK: the flag belongs to the open file description, so it would
-   change the descriptor for every process that shares FD 3.  A read follows
-   ``wait_readable``, and nobody else can take the bytes meanwhile, for the turn is
-   ours; a write asks for RWF_NOWAIT (preadv2(2)).
-2. A request that is cancelled before its first byte leaves no trace.  After that its
-   reply comes whatever we do, so it gets ``CANCEL_GRACE_S`` to come.  If it does not,
-   the connection is in the middle of something and is given up: every later call
-   raises ``ConnectionLostError``.
-3. A file that a cancelled OPEN opened after all is closed by the next request.
+1. It never sets O_NONBLOCK, which would change the descriptor for every process that
+   shares FD 3.  A read follows ``wait_readable``, and no other reader can take the bytes
+   during our turn; a write uses RWF_NOWAIT (preadv2(2)).
+2. A request that is cancelled before its first byte has no effect.  After that its reply
+   will come, and gets ``CANCEL_GRACE_S``.  If it does not come in time, the connection is
+   given up: every later call raises ``ConnectionLostError``.
+3. A file that a cancelled OPEN has opened is closed by the next request.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import trio
 from protocol import ClientConnection, ProtocolError, RemoteProtocolError
 from protocol import messages as m
 from vfs.client.connection import MAX_BODY_BYTES, RECEIVE_BYTES, Endpoint, check_end
-from vfs.client.errors import from_reply, lost
+from vfs.client.errors import connection_lost, from_reply
 from vfs.client.waiting import receive_passed_nowait
 
 if TYPE_CHECKING:
@@ -32,16 +30,16 @@ if TYPE_CHECKING:
     from vfs.client.errors import Name
 
 CANCEL_GRACE_S = 0.25
-"""How long a cancelled request may go on: a file request takes some 50 us, so only a
-slow model or a stalled host costs the connection, and no cancellation takes long."""
+"""How long a cancelled request may take: a file request takes about 50 us, so only a slow
+model or a stalled host costs the connection, and no cancellation takes long."""
 
 FIRST_PAUSE_S = 0.0005
 LAST_PAUSE_S = 0.02
-"""How often another process's turn is looked at: the kernel tells a thread that waits
-in F_SETLKW and nobody else, and a client has no threads."""
+"""Pauses between tries to take the turn from another process: the kernel only wakes a
+thread that waits in F_SETLKW, and a client has no threads."""
 
 PIPE_PIECE_BYTES = 4096
-"""What a pipe or socket takes without blocking once it is writable (PIPE_BUF)."""
+"""Bytes that a writable pipe or socket takes without blocking (PIPE_BUF)."""
 
 
 class AsyncEndpoint(Endpoint):
@@ -68,9 +66,9 @@ class AsyncEndpoint(Endpoint):
     async def request(
         self, request: m.Request, payload: Payload = b""
     ) -> tuple[m.Reply, bytes]:
-        """Send a request and return its reply and body as they came, errors too.
+        """Send a request and return its reply and body, also of an error.
 
-        For a proxy, which hands on what it gets.
+        For a proxy, which passes them on.
         """
         return await self._exchange(request, payload, (), MAX_BODY_BYTES, None)
 
@@ -131,25 +129,25 @@ class AsyncEndpoint(Endpoint):
                 raise
         except ProtocolError as why:
             self._lost = f"{why}; the connection is given up"
-            raise lost(self._lost) from why
+            raise connection_lost(self._lost) from why
         except (EOFError, ConnectionError) as why:
-            # A client that shares the connection finds that out alone: no mark needed.
+            # Other processes on the connection find this out themselves: no mark needed.
             exchange.is_open_ended = False
             self._lost = f"the host is gone: {why}"
-            raise lost(self._lost) from why
+            raise connection_lost(self._lost) from why
         finally:
             if exchange.is_open_ended and self._lost is None:
                 self._lost = "a request was cancelled; the connection is given up"
 
 
 class _Exchange:
-    """One request under way.
+    """One request and its reply.
 
-    ``run`` can be cancelled wherever it waits, and be run again to go on from there.
+    ``run`` can be cancelled wherever it waits, and called again to continue from there.
 
     Attributes:
-        is_open_ended: it has begun, and its reply has not come, whole.
-        done: ``reply`` and ``body`` are there.
+        is_open_ended: it has begun, and its reply is not complete.
+        done: ``reply`` and ``body`` are complete.
     """
 
     def __init__(
@@ -184,16 +182,16 @@ class _Exchange:
         return b"" if self._body is None else bytes(self._body)
 
     async def run(self) -> None:
-        """Go on until the reply has come, whole.
+        """Continue until the reply is complete.
 
         Raises:
-            ProtocolError: what came is no reply.
+            ProtocolError: the received bytes are no reply.
             EOFError: the host closed the connection.
         """
         try:
             await self._send()
         except ConnectionError as why:
-            # What the host said before it closed a connection (ATTACH by socket).
+            # The host may have sent an error before it closed (ATTACH by socket).
             try:
                 await self._receive_line()
             except (EOFError, ConnectionError):
@@ -242,7 +240,7 @@ class _Exchange:
         if self._passed is None or not self.reply.ok or self._passed:
             return
         if self._attach_fd != self._read_fd:
-            # Sent before the reply, with one byte to carry it.
+            # It was sent before the reply, with one byte.
             await trio.lowlevel.wait_readable(self._attach_fd)
             receive_passed_nowait(self._attach_fd, 1, self._passed)
         if not self._passed:

@@ -1,7 +1,7 @@
-"""What LLM_CHAT answers, typed (spec L7).
+"""Types of the answer to LLM_CHAT (spec L7).
 
-Loaded by the first call of ``llm_chat``; the one part of the child's side that needs
-``msgspec``.  Who has only the standard library calls ``llm_chat_json``.
+Loaded by the first call of ``llm_chat``; the only part of the child's side that needs
+``msgspec``.  A child without it calls ``llm_chat_json``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from vfs.client.turn import client_errors
 
 
 class ToolFunction(msgspec.Struct):
-    """What a model wants called; ``arguments`` is JSON."""
+    """The function of a call by the model; ``arguments`` is JSON."""
 
     name: str = ""
     arguments: str = ""
 
 
 class ToolCall(msgspec.Struct):
-    """One call that a model wants made."""
+    """One call by the model."""
 
     id: str = ""
     type: str = "function"
@@ -29,7 +29,7 @@ class ToolCall(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """What the model said."""
+    """The model's message."""
 
     role: str = "assistant"
     content: Any = None
@@ -38,7 +38,7 @@ class Message(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One of its answers."""
+    """One answer of a completion."""
 
     index: int = 0
     message: Message = msgspec.field(default_factory=Message)
@@ -46,13 +46,13 @@ class Choice(msgspec.Struct):
 
 
 class PromptDetails(msgspec.Struct):
-    """What the provider had of the prompt."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int | None = None
 
 
 class Usage(msgspec.Struct):
-    """What a call took, in tokens."""
+    """The tokens of a call."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -64,8 +64,8 @@ class ChatCompletion(msgspec.Struct):
     """A ``chat.completion``.
 
     Attributes:
-        quota: what the host said of the quota after the call.
-        raw: the object as it came, JSON.
+        quota: the host's text about the quota after the call.
+        raw: the received JSON.
     """
 
     choices: list[Choice]
@@ -78,16 +78,16 @@ class ChatCompletion(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The text of the first answer; empty if it has none."""
+        """The text of the first answer; empty without one."""
         content = self.choices[0].message.content if self.choices else None
         return content if isinstance(content, str) else ""
 
 
 def completion(body: bytes, quota: str) -> ChatCompletion:
-    """Return what LLM_CHAT's body says.
+    """Return the completion in LLM_CHAT's body.
 
     Raises:
-        FsProxyError: it is no completion.
+        FsProxyError: the body is no completion.
     """
     try:
         found = msgspec.json.decode(body, type=ChatCompletion)

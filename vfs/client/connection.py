@@ -1,18 +1,13 @@
-"""One request and its reply on a child's connection.
+"""One request and its reply on a connection; ``aio_connection`` is for Trio.
 
-``vfs.client`` builds the requests and reads the answers; here is what happens between.
-``vfs.client.aio`` has the same in Trio's words and shares ``Endpoint``.
-
-Rules of this file.
-
-1. Beside ``protocol`` it imports only what a bare interpreter has loaded already (and
-   fcntl, which is small): this is what every child pays for.
+1. Beside ``protocol`` it imports only modules that a bare interpreter has loaded (and
+   fcntl, which is small), for every child loads it.
 2. One request at a time on a connection, from its first byte to its reply's last:
    ``vfs.client.turn`` (spec T5).
-3. A request that ended in the middle leaves a stream whose next bytes nobody can name.
-   The connection is then given up for good: a wrong reply is worse than none.
-4. The host drains whatever it is sent (spec W4), so to send everything and then to
-   read the reply cannot deadlock.
+3. After a request that ended in the middle, the meaning of the next bytes is unknown, so
+   the connection is given up: a wrong reply would be worse than none.
+4. The host drains everything that it is sent (spec W4), so sending all and then reading
+   the reply cannot deadlock.
 """
 
 from __future__ import annotations
@@ -35,30 +30,29 @@ if TYPE_CHECKING:
     Payload: TypeAlias = bytes | memoryview
 
 RECEIVE_BYTES = 65_536
-"""First look at a reply: holds every reply line, and small bodies with it."""
+"""Size of the first read of a reply: any reply line, and small bodies with it."""
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
-"""Longest reply body accepted where the request names no size (LIST, LLM_CHAT)."""
+"""Longest accepted reply body of a request without a size (LIST, LLM_CHAT)."""
 
 
 _DOOR = Turn(shared=True)
-"""A process has one door and so one turn at it, however many clients it makes."""
+"""The turn at FD 3: all clients of this process share it."""
 
 
 class Endpoint:
-    """The child's end of a connection, as both clients know it.
+    """The child's end of a connection; the base of both clients.
 
     Args:
-        fds: one socket; or the descriptors that replies are read from and requests are
-            written to; or these and the socket that ATTACH's descriptors come by.
-            None: what the environment says (``FSPROXY_FD``, else 3), or, where that is
-            another thing, a connection to ``FSPROXY_SOCKET``.
+        fds: one socket; or a descriptor for replies and one for requests; or these and
+            the socket on which ATTACH's descriptors come.  None: ``FSPROXY_FD``, else 3;
+            if that is not the door, a connection to ``FSPROXY_SOCKET``.
         shared: other processes may use these descriptors too.  An attached connection
             has one user, and is cheaper without the record lock.
-        dialect: 1 or 2; None: what the environment says (``FSPROXY_VERSION``).
+        dialect: 1 or 2; None: ``FSPROXY_VERSION``.
 
     Attributes:
-        top_level: the claim where a call makes none (``FSPROXY_TOP_LEVEL``).
+        top_level: the claim of calls that make none (``FSPROXY_TOP_LEVEL``).
         dialect: as above.
 
     Raises:
@@ -84,7 +78,7 @@ class Endpoint:
         self._attach_fd = fds[2] if len(fds) > 2 else fds[0] if len(fds) == 1 else -1
         self._lost: str | None = None
         self._write_limit = limits.MAX_WRITE_BYTES
-        self._commands: frozenset[str] | None = None  # once CAPS was asked for them
+        self._commands: frozenset[str] | None = None  # from CAPS
         self.top_level = os.environ.get("FSPROXY_TOP_LEVEL") == "true"
         if dialect is None:
             dialect = 1 if os.environ.get("FSPROXY_VERSION") == "1" else 2
@@ -93,8 +87,8 @@ class Endpoint:
     def disconnect(self) -> None:
         """Close an attached connection.
 
-        The child's own one stays open: it belongs to the process, and a later
-        descriptor of its number must not be taken for it.
+        The child's own connection stays open: it belongs to the process, and its number
+        must not be reused by another descriptor.
         """
         if not self._shared and self._read_fd >= 0:
             for fd in {self._read_fd, self._write_fd}:
@@ -103,7 +97,7 @@ class Endpoint:
             self._lost = "the connection was closed by disconnect()"
 
     def release(self) -> int:
-        """Hand an attached connection over: return its descriptor and forget it.
+        """Return the descriptor of an attached connection, and forget it.
 
         Precondition: attached, and not closed.
         """
@@ -118,7 +112,7 @@ class Endpoint:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is given up, so that every further request fails."""
+        """Whether the connection is given up, so that every further request fails."""
         return self._lost is not None
 
     def _claim(self, top_level: bool | None) -> bool:
@@ -129,11 +123,11 @@ class Endpoint:
     ) -> tuple[ClientConnection, bytes]:
         """Return the state of a new request, and its line.
 
-        A new state for each (0.7 us), so that nothing of one request can reach the
-        next one, or a forked process.
+        Each request gets a new state (0.7 us), so that no state of one request can
+        reach the next one, or a forked process.
         """
         if self._lost is not None:
-            raise client_errors().lost(self._lost)
+            raise client_errors().connection_lost(self._lost)
         connection = ClientConnection(self.dialect)
         try:
             return connection, connection.send(request)
@@ -141,7 +135,7 @@ class Endpoint:
             raise client_errors().unsendable(request, names) from None
 
     def _learn_write_limit(self, refusal: OSError, size: int) -> bool:
-        """Take the host's cap on WRITE from its refusal; tell whether it helps."""
+        """Set the cap on WRITE from the host's refusal; return whether it is smaller."""
         limit = getattr(refusal, "limit_bytes", 0)
         if not 0 < limit < size:
             return False
@@ -150,7 +144,7 @@ class Endpoint:
 
 
 def _own_descriptors() -> tuple[int, ...]:
-    """Return FD 3 as the host has given it; else this process's way to its socket."""
+    """Return FD 3 if it is the door; else this process's connection to the socket."""
     fds = _descriptors(os.environ.get("FSPROXY_FD", "3"))
     path = os.environ.get("FSPROXY_SOCKET")
     if not path:
@@ -202,7 +196,7 @@ class BlockingEndpoint(Endpoint):
         self._abandoned: list[int] = []
 
     def abandon(self, fileno: int) -> None:
-        """Have a fileno closed by the next request; a finalizer may call it."""
+        """Let the next request close a fileno; a finalizer may call this."""
         self._abandoned.append(fileno)
 
     def _ask(
@@ -219,11 +213,11 @@ class BlockingEndpoint(Endpoint):
 
         Args:
             request: its payload's size is its ``body``.
-            payload: what follows the line.
-            names: what it is about, for an error.
-            into: where the body goes, in place of what is returned.
-            most: longest body that is an answer to this request, bytes.
-            passed: takes the descriptors that come with the reply.
+            payload: the bytes after the line.
+            names: the names of the request, for an error.
+            into: buffer for the body; then the returned body is empty.
+            most: longest body of an answer to this request, bytes.
+            passed: a list for the descriptors that come with the reply.
         """
         while self._abandoned:
             token = b"%d" % self._abandoned.pop()
@@ -260,12 +254,12 @@ class BlockingEndpoint(Endpoint):
             usable = True
         except ProtocolError as why:
             self._lost = f"{why}; the connection is given up"
-            raise client_errors().lost(self._lost) from why
+            raise client_errors().connection_lost(self._lost) from why
         except (EOFError, ConnectionError) as why:
-            # A client that shares the connection finds that out alone: no mark needed.
+            # Other processes on the connection find this out themselves: no mark needed.
             usable = True
             self._lost = f"the host is gone: {why}"
-            raise client_errors().lost(self._lost) from why
+            raise client_errors().connection_lost(self._lost) from why
         finally:
             if not usable and self._lost is None:
                 self._lost = "a request was interrupted; the connection is given up"
@@ -304,7 +298,7 @@ class BlockingEndpoint(Endpoint):
                 break
         if passed is not None and reply.ok:
             if not by_message:
-                # Sent before the reply, with one byte to carry it.
+                # It was sent before the reply, with one byte.
                 _rare().receive_passed(self._attach_fd, 1, passed)
             if not passed:
                 raise RemoteProtocolError("the host attached nothing")
@@ -313,10 +307,10 @@ class BlockingEndpoint(Endpoint):
     def _last_reply(
         self, connection: ClientConnection, why: ConnectionError
     ) -> m.Reply:
-        """Return what the host said before it closed a connection (ATTACH by socket).
+        """Return the reply that the host sent before it closed (ATTACH by socket).
 
         Raises:
-            ConnectionError: it said nothing.
+            ConnectionError: there is none.
         """
         try:
             return self._receive_line(connection, None)
@@ -361,7 +355,7 @@ class BlockingEndpoint(Endpoint):
 
 
 def _rare() -> ModuleType:
-    """Return ``vfs.client.waiting``: waiting on non-blocking descriptors, and ATTACH."""
+    """Import and return ``vfs.client.waiting``, which few requests need."""
     import vfs.client.waiting  # noqa: PLC0415 - rule 1
 
     return vfs.client.waiting

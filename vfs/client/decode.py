@@ -1,6 +1,6 @@
-"""JSON and lists between a child's calls and the wire's bytes, without I/O.
+"""Encoders and decoders of payloads and bodies for both clients, without I/O.
 
-Loaded by the first call that needs it; both clients use it.
+Loaded by the first call that needs it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Status:
-    """What STAT tells.
+    """The result of STAT.
 
     Attributes:
-        size: in bytes.
+        size: size in bytes.
         mtime_ns: time of the last change of the content, ns since 1970.
-        kind: ``file``, ``directory``, or what else the host calls it.
+        kind: ``file``, ``directory``, or another word of the host.
     """
 
     __slots__ = ("kind", "mtime_ns", "size")
@@ -38,7 +38,7 @@ class Status:
 
 
 def status(body: bytes) -> Status:
-    """Return what STAT's body says."""
+    """Return the status in STAT's body."""
     fields = mapping(body)
     match fields:
         case {"size": int(size), "mtime_ns": int(mtime_ns), "kind": str(kind)}:
@@ -48,7 +48,7 @@ def status(body: bytes) -> Status:
 
 
 def entries(body: bytes) -> list[tuple[str, str]]:
-    """Return what LIST's body says, as (name, kind) pairs."""
+    """Return the (name, kind) pairs in LIST's body."""
     rows = _parse(body)
     if not isinstance(rows, list):
         raise client_errors().unreadable("LIST", body)
@@ -71,7 +71,7 @@ def _decode_name(encoded: str) -> str:
 
 
 def mapping(body: bytes) -> dict[str, object]:
-    """Return the JSON object that a body is."""
+    """Return the JSON object in a body."""
     value = _parse(body)
     if not isinstance(value, dict):
         raise client_errors().unreadable("the request", body)
@@ -86,7 +86,7 @@ def _parse(body: bytes) -> object:
 
 
 def commands_of(caps: Mapping[str, object]) -> frozenset[str]:
-    """Return the command words that a host knows, by what its CAPS tells."""
+    """Return the command words in the answer to CAPS."""
     told = caps.get("commands")
     if not told or not isinstance(told, list | dict):
         raise client_errors().FsProxyError("the host's CAPS lacks its commands")
@@ -94,7 +94,7 @@ def commands_of(caps: Mapping[str, object]) -> frozenset[str]:
 
 
 def encode_rights(rights: Mapping[str, object]) -> bytes:
-    """Return NARROW's document; a name that is not UTF-8 stands in it as its base64."""
+    """Return NARROW's document; names that are not UTF-8 are in base64."""
     document = dict(rights)
     for key in ("read", "write"):
         names = document.get(key)
@@ -105,7 +105,7 @@ def encode_rights(rights: Mapping[str, object]) -> bytes:
 
 def _encode_name(name: object) -> object:
     if not isinstance(name, str | bytes | os.PathLike):
-        return name  # the host says what is wrong with it
+        return name  # the host refuses it, with a reason
     raw = os.fsencode(name)
     try:
         return raw.decode()
@@ -126,8 +126,8 @@ def chat_parts(
     """Return LLM_CHAT's four byte strings (spec L1).
 
     Raises:
-        UnsendableError: a name or the preset holds LF.  A preset with LF could make
-            the host read three bytes more than there are.
+        UnsendableError: a name or the preset holds LF.  With an LF in the preset the
+            host could wait for three bytes too many.
     """
     lists = []
     for names in (inputs, outputs):
@@ -142,5 +142,5 @@ def chat_parts(
 
 
 def quota_of(status: bytes) -> str:
-    """Return what LLM_CHAT's reply line says of the quota, behind the length."""
+    """Return the text about the quota in LLM_CHAT's reply line."""
     return status.partition(b" ")[2].decode("utf-8", "replace")

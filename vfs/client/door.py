@@ -1,13 +1,13 @@
-"""The way to a child's host where FD 3 may be another thing: by the door's socket.
+"""The door's socket: the connection of a program whose FD 3 is not the door.
 
-Python's subprocess closes FD 3 in what it starts, Node puts a channel of its own there.
+Python's subprocess closes FD 3 in its children, and Node puts a channel of its own there.
 Such a program connects to ``FSPROXY_SOCKET``.  ``_socket``: see ``vfs.client.waiting``.
 
 Rules of this file.
 
-1. A process has one connection, as it has one FD 3: all of its clients, and what it
-   forks, share it by turns.
-2. A connection that is over is replaced under its number by the next client.
+1. A process has one such connection, as it has one FD 3: all its clients, and its forks,
+   share it by turns.
+2. The next client replaces an ended connection under the same number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUN_PATH_BYTES = 107
 
 
 class _Connection:
-    """This process's one; -1: none yet."""
+    """The connection of this process; -1 before the first."""
 
     __slots__ = ("fd", "identity")
 
@@ -35,12 +35,12 @@ class _Connection:
         self.identity = (-1, -1)
 
     def is_usable(self, *, is_taken: bool) -> bool:
-        """Tell whether it is there and can begin a request, or is in one of ours."""
+        """Return whether it can begin a request, or is in a request of this process."""
         if self.fd < 0:
             return False
         try:
             if _identity(self.fd) != self.identity:
-                return False  # closed, and the number is another one's
+                return False  # it was closed, and the number reused
             return is_taken or (
                 fcntl(self.fd, F_GETSIG) != UNDER_WAY and not _has_ended(self.fd)
             )
@@ -48,8 +48,8 @@ class _Connection:
             return False
 
     def renew(self, path: str) -> None:
-        """Connect."""
-        fd = _connected(path)
+        """Connect again, under the same number."""
+        fd = _connect(path)
         if self.fd >= 0 and _is_open_as(self.fd, self.identity):
             os.dup2(fd, self.fd, inheritable=False)
             os.close(fd)
@@ -61,7 +61,7 @@ _OWN = _Connection()
 
 
 def is_door(fd: int) -> bool:
-    """Tell whether a descriptor is a connection that a host, or a relay, has made."""
+    """Return whether a descriptor is a connection to a host or a relay."""
     try:
         sock = _socket.socket(fileno=fd)
     except (OSError, OverflowError):
@@ -76,14 +76,14 @@ def is_door(fd: int) -> bool:
 
 
 def own_connection(path: str, *, is_taken: bool) -> int:
-    """Return this process's connection by the socket; make it where there is none.
+    """Return this process's connection by the socket; connect if there is none.
 
     Args:
-        path: of the socket.
+        path: path of the socket.
         is_taken: a thread of this process is in the middle of a request.
 
     Raises:
-        NotAChildError: nothing listens there.
+        NotAChildError: no host listens there.
     """
     if not _OWN.is_usable(is_taken=is_taken):
         try:
@@ -94,7 +94,7 @@ def own_connection(path: str, *, is_taken: bool) -> int:
     return _OWN.fd
 
 
-def _connected(path: str) -> int:
+def _connect(path: str) -> int:
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
     try:
         if len(os.fsencode(path)) <= _SUN_PATH_BYTES:
@@ -126,7 +126,7 @@ def _is_open_as(fd: int, identity: tuple[int, int]) -> bool:
 
 
 def _has_ended(fd: int) -> bool:
-    """Tell whether the host has closed its end, and everything it said was read."""
+    """Return whether the host has closed its end, and all its bytes were read."""
     sock = _socket.socket(fileno=fd)
     try:
         return not sock.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)

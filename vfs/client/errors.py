@@ -1,13 +1,13 @@
-"""What a child sees when a request fails: ``OSError``, with errno where there is one.
+"""Errors of a child's requests: subclasses of ``OSError``, with errno if known.
 
-Loaded by the first failure, not by ``vfs.client``, which hands these names on.
+Loaded by the first failure; ``vfs.client`` has the same names.
 
 Rules of this file.
 
-1. One class for each thing that a caller acts on; where Python has a class for an errno
-   (``FileNotFoundError``), ours is one of it too, so either can be caught.
-2. The wire carries texts, not numbers.  The host's texts for failed system calls are
-   those of strerror(3), so they are turned back by the same table.
+1. One class for each failure that a caller acts on.  If Python has a class for the errno
+   (``FileNotFoundError``), it is a base class, so either can be caught.
+2. The wire carries texts, not numbers.  The host's texts of failed system calls are those
+   of strerror(3), so the same table gives the numbers.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = [
     "TooLargeError",
     "UnknownCommandError",
     "UnsendableError",
-    "abandoned",
+    "connection_abandoned",
+    "connection_lost",
     "deadlock",
     "from_reply",
-    "lost",
     "no_way_to_attach",
     "not_a_child",
     "unknown_command",
@@ -53,22 +53,22 @@ __all__ = [
 
 
 class FsProxyError(OSError):
-    """Base of all; itself for a refusal that has no class of its own.
+    """Base of all errors, and the class of a refusal without a class of its own.
 
-    ``errno`` is None where the host's reason has no number.
+    ``errno`` is None if the host's reason has no number.
     """
 
 
 class NotFoundError(FsProxyError, FileNotFoundError):
-    """There is nothing of that name."""
+    """The name does not exist."""
 
 
 class ExistsError(FsProxyError, FileExistsError):
-    """There is something of that name already."""
+    """The name exists already."""
 
 
 class IsDirectoryError(FsProxyError, IsADirectoryError):
-    """The name stands for a directory."""
+    """The name is a directory."""
 
 
 class NotDirectoryError(FsProxyError, NotADirectoryError):
@@ -80,10 +80,10 @@ class AccessDeniedError(FsProxyError, PermissionError):
 
 
 class TooLargeError(FsProxyError):
-    """A payload is above what the host takes at once; nothing of it was written.
+    """A payload is above the host's cap; nothing of it was written.
 
     Attributes:
-        limit_bytes: what the host takes, 0 if it did not say.
+        limit_bytes: the host's cap; 0 if unknown.
     """
 
     limit_bytes = 0
@@ -98,23 +98,23 @@ class NoModelError(FsProxyError):
 
 
 class QuotaExceededError(FsProxyError):
-    """No call can be made: of the quota nothing is left (spec L10)."""
+    """The quota is used up, so no call can be made (spec L10)."""
 
 
 class ModelCallError(FsProxyError):
-    """The provider failed, or answered what cannot be used (spec L11, L15)."""
+    """The provider failed, or its answer cannot be used (spec L11, L15)."""
 
 
 class UnsendableError(FsProxyError, ValueError):
-    """No request line can carry this name, number or mode; nothing was sent."""
+    """A request line cannot carry this name, number or mode; nothing was sent."""
 
 
 class ConnectionLostError(FsProxyError, ConnectionError):
-    """The connection is gone, or nobody can tell what its next bytes mean."""
+    """The connection is gone, or the meaning of its next bytes is unknown."""
 
 
 class NotAChildError(FsProxyError):
-    """This process has no host: its descriptors are not those of a child."""
+    """This process is no child of a host: its descriptors are not a door."""
 
 
 _CLASSES: dict[int, type[FsProxyError]] = {
@@ -130,7 +130,7 @@ _CLASSES: dict[int, type[FsProxyError]] = {
 
 _NUMBERS = {os.strerror(number): number for number in errno.errorcode}
 
-# What it says of the model, by how it begins.
+# Beginnings of the host's texts about the model.
 _MODEL_TEXTS: tuple[tuple[str, type[FsProxyError], int], ...] = (
     ("quota exceeded", QuotaExceededError, errno.EDQUOT),
     ("OpenAI API call failed", ModelCallError, errno.EREMOTEIO),
@@ -139,10 +139,10 @@ _MODEL_TEXTS: tuple[tuple[str, type[FsProxyError], int], ...] = (
     ("LLM config not available", NoModelError, errno.EOPNOTSUPP),
 )
 
-# What says which of several names it is about, where the caller asked about no one alone.
+# Beginnings of texts that name a file, for requests without a name of their own.
 _WITH_A_NAME = ("VFS access denied: '", "failed to open file '")
 
-# What the host says of its own accord, by how it begins; the first that fits counts.
+# Beginnings of the host's own texts; the first that fits is used.
 _OWN_TEXTS = (
     ("VFS access denied", errno.EACCES),
     ("VFS not available", errno.ESTALE),
@@ -156,12 +156,11 @@ _OWN_TEXTS = (
 def from_reply(
     text: bytes, name: Name | None = None, second: Name | None = None
 ) -> FsProxyError:
-    """Return the error that an ``ERROR`` reply stands for.
+    """Return the error of an ``ERROR`` reply.
 
     Args:
-        text: the reply line behind ``ERROR``.
-        name: what the caller asked about, as the caller spelt it: a reply repeats no
-            more than 200 bytes of it (spec F6).
+        text: the reply line after ``ERROR``.
+        name: the caller's name, for a reply repeats at most 200 bytes of it (spec F6).
         second: the other name of a RENAME.
     """
     reason = text.decode("utf-8", "surrogateescape")
@@ -184,14 +183,14 @@ def from_reply(
     return error
 
 
-def lost(what: str) -> ConnectionLostError:
+def connection_lost(what: str) -> ConnectionLostError:
     """Return the error for a connection that cannot be used any more."""
     return ConnectionLostError(errno.ECONNRESET, what)
 
 
-def abandoned(fd: int) -> ConnectionLostError:
-    """Return the error for a connection that another process left in the middle."""
-    return lost(
+def connection_abandoned(fd: int) -> ConnectionLostError:
+    """Return the error for a connection on which a process ended in a request."""
+    return connection_lost(
         f"a process ended in the middle of a request on descriptor {fd}, which others"
         " share: nobody can use it any more; start the child anew"
     )
@@ -207,7 +206,7 @@ def deadlock() -> FsProxyError:
 
 
 def unsendable(request: m.Request, names: tuple[Name, ...]) -> UnsendableError:
-    """Return the error for what a request line cannot carry (spec F1, F5, O1, O3)."""
+    """Return the error for a value that no request line carries (spec F1, F5, O1, O3)."""
     if isinstance(request, m.Open) and request.mode not in MODES:
         modes = b", ".join(MODES).decode()
         text = f"{request.mode.decode()!r} is no mode; there are {modes}"
@@ -227,7 +226,7 @@ def unsendable_name(name: Name) -> UnsendableError:
 
 
 def not_a_child(what: str) -> NotAChildError:
-    """Return the error for a process without a host, or without a way to it."""
+    """Return the error for a process without a connection to a host."""
     if "FSPROXY_FD" in os.environ and "FSPROXY_SOCKET" not in os.environ:
         what = f"{what}, and there is no FSPROXY_SOCKET"
     return NotAChildError(
@@ -238,7 +237,7 @@ def not_a_child(what: str) -> NotAChildError:
 
 
 def unknown_command(word: str) -> UnknownCommandError:
-    """Return the error for a command that was not sent, as the host does not know it."""
+    """Return the error for a command that the host does not know; it was not sent."""
     return UnknownCommandError(errno.ENOSYS, _older(word))
 
 
@@ -252,7 +251,7 @@ def no_way_to_attach() -> UnknownCommandError:
 
 
 def no_descriptor_left() -> FsProxyError:
-    """Return the error for an ATTACH whose descriptor found no number here."""
+    """Return the error for an ATTACH without a descriptor left in this process."""
     return FsProxyError(
         errno.EMFILE,
         "the host attached a connection that this process has no descriptor for;"
@@ -261,7 +260,7 @@ def no_descriptor_left() -> FsProxyError:
 
 
 def unreadable(what: str, body: bytes) -> FsProxyError:
-    """Return the error for an answer that is not what the protocol promises."""
+    """Return the error for an answer that breaks the protocol."""
     return FsProxyError(
         errno.EPROTO, f"cannot read the answer to {what}: {body[:80]!r}"
     )
@@ -273,7 +272,7 @@ def _older(word: str) -> str:
 
 def _meaning(reason: str) -> tuple[int | None, str]:
     if reason.startswith("failed to "):
-        # REASON holds no colon, whatever the name before it holds.
+        # REASON holds no colon; the name before it may.
         tail = reason.rpartition(": ")[2]
         if tail in _NUMBERS:
             return _NUMBERS[tail], tail

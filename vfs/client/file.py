@@ -1,8 +1,8 @@
-"""A file of the host as an ``io.RawIOBase``, so that csv, json, zipfile work on it.
+"""A file of the host as an ``io.RawIOBase``, for csv, json, zipfile.
 
-The offset is kept by the host, one a handle (spec P1), and no command tells it, so it
-is counted here.  Where it cannot be counted (after a write in an append mode) and where
-the end is asked for, it is looked up.
+The host keeps one offset a handle (spec P1), and no command returns it, so it is counted
+here.  If it cannot be counted (after a write in an append mode), or the end is needed, it
+is searched for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from vfs.client.errors import Name
 
     class Requests(Protocol):
-        """What a file asks of its client; each is as ``vfs.client.Client`` says."""
+        """The methods of ``vfs.client.Client`` that a file uses."""
 
         def readinto(self, fileno: int, buffer: WriteableBuffer) -> int:
-            """Read with one READ into memory; return how many bytes came."""
+            """Read with one READ into a buffer; return the number of bytes."""
 
         def read(self, fileno: int, size: int) -> bytes:
             """Read with one READ."""
@@ -47,26 +47,25 @@ if TYPE_CHECKING:
             """Close the file."""
 
         def abandon(self, fileno: int) -> None:
-            """Have the next request close the file."""
+            """Let the next request close the file."""
 
 
 _FIRST_GUESS_BYTES = 65_536
-"""Where the search for the end of a file begins: most end before."""
+"""First offset of the search for the end of a file: most files are shorter."""
 
 
 class ProxyFile(io.RawIOBase):
     """One open file; made by ``Client.open_file``.
 
-    ``seek`` needs a host that knows SEEK, ``truncate`` one that knows TRUNCATE; with
-    another they raise ``UnknownCommandError``.  A file that is dropped without
-    ``close()`` is closed by the client's next request: a finalizer may run in the
-    middle of one.
+    ``seek`` and ``truncate`` raise ``UnknownCommandError`` if the host does not know SEEK
+    or TRUNCATE.  A file that is dropped without ``close()`` is closed by the client's next
+    request, since a finalizer may run in the middle of one.
 
     Attributes:
-        name: as it was opened.
+        name: the name with which it was opened.
         mode: the wire's mode.
-        proxy_fileno: the host's number; ``fileno()`` raises, for no descriptor of this
-            process has it.
+        proxy_fileno: the host's number; ``fileno()`` raises, for it is no descriptor of
+            this process.
     """
 
     def __init__(
@@ -89,19 +88,19 @@ class ProxyFile(io.RawIOBase):
         return f"<ProxyFile {self.proxy_fileno} name={self.name!r} mode={self.mode!r}>"
 
     def readable(self) -> bool:
-        """Tell whether the mode reads."""
+        """Return whether the mode reads."""
         return self.mode not in ("w", "a")
 
     def writable(self) -> bool:
-        """Tell whether the mode writes."""
+        """Return whether the mode writes."""
         return self.mode != "r"
 
     def seekable(self) -> bool:
-        """Tell True: a host that cannot says so when asked."""
+        """Return True; ``seek`` raises if the host cannot."""
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read at the offset into memory; 0 is the end."""
+        """Read at the offset into a buffer; return the number of bytes, 0 at the end."""
         self._check(reads=True)
         count = self._client.readinto(self.proxy_fileno, buffer)
         if self._position is not None:
@@ -122,10 +121,10 @@ class ProxyFile(io.RawIOBase):
         try:
             written = self._client.write(self.proxy_fileno, data)
         except BaseException:
-            self._position = None  # pieces before the one that failed may be there
+            self._position = None  # earlier pieces may have been written
             raise
         if self.mode[0] == "a":
-            self._position = None  # at the end, wherever others have moved it
+            self._position = None  # at the end, which other writers may have moved
         elif self._position is not None:
             self._position += written
         return written
@@ -134,8 +133,8 @@ class ProxyFile(io.RawIOBase):
         """Set the offset and return it, in bytes from the start.
 
         Raises:
-            io.UnsupportedOperation: from the end, in mode ``w``: what its file holds
-                cannot be seen before it is closed.
+            io.UnsupportedOperation: from the end, in mode ``w``: the content cannot be
+                seen before the file is closed.
         """
         self._check()
         if whence == os.SEEK_CUR:
@@ -158,19 +157,19 @@ class ProxyFile(io.RawIOBase):
             raise io.UnsupportedOperation("the offset is unknown since a failed write")
         end = self._end()
         if self.readable():
-            self._client.seek(self.proxy_fileno, end)  # looking for it moved it
+            self._client.seek(self.proxy_fileno, end)  # the search moved the offset
             self._position = end
         return end
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Set the file's size; None: the offset.  The offset stays."""
+        """Set the file's size, by default to the offset, which stays."""
         self._check(writes=True)
         size = self.tell() if size is None else size
         self._client.truncate(self.proxy_fileno, size)
         return size
 
     def close(self) -> None:
-        """Close the file; the second time nothing happens."""
+        """Close the file; a second call does nothing."""
         if not self.closed:
             try:
                 super().close()
@@ -178,16 +177,16 @@ class ProxyFile(io.RawIOBase):
                 self._client.close(self.proxy_fileno)
 
     def __del__(self) -> None:
-        """Leave the number to the client's next request."""
+        """Let the client's next request close the number."""
         if not self.closed:
             self._client.abandon(self.proxy_fileno)
 
     def _end(self) -> int:
         """Return the file's size; moves the offset of a handle that reads.
 
-        A handle that reads is asked itself, by halving: its name may stand for another
-        file by now.  There are 60 requests at most.  A handle in mode ``a`` cannot be
-        asked, its name can.
+        For a handle that reads, the end is found by bisection with at most 60 requests:
+        its name may be another file by now.  For a handle in mode ``a`` the name is
+        looked up.
         """
         if not self.readable():
             if self.mode == "w":

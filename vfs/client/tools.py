@@ -1,23 +1,13 @@
-"""A child's side of ToolExec: have the host run a tool, see its output as it comes.
+"""A child's side of ToolExec: runs a tool and yields its output as it comes.
 
-    tools = ToolClient()
-    done = tools.run("make", "-j2", on_output=sys.stdout.buffer.write)
+    done = ToolClient().run("make", "-j2", on_output=sys.stdout.buffer.write)
     sys.exit(done.exit_code)
 
-    with tools.start("cargo", "test", detach=True) as execution:
-        for piece in execution:        # goes on after a broken line
-            ...
-    print(execution.exit_code)
-
-Protocol version 2, blocking, over one socket for each request.
-
-Rules of this file.
-
-1. Output is given out as it comes, and nothing is kept of it, but by ``run``.
-2. The exit code is that of the trailer.  A reply that ends before its trailer is a
-   broken line, never an end.
-3. An execution that was started detached is asked for again where the line broke; any
-   other ends with its line, so asking would be of no use.
+1. Only ``run`` keeps output.
+2. The exit code is that of the trailer.  A reply that ends before its trailer is a broken
+   line, never an end.
+3. After a broken line a detached execution is continued by a new request; any other
+   execution ends with its line.
 4. Standard library only; ``socket`` is loaded by the first request.
 """
 
@@ -40,28 +30,28 @@ if TYPE_CHECKING:
     Name: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 ANSWER_TIMEOUT_S = 30.0
-"""Longest wait for the answer to a signal, which is a word."""
+"""Longest wait for the answer to a signal, which is short."""
 
 RESUMES = 5
-"""Times that a line may break without a byte between before it is given up."""
+"""Most broken lines in a row, without a byte between, before a client gives up."""
 
 BUSY = 503
-"""The answer of a host that has too much to do at the moment; others mean what they say."""
+"""The status of a busy host; the client tries again.  Other refusals are final."""
 
 RESUME_PAUSE_S = 0.2
-"""Before it is asked for again; doubles each time."""
+"""Pause before the first new request; doubles each time."""
 
 FORWARDED = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP")
-"""Signals of this process that ``run`` hands on to the tool."""
+"""Signals of this process that ``run`` passes on to the tool."""
 
 
 class Completed:
     """A tool that has ended.
 
     Attributes:
-        exit_code: 128+n by signal.
-        output: stdout and stderr in true order; empty if somebody else took it.
-        exec_id: names the execution.
+        exit_code: exit status; 128+n after signal n.
+        output: stdout and stderr in true order; empty if ``on_output`` got it.
+        exec_id: id of the execution.
     """
 
     def __init__(self, exit_code: int, output: bytes, exec_id: str) -> None:
@@ -71,15 +61,14 @@ class Completed:
 
 
 class ToolClient:
-    """Where tools are run, and as whom.
+    """A client of one ToolExec server, with one token.
 
     Args:
-        url: ``http://HOST:PORT/exec`` or ``unix://PATH``; None: what the environment
-            says (``AIFO_TOOLEEXEC_URL``).
-        token: stands for the child; None: ``AIFO_TOOLEEXEC_TOKEN``.
+        url: ``http://HOST:PORT/exec`` or ``unix://PATH``; None: ``AIFO_TOOLEEXEC_URL``.
+        token: the child's token; None: ``AIFO_TOOLEEXEC_TOKEN``.
 
     Raises:
-        ToolError: nothing says where or as whom, or the URL cannot be used.
+        ToolError: URL or token is missing, or the URL cannot be used.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -88,19 +77,19 @@ class ToolClient:
     def narrowed_token(
         self, *, tools: Iterable[str] | None = None, root: bool = True
     ) -> str:
-        """Return a token for somebody who may do less; the host need not be asked.
+        """Return a token with fewer rights, without a request to the host.
 
-        It sees its own executions only, and ends with the one that it is made from.
+        It sees its own executions only, and ends with the token it is made from.
 
         Args:
-            tools: the only ones that it may have run; None leaves all.
+            tools: the only tools that it may run; None leaves all.
             root: its tools may work in the child's root; else in workspaces of sidecars
                 only.
         """
-        from protocol.toolexec.token import narrowed  # noqa: PLC0415 - rarely used
+        from protocol.toolexec.token import narrow_token  # noqa: PLC0415 - rarely used
 
         name = os.urandom(8).hex()
-        return narrowed(self._endpoint.token, name, tools=tools, root=root)
+        return narrow_token(self._endpoint.token, name, tools=tools, root=root)
 
     def run(
         self,
@@ -111,16 +100,16 @@ class ToolClient:
         forward_signals: bool = True,
         detach: bool = False,
     ) -> Completed:
-        """Run a tool to its end.
+        """Run a tool to its end, and return its result.
 
         Args:
-            tool: its name.
+            tool: name of the tool.
             args: its arguments.
             cwd: its directory; None for this process's.
-            on_output: takes output as it comes; None collects it.
-            forward_signals: hand SIGINT, SIGQUIT, SIGTERM and SIGHUP on to it (in the
-                main thread; elsewhere Python gives signals to nobody).
-            detach: it goes on while the line is broken, and is asked for again.
+            on_output: called with output as it comes; None collects it.
+            forward_signals: pass SIGINT, SIGQUIT, SIGTERM and SIGHUP on to it (only in
+                the main thread, where Python delivers signals).
+            detach: the tool survives a broken line, and is asked for again.
 
         Raises:
             ToolError: the host refused.
@@ -149,14 +138,14 @@ class ToolClient:
         detach: bool = False,
         exec_id: str | None = None,
     ) -> Execution:
-        """Start a tool; iterate over what is returned, and close it.
+        """Start a tool; the caller iterates over the result, and closes it.
 
         Args:
-            tool: its name.
+            tool: name of the tool.
             args: its arguments.
             cwd: its directory; None for this process's.
-            detach: it goes on while the line is broken, and is asked for again.
-            exec_id: names it; None makes a name.
+            detach: the tool survives a broken line, and is asked for again.
+            exec_id: id of the execution; None makes one.
 
         Raises:
             ToolError: the host refused.
@@ -174,11 +163,11 @@ class ToolClient:
         return execution
 
     def attach(self, exec_id: str, offset: int = 0) -> Execution:
-        """Follow an execution that is running, or the kept output of one that was.
+        """Follow a running execution, or the kept output of an ended one.
 
         Args:
-            exec_id: names it.
-            offset: how many bytes of its output are known already.
+            exec_id: id of the execution.
+            offset: number of bytes of its output that are known already.
 
         Raises:
             ToolError: 404: there is none; 416: that part is not kept any more.
@@ -188,7 +177,7 @@ class ToolClient:
         return execution
 
     def signal(self, exec_id: str, name: str = "TERM") -> bool:
-        """Signal a running tool; tell whether there was one.
+        """Signal a running tool; return whether there was one.
 
         Raises:
             ToolError: the host refused.
@@ -197,12 +186,12 @@ class ToolClient:
 
 
 class Execution:
-    """A tool that was started: iterate over it for its output.
+    """A started tool, as an iterable of its output.
 
     Attributes:
-        id: names it.
-        offset: how many bytes of its output were given out.
-        exit_code: once the output has ended; None before.
+        id: id of the execution.
+        offset: number of bytes of its output that were yielded.
+        exit_code: the exit code; None before the end of the output.
     """
 
     def __init__(
@@ -216,11 +205,11 @@ class Execution:
         self._reply: Reply | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield output as it comes, then note the exit code.
+        """Yield output as it comes, then set the exit code.
 
         Raises:
-            BrokenLineError: the line broke, and asking again did not help.
-            ToolError: the host refused, and not because it was busy.
+            BrokenLineError: the line broke, and new requests did not help.
+            ToolError: the host refused, for another reason than being busy.
         """
         misses = 0
         while self.exit_code is None:
@@ -240,7 +229,7 @@ class Execution:
                 pause(RESUME_PAUSE_S * 2**misses)
 
     def wait(self) -> int:
-        """Return the exit code; output that nobody took is dropped."""
+        """Drop the rest of the output, and return the exit code."""
         for _ in self:
             pass
         if self.exit_code is None:
@@ -248,11 +237,11 @@ class Execution:
         return self.exit_code
 
     def signal(self, name: str = "TERM") -> bool:
-        """Signal the tool; tell whether it still ran."""
+        """Signal the tool; return whether it was running."""
         return _signal(self._endpoint, self.id, name)
 
     def close(self) -> None:
-        """Close the line: unless it was started detached, the tool is ended."""
+        """Close the line; this ends a tool that was not started detached."""
         reply, self._reply = self._reply, None
         if reply is not None:
             reply.close()
@@ -269,7 +258,7 @@ class Execution:
         self.close()
 
     def begin(self, headers: Mapping[bytes, bytes], form: bytes) -> None:
-        """Ask for the execution.
+        """Request the execution.
 
         Raises:
             ToolError: the host refused.
@@ -278,15 +267,15 @@ class Execution:
         try:
             self._take(self._endpoint.request(b"POST", b"/exec", headers, form))
         except BrokenLineError:
-            # It may have begun all the same; who is detached can ask.
+            # It may have begun; a detached one can be asked for again.
             if not self._resumes:
                 raise
 
     def ask_again(self) -> None:
-        """Ask for what comes after what was given out.
+        """Request the output from ``offset`` on.
 
         Raises:
-            ToolError: 404: there is no such execution; 416: that part is gone.
+            ToolError: 404: there is no such execution; 416: that part is not kept.
             OSError: the host cannot be reached.
         """
         target = b"/exec/%b?from=%d" % (self.id.encode(), self.offset)
@@ -328,7 +317,7 @@ def _signal(endpoint: Endpoint, exec_id: str, name: str) -> bool:
 
 
 def _forward(execution: Execution) -> dict[int, object]:
-    """Hand this process's signals on; return the handlers before."""
+    """Install handlers that pass signals on to the tool; return the old handlers."""
     import signal  # noqa: PLC0415 - only here, and it is not light
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -336,7 +325,7 @@ def _forward(execution: Execution) -> dict[int, object]:
         try:  # contextlib is not light
             execution.signal(signal.Signals(number).name)
         except OSError:
-            return  # a broken line: its reader will see
+            return  # a broken line, which its reader will see
 
     previous: dict[int, object] = {}
     for name in FORWARDED:

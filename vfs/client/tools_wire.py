@@ -1,6 +1,6 @@
-"""How a request of ``vfs.client.tools`` travels: one socket each, HTTP/1.1, chunks, trailers.
+"""Requests of ``vfs.client.tools`` over HTTP/1.1, with one socket for each.
 
-As much of HTTP as the ToolExec server speaks.
+Only the parts of HTTP that the ToolExec server uses: chunks, trailers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CONNECT_TIMEOUT_S = 10.0
 """Longest wait for a listening host to take a connection and a request."""
 
 QUEUE_PAUSE_S = 0.01
-"""Between two attempts to be taken where too many are waiting."""
+"""Pause between tries to connect while the listener's queue is full."""
 
 HEAD_BYTES = 65_536
 """Longest line of a reply."""
@@ -31,8 +31,8 @@ class ToolError(OSError):
     """The host refused a request.
 
     Attributes:
-        status: of the HTTP reply.
-        exit_code: what a shim would exit with.
+        status: status of the HTTP reply.
+        exit_code: the status with which a shim exits.
     """
 
     def __init__(self, status: int, exit_code: int, text: str) -> None:
@@ -42,21 +42,21 @@ class ToolError(OSError):
 
 
 class BrokenLineError(ConnectionError):
-    """The reply ended before the tool did; how that ended is not known."""
+    """The reply ended before the tool; the tool's end is not known."""
 
 
 class Endpoint:
-    """Where requests go, and as whom.
+    """The address of a ToolExec server, and the token for it.
 
     Args:
-        url: as ``ToolClient`` has it.
-        token: as above.
+        url: as of ``ToolClient``.
+        token: as of ``ToolClient``.
 
     Attributes:
-        token: what it asks with.
+        token: the token of its requests.
 
     Raises:
-        ToolError: nothing says where or as whom, or the URL cannot be used.
+        ToolError: URL or token is missing, or the URL cannot be used.
     """
 
     def __init__(self, url: str | None, token: str | None) -> None:
@@ -79,9 +79,9 @@ class Endpoint:
         """Send a request, and return its reply when its head has come.
 
         Args:
-            method: of HTTP.
+            method: HTTP method.
             target: the path.
-            headers: beside those that every request has.
+            headers: headers beside those of every request.
             body: a form.
             timeout_s: longest wait for each piece of the reply; None for ever.
 
@@ -105,7 +105,7 @@ class Endpoint:
             try:  # noqa: SIM105 - contextlib is not light
                 sock.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
             except (BrokenPipeError, ConnectionResetError):
-                pass  # an early refusal, which is there to be read
+                pass  # an early refusal, which is read next
             sock.settimeout(timeout_s)
             return Reply(sock)
         except BaseException:
@@ -114,15 +114,15 @@ class Endpoint:
 
 
 class Reply:
-    """One reply: its head is read when it is made.
+    """One reply; its head is read by the constructor.
 
     Args:
         sock: owned.
 
     Attributes:
-        status: of the reply.
-        headers: by lower-case name; trailers join them at the end of the body.
-        body: its pieces as they come; a caller that stops may go on later.
+        status: its status.
+        headers: by lower-case name; trailers are added at the end of the body.
+        body: its pieces as they come; a caller may stop and continue later.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -166,7 +166,7 @@ class Reply:
         return int(text) if text.isdigit() and len(text) <= 3 else None
 
     def refusal(self) -> ToolError:
-        """Return what the host says it refused."""
+        """Return the error of a reply that is a refusal."""
         text = b"".join(self.body).decode("utf-8", "replace").strip()
         return ToolError(self.status, self.exit_code() or 1, text or "refused")
 
@@ -242,10 +242,10 @@ def _connect(address: tuple[str, int] | str) -> socket.socket:
 
 
 def _connect_unix(sock: socket.socket, path: str) -> None:
-    """Connect, however many are waiting to be taken.
+    """Connect; try again while the listener's queue is full.
 
-    A socket with a timeout is non-blocking, and connect(2) answers it EAGAIN at once
-    where the listener's queue is full; nothing tells when there is room again.
+    connect(2) on a socket with a timeout returns EAGAIN at once if the queue is full, and
+    the kernel has no event for room in it.
     """
     import time  # noqa: PLC0415 - see toolclient, rule 4
 
@@ -260,7 +260,7 @@ def _connect_unix(sock: socket.socket, path: str) -> None:
 
 
 def pause(seconds: float) -> None:
-    """Do nothing for a while."""
+    """Sleep."""
     import select  # noqa: PLC0415 - see toolclient, rule 4
 
     select.select([], [], [], seconds)

@@ -1,4 +1,4 @@
-"""Whose turn it is on a connection that several may use (spec T5)."""
+"""Turns on a connection that several threads and processes share (spec T5)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ UNDER_WAY = 63
 
 def client_errors() -> ModuleType:
     """Return ``vfs.client.errors``, which the first failure loads."""
-    import vfs.client.errors  # noqa: PLC0415 - what every child pays for is small
+    import vfs.client.errors  # noqa: PLC0415 - children without failures do not load it
 
     return vfs.client.errors
 
 
 class Turn:
-    """Whose turn it is on a connection: one thread of one process (spec T5).
+    """The turn on a connection, held by one thread of one process (spec T5).
 
-    Threads are kept apart by a lock object, processes by a POSIX record lock on the
-    connection's descriptor, which the kernel drops with its holder.  But what a holder
-    that died in the middle of a request leaves behind would be taken for the next one's
-    reply, or what the next one sends for the rest of a payload.  So a request under way
-    is marked where the mark outlives the process and everybody sees it: in the signal
-    number of the open file description (F_SETSIG, fcntl(2)).  That number has no other
-    effect unless somebody asks for O_ASYNC.  All of it costs 1.6 us a request.
+    Threads take a lock object, processes a POSIX record lock on the connection's
+    descriptor, which the kernel drops when its holder ends.  If a holder dies in the middle
+    of a request, the next one would misread its reply, or the host the next request.  So a
+    request sets a mark that outlives its process: the signal number of the open file
+    description (F_SETSIG, fcntl(2)), which has no other effect without O_ASYNC.  All this
+    costs 1.6 us a request.
 
     Invariant: a process closes no duplicate of the descriptor while it has its turn, or
     the kernel drops the record lock.
@@ -51,9 +50,9 @@ class Turn:
         """Take the turn and mark that a request is under way.
 
         Args:
-            fd: the descriptor that requests are written to: a write lock asks for one
-                that is open for writing.
-            wait: for the others to finish.
+            fd: the descriptor for requests: a write lock needs one that is open for
+                writing.
+            wait: wait until the other holders have finished.
 
         Returns:
             Whether it was taken; always so after waiting.
@@ -64,7 +63,7 @@ class Turn:
                 a signal handler came between a request and its reply).
         """
         if self._pid != os.getpid():
-            # Forked: the thread that held the lock over there does not exist over here.
+            # A forked process: the thread that held the lock does not exist here.
             self._lock = allocate_lock()
             self._holder = 0
             self._pid = os.getpid()
@@ -86,9 +85,9 @@ class Turn:
 
     @property
     def is_taken(self) -> bool:
-        """Whether a thread of this process has it; true as long as the mark is there.
+        """Whether a thread of this process has it; true as long as the mark is set.
 
-        For handlers of signals, which come between any two steps of ``take`` and
+        For signal handlers, which may run between any two steps of ``take`` and
         ``give_back``.
         """
         return self._holder != 0
@@ -97,15 +96,15 @@ class Turn:
         lockf(fd, LOCK_EX if wait else LOCK_EX | LOCK_NB)
         if fcntl(fd, F_GETSIG) == UNDER_WAY:
             lockf(fd, LOCK_UN)
-            raise client_errors().abandoned(fd)
+            raise client_errors().connection_abandoned(fd)
         self._holder = get_ident()  # before the mark: ``is_taken``
         fcntl(fd, F_SETSIG, UNDER_WAY)
 
     def give_back(self, fd: int, *, usable: bool) -> None:
-        """Let the next one have it.
+        """Release the turn.
 
         Args:
-            fd: as it was taken.
+            fd: the descriptor of ``take``.
             usable: the next bytes belong to the next request; else the mark stays.
         """
         try:

@@ -1,7 +1,6 @@
-"""What few requests need: waiting on non-blocking descriptors, and receiving one.
+"""Waits on non-blocking descriptors, and receives descriptors; rarely needed.
 
-``_socket`` is what ``socket`` is made of, without the enumerations that take ten times
-as long to import.
+``_socket`` is ``socket`` without its enums, which take ten times as long to import.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 NO_ROOM = -1
-"""In the place of a descriptor that came while this process could have no more."""
+"""Stands for a received descriptor for which this process had no number left."""
 
 
 def wait(fd: int, *, writable: bool) -> None:
-    """Wait for a descriptor that somebody who shares it made non-blocking."""
+    """Wait for a descriptor that another user of it has made non-blocking."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT if writable else select.POLLIN)
     poll.poll()
@@ -34,8 +33,8 @@ def receive_passed(fd: int, size: int, passed: list[int]) -> bytes:
     Args:
         fd: a socket.
         size: most bytes.
-        passed: takes the descriptor, close-on-exec, or ``NO_ROOM``.  There is room for
-            one: the kernel closes what else was sent.
+        passed: a list for the descriptor, close-on-exec, or ``NO_ROOM``.  The kernel
+            closes any further ones.
     """
     while True:
         try:
@@ -45,10 +44,10 @@ def receive_passed(fd: int, size: int, passed: list[int]) -> bytes:
 
 
 def receive_passed_nowait(fd: int, size: int, passed: list[int]) -> bytes:
-    """Do the same, once.
+    """Receive as ``receive_passed``, without waiting on a non-blocking socket.
 
     Raises:
-        BlockingIOError: the socket is non-blocking and nothing has come.
+        BlockingIOError: nothing has come.
     """
     sock = _socket.socket(fileno=fd)
     try:
@@ -57,33 +56,32 @@ def receive_passed_nowait(fd: int, size: int, passed: list[int]) -> bytes:
         )
     finally:
         sock.detach()
-    passed.extend(passed_in(control, flags))
+    passed.extend(passed_descriptors(control, flags))
     return data
 
 
-def passed_in(control: Iterable[tuple[int, int, bytes]], flags: int) -> list[int]:
-    """Return the descriptors that came with a message.
+def passed_descriptors(
+    control: Iterable[tuple[int, int, bytes]], flags: int
+) -> list[int]:
+    """Return the descriptors that came with a message, or ``NO_ROOM`` for one.
 
     Args:
-        control: as recvmsg(2) gave it, with room for one descriptor.
-        flags: as above.
-
-    Returns:
-        Each, or ``NO_ROOM`` in its place.
+        control: from recvmsg(2), with room for one descriptor.
+        flags: from recvmsg(2).
     """
     found: list[int] = []
     for level, kind, payload in control:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
             found.extend(map(_above_stdio, memoryview(payload).cast("i")))
-    # Cut off although there was room: the kernel had no number for it (unix(7)).
+    # MSG_CTRUNC although there was room: the kernel had no number for it (unix(7)).
     return found or [NO_ROOM] if flags & _socket.MSG_CTRUNC else found
 
 
-def usable(passed: list[int]) -> tuple[int, ...]:
+def check_passed(passed: list[int]) -> tuple[int, ...]:
     """Return the descriptors that came with the reply to an ATTACH.
 
     Raises:
-        FsProxyError: ``EMFILE``: there was no room for one.
+        FsProxyError: ``EMFILE``: this process had no number left for one.
     """
     if NO_ROOM in passed:
         raise client_errors().no_descriptor_left()
@@ -91,9 +89,9 @@ def usable(passed: list[int]) -> tuple[int, ...]:
 
 
 def _above_stdio(fd: int) -> int:
-    """Return the descriptor, moved if it took the place of a closed standard stream.
+    """Return a descriptor above 2, moved if needed.
 
-    Else a program that was started without standard output would print into it.
+    A program that was started without standard output would print into it.
     """
     if fd > 2:
         return fd

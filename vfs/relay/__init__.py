@@ -1,27 +1,15 @@
-"""The hierarchical proxy: nested children behind one child's FD 3 (spec section 7).
+"""The proxy of nested children behind one child's FD 3 (spec section 7).
 
-    async with open_relay() as relay:
-        nested = await relay.new_client(rights)
-        ...                  # spawn a process with nested.child_end as its FD 3
-        nested.child_end.close()
-        ...                  # its process has ended
-        await relay.client_done(nested)
+1. A nested client has at most the rights of this process: the relay sets every flag to
+   false, and lets the host narrow a connection before a client gets it.  A client that
+   cannot be narrowed is not started (spec A5).
+2. Every nested client has a lane: a connection of its own if the host knows ATTACH
+   (``vfs.relay.attached``), else turns on the shared one (``vfs.relay.serial``).
+3. A failure of a lane ends that lane only.
+4. The end of a nested client's process, or EOF, ends its lane (spec S2).  If the relay
+   dies, the host cleans up.
 
-Rules of this file.
-
-1. A nested client has at most the rights of this process: the relay forces every flag
-   to false and asks the host to narrow a connection before anybody has it.  What cannot
-   be narrowed is not started (spec A5).
-2. Every nested client has a lane.  With a host that knows ATTACH it is a connection of
-   its own (``vfs.relay.attached``), with another one a turn on the one connection there
-   is (``vfs.relay.serial``).
-3. A lane's failure is that lane's end: its siblings go on.
-4. The end of a nested client's process ends its lane; EOF does so as well (spec S2).
-   Should the relay itself die, the host's clean-up of the relay covers everything.
-
-It spawns nothing, and knows no processes: who does gives each nested child a directory and a
-token for tools of its own, and no ``FSPROXY_SOCKET``, which has this process's rights
-(``supervisor/relay.py``).
+``supervisor/relay.py`` spawns the nested processes (``new_client``, ``client_done``).
 """
 
 from __future__ import annotations
@@ -47,20 +35,20 @@ if TYPE_CHECKING:
 
     FdPart = str | Mapping[str, str | int]  # "fd:1", or fd, start_line, end_line
 
-# The commands with a payload of hosts that have no CAPS to ask, by dialect.
+# Dialect -> commands with a payload of hosts without CAPS.
 _FIRST_COMMANDS = {1: frozenset({b"WRITE"}), 2: frozenset({b"WRITE", b"LLM_CHAT"})}
 
 
 class RelayError(Exception):
-    """A nested client cannot be had as it was asked for; the text says why."""
+    """A nested client cannot be made as requested; the text says why."""
 
 
 class NestedClient:
-    """A nested client, as its spawner knows it.
+    """A nested client, for its spawner.
 
     Attributes:
-        child_end: what becomes FD 3 of its process; the spawner closes it after that,
-            or EOF never comes (spec T2).
+        child_end: the socket for FD 3 of its process; the spawner closes it after the
+            start, or EOF never comes (spec T2).
     """
 
     def __init__(self, child_end: socket.socket, lane: Lane) -> None:
@@ -69,20 +57,20 @@ class NestedClient:
 
     @property
     def filenos(self) -> tuple[int, ...]:
-        """What it has open, ascending."""
+        """The numbers of its open files, ascending."""
         return tuple(sorted(self._lane.filenos))
 
-    async def finished(self) -> None:
-        """Return when the lane is over and what it held is released."""
+    async def wait_finished(self) -> None:
+        """Wait until the lane has ended and its files are released."""
         await self._lane.finished.wait()
 
 
 class Relay:
-    """Made by ``open_relay``.
+    """The lanes of nested clients; made by ``open_relay``.
 
     Attributes:
-        dialect: what nested clients speak.
-        is_serial: the host has no ATTACH; None while that is not known.
+        dialect: the dialect of nested clients.
+        is_serial: the host has no ATTACH; None while that is unknown.
     """
 
     def __init__(
@@ -108,11 +96,10 @@ class Relay:
         """Return a connection for a nested child.
 
         Args:
-            rights: what it may do of what this process may: ``read``, ``write`` (lists
-                of names), ``model``, ``quota``.  None: all of it, in the restricted
-                view.
-            fds: the only LLM fds that it has of this process's: ids, or lines of one,
-                which get a new id; None: all that are there now.
+            rights: its part of this process's rights: ``read``, ``write`` (lists of
+                names), ``model``, ``quota``.  None: all, in the restricted view.
+            fds: the only LLM fds of this process that it gets: ids, or lines of one,
+                which get a new id; None: all present ones.
 
         Raises:
             RelayError: rights or descriptors were given and the host cannot narrow.
@@ -145,13 +132,13 @@ class Relay:
         return NestedClient(far, lane)
 
     async def client_done(self, client: NestedClient) -> None:
-        """Record that a nested child's process has ended; return when all is clean.
+        """Record that a nested child's process has ended; wait until its files are closed.
 
-        What it had sent is led upstream first, then each fileno it left open is closed.
-        A stalled host does not hold this up longer than ``SETTLE_S``, but for a request
-        on the one connection of all, which is waited for.
+        Its sent requests are passed upstream first, then its open filenos are closed.
+        This waits for a stalled host at most ``SETTLE_S``, except for a request on the
+        shared connection.
         """
-        lane = client._lane  # noqa: SLF001 - the other half of one thing
+        lane = client._lane  # noqa: SLF001 - two halves of one object
         await self._end(lane, force=not self.is_serial)
 
     async def close(self) -> None:
@@ -220,7 +207,7 @@ class Relay:
             return
         lane.scope.cancel()
         with trio.CancelScope(shield=True):
-            # Bounded: what a cancelled lane does is.
+            # Bounded, since the work of a cancelled lane is.
             await lane.finished.wait()
 
     def _knows(self, word: bytes) -> bool:
@@ -236,7 +223,7 @@ class Relay:
         )
 
     def _adopt(self, attached: socket.socket, parent: AttachedLane) -> socket.socket:
-        """Start a lane for a connection that a nested client attached."""
+        """Start a lane for a connection that a nested client attached; return its end."""
         near, far = socket.socketpair()
         lane = self._attached_lane(near, attached)
         self._start(lane, parent.nested)
@@ -261,11 +248,11 @@ class Relay:
 async def open_relay(
     upstream: AsyncClient | None = None, *, dialect: int | None = None
 ) -> AsyncIterator[Relay]:
-    """Open a relay; at its end every nested client is ended.
+    """Open a relay for a block; end every nested client at its end.
 
     Args:
         upstream: this process's connection to its host; None: its FD 3.
-        dialect: what nested clients speak; None: what this process does.
+        dialect: the dialect of nested clients; None for that of this process.
 
     Raises:
         NotAChildError: this process has no host.
@@ -284,8 +271,7 @@ async def open_relay(
                     await relay.close()  # bounded by SETTLE_S, as each lane's end is
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        # The nursery is this function's own business: the caller's error goes through
-        # as it came.
+        # The caller's error leaves without the nursery's exception group.
         if len(group.exceptions) == 1:
             raise group.exceptions[0] from None
         raise

@@ -1,18 +1,14 @@
 """A lane with an upstream connection of its own, which ATTACH gave (spec N4).
 
-Rules of this file.
-
-1. Two tasks: ``_lead_up`` hands requests on, ``_lead_down`` replies.  Between them runs
-   a bounded queue of what is to be answered, in order, so that what the relay refuses
-   is answered at its place among what the host answers.
-2. Memory is bounded by pieces of 64 KiB and the queue, whatever is declared.
-3. A payload is handed on as it comes.  If the nested client dies in the middle of it,
-   the upstream connection is in the middle of a request: no CLOSE can travel there, and
-   closing it is what releases everything (the host drops the torn WRITE, spec W2, and
-   closes the filenos, spec S3).  The same if the client is dead and a model is being
-   asked for it, for only that ends the call (spec L10).  One that only says no more gets
-   every reply that it is owed first, and the host's word for the payload.
-4. Else every fileno is closed with a CLOSE (spec N2), then the connection.
+1. Two tasks: ``_lead_up`` passes requests on, ``_lead_down`` replies.  Between them is a
+   bounded queue of requests in order, so that a refusal by the relay takes its place
+   among the host's replies.  Pieces of 64 KiB and the queue bound the memory.
+2. A payload is passed on as it comes.  If the nested client dies in the middle of it, no
+   CLOSE can follow, so the upstream connection is closed: the host drops the torn WRITE
+   and closes the filenos (spec W2, S3).  A call of the model for a dead client is ended
+   in the same way (spec L10).
+3. A client that only shuts down its sending side gets all replies first.
+4. Otherwise every fileno is closed with a CLOSE (spec N2), then the connection.
 """
 
 from __future__ import annotations
@@ -29,43 +25,43 @@ from loguru import logger
 from protocol import ClientConnection, ProtocolError, error
 from protocol import messages as m
 from protocol.chat import ChatBody
-from vfs.client.waiting import NO_ROOM, passed_in
+from vfs.client.waiting import NO_ROOM, passed_descriptors
 from vfs.relay.lane import (
     PIECE_BYTES,
     SETTLE_S,
     Lane,
     TornError,
+    refuse_unsendable,
     reply_line,
-    unsendable,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 QUEUE_REQUESTS = 64
-"""Requests on their way at once; a client that sends more waits for replies first."""
+"""Most requests without a reply; a client that sends more waits for replies first."""
 
 _NO_RIGHTS = b'{"read":[],"write":[]}'
 
 
 class UpstreamLostError(Exception):
-    """The host closed the attached connection, or sent what is no reply."""
+    """The host closed the attached connection, or sent bytes that are no reply."""
 
 
 class AttachedLane(Lane):
-    """See the rules of this file.
+    """A lane on an attached connection; see the rules of this file.
 
     Args:
         number: as for ``Lane``.
         near: as for ``Lane``.
         upstream: the attached connection.
-        dialects: what the nested client speaks, and what the host does.
+        dialects: the dialects of the nested client and of the host.
         knows: as for ``Lane``.
-        adopt: starts a lane for a connection that the nested client attached; takes it
-            and this lane, and returns the nested client's end.
+        adopt: takes a connection that the nested client attached, and this lane; starts
+            a lane for it, and returns the nested client's end.
 
     Attributes:
-        nested: the lanes of what the nested client attached.
+        nested: the lanes of connections that the nested client attached.
     """
 
     def __init__(
@@ -89,15 +85,15 @@ class AttachedLane(Lane):
         self._queue, self._queued = trio.open_memory_channel[m.Request](QUEUE_REQUESTS)
 
     def end(self) -> None:
-        """Take the nested client for gone, and what it attached with it."""
+        """Mark the nested client as gone, with the connections that it attached."""
         for lane in tuple(self.nested):
             lane.end()
         super().end()
         if self._chats:
-            self.scope.cancel()  # rule 3
+            self.scope.cancel()  # rule 2
 
     async def run(self) -> None:
-        """Serve the nested client until it is gone, then release what it held."""
+        """Serve the nested client until it is gone, then release its files."""
         settled = False
         try:
             with self.scope:
@@ -147,7 +143,7 @@ class AttachedLane(Lane):
                     return
 
     async def _tear(self) -> None:
-        """End the upstream connection where the nested client's has ended (rule 3)."""
+        """Close the upstream connection of a torn request (rule 2)."""
         self._is_torn = True
         await self._flush()
         try:
@@ -169,7 +165,7 @@ class AttachedLane(Lane):
             try:
                 line = self._replies.send(wanted)
             except ValueError:
-                wanted = unsendable(wanted)
+                wanted = refuse_unsendable(wanted)
         if isinstance(wanted, m.Refusal):
             await self._drain(wanted)
         self._chats += isinstance(wanted, m.Chat)
@@ -183,14 +179,14 @@ class AttachedLane(Lane):
             try:
                 self._queue.send_nowait(entry)
             except trio.WouldBlock:
-                await self._flush()  # or the replies that make room would never come
+                await self._flush()  # only replies make room in the queue
                 await self._queue.send(entry)
         except trio.BrokenResourceError as why:
-            # `_lead_down` has heard of it, and we are cancelled with the next wait.
+            # `_lead_down` has seen it, and cancels this task at its next wait.
             raise UpstreamLostError from why
 
     async def _lead_body(self, message: m.Request) -> None:
-        """Hand the payload on; a chat's may be three bytes longer (spec L1)."""
+        """Pass the payload on; a chat's may be three bytes longer (spec L1)."""
         chat = ChatBody.of(message)
         while self._requests.body_left:
             if len(self._out) >= PIECE_BYTES:
@@ -253,32 +249,32 @@ class AttachedLane(Lane):
 
     async def _receive_upstream(self) -> bytes:
         try:
-            # Always with room for a descriptor: a receive that began before an ATTACH
-            # was sent may be the one that gets its reply.
+            # Always with room for a descriptor: a receive that began before an ATTACH was
+            # sent may get its reply.
             data, control, flags, _ = await self._upstream.recvmsg(
                 PIECE_BYTES, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC
             )
         except OSError as why:
             raise UpstreamLostError from why
-        self._passed.extend(passed_in(control, flags))
+        self._passed.extend(passed_descriptors(control, flags))
         if not data:
             raise UpstreamLostError
         return data
 
     async def _pass_on(self, reply: m.Reply) -> None:
-        """Answer ATTACH: a lane for the new connection, its other end to the client."""
+        """Answer ATTACH: start a lane for the new connection, and send its other end."""
         if not self._passed:
             raise UpstreamLostError
         fd = self._passed.pop(0)
         if fd == NO_ROOM:
-            await self._answer(_not_attached(errno.EMFILE))
+            await self._answer(_attach_error(errno.EMFILE))
             return
         attached = socket.socket(fileno=fd)
         try:
             far = self._adopt(attached, self)
-        except OSError as why:  # closed, it is the host's to forget
+        except OSError as why:  # the host sees the end of the closed connection
             attached.close()
-            await self._answer(_not_attached(why.errno))
+            await self._answer(_attach_error(why.errno))
             return
         line = reply_line(reply)
         with far:
@@ -288,17 +284,17 @@ class AttachedLane(Lane):
                 sent = await self._downstream.sendmsg([line], control)
             except OSError as why:
                 if why.errno == errno.ETOOMANYREFS:
-                    await self._answer(_not_attached(why.errno))
+                    await self._answer(_attach_error(why.errno))
                 else:
                     self._is_deaf = True
                 return
         await self._answer(line[sent:])
 
     async def _close_files(self) -> bool:
-        """Close upstream what the nested client left open; tell whether it is done."""
+        """Close the nested client's files upstream; return whether all are closed."""
         closing = sorted(self.filenos)
-        # A CLOSE publishes what is staged, and the nested client never asked for that:
-        # without rights the host drops it, and the old content stands (spec A3b).
+        # A CLOSE would publish staged files, which the nested client did not close:
+        # without rights the host drops them, and the old content stays (spec A3b).
         gives_up = bool(closing) and self._knows(b"NARROW")
         with trio.move_on_after(SETTLE_S):
             try:
@@ -319,6 +315,6 @@ class AttachedLane(Lane):
         return False
 
 
-def _not_attached(number: int | None) -> bytes:
-    """Return the host's words for an ATTACH that failed, when it fails here."""
+def _attach_error(number: int | None) -> bytes:
+    """Return the error line for an ATTACH that fails in the relay."""
     return error(b"failed to attach: " + os.strerror(number or 0).encode())

@@ -1,8 +1,8 @@
-"""What both kinds of lane do; a lane leads one nested client's requests upstream.
+"""The base of both lanes; a lane passes one nested client's requests upstream.
 
-``vfs.relay.attached`` has the lane with a connection of its own, ``vfs.relay.serial``
-the lane that takes turns with all others.  Here is what a nested client may say, how a
-reply looks when it is handed on, and the nested client's end of the connection.
+``vfs.relay.attached`` has the lane with a connection of its own, ``vfs.relay.serial`` the
+lane that takes turns with all others.  Here are the restrictions of requests, the form of
+replies, and the nested client's end of the connection.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PIECE_BYTES = 65_536
-"""What is received and handed on at once."""
+"""Bytes that are received and passed on at once."""
 
 SETTLE_S = 5.0
-"""How long the end of a lane waits for the host to answer its CLOSEs; one that is not
-stalled takes some 50 us for each."""
+"""How long the end of a lane waits for the answers to its CLOSEs; a host takes about 50 us
+for each."""
 
 DEADLINE_S = 30.0
-"""How long a line may take to end (spec F8): the host never sees that it has begun.  Where
-requests take turns, the same for a payload and for a reply, which are held here."""
+"""Longest time for a complete line (spec F8), since the host does not see its beginning.  In
+a serial lane also for a payload and a reply, which are held here."""
 
 WORDS = {row.message: word for word, row in COMMANDS.items()}
 """The command word of each message class."""
 
 
 class TornError(Exception):
-    """The nested client is gone in the middle of a payload."""
+    """The nested client ended in the middle of a payload."""
 
 
 class Lane:
-    """One nested client: what it may say, what it has open, how it ends.
+    """One nested client: its requests, open files and end.
 
     Args:
-        number: tells lanes apart in the log.
+        number: number of the lane in the log.
         near: the relay's end of the nested client's connection.
-        dialect: what the nested client speaks.
-        knows: whether the host knows a command word.
+        dialect: the dialect of the nested client.
+        knows: returns whether the host knows a command word.
 
     Attributes:
-        filenos: what the nested client has open (spec N2).
+        filenos: the open files of the nested client (spec N2).
         scope: cancels the lane.
-        finished: the lane is over and what it held is released.
+        finished: set when the lane has ended and its files are released.
     """
 
     def __init__(
@@ -73,38 +73,38 @@ class Lane:
         self._is_deaf = False
 
     async def run(self) -> None:
-        """Serve the nested client until it is gone, then release what it held."""
+        """Serve the nested client until it is gone, then release its files."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Take the nested client for gone: its process has ended (spec S2).
+        """Mark the nested client as gone: its process has ended (spec S2).
 
-        What it had sent is still led upstream; what would be answered is dropped, and
-        a grandchild that holds its connection still holds nothing any more.
+        Requests that it has sent are still passed upstream, and their replies dropped; a
+        grandchild with the same connection cannot use it any more.
         """
         try:
             self._downstream.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # closed already
 
-    # What may be said
+    # Restrictions
 
     def _restrict(self, message: m.Request) -> m.Request:
-        """Return what goes upstream for a message: the same with less, or a refusal.
+        """Return the message to pass upstream: with fewer rights, or a refusal.
 
-        A payload for a command that the host does not know would be read as request
-        lines there, top-level flag and all, so it is refused here.
+        A host that does not know a command would read its payload as request lines,
+        which may claim the top level, so the command is refused here.
         """
         if isinstance(message, m.Refusal):
             return message
         if isinstance(message, m.Chat) and self._is_gone():
-            # No model is asked for the dead (spec S2, L10).
-            return refused(message, error(b"LLM not available"))
+            # A dead client makes no call of the model (spec S2, L10).
+            return refuse(message, error(b"LLM not available"))
         if isinstance(message, m.Write) and message.fileno == m.NO_FILENO:
             return _without_fileno(message)
         if message.body and not self._knows(WORDS[type(message)]):
-            return unknown(message)
-        return _lowered(message)
+            return refuse_unknown(message)
+        return _drop_claim(message)
 
     def _refuse(self, refusal: m.Refusal) -> bytes:
         """Return the reply line of a refusal (spec R2: a foreign fileno comes first).
@@ -116,20 +116,20 @@ class Lane:
         return refusal.reply
 
     def _note(self, message: m.Request, reply: m.Reply) -> None:
-        """Keep the table of what is open (spec N2)."""
+        """Update the table of open files (spec N2)."""
         if isinstance(message, m.Open) and reply.ok:
             self.filenos.add(reply.number)
         elif isinstance(message, m.Close):
-            # Gone even if closing failed (spec C1).
+            # Closed even after an error (spec C1).
             self.filenos.discard(message.fileno)
 
     # The nested client's connection
 
     async def _receive(self) -> bytes:
-        """Receive from the nested client; empty when it says no more.
+        """Receive from the nested client; empty at the end of its requests.
 
-        A client that dies with replies unread gives one ECONNRESET, and then what it
-        had sent before (unix(7)).
+        After a client dies with unread replies, there is one ECONNRESET, and then the
+        bytes that it had sent (unix(7)).
         """
         for _ in range(2):
             try:
@@ -141,7 +141,7 @@ class Lane:
         return b""
 
     async def _receive_until(self, deadline: float) -> bytes:
-        """Receive from it like ``_receive``; empty as well when it is too late."""
+        """Receive like ``_receive``; empty also after the deadline."""
         with trio.move_on_at(deadline):
             return await self._receive()
         logger.bind(event="relay.slow", lane=self.number).warning(
@@ -152,7 +152,7 @@ class Lane:
     async def _next_message(self) -> m.Request | None:
         """Return the next message, None at the end; half a line is dropped (F7).
 
-        The end is also that of a line that does not end in time (F8).
+        A line that is not complete in time is an end as well (F8).
         """
         message = self._requests.next_message()
         deadline = math.inf
@@ -171,7 +171,7 @@ class Lane:
         """Return the next piece of the message's payload.
 
         Raises:
-            TornError: the nested client is gone before the payload's end.
+            TornError: the nested client ended before the payload's end.
         """
         piece = self._requests.take_body()
         while not piece:
@@ -183,7 +183,7 @@ class Lane:
         return piece
 
     def _look_at(self, piece: bytes, chat: ChatBody | None) -> None:
-        """Follow the payload of an LLM_CHAT; it may be longer than declared (spec L1)."""
+        """Feed the payload of an LLM_CHAT, which may be longer than declared (spec L1)."""
         if chat is None:
             return
         chat.feed(piece)
@@ -198,10 +198,10 @@ class Lane:
             while self._requests.body_left:
                 self._look_at(await self._next_body_piece(), chat)
         except TornError:
-            self._requests.body_left = 0  # the end comes next, and nothing is torn
+            self._requests.body_left = 0  # the end comes next
 
     async def _answer(self, data: bytes) -> None:
-        """Send to the nested client; nothing once it does not listen any more."""
+        """Send to the nested client, unless it does not receive any more."""
         view = memoryview(data)
         while view and not self._is_deaf:
             try:
@@ -210,27 +210,27 @@ class Lane:
                 self._is_deaf = True
 
     def _is_gone(self) -> bool:
-        """Tell whether the nested client has closed both directions.
+        """Return whether the nested client has closed both directions.
 
-        One that only says no more (half-close) waits for its replies.
+        After a half-close it still waits for its replies.
         """
         poll = select.poll()
         poll.register(self._downstream.fileno(), 0)
         return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
-def refused(message: m.Request, reply: bytes) -> m.Refusal:
-    """Return the refusal of a request, whose payload is as long as ever."""
+def refuse(message: m.Request, reply: bytes) -> m.Refusal:
+    """Return a refusal that keeps the length of a request's payload."""
     return m.Refusal(reply, message.body, parts=message.parts)
 
 
-def unknown(message: m.Request) -> m.Refusal:
-    """Return the refusal of a command as by a host that does not know it."""
-    return refused(message, error(b"unknown command: " + WORDS[type(message)]))
+def refuse_unknown(message: m.Request) -> m.Refusal:
+    """Return the refusal of a command, as of a host that does not know it."""
+    return refuse(message, error(b"unknown command: " + WORDS[type(message)]))
 
 
-def _lowered(message: m.Request) -> m.Request:
-    """Return the same request without a claim to the top level (spec N3, A5)."""
+def _drop_claim(message: m.Request) -> m.Request:
+    """Return a request without its claim of the top level (spec N3, A5)."""
     match message:
         case m.Open():
             return m.Open(message.name, message.mode, flag=False)
@@ -249,20 +249,20 @@ def _without_fileno(message: m.Write) -> m.Refusal:
     """Return the refusal of a WRITE whose fileno is no number (spec W6)."""
     if message.size > limits.MAX_WRITE_BYTES:
         text = b"%d exceeds limit %d" % (message.size, limits.MAX_WRITE_BYTES)
-        return refused(message, invalid("size", text))
-    return refused(message, invalid("fileno", message.token))
+        return refuse(message, invalid("size", text))
+    return refuse(message, invalid("fileno", message.token))
 
 
-def unsendable(message: m.Request) -> m.Refusal:
-    """Return the refusal of a name that parses and cannot be written again.
+def refuse_unsendable(message: m.Request) -> m.Refusal:
+    """Return the refusal of a name that parses, but cannot be formatted again.
 
-    ``STAT true a CR SPACE`` is one: the blank goes, and then the CR would.
+    For example ``STAT true a CR SPACE``: the host would strip the CR, too.
     """
-    return refused(message, invalid("filename", getattr(message, "name", b"")))
+    return refuse(message, invalid("filename", getattr(message, "name", b"")))
 
 
 def reply_line(reply: m.Reply) -> bytes:
-    """Return a reply's line as the host sent it."""
+    """Return the line of a host's reply."""
     if not reply.ok:
         return error(reply.text)
     return b"OK " + reply.text + b"\n" if reply.text else b"OK\n"

@@ -1,18 +1,14 @@
 """A lane that takes turns with all others on one upstream connection (spec N4).
 
-For hosts without ATTACH: correct, merely serial.
+For hosts without ATTACH.
 
-Rules of this file.
-
-1. A request goes upstream whole or not at all: its payload is collected first (spec
-   W2), for a nested client that dies in the middle of it must not leave the one
-   connection of all in the middle of a request.  So payloads are bounded; a longer one
-   is drained and refused.
-2. The host sees one client, so the relay keeps its nested clients apart: a fileno that
-   is not a client's own is refused here (spec N3), its payload drained (spec W4).
-3. What would concern all of them is not known here: NARROW, ATTACH.
-4. A reply is received whole before it is handed on, and the connection is free again:
-   a client that takes nothing stalls itself (spec N4).
+1. A request goes upstream completely or not at all: its payload is collected first (spec
+   W2), since a client that dies in it must not tear the shared connection.  So payloads
+   are bounded; a longer one is drained and refused.
+2. The host sees one client, so the relay checks filenos: one that is not the client's own
+   is refused here (spec N3), and its payload drained (spec W4).
+3. NARROW and ATTACH would affect all clients, so they are unknown here.
+4. A reply is received completely before it is passed on: a slow client stalls itself only.
 """
 
 from __future__ import annotations
@@ -31,9 +27,9 @@ from vfs.relay.lane import (
     SETTLE_S,
     Lane,
     TornError,
+    refuse_unknown,
+    refuse_unsendable,
     reply_line,
-    unknown,
-    unsendable,
 )
 
 if TYPE_CHECKING:
@@ -43,17 +39,17 @@ if TYPE_CHECKING:
     from vfs.client.aio import AsyncClient
 
 MAX_PAYLOAD_BYTES = limits.MAX_WRITE_BYTES
-"""Longest payload that is collected."""
+"""Longest collected payload."""
 
 
 class SerialLane(Lane):
-    """See the rules of this file.
+    """A lane on the shared connection; see the rules of this file.
 
     Args:
         number: as for ``Lane``.
         near: as for ``Lane``.
-        upstream: the connection of all.
-        dialect: what the nested client speaks.
+        upstream: the shared connection.
+        dialect: the dialect of the nested client.
         knows: as for ``Lane``.
     """
 
@@ -69,18 +65,18 @@ class SerialLane(Lane):
         self._upstream = upstream
 
     async def run(self) -> None:
-        """Serve the nested client until it is gone, then release what it held."""
+        """Serve the nested client until it is gone, then release its files."""
         try:
             with self.scope:
                 try:
                     while (message := await self._next_message()) is not None:
                         with trio.fail_after(DEADLINE_S):
-                            payload = await self._collect_or_say(message)
+                            payload = await self._collect_or_answer(message)
                         reply = await self._serve(self._restrict(message), payload)
                         with trio.fail_after(DEADLINE_S):
                             await self._answer(reply)
                 except (TornError, trio.TooSlowError):
-                    pass  # closed like any other that is gone
+                    pass  # its files are closed below
             with trio.move_on_after(SETTLE_S, shield=True):
                 await self._close_files()
         except FsProxyError as why:
@@ -91,17 +87,17 @@ class SerialLane(Lane):
             self._downstream.close()
             self.finished.set()
 
-    async def _collect_or_say(self, message: m.Request) -> bytes:
-        """Return the payload as ``_collect``; tell who only says no more that it is torn."""
+    async def _collect_or_answer(self, message: m.Request) -> bytes:
+        """Return the payload as ``_collect``; answer an error to a half-closed client."""
         try:
             return await self._collect(message)
         except TornError:
-            if not isinstance(message, m.Chat):  # whose parts have names
+            if not isinstance(message, m.Chat):  # its errors name a part
                 await self._answer(error(b"failed to read data: unexpected EOF"))
             raise
 
     async def _collect(self, message: m.Request) -> bytes:
-        """Return the payload; empty where it is only to be drained."""
+        """Return the payload; empty if it is only drained."""
         if message.body > MAX_PAYLOAD_BYTES or isinstance(message, m.Refusal):
             await self._drain(message)
             return b""
@@ -113,12 +109,12 @@ class SerialLane(Lane):
         return b"".join(pieces)
 
     async def _serve(self, wanted: m.Request, payload: bytes) -> bytes:
-        """Return the reply to a request, which has come whole."""
+        """Return the reply to a complete request."""
         match wanted:
             case m.Refusal():
                 return self._refuse(wanted)
             case m.Attach() | m.Narrow():
-                return self._refuse(unknown(wanted))
+                return self._refuse(refuse_unknown(wanted))
             case _ if wanted.body > MAX_PAYLOAD_BYTES:
                 text = b"%d exceeds limit %d" % (wanted.body, MAX_PAYLOAD_BYTES)
                 return invalid("size", text)
@@ -131,7 +127,7 @@ class SerialLane(Lane):
         try:
             reply, body = await self._upstream.request(wanted, payload)
         except UnsendableError:
-            return self._refuse(unsendable(wanted))
+            return self._refuse(refuse_unsendable(wanted))
         self._note(wanted, reply)
         return reply_line(reply) + body
 

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hostlib.threads import afterwards, in_thread
+from hostlib.threads import in_background, in_thread
 from protocol import fdxml
 from supervisor.llmfd.errors import FILE_OPERATION, INVALID_PARAMETER, FdError
 from supervisor.llmfd.selection import Selector, select
@@ -94,7 +94,7 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
         ("success", True),
         ("mode", mode),
     )
-    return fdxml.written(attributes, message, written.size, written.lines)
+    return fdxml.export_result(attributes, message, written.size, written.lines)
 
 
 def _make_error(why: OSError, mode: str, path: str, fd: str) -> FdError:
@@ -246,7 +246,7 @@ async def _insert(
         await files.replace(path, pieces())
     finally:
         if finder.size > OLD_IN_MEMORY_BYTES:
-            afterwards(_close, old)  # freeing a GiB takes 50 to 100 ms
+            in_background(_close, old)  # freeing a GiB takes 50 to 100 ms
         else:
             old.close()
     lines = await part.count_lines(threads)

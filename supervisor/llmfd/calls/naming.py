@@ -124,7 +124,7 @@ def read_temp_file(process: Process, *, temp_file_id: str) -> bytes:
     try:
         check_length(content.text.size, "spawn can preload it")
         data = content.text.data[:]
-        return fdxml.verbatim("temp_content", attributes, data, raw=raw)
+        return fdxml.text_element("temp_content", attributes, data, raw=raw)
     finally:
         process.shared.store.drop(content)
 

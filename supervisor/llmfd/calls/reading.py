@@ -105,7 +105,7 @@ def content_xml(
         attributes.append(("encoding", "base64"))
     attributes += [*selection.extras, *extras]
     piece = text.data[span.start : span.end]
-    return fdxml.verbatim(
+    return fdxml.text_element(
         "fd_content", attributes, piece, raw=process.shared.settings.raw
     )
 
@@ -186,7 +186,7 @@ def _match_xml(fd: LlmFd, hit: Hit, *, raw: bool) -> bytes:
         ("lines", f"{hit.first}-{hit.last}"),
     )
     piece = fd.content.text.data[hit.span.start : hit.span.end]
-    return fdxml.verbatim("match", attributes, piece, raw=raw)
+    return fdxml.text_element("match", attributes, piece, raw=raw)
 
 
 def fd_info(

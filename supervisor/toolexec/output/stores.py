@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from hostlib.threads import in_thread, times_slept
+from hostlib.threads import count_sleeps, in_thread
 from supervisor.toolexec.output.quota import LEAST_FILE_BYTES, STEP_BYTES
 from vfs.errors import HandoverError
 from vfs.mounts import mount_of
@@ -257,7 +257,7 @@ class File:
 
     def _inline(self, write: Callable[[], int]) -> int:
         """Write in this thread, and have noted how long it took."""
-        slept, begun_s = times_slept(), time.monotonic()
+        slept, begun_s = count_sleeps(), time.monotonic()
         written = write()
         self._mount.note(time.monotonic() - begun_s, slept)
         return written

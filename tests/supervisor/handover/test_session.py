@@ -37,7 +37,7 @@ async def test_a_job_that_does_not_end_is_answered_by_an_error(hall: Hall) -> No
     session.start(job)
     await trio.testing.wait_all_tasks_blocked()
     assert is_at_work(session)
-    session.conn.hold(b"PING\nPI")
+    session.conn.put_back(b"PING\nPI")
     state = empty()
     snapshot_work(session, state)
     assert (state.unsent, state.held) == (REPLACED, b"PING\nPI")

@@ -156,7 +156,7 @@ def test_a_long_file_is_freed_beside_the_caller(
     monkeypatch.setattr(spool_module, "SLOW_TO_FREE_BYTES", 1000)
     later: list[tuple[Callable[..., None], tuple[object, ...]]] = []
     monkeypatch.setattr(
-        spool_module, "afterwards", lambda call, *args: later.append((call, args))
+        spool_module, "in_background", lambda call, *args: later.append((call, args))
     )
     made = Process(Shared(Store(max_memory=1), TOOLS))
     made.add(made.shared.store.put(b"x" * 300_000), "test")

@@ -315,7 +315,7 @@ async def test_a_long_file_that_is_removed_meanwhile_is_closed_in_a_thread(
     (hall.root / "a").write_bytes(b"x" * 300_000)
     closing: list[Callable[[], None]] = []
     monkeypatch.setattr(
-        "hostlib.file_closing.afterwards",
+        "hostlib.file_closing.in_background",
         lambda call, *args: closing.append(partial(call, *args)),
     )
     ends = ClientFiles(hall.fs, hall.connect().client)

@@ -128,7 +128,7 @@ def test_the_program_is_not_replaced_while_anything_is_given_back() -> None:
         begun.set()
         held.wait(60)
 
-    hostlib_threads.afterwards(wait)
+    hostlib_threads.in_background(wait)
     begun.wait(60)
     assert hostlib_threads.calls_at_work() == 1
     held.set()
@@ -144,7 +144,7 @@ def test_what_waits_for_a_thread_is_begun_before_the_program_is_replaced(
 
     done: list[int] = []
     monkeypatch.setattr(threading.Thread, "start", none)
-    hostlib_threads.eventually(done.append, 1)
+    hostlib_threads.in_background_only(done.append, 1)
     assert not done
     assert hostlib_threads.calls_at_work() == 0
     assert done == [1]

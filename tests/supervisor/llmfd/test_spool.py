@@ -84,7 +84,7 @@ def test_so_many_contents_have_a_file_and_the_others_need_none(
     del no_leaks
     monkeypatch.setattr(spool_module, "LONG_BYTES", 1_000_000)
     monkeypatch.setattr(spool_module, "SLOW_TO_FREE_BYTES", 1_000_000)
-    monkeypatch.setattr(spool_module, "afterwards", lambda call, *args: call(*args))
+    monkeypatch.setattr(spool_module, "in_background", lambda call, *args: call(*args))
     store = Store(max_memory=10)
     store.spool = Spool(most_files=3)
     datas = [made_of(n, 1_000_001 + n) for n in range(8)]
@@ -172,7 +172,7 @@ def test_what_no_slot_can_hold_needs_a_file_and_is_told_so(
     del no_leaks
     monkeypatch.setattr(spool_module, "LONG_BYTES", 2000)
     monkeypatch.setattr(spool_module, "SLOW_TO_FREE_BYTES", 2000)
-    monkeypatch.setattr(spool_module, "afterwards", lambda call, *args: call(*args))
+    monkeypatch.setattr(spool_module, "in_background", lambda call, *args: call(*args))
     store = Store(max_memory=10)
     store.spool = Spool(most_files=1)
     store.spool.slots = {1024: store.spool.slots[1024]}
@@ -228,7 +228,9 @@ def test_a_slot_is_nobody_elses_while_somebody_reads_it(
     monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(slots_module, "eventually", lambda call, *args: call(*args))
+    monkeypatch.setattr(
+        slots_module, "in_background_only", lambda call, *args: call(*args)
+    )
     size = MOST_COPIED_BYTES + 1
     spool = Spool()
     first = spool.keep(b"1" * size)
@@ -271,7 +273,7 @@ def test_a_long_slot_is_freed_beside_the_caller(
     del no_leaks
     later: list[tuple[object, ...]] = []
     monkeypatch.setattr(slots_module, "SLOW_TO_FREE_BYTES", 1000)
-    monkeypatch.setattr(slots_module, "afterwards", lambda *call: later.append(call))
+    monkeypatch.setattr(slots_module, "in_background", lambda *call: later.append(call))
     spool = Spool()
     place = spool.keep(b"x" * 300_000)
     assert isinstance(place, Slot)

@@ -35,7 +35,7 @@ def test_what_came_first_moves_when_later_contents_need_the_room(
     size: int, monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(spool_module, "afterwards", lambda call, *args: call(*args))
+    monkeypatch.setattr(spool_module, "in_background", lambda call, *args: call(*args))
     store = Store(max_memory=3 * size)
     contents = [store.put(made_of(n, size)) for n in range(5)]
     assert places(contents) == "ddmmm"
@@ -158,7 +158,7 @@ def test_a_full_disk_moves_nobody_and_is_told(
     monkeypatch: pytest.MonkeyPatch, size: int, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(spool_module, "afterwards", lambda call, *args: call(*args))
+    monkeypatch.setattr(spool_module, "in_background", lambda call, *args: call(*args))
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

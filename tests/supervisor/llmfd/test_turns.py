@@ -353,7 +353,7 @@ async def test_a_client_that_goes_while_its_result_is_made_ends_nothing(
         return fd
 
     monkeypatch.setattr(Process, "add", add_last)
-    monkeypatch.setattr(spool, "afterwards", lambda call, *args: call(*args))
+    monkeypatch.setattr(spool, "in_background", lambda call, *args: call(*args))
     assert await made.service.wrap_pieces(made.client, read, "tool:x") is None
     assert not made.service.store.blobs
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.toolexec.token import narrowed
+from protocol.toolexec.token import narrow_token
 from supervisor.spawn.launcher import Launcher
 from supervisor.toolexec import ending
 from tests.helpers.hosts import eventually
@@ -369,7 +369,7 @@ async def test_another_childs_execution_is_unknown(scene: Scene) -> None:
 # spec A5: a narrowed token of the same child sees its own executions only.
 # spec E37
 async def test_a_narrowed_token_sees_its_own_executions_only(scene: Scene) -> None:
-    less = narrowed(scene.child.token, "less")
+    less = narrow_token(scene.child.token, "less")
     with await scene.connect() as sock:
         data = scene.request(shell("echo on; exec sleep 1000"), "X-Aifo-Exec-Id: mine")
         await send(sock, data)

@@ -225,7 +225,7 @@ async def test_a_fault_of_the_host_is_500_and_never_chunked(
 # A fault of ours, wherever in a request it is met.
 @pytest.mark.parametrize(
     "where",
-    ["protocol.toolexec.requests.decided", "protocol.toolexec.body.Head.values"],
+    ["protocol.toolexec.requests.decide_by_head", "protocol.toolexec.body.Head.values"],
 )
 async def test_a_fault_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, where: str

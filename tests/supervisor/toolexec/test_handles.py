@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.toolexec.token import narrowed
+from protocol.toolexec.token import narrow_token
 from supervisor.llmfd import Settings as ContentSettings
 from supervisor.llmfd import Store
 from supervisor.llmfd.service import FdService
@@ -108,7 +108,7 @@ async def test_a_narrowed_token_gets_the_output_and_no_handle(
     tmp_path: Path, proto: str
 ) -> None:
     async with with_fds(tmp_path) as (scene, fds):
-        less = narrowed(scene.child.token, "less")
+        less = narrow_token(scene.child.token, "less")
         data = scene.request(PRINT.encode(), HEADER, proto=proto, token=less)
         reply = await scene.say(data)
         assert (reply.status, reply.body, reply.code) == (200, LINES, 0)

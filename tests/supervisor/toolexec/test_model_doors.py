@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from protocol.toolexec.token import narrowed
+from protocol.toolexec.token import narrow_token
 from supervisor.config.llm import DOOR_VARIABLES
 from supervisor.control.client import call
 from tests.helpers.daemon import Daemon, daemon
@@ -184,7 +184,7 @@ def test_what_a_sidecar_sets_wins(scene: Scene) -> None:
 def test_a_tool_of_a_narrowed_token_has_no_way_to_the_model(scene: Scene) -> None:
     with daemon(scene.where, scene.config("one")) as running:
         tools = scene.tools(running, "one")
-        tools.token = narrowed(tools.token, "less")
+        tools.token = narrow_token(tools.token, "less")
         assert said(tools, f"{SAY}; {LISTENING}") == ["unset"] * 4 + ["0"]
 
 

@@ -441,8 +441,8 @@ async def test_a_slow_disk_is_written_in_threads(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mounts, "SLOW_WRITE_S", -1.0)
-    monkeypatch.setattr(mounts, "times_slept", lambda: 1)
-    monkeypatch.setattr(stores, "times_slept", lambda: 0)
+    monkeypatch.setattr(mounts, "count_sleeps", lambda: 1)
+    monkeypatch.setattr(stores, "count_sleeps", lambda: 0)
     mount = mounts.Mount("ext4")
     monkeypatch.setattr(stores, "mount_of", lambda *_: mount)
     reply = await scene.say(scene.request(numbers(300_000)))
@@ -456,7 +456,7 @@ async def test_a_busy_machine_is_no_slow_disk(
 ) -> None:
     monkeypatch.setattr(mounts, "SLOW_WRITE_S", -1.0)
     for module in (mounts, stores):
-        monkeypatch.setattr(module, "times_slept", lambda: 0)
+        monkeypatch.setattr(module, "count_sleeps", lambda: 0)
     mount = mounts.Mount("ext4")
     monkeypatch.setattr(stores, "mount_of", lambda *_: mount)
     reply = await scene.say(scene.request(numbers(300_000)))

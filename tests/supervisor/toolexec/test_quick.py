@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from hostlib.listener import ACCEPT_PAUSE_S, accepted_socket
+from hostlib.listener import ACCEPT_PAUSE_S, accept_socket
 from protocol.toolexec import requests
 from supervisor.toolexec import replies
 from supervisor.toolexec.output.log import OutputLog
@@ -86,7 +86,7 @@ async def test_who_vanished_in_the_queue_is_passed_over(fault: int) -> None:
     told: list[OSError] = []
     with Failing(fault, fault) as listener, socket.socket(socket.AF_UNIX) as client:
         client.connect(listener.getsockname())
-        with await accepted_socket(listener, told.append) as sock:
+        with await accept_socket(listener, told.append) as sock:
             assert not sock.getblocking()
             assert not sock.get_inheritable()
     assert told == []
@@ -103,7 +103,7 @@ async def test_others_have_their_turn_while_all_in_the_queue_are_refused() -> No
             client.connect(listener.getsockname())
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(other)
-                (await accepted_socket(listener, lambda _: None)).close()
+                (await accept_socket(listener, lambda _: None)).close()
     assert left[0] > 0
 
 
@@ -116,7 +116,7 @@ async def test_a_lack_is_told_and_who_came_waits_in_the_queue(
     with Failing(errno.EMFILE, errno.ENFILE) as listener:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(listener.getsockname())
-            (await accepted_socket(listener, told.append)).close()
+            (await accept_socket(listener, told.append)).close()
     assert [why.errno for why in told] == [errno.EMFILE, errno.ENFILE]
     assert trio.current_time() - begun == pytest.approx(2 * ACCEPT_PAUSE_S)
 
@@ -126,14 +126,14 @@ async def test_who_is_about_to_end_takes_nobody() -> None:
         client.connect(listener.getsockname())
         with trio.CancelScope() as scope:
             scope.cancel()
-            (await accepted_socket(listener, lambda _: None)).close()
+            (await accept_socket(listener, lambda _: None)).close()
         assert scope.cancelled_caught
         listener.accept()[0].close()  # it is there for the next program
 
 
 async def test_a_listener_that_is_of_no_use_any_more_is_a_fault() -> None:
     with Failing(errno.EINVAL) as listener, pytest.raises(OSError, match="Invalid"):
-        await accepted_socket(listener, lambda _: None)
+        await accept_socket(listener, lambda _: None)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from hostlib.linux.cgroup_files import bounds_of
+from hostlib.linux.cgroup_files import describe_bounds
 from supervisor.children.child import Child
 from supervisor.sandbox.groups import make
 from supervisor.sandbox.scratch import Scratch
@@ -201,7 +201,7 @@ async def test_a_memory_bomb_of_many_processes_is_one(attacker: Attacker) -> Non
 
     limits = Limits(memory=128 << 20)
     groups = make("tried", limits)
-    bounds = bounds_of(groups.made)
+    bounds = describe_bounds(groups.made)
     groups.remove()
     if "memory" not in bounds:
         pytest.skip("no group bounds memory here")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.toolexec.token import identity, taken_apart
+from protocol.toolexec.token import identity, parse_narrowed
 from supervisor.spawn.launchpad.layers import landlock
 from tests.helpers.command import SANDHOST, sandhost
 from tests.helpers.older import without
@@ -170,7 +170,7 @@ def test_a_nested_child_has_a_token_that_stands_for_less(root: Path) -> None:
     status, out, _ = run_child(root, script)
     assert status == 0
     assert "mine" not in out.decode()
-    narrowed, own = map(taken_apart, out.split())
+    narrowed, own = map(parse_narrowed, out.split())
     assert narrowed is not None
     assert own is not None
     assert narrowed[0] == own[0] == identity("mine")

@@ -1,4 +1,4 @@
-"""No room for a write: it fails as a whole, and what it had added is gone (spec W5)."""
+"""No room for a write: it fails as a whole, and adds nothing (spec W5)."""
 
 import errno
 import os

@@ -287,7 +287,7 @@ def test_what_a_killed_host_was_publishing(tmp_path: Path) -> None:
     assert done.returncode == -9
     left = [name for name in os.listdir(tmp_path) if name.startswith(".sandhost-")]
     assert len(left) == 1
-    # What a user calls alike is none of the host's.
+    # A user's file with a similar name is not the host's.
     others = [".sandhost-notes", ".sandhost-", left[0] + "0", left[0][:-1] + "x"]
     for name in others:
         (tmp_path / name).touch()
@@ -333,7 +333,7 @@ def test_staging_where_there_are_no_unnamed_files(
         assert (tmp_path / "a").read_text() == ("fresh" if publish else "old")
 
 
-# What has no name is refused there, but not what has just lost it: to another, or altogether.
+# A file without a name is refused there, but not one that has just lost it: to another, or altogether.
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_file_that_goes_while_it_is_opened_by_its_path_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool

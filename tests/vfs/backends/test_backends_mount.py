@@ -1,4 +1,4 @@
-"""A mount as a directory: what is made there is the child's, and so are the rights."""
+"""A mount as a directory: new files and rights there are the child's."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ from tests.helpers.trees import (
     swapped_users,
 )
 from vfs.backends import HostDirectory, MountDirectory
-from vfs.backends.acting import acting_as
+from vfs.backends.fsuser import act_as
 from vfs.errors import AccessDeniedError
 from vfs.handover import place_from, place_state
 from vfs.mounts import mount_of
@@ -75,9 +75,9 @@ def test_a_thread_is_the_host_again_after_each_call(mount: MountDirectory) -> No
     try:
         before = acting_now()
         assert before == (0, 0, [4, 27])
-        with acting_as(CHILD):
+        with act_as(CHILD):
             assert acting_now() == (CHILD, CHILD, [])
-            with acting_as(CHILD):
+            with act_as(CHILD):
                 pass
             assert acting_now() == (CHILD, CHILD, [])
             seen: list[object] = []

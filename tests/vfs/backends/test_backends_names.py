@@ -1,4 +1,4 @@
-"""The contract of every backend, of names: what they may be, and what is done to them."""
+"""The contract of every backend for names, and for operations on them."""
 
 import errno
 import os

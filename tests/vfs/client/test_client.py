@@ -110,7 +110,7 @@ def test_any_buffer_can_be_written(client: Client, host: FakeHost) -> None:
 def test_a_non_blocking_descriptor_is_waited_for(
     client: Client, host: FakeHost, line: socket.socket
 ) -> None:
-    # Whoever shares the descriptor may have changed it for all.
+    # Another user of the descriptor may have changed it for all.
     line.setblocking(False)
     content = os.urandom(5_000_000)
     fileno = client.open("a", "w+")

@@ -1,4 +1,4 @@
-"""What a child sees when something is wrong: with a name, the host, or its descriptors."""
+"""Errors that a child sees: of a name, the host, or its descriptors."""
 
 import errno
 import os

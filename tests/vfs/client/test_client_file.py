@@ -1,4 +1,4 @@
-"""The blocking client's file objects, under what the standard library does to them."""
+"""The blocking client's file objects, under the standard library."""
 
 import csv
 import errno

@@ -1,4 +1,4 @@
-"""The Trio twin: the same requests, awaited, and what a cancellation leaves behind."""
+"""The Trio twin: the same requests, awaited, and the effects of a cancellation."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Who may use a connection next: processes, threads, handlers, and the dead (spec T5)."""
+"""Turns on a connection: processes, threads, handlers, dead holders (spec T5)."""
 
 import errno
 import os

@@ -72,7 +72,7 @@ def started(
 def feed(process: subprocess.Popen[bytes], *, pieces: int = 1) -> None:
     """Give it pieces of input that it takes one by one, and leave its input open.
 
-    What was put in before the last of them has its token then.
+    Content that was put before the last of them has its token then.
     """
     assert process.stdin is not None
     for _ in range(pieces):

@@ -75,7 +75,7 @@ def said(done: subprocess.CompletedProcess[bytes]) -> tuple[int, bytes, str]:
     return done.returncode, done.stdout, done.stderr.decode()
 
 
-# What each does
+# The effect of each command
 
 
 def test_cat_writes_files_one_after_the_other(

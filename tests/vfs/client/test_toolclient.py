@@ -141,7 +141,7 @@ def test_a_host_that_is_busy_when_it_is_asked_again_is_asked_once_more(
     server.faults = Faults(busy=1)
     with tools.start("echo", "hello", exec_id="mine") as execution:
         execution.wait()
-    with pytest.raises(ToolError) as refused:  # whoever asks for the first time is told
+    with pytest.raises(ToolError) as refused:  # a first request does not retry
         tools.attach("mine")
     assert refused.value.status == 503
 

@@ -1,4 +1,4 @@
-"""What nested clients leave behind, however they, the relay or the host end."""
+"""The ends of nested clients, of the relay and of the host, and their clean-up."""
 
 import contextlib
 import os
@@ -58,11 +58,11 @@ async def test_a_line_that_does_not_end_ends_its_lane_alone(
         slow.child_end.sendall(begun)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(say_more_and_more, slow)
-            await slow.finished()
+            await slow.wait_finished()
             nursery.cancel_scope.cancel()
         slow.child_end.close()
         assert [line for line in logged if "did not end in time" in line]
-        # Who says nothing at all may take his time.
+        # A client without a begun line may wait.
         assert len(s.host.open_files()) == 1
         await client.open("c", "w")
         silent.child_end.close()
@@ -106,7 +106,7 @@ async def test_eof_alone_closes_it_too(unknown: frozenset[bytes]) -> None:
         nested.child_end.close()
         await wait(gate)
         gate.opened.set()
-        await nested.finished()
+        await nested.wait_finished()
         assert s.host.open_files() == []
 
 
@@ -242,7 +242,7 @@ async def test_a_model_is_not_asked_on_for_the_dead() -> None:
         nested.child_end.sendall(b"LLM_CHAT false 0 0 2 0\nhi")
         await wait(gate)
         nested.child_end.close()
-        await nested.finished()  # while the host still asks
+        await nested.wait_finished()  # while the host still asks
         gate.opened.set()
         await wait(s.host.peers[1])
         assert s.host.open_files() == []
@@ -278,7 +278,7 @@ async def test_no_call_is_begun_for_the_dead(unknown: frozenset[bytes]) -> None:
 
 
 BEHIND = b"READ %d 1\nSEEK %d 0\nSYNC %d\nCLOSE %d\nPING\n"
-"""What is asked behind a model's answer, of one file."""
+"""Requests for one file after a model's answer."""
 
 
 @both

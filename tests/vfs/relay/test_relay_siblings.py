@@ -160,7 +160,7 @@ async def test_in_turns_a_payload_that_does_not_come_ends_the_lane(
         nested, client = await s.nested()
         await client.open("a", "w")
         nested.child_end.sendall(b"WRITE 1000 100\nhalf")
-        await nested.finished()
+        await nested.wait_finished()
         assert nested.child_end.recv(1) == b""
         assert s.host.open_files() == []
         nested.child_end.close()

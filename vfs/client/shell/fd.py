@@ -1,17 +1,14 @@
 """``sandhost fd ...``: LLM fds behind FD 3, for shell scripts inside a child.
 
-Rules of this file.
-
-1. Like ``vfs.client.shell.fs`` it starts fast: arguments are read by hand, and nothing is imported
-   but what ``vfs.client`` needs.
-2. What the host answers is printed as it is: XML, or the text itself if it was short
-   enough.  An ``fd_error`` is printed too, and the status is 1.
-3. A word is a call of the tool of that name; ``COMMANDS`` has shorter words for the
-   frequent ones, and says which arguments need no option.
-4. It uses FD 3 itself, turn by turn (spec T5): descriptors belong to the connection.
-   Interrupted, it ends between two turns (``frame.Door``).
-5. What it puts in for a call is used by that call or dropped, however it ends: a host
-   keeps only so many contents that no call has used (``Begun``).
+1. It starts as fast as ``sandhost fs``: it parses arguments by hand.
+2. It prints the host's answer unchanged: XML, or the text itself if that was short.  An
+   ``fd_error`` is printed too, and the status is 1.
+3. A word calls the tool of that name; ``COMMANDS`` has shorter words for frequent ones,
+   and their positional arguments.
+4. It uses FD 3 itself, turn by turn (spec T5): descriptors belong to the connection.  A
+   signal ends it between two turns (``frame.Door``).
+5. Content that it puts for a call is used by the call or dropped, on every path: a host
+   keeps a limited number of unused contents (``Upload``).
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from vfs.client.shell.frame import (
     Door,
     UsageError,
     pieces,
+    quote,
     run,
-    shown,
     write,
 )
 from vfs.client.turn import client_errors
@@ -80,13 +77,13 @@ wrong must be found before.
 """
 
 WRAPS = ("wrap_output", "wrap_input")
-"""Calls that answer the text itself if it is short."""
+"""Calls that return the text itself if it is short."""
 
 ERROR = "<fd_error "
-"""How the answer of a call that failed begins."""
+"""The beginning of the answer of a failed call."""
 
 MOST_TEXT_BYTES = 8 * 1024 * 1024
-"""The longest text that a call hands back (``supervisor.llmfd`` has the bound)."""
+"""The longest text that a call returns (``supervisor.llmfd`` has the bound)."""
 
 _NUMBERS = frozenset(
     {
@@ -104,7 +101,7 @@ _SHORT = {"all": "read_all", "lines": "lines"}
 
 
 def main(argv: list[str]) -> int:
-    """Run ``sandhost fd`` with the arguments behind ``fd``; return the exit status."""
+    """Run ``sandhost fd`` with the arguments after ``fd``; return the exit status."""
     return run("fd", _run, argv)
 
 
@@ -123,7 +120,7 @@ def _run(argv: list[str]) -> int:
     elif word.replace("_", "").isalpha() and "_" in word:
         name, positional = word, ("fd",)
     else:
-        raise UsageError(f"unknown command {shown(word)}")
+        raise UsageError(f"unknown command {quote(word)}")
     arguments = _read(word, positional, argv[1:])
     if name in TAKES_INPUT:
         _check(word, name, arguments)
@@ -132,7 +129,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _check(word: str, name: str, arguments: dict[str, object]) -> None:
-    """Find what is wrong with a call that takes standard input, before it is read.
+    """Check the arguments of a call that takes standard input, before it is read.
 
     Raises:
         UsageError: the host would refuse it.
@@ -150,7 +147,7 @@ def _call_with_input(name: str, arguments: dict[str, object]) -> int:
     """Put standard input in, make the call that uses it, and print its answer."""
     under = TAKES_INPUT[name][0]
     start = bytearray()
-    with Begun(Door("fd")) as content:
+    with Upload(Door("fd")) as content:
         token = content.put_stdin(start)
         arguments[under] = token if under == "token" else {"token": token}
         answer = content.door.fd_call(name, **arguments)
@@ -160,16 +157,16 @@ def _call_with_input(name: str, arguments: dict[str, object]) -> int:
         else:
             content.drop()
     if is_as_it_came:
-        return _print(answer)  # though it may look like an error
+        return _print(answer)  # even if it looks like an error
     return _answer(answer, is_text=name in WRAPS)
 
 
-class Begun:
-    """Content that is put in: dropped at the end of the block if nothing has used it.
+class Upload:
+    """Content that is put, and dropped at the end of the block unless a call used it.
 
     Args:
         door: the connection.
-        token: of the content that is added to: another's, and never dropped; None
+        token: token of an existing content to add to, which is never dropped; None
             begins a new one.
 
     Attributes:
@@ -190,11 +187,11 @@ class Begun:
         self.drop()
 
     def put_stdin(self, start: bytearray | None = None) -> str:
-        """Put standard input in; return its token.
+        """Put standard input; return its token.
 
         Args:
-            start: takes what is put in; no more than shows that it is longer than any
-                text that a call hands back.
+            start: a buffer for the beginning of the content, up to just more than the
+                longest text that a call returns.
         """
         is_used = False
         for piece in pieces():
@@ -203,22 +200,21 @@ class Begun:
             if start is not None and len(start) <= MOST_TEXT_BYTES:
                 start += piece
         if not is_used or self._token is None:
-            # Without a piece the host has not seen the token: it may not know it.
+            # Without a piece the host has not seen the token, and may not know it.
             self._token = self.door.fd_put(b"", self._token)
         return self._token
 
     def keep(self) -> None:
-        """Leave it: a call has used it, or somebody has its token."""
+        """Keep the content: a call has used it, or the user has its token."""
         self._is_ours = False
 
     def drop(self) -> None:
-        """Have the host forget it, unless it is to be kept.
+        """Let the host drop the content, unless it is kept.
 
-        What is said to be an error's text is handed back, or refused if it is too long,
-        and not kept in either case; if a call has used the token after all, that tells
-        only this answer.
+        The host returns an error's text, or refuses a long one, and keeps it in neither
+        case; if a call has already used the token, only this answer differs.
         """
-        # What came with a signal has not been returned: the reply is all there is.
+        # If a signal came with the reply, only ``last_ok`` has the token.
         token = self._token or self.door.last_ok.decode()
         if not self._is_ours or not token or self.door.is_lost:
             return
@@ -226,11 +222,11 @@ class Begun:
         try:
             self.door.fd_call("wrap_output", token=token, is_error=True)
         except client_errors().FsProxyError:
-            return  # what ended it before is what is told
+            return  # the first failure is reported
 
 
 def _answer(answer: str, *, is_text: bool = False) -> int:
-    """Print an answer: XML as lines, a text that was handed back as it is."""
+    """Print an answer: XML as lines, a returned text unchanged."""
     is_xml = not is_text or answer.startswith(("<fd_result ", ERROR))
     _print(answer + "\n" if is_xml and not answer.endswith("\n") else answer)
     return FAILED if answer.startswith(ERROR) else OK
@@ -252,10 +248,10 @@ def _call(words: list[str]) -> int:
 
 
 def _put(words: list[str]) -> int:
-    """``put [TOKEN]``: standard input as content; print its token."""
+    """``put [TOKEN]``: put standard input as content; print its token."""
     if len(words) > 1:
         raise UsageError("put takes at most a token")
-    with Begun(Door("fd"), *words) as content:
+    with Upload(Door("fd"), *words) as content:
         _print(content.put_stdin() + "\n")
         content.keep()
     return OK
@@ -264,10 +260,10 @@ def _put(words: list[str]) -> int:
 def _read(
     word: str, positional: tuple[str, ...], words: list[str]
 ) -> dict[str, object]:
-    """Return the arguments that a command line gives.
+    """Return the arguments of a command line.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the command line is wrong.
     """
     found: dict[str, object] = {}
     free = iter(positional)
@@ -324,7 +320,7 @@ def _usage(positional: tuple[str, ...]) -> str:
 
 
 def help_text() -> str:
-    """Return what ``--help`` says."""
+    """Return the text of ``--help``."""
     rows = "".join(
         f"  {word:14}{_usage(names):36}{about}\n"
         for word, (_, names, about) in COMMANDS.items()

@@ -1,15 +1,10 @@
-"""What ``sandhost fs``, ``fd`` and ``llm`` have in common inside a child.
+"""The frame of ``sandhost fs``, ``fd``, ``llm``: statuses, errors, streams.
 
-The frame around a command (exit statuses, one line for what failed) and the ways of the
-standard streams.
-
-Rules of this file.
-
-1. It starts fast: nothing is imported but what ``vfs.client`` needs.
-2. One line on stderr for each failure: what, to what, why.  Control characters in it
-   become ``?``; the bytes of names stay what they are.
-3. A reader of our output that is gone is no failure: it has enough (as ``cat``).
-4. Ctrl-C, SIGTERM and SIGHUP cost the child nothing but this process: ``Door``.
+1. It starts fast: it imports only modules that ``vfs.client`` needs.
+2. One line on stderr for each failure: ``cannot VERB 'NAME': REASON``.  Control characters
+   in it become ``?``; other bytes of names stay.
+3. The end of the reader of its output is no failure (as for ``cat``).
+4. Ctrl-C, SIGTERM and SIGHUP end only this process, not the child's connection: ``Door``.
 """
 
 from __future__ import annotations
@@ -28,24 +23,23 @@ if TYPE_CHECKING:
     from protocol import messages as m
 
 PIECE_BYTES = 1024 * 1024
-"""One piece of a stream: so large that its round trip does not count."""
+"""Size of a piece of a stream: large enough that its round trip does not count."""
 
 OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 """Exit statuses; the last two are 128 + the number of SIGINT, of SIGPIPE."""
 
 HOLD_S = 30
-"""How long a signal waits for a reply.  A search of a gigabyte takes half of it; a model
-may take longer, and what then is lost is worth more than the wait."""
+"""How long a signal waits for a reply.  A search of a gigabyte takes half of it; a model may
+take longer, and then the connection is lost."""
 
 QUIET_S = 1
-"""How long it waits without a word."""
+"""How long it waits before it tells the user."""
 
 PARTING_S = 5
-"""How long a command that a signal ends may take to clean up behind itself: a host that
-does not answer keeps nobody."""
+"""How long a command that a signal ends may clean up, also if the host does not answer."""
 
 TERMINATING = (_signal.SIGTERM, _signal.SIGHUP)
-"""Signals that a command ends by, once it has cleaned up."""
+"""Signals by which a command ends, after it has cleaned up."""
 
 _WAITS = (
     f"waits for the reply, {HOLD_S} s at most; once more ends it at once, and with it"
@@ -64,10 +58,10 @@ class StepError(Exception):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP has come: what has an end is ended, then ``run`` dies of it.
+    """SIGTERM or SIGHUP has come: the command cleans up and dies of the signal.
 
     Attributes:
-        number: of the signal.
+        number: number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -76,22 +70,22 @@ class Terminated(KeyboardInterrupt):
 
 
 class Door(Client):
-    """FD 3 as a command uses it: a signal ends the command between two requests.
+    """FD 3 for a command: a signal ends the command between two requests.
 
-    A process that ends inside of one leaves a connection that nobody can use any more
-    (``vfs.client.turn``), and it is the whole child's.  So SIGINT, SIGTERM and SIGHUP
-    wait for the reply, ``HOLD_S`` at most; a second one does not wait.  There is nothing
-    to wait for while another process has its turn, nor on a connection of one's own.
+    A process that ends in the middle of a request makes the connection unusable for the
+    whole child (``vfs.client.turn``).  So SIGINT, SIGTERM and SIGHUP wait for the reply,
+    at most ``HOLD_S``; a second one does not wait.  A signal does not wait while another
+    process has its turn, or on a connection of this process only.
 
-    It ends by an exception, so that what it has begun can be dropped: that may take
-    ``PARTING_S``, and one more signal ends it at once.
+    The command ends by an exception, so that it can drop its unfinished work within
+    ``PARTING_S``; another signal ends it at once.
 
     Args:
-        word: of the command, as in ``sandhost WORD``.
+        word: the command, as in ``sandhost WORD``.
 
     Attributes:
-        last_ok: the last reply behind its ``OK``; empty: none came.  It is there also
-            when a signal has come with the reply and its request returned nothing.
+        last_ok: the last reply after its ``OK``; empty before the first.  It is set also
+            if a signal came with the reply, so that its request returned nothing.
     """
 
     def __init__(self, word: str) -> None:
@@ -101,16 +95,16 @@ class Door(Client):
         self._held = 0
         self._ending = 0
         for number in (_signal.SIGINT, *TERMINATING):
-            # Who started this may have said that they mean nothing (`&` of a shell).
+            # The shell may have set them to be ignored (`&`).
             if _signal.getsignal(number) != _signal.SIG_IGN:
-                _signal.signal(number, self._signalled)
-        # Python looks for signals before it waits: one that comes between the two is
-        # heard when the wait is broken off.
+                _signal.signal(number, self._hold)
+        # Python checks for signals before it waits.  The timer ends a wait, so that a
+        # signal between the check and the wait is handled, too.
         _signal.signal(_signal.SIGALRM, _break_off)
         _signal.setitimer(_signal.ITIMER_REAL, QUIET_S, QUIET_S)
 
     def _ask(self, *args: Any, **more: Any) -> tuple[m.Reply, bytes]:
-        """Do as ``BlockingEndpoint`` does; then what a signal has asked for."""
+        """Ask as ``BlockingEndpoint`` does; then end if a signal has come."""
         try:
             return super()._ask(*args, **more)
         finally:
@@ -118,13 +112,13 @@ class Door(Client):
                 self._end(self._held)
 
     def _receive_line(self, *args: Any) -> m.Reply:
-        """Do as ``BlockingEndpoint`` does, and keep what it says."""
+        """Receive as ``BlockingEndpoint`` does, and keep the reply's text."""
         reply = super()._receive_line(*args)
         if reply.ok:
             self.last_ok = reply.text
         return reply
 
-    def _signalled(self, number: int, _: object) -> None:
+    def _hold(self, number: int, _: object) -> None:
         if self._held or self._ending or not self._turn.is_taken:
             self._end(self._ending or self._held or number)
         self._held = number
@@ -134,7 +128,7 @@ class Door(Client):
     def _explain(self, number: int, _: object) -> None:
         if not self._held:
             return  # the reply came with the alarm
-        _signal.signal(number, self._signalled)
+        _signal.signal(number, self._hold)
         _signal.alarm(HOLD_S - QUIET_S)
         complain(self._word, _WAITS, 0)
 
@@ -152,16 +146,16 @@ class Door(Client):
 
 
 def _break_off(_: int, __: object) -> None:
-    """Do nothing: whatever handler is due runs as well."""
+    """Do nothing: the signal lets Python run the handlers that are due."""
 
 
 def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
     """Do the work of a command; return the exit status.
 
     Args:
-        word: of the command, as in ``sandhost WORD``.
-        work: given the arguments, returns the exit status.
-        argv: the arguments behind the word.
+        word: the command, as in ``sandhost WORD``.
+        work: takes the arguments, and returns the exit status.
+        argv: the arguments after the word.
     """
     try:
         return _outcome(word, work, argv)
@@ -171,7 +165,7 @@ def run(word: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
         return INTERRUPTED
     finally:
         _signal.alarm(0)
-        # Behind this nobody takes the exception.
+        # After this no code catches the exception.
         for number in TERMINATING:
             if callable(_signal.getsignal(number)):
                 _signal.signal(number, _signal.SIG_DFL)
@@ -192,7 +186,7 @@ def _outcome(word: str, work: Callable[[list[str]], int], argv: list[str]) -> in
 
 
 def _die(number: int) -> int:
-    """End by a signal, as its sender expects to see."""
+    """End by a signal, so that the parent sees it in the status."""
     _signal.alarm(0)
     _signal.signal(number, _signal.SIG_DFL)
     _signal.raise_signal(number)
@@ -200,7 +194,7 @@ def _die(number: int) -> int:
 
 
 def complain(word: str, text: str, status: int = FAILED) -> int:
-    """Tell what is wrong, in one line; return the status."""
+    """Write one line about a failure to stderr; return the status."""
     line = f"sandhost {word}: {text.translate(_CONTROL)}\n"
     _write_error(line.encode(errors="surrogateescape"))
     return status
@@ -209,31 +203,31 @@ def complain(word: str, text: str, status: int = FAILED) -> int:
 def _write_error(line: bytes) -> None:
     try:
         os.write(2, line)
-    except OSError:  # closed, or a full disk: the status tells the rest
+    except OSError:  # closed, or a full disk; the status remains
         return
 
 
-def shown(name: bytes | str) -> str:
-    """Return a name fit for one line of text, quoted."""
+def quote(name: bytes | str) -> str:
+    """Return a name in quotes, for one line of text."""
     return f"'{os.fsdecode(name).translate(_CONTROL)}'"
 
 
 def own_connection(client: Client) -> Client:
-    """Return a connection of this process's own where the host gives one."""
+    """Return a connection of this process only, if the host gives one."""
     try:
         return client.attach()
     except client_errors().ConnectionLostError:
         raise
     except client_errors().FsProxyError:
-        return client  # an older host, or the child has all the connections it may
+        return client  # an older host, or the child has its limit of connections
 
 
 def write(data: bytes) -> None:
     """Write to standard output, waiting for its reader.
 
     Raises:
-        BrokenPipeError: nobody reads it any more.
-        StepError: it cannot be written.
+        BrokenPipeError: the reader is gone.
+        StepError: writing failed.
     """
     view = memoryview(data)
     while view:
@@ -249,7 +243,7 @@ def write(data: bytes) -> None:
 
 
 def read_piece() -> bytes:
-    """Return what standard input has next; nothing at its end."""
+    """Return the next piece of standard input; empty at its end."""
     while True:
         try:
             return os.read(0, PIECE_BYTES)
@@ -261,7 +255,7 @@ def pieces() -> Iterator[bytes]:
     """Yield standard input to its end.
 
     Raises:
-        StepError: it cannot be read.
+        StepError: reading failed.
     """
     while True:
         try:

@@ -2,14 +2,13 @@
 
 Rules of this file.
 
-1. It starts fast (within 2.5x of a bare interpreter): arguments are read by hand, and
-   nothing is imported but what ``vfs.client`` needs.
-2. Names are bytes: what the shell gave goes to the host unchanged.
-3. What holds a file open (cat, put, cp) asks for a connection of its own.  Killed at
-   any moment it then leaves neither an open file nor a torn request on the FD 3 that
-   the other processes of the child share, and a file that it did not finish is not
-   published.  A host without ATTACH is used through FD 3, turn by turn (spec T5).
-4. One line on stderr for each failure: what, to what, why.
+1. It starts fast (within 2.5x of a bare interpreter): it parses arguments by hand, and
+   imports only modules that ``vfs.client`` needs.
+2. Names are bytes, which go from the shell to the host unchanged.
+3. Commands that hold a file open (cat, put, cp) attach a connection of their own.  When
+   they are killed, no file stays open and no request is torn on FD 3, which other
+   processes of the child share, and an unfinished file is not published.  With a host
+   without ATTACH they use FD 3, turn by turn (spec T5).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from vfs.client.shell.frame import (
     UsageError,
     complain,
     own_connection,
+    quote,
     read_piece,
     run,
-    shown,
     write,
 )
 from vfs.client.turn import client_errors
@@ -43,25 +42,23 @@ if TYPE_CHECKING:
     from vfs.client import Client
 
 
-# The steps of ``sandhost fs``: what fails in one is told in one line.
-#
-# Two contexts that its commands are made of.
+# Steps of commands
 
 
-class Doing:
-    """A step: what fails inside is told as ``cannot VERB 'NAME': REASON``."""
+class Step:
+    """A block whose failure is reported as ``cannot VERB 'NAME': REASON``."""
 
     __slots__ = ("_names", "_what")
 
     def __init__(self, verb: str, *names: bytes) -> None:
         self._names = names
-        self._what = f"{verb} {' to '.join(map(shown, names))}".rstrip()
+        self._what = f"{verb} {' to '.join(map(quote, names))}".rstrip()
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, why: BaseException | None, trace: object) -> None:
-        # A reader that is gone is no failure of ours (``frame``, rule 3).
+        # The end of the reader is no failure (``frame``, rule 3).
         if isinstance(why, OSError) and not isinstance(why, BrokenPipeError):
             raise StepError(f"cannot {self._what}: {self._reason(why)}") from why
 
@@ -74,11 +71,11 @@ class Doing:
         return why.strerror or str(why)
 
 
-class Opened:
-    """A file of the host, open for a while.
+class FileStep:
+    """A block with an open file of the host, which is closed at its end.
 
-    Closed at the end.  After a failure it is left to the end of the connection, so that
-    half of a file is not published; on a shared connection that would be too late.
+    After a failure the end of the connection closes the file, so that half of it is not
+    published; on a shared connection it is closed at once.
     """
 
     __slots__ = ("_client", "_fileno", "_mode", "_name", "_top_level")
@@ -93,26 +90,26 @@ class Opened:
         self._fileno = 0
 
     def __enter__(self) -> int:
-        with Doing("open", self._name):
+        with Step("open", self._name):
             self._fileno = self._client.open(self._name, self._mode, self._top_level)
         return self._fileno
 
     def __exit__(self, kind: object, why: object, trace: object) -> None:
         if kind is None:
-            with Doing("close", self._name):
+            with Step("close", self._name):
                 self._client.close(self._fileno)
         elif self._client.is_shared:
             try:
                 self._client.close(self._fileno)
             except OSError:
-                return  # what failed before is what is told
+                return  # the first failure is reported
 
 
 _MANY = sys.maxsize
 
 
 def main(argv: list[str]) -> int:
-    """Run ``sandhost fs`` with the arguments behind ``fs``; return the exit status."""
+    """Run ``sandhost fs`` with the arguments after ``fs``; return the exit status."""
     return run("fs", _run, argv)
 
 
@@ -122,7 +119,7 @@ def _run(argv: list[str]) -> int:
         return _print(help_text())
     command = COMMANDS.get(word)
     if command is None:
-        what = f"unknown command {shown(word)}" if argv else "no command"
+        what = f"unknown command {quote(word)}" if argv else "no command"
         raise UsageError(what)
     options = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if "--help" in options or "-h" in options:
@@ -132,21 +129,20 @@ def _run(argv: list[str]) -> int:
     return command.run(call)
 
 
-# How a command line is read: by hand, for argparse alone costs as much as a whole command
-# may.
+# Parsing by hand: argparse alone takes as long as a whole command.
 
 
 class Command:
-    """One command.
+    """One command of ``sandhost fs``.
 
     Attributes:
-        run: does it, and returns the exit status.
+        run: runs it, and returns the exit status.
         usage: its arguments, in words.
-        about: what it does, in one line.
+        about: its effect, in one line.
         example: a command line.
         least: fewest names.
         most: most names.
-        option: an option of its own, beside those of all; empty for none.
+        option: its own option, beside those of all commands; empty for none.
     """
 
     __slots__ = ("about", "example", "least", "most", "option", "run", "usage")
@@ -169,13 +165,13 @@ class Command:
 
 
 class Call:
-    """A command line that was read.
+    """A parsed command line.
 
     Attributes:
         names: the arguments.
         option: the command's own option was given.
-        top_level: the view asked for; None: what the environment says.
-        client: the connection; there when the command runs.
+        top_level: the wanted view; None for that of the environment.
+        client: the connection; set before the command runs.
     """
 
     __slots__ = ("client", "names", "option", "top_level")
@@ -188,10 +184,10 @@ class Call:
 
 
 def read(word: str, command: Command, arguments: list[str]) -> Call:
-    """Read the arguments behind a command word.
+    """Parse the arguments after a command word.
 
     Raises:
-        UsageError: an option that the command has not, or not as many names as it takes.
+        UsageError: an unknown option, or a wrong number of names.
     """
     call = Call()
     rest = iter(arguments)
@@ -203,7 +199,7 @@ def read(word: str, command: Command, arguments: list[str]) -> Call:
         elif argument.startswith("-") and argument == command.option:
             call.option = True
         elif argument.startswith("-"):
-            raise UsageError(f"unknown option {shown(argument)} for {word}")
+            raise UsageError(f"unknown option {quote(argument)} for {word}")
         else:
             call.names.append(os.fsencode(argument))
     if not command.least <= len(call.names) <= command.most:
@@ -218,7 +214,7 @@ def read(word: str, command: Command, arguments: list[str]) -> Call:
 
 def _cat(call: Call) -> int:
     def cat(name: bytes) -> None:
-        with Opened(client, name, "r", call.top_level) as fileno:
+        with FileStep(client, name, "r", call.top_level) as fileno:
             while piece := _read_piece(client, name, fileno):
                 _write(piece)
 
@@ -229,11 +225,11 @@ def _cat(call: Call) -> int:
 def _put(call: Call) -> int:
     name = call.names[0]
     with own_connection(call.client) as client:
-        with Opened(
+        with FileStep(
             client, name, "a" if call.option else "w", call.top_level
         ) as fileno:
             while piece := _read_stdin():
-                with Doing("write", name):
+                with Step("write", name):
                     client.write(fileno, piece)
     return OK
 
@@ -241,27 +237,27 @@ def _put(call: Call) -> int:
 def _cp(call: Call) -> int:
     source, target = call.names
     if os.path.normpath(source) == os.path.normpath(target):
-        raise StepError(f"{shown(source)} and {shown(target)} are the same file")
+        raise StepError(f"{quote(source)} and {quote(target)} are the same file")
     with (
         own_connection(call.client) as client,
-        Opened(client, source, "r", call.top_level) as read_from,
+        FileStep(client, source, "r", call.top_level) as read_from,
     ):
-        # First: what cannot be read must not empty the target.  And as much as one READ
-        # gives: a target that is the source by another name is written as it was.
+        # Read before the target is emptied, in case the source cannot be read.  A source
+        # that fits into one READ is copied even if the target is the same file.
         piece = _read_piece(client, source, read_from, limits.MAX_READ_BYTES)
         left = 0
         if len(piece) == limits.MAX_READ_BYTES:
             left = _check_apart(call, source, target)
-        with Opened(client, target, "w", call.top_level) as write_to:
+        with FileStep(client, target, "w", call.top_level) as write_to:
             while piece:
-                with Doing("write", target):
+                with Step("write", target):
                     client.write(write_to, piece)
                 left -= len(piece)
                 piece = _read_piece(client, source, read_from)
             if left > 0:
                 raise StepError(
-                    f"{shown(source)} became {left} bytes shorter while it was copied to"
-                    f" {shown(target)}; if both are one file, it is cut off now"
+                    f"{quote(source)} became {left} bytes shorter while it was copied to"
+                    f" {quote(target)}; if both are one file, it is cut off now"
                 )
     return OK
 
@@ -269,7 +265,7 @@ def _cp(call: Call) -> int:
 def _check_apart(call: Call, source: bytes, target: bytes) -> int:
     """Return a source's size; raise if two names look like names of one file.
 
-    STAT tells no more than that, and where it must not be asked what was lost is told.
+    STAT shows only size and time.  Without it, ``_cp`` reports lost bytes at the end.
     """
     client, claim = call.client, call.top_level
     is_top_level = client.top_level if claim is None else claim
@@ -278,14 +274,14 @@ def _check_apart(call: Call, source: bytes, target: bytes) -> int:
     except OSError:
         return 0  # it is gone by now
     if target.startswith(b"/") and not is_top_level:
-        return one.size  # where one may write only, to ask would be a security event
+        return one.size  # without the right to read, STAT would be a security event
     try:
         other = client.stat(target, claim)
     except OSError:
         return one.size  # there is no target yet
     if (one.size, one.mtime_ns) == (other.size, other.mtime_ns):
         raise StepError(
-            f"{shown(source)} and {shown(target)} look like the same file: size and time"
+            f"{quote(source)} and {quote(target)} look like the same file: size and time"
             " of the last change are equal; copy it to a new name"
         )
     return one.size
@@ -293,7 +289,7 @@ def _check_apart(call: Call, source: bytes, target: bytes) -> int:
 
 def _ls(call: Call) -> int:
     name = call.names[0] if call.names else b"."
-    with Doing("list", name):
+    with Step("list", name):
         if call.option:
             return _print(call.client.listdir_json(name, call.top_level) + b"\n")
         rows = call.client.listdir(name, call.top_level)
@@ -306,7 +302,7 @@ def _ls(call: Call) -> int:
 
 def _stat(call: Call) -> int:
     name = call.names[0]
-    with Doing("stat", name):
+    with Step("stat", name):
         if call.option:
             return _print(call.client.stat_json(name, call.top_level) + b"\n")
         found = call.client.stat(name, call.top_level)
@@ -319,7 +315,7 @@ def _stat(call: Call) -> int:
 
 def _mkdir(call: Call) -> int:
     def mkdir(name: bytes) -> None:
-        with Doing("make directory", name):
+        with Step("make directory", name):
             call.client.mkdir(name, call.top_level)
 
     return _each(call.names, mkdir)
@@ -327,7 +323,7 @@ def _mkdir(call: Call) -> int:
 
 def _rm(call: Call) -> int:
     def remove(name: bytes) -> None:
-        with Doing("remove", name):
+        with Step("remove", name):
             call.client.remove(name, call.top_level)
 
     return _each(call.names, remove)
@@ -335,7 +331,7 @@ def _rm(call: Call) -> int:
 
 def _mv(call: Call) -> int:
     old, new = call.names
-    with Doing("rename", old, new):
+    with Step("rename", old, new):
         try:
             call.client.rename(old, new, call.top_level)
         except client_errors().UnknownCommandError as why:
@@ -409,7 +405,7 @@ options:
 
 
 def help_text() -> str:
-    """Return what ``--help`` says."""
+    """Return the text of ``--help``."""
     rows = "".join(
         f"  {word:5} {command.usage:8} {command.about}\n"
         for word, command in COMMANDS.items()
@@ -432,11 +428,11 @@ def _command_help(word: str, command: Command) -> str:
     )
 
 
-# What the commands are made of
+# Parts of commands
 
 
 def _each(names: list[bytes], step: Callable[[bytes], None]) -> int:
-    """Do a step for every name; one that fails does not keep the others from it."""
+    """Do a step for every name, also after one that failed; return the status."""
     status = OK
     for name in names:
         try:
@@ -449,12 +445,12 @@ def _each(names: list[bytes], step: Callable[[bytes], None]) -> int:
 def _read_piece(
     client: Client, name: bytes, fileno: int, size: int = PIECE_BYTES
 ) -> bytes:
-    with Doing("read", name):
+    with Step("read", name):
         return client.read(fileno, size)
 
 
 def _read_stdin() -> bytes:
-    with Doing("read standard input"):
+    with Step("read standard input"):
         return read_piece()
 
 
@@ -464,5 +460,5 @@ def _print(text: bytes | str) -> int:
 
 
 def _write(data: bytes) -> None:
-    with Doing("write to standard output"):
+    with Step("write to standard output"):
         write(data)

@@ -1,16 +1,12 @@
 """``sandhost llm ...``: the model behind FD 3, for shell scripts inside a child.
 
-Rules of this file.
-
-1. It starts as fast as ``sandhost fs``: arguments are read by hand, nothing heavy is
-   imported.
-2. A call runs on a connection of its own where the host gives one: the other processes
-   of the child go on using FD 3, and a kill of this one ends the call (spec L10).
-   Not so ``PRESET@NAME``: a conversation belongs to a connection and ends with it, so
-   what is to go on is said on FD 3 itself, turn by turn (spec L5, T5).
+1. It starts as fast as ``sandhost fs``: it parses arguments by hand.
+2. A call runs on a connection of its own if the host gives one: other processes of the
+   child can use FD 3 meanwhile, and a kill of this one ends the call (spec L10).  With
+   ``PRESET@NAME`` it runs on FD 3, for a conversation ends with its connection (spec L5,
+   T5).
 3. ``-`` is this process's own standard input or output: the text is read here and sent
-   as part of the prompt, for the host has no stdin of a child (spec L3).
-4. One line on stderr for each failure: what, to what, why.
+   in the prompt, for the host cannot read a child's stdin (spec L3).
 """
 
 from __future__ import annotations
@@ -21,8 +17,8 @@ from vfs.client.shell.frame import (
     UsageError,
     own_connection,
     pieces,
+    quote,
     run,
-    shown,
     write,
 )
 from vfs.client.turn import client_errors
@@ -68,7 +64,7 @@ _WITH_VALUE = {
 
 
 class Call:
-    """A command line that was read."""
+    """A parsed command line."""
 
     __slots__ = ("as_json", "given", "top_level")
 
@@ -84,12 +80,12 @@ class Call:
 
 
 def help_text() -> str:
-    """Return what ``--help`` says."""
+    """Return the text of ``--help``."""
     return HELP
 
 
 def main(argv: list[str]) -> int:
-    """Run ``sandhost llm`` with the arguments behind ``llm``; return the exit status."""
+    """Run ``sandhost llm`` with the arguments after ``llm``; return the exit status."""
     return run("llm", _run, argv)
 
 
@@ -104,7 +100,7 @@ def _run(argv: list[str]) -> int:
         if argv[1:] not in ([], ["--json"]):
             raise UsageError(f"{word} takes no arguments")
         return _tell(word)
-    raise UsageError(f"unknown command {shown(word)}" if argv else "no command")
+    raise UsageError(f"unknown command {quote(word)}" if argv else "no command")
 
 
 def _read(arguments: list[str]) -> Call:
@@ -122,7 +118,7 @@ def _read(arguments: list[str]) -> Call:
         elif argument == "--json":
             call.as_json = True
         else:
-            raise UsageError(f"unknown argument {shown(argument)} for chat")
+            raise UsageError(f"unknown argument {quote(argument)} for chat")
     for kind in ("prompt", "preset"):
         if len(call.given[kind]) > 1:
             raise UsageError(f"--{kind} is given twice")

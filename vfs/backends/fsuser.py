@@ -1,12 +1,12 @@
-"""Calls that this thread makes as another user: setfsuid(2), setfsgid(2), setgroups(2).
+"""The user of this thread for files: setfsuid(2), setfsgid(2), setgroups(2).
 
-A host that is root opens and makes files of a child as that child's user, so the kernel
-checks what the child may do, and what is made is the child's.
+A host that is root opens and makes files of a child as that child's user, so that the
+kernel checks the child's rights, and new files belong to the child.
 
 Rules of this file.
 
-1. These are a thread's own. Nothing is awaited meanwhile, and no thread is started.
-2. Once the user is not root, the thread's capabilities for files are off.
+1. The ids belong to the thread: meanwhile it must not await or start a thread.
+2. A user other than root has no capabilities for files.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# <asm/unistd.h>: of the C library setgroups(3) changes all threads.
+# <asm/unistd.h>; not setgroups(3), which changes all threads.
 _IS_X86_64 = os.uname().machine == "x86_64"
 _SETGROUPS, _SETFSUID, _SETFSGID = (116, 122, 123) if _IS_X86_64 else (159, 151, 152)
-_UNCHANGED = 0xFFFFFFFF  # asks for the number in use
+_UNCHANGED = 0xFFFFFFFF  # sets nothing, and returns the present id
 
 _syscall = ctypes.PyDLL(None, use_errno=True).syscall
 _syscall.argtypes = (ctypes.c_long, ctypes.c_ulong, ctypes.c_void_p)
@@ -31,14 +31,14 @@ _syscall.restype = ctypes.c_long
 
 
 @contextmanager
-def acting_as(user: int | None) -> Iterator[None]:
-    """Use files as a user, and as the group of the same number, for one block.
+def act_as(user: int | None) -> Iterator[None]:
+    """Use files as a user, and as the group of the same id, for one block.
 
     Args:
-        user: its number; None for this process's own.
+        user: the user's id; None for this process's own.
 
     Raises:
-        PermissionError: this process may not.
+        PermissionError: this process may not change its user.
     """
     if user is None or _syscall(_SETFSUID, _UNCHANGED, None) == user:
         yield
@@ -60,7 +60,7 @@ def acting_as(user: int | None) -> Iterator[None]:
 
 
 def _set_groups(groups: list[int]) -> None:
-    """Set the supplementary groups of this thread alone.
+    """Set the supplementary groups of this thread only.
 
     Raises:
         PermissionError: this process may not.
