@@ -10,6 +10,8 @@ Rules:
     processes, 4 to 20 ms.
  3. A pid namespace that root makes is made by the launchpad itself: its init and the
     child are both forked from here, and then it forks into its own namespace again.
+ 4. All of these inits share one empty net namespace: /proc/1/net shows a child the
+    sockets of its init's (proc_net(5)), which would be the host's.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _SYS_CLONE3 = 435
 # <linux/sched.h>
 CLONE_PARENT = 0x00008000
 _CLONE_NEWPID = 0x20000000
+_CLONE_NEWNET = 0x40000000
 _CLONE_INTO_CGROUP = 0x200000000
 _SIGCHLD = int(_signal.SIGCHLD)
 
@@ -102,6 +105,8 @@ class PidNamespaces:
     def __init__(self) -> None:
         self._own = -1
         self._is_away = False  # what is forked is not in our namespace
+        self._own_net = self._empty_net = -1
+        self._is_net_away = False
 
     def make(self) -> None:
         """Let what is forked next be in a fresh namespace, its init first.
@@ -126,6 +131,7 @@ class PidNamespaces:
         Raises:
             OSError: no memory for that; nothing may be forked.
         """
+        self._leave_empty_net()  # should it have failed the last time
         if self._is_away:
             system_call(_SYS_SETNS, self._own, _CLONE_NEWPID)
             self._is_away = False
@@ -138,10 +144,40 @@ class PidNamespaces:
         """
         if not self._is_away:
             return -1
-        init = fork()
-        if init == 0:
-            be_init()
+        self._enter_empty_net()
+        try:
+            init = fork()
+            if init == 0:
+                be_init()
+        finally:
+            self._leave_empty_net()
         return init
+
+    def _enter_empty_net(self) -> None:
+        """Enter the net namespace of all inits, if this process could come back."""
+        if self._empty_net < 0:
+            if self._own_net < 0:
+                self._own_net = _open_net()
+            try:
+                # Before it is left: root of a user namespace may have an outer one's.
+                system_call(_SYS_SETNS, self._own_net, _CLONE_NEWNET)
+                system_call(_SYS_UNSHARE, _CLONE_NEWNET)
+            except OSError:
+                return
+            self._is_net_away = True
+            self._empty_net = _open_net()
+        else:
+            system_call(_SYS_SETNS, self._empty_net, _CLONE_NEWNET)
+            self._is_net_away = True
+
+    def _leave_empty_net(self) -> None:
+        if self._is_net_away:
+            system_call(_SYS_SETNS, self._own_net, _CLONE_NEWNET)
+            self._is_net_away = False
+
+
+def _open_net() -> int:
+    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def be_init() -> NoReturn:

@@ -71,6 +71,7 @@ def is_closed_v4(address: IPv4Address, networks: tuple[IPv4Network, ...]) -> boo
 
 
 # spec NET3
+# attack 57
 @pytest.mark.parametrize("network", CLOSED_V4, ids=str)
 def test_the_edges_of_a_v4_range(network: IPv4Network) -> None:
     for address in edges(network):
@@ -80,6 +81,7 @@ def test_the_edges_of_a_v4_range(network: IPv4Network) -> None:
 
 
 # spec NET3: every v6 form that holds one of them.
+# attack 57
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("network", CLOSED_V4, ids=str)
 def test_the_edges_of_a_v4_range_within_v6(network: IPv4Network, form: str) -> None:
@@ -94,6 +96,7 @@ def test_the_edges_of_a_v4_range_within_v6(network: IPv4Network, form: str) -> N
 
 
 # spec NET3
+# attack 57
 @pytest.mark.parametrize("network", CLOSED_V6, ids=str)
 def test_the_edges_of_a_v6_range(network: IPv6Network) -> None:
     for address in edges(network):
@@ -120,6 +123,7 @@ def test_private_opens_the_private_ranges(text: str) -> None:
 
 
 # spec NET3
+# attack 57
 @pytest.mark.parametrize("text", [*OTHER_V4, *OTHER_V6])
 def test_private_opens_nothing_else(text: str) -> None:
     network = ip_network(text)
@@ -128,6 +132,7 @@ def test_private_opens_nothing_else(text: str) -> None:
 
 
 # spec NET3: one such answer refuses the name.
+# attack 57
 @given(st.lists(st.sampled_from(PUBLIC), min_size=1), st.data())
 def test_one_closed_answer_refuses_the_name(
     answers: list[Address], data: st.DataObject
@@ -144,6 +149,7 @@ def test_a_name_without_an_answer_does_not_exist() -> None:
 
 
 # spec NET3: own addresses, in all forms.
+# attack 57
 def test_an_own_address_is_never_reached_by_a_name() -> None:
     own: frozenset[Address] = frozenset(
         {IPv4Address("1.2.3.4"), IPv6Address("2001:db8::9"), IPv4Address("10.0.0.9")}
@@ -160,6 +166,7 @@ def test_an_own_address_is_never_reached_by_a_name() -> None:
 
 
 # spec NET3: an address rule opens a range only from inside of it.
+# attack 58
 @pytest.mark.parametrize(
     ("rule", "address", "reason"),
     [
@@ -203,6 +210,7 @@ def test_an_address_rule_opens_what_it_lies_in(
 
 
 # spec NET3: and an own address only if it names exactly that one.
+# attack 58
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [

@@ -12,6 +12,7 @@ import trio
 
 from hostlib.accounts import Account
 from supervisor.network.child_network import Bounds
+from supervisor.network.dns import frame
 from supervisor.network.rule import RuleError
 from supervisor.network.rules import parse_rules
 from supervisor.network.section import NetworkSection
@@ -46,6 +47,7 @@ def _serve(stage: Scene) -> None:
 
 
 # spec NET12: the next connection obeys, and what is open stays.
+# attack 58
 async def test_a_name_that_is_denied_is_refused_from_then_on() -> None:
     async with scene("web.test:80", "new.test:80", names=NAMES) as stage:
         _serve(stage)
@@ -286,26 +288,53 @@ async def test_figures_are_those_of_the_forms() -> None:
 
 
 # spec NET4: half-open connections cost the host nothing, and others get through.
+# attack 61
 async def test_half_open_connections_hold_up_nobody() -> None:
     async with scene("web.test:80", names=NAMES) as stage:
         _serve(stage)
-        (address,) = (await stage.ask("web.test")).texts
-        with stage.child.entered():
-            raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
-        with raw:
-            for port in range(1, 20_001):
-                raw.sendto(_syn(address, 10_000 + port, 80), (address, 0))
-        for _ in range(5):
-            assert await _works(stage, "web.test", 80)
-        assert stage.figures.connections == 5
+        (v4,) = (await stage.ask("web.test")).texts
+        (v6,) = (await stage.ask("web.test", dns.AAAA)).texts
+        for address, port in (
+            (v4, 80),
+            (v6, 80),
+            ("127.0.0.1", 53),
+            ("127.0.0.1", 3128),
+        ):
+            _flood(stage, address, port)
+        for kind in (dns.A, dns.AAAA):
+            assert await _works(stage, "web.test", 80, kind)
+        assert stage.figures.connections == 2
+        for port, data in (
+            (53, frame(dns.question("web.test", dns.A))),
+            (3128, b"\5\1\0"),
+        ):
+            sock = trio.socket.from_stdlib_socket(stage.child.make_socket())
+            await sock.connect(("127.0.0.1", port))
+            async with trio.SocketStream(sock) as stream:
+                await stream.send_all(data)
+                assert await stream.receive_some()
 
 
-def _syn(address: str, source: int, port: int) -> bytes:
-    """Return a SYN from a source that never answers."""
-    head = source.to_bytes(2, "big") + port.to_bytes(2, "big") + bytes(8)
+def _flood(stage: Scene, address: str, port: int) -> None:
+    """Send 20,000 SYNs to a listener, and answer nothing."""
+    is_v6 = ":" in address
+    family = socket.AF_INET6 if is_v6 else socket.AF_INET
+    with stage.child.entered():
+        raw = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP)
+        with raw, socket.socket(family, socket.SOCK_DGRAM) as chosen:
+            chosen.connect((address, port))
+            source = chosen.getsockname()[0]
+            for number in range(1, 20_001):
+                syn = _syn(family, source, address, 10_000 + number, port)
+                raw.sendto(syn, (address, 0))
+
+
+def _syn(family: int, source: str, address: str, source_port: int, port: int) -> bytes:
+    """Return a SYN; its pseudo-header is that of RFC 9293, 3.1, or of RFC 8200, 8.1."""
+    head = source_port.to_bytes(2, "big") + port.to_bytes(2, "big") + bytes(8)
     rest = b"\x50\x02\xff\xff"
-    pseudo = socket.inet_aton("198.18.0.1") + socket.inet_aton(address) + b"\0\6\0\x14"
-    data = pseudo + head + rest + bytes(4)
+    ends = socket.inet_pton(family, source) + socket.inet_pton(family, address)
+    data = ends + b"\0\6\0\x14" + head + rest + bytes(4)
     total = sum(
         int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)
     )

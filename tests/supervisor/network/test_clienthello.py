@@ -109,6 +109,7 @@ def test_without_a_name_it_is_told_so(stream: bytes) -> None:
 
 
 # spec NET7: two.
+# attack 59
 @pytest.mark.parametrize(
     "extensions",
     [
@@ -138,6 +139,7 @@ TOO_LONG = message(
 
 
 # spec NET7: what is no ClientHello.
+# attack 59
 @pytest.mark.parametrize(
     "stream",
     [

@@ -140,6 +140,7 @@ def test_a_credential_is_a_rule_of_its_own() -> None:
 
 
 # spec NET15: no rule for many names grants a credential, and no rule of a policy does.
+# attack 62
 def test_a_wide_rule_grants_no_credential() -> None:
     wide = parse_rules(["*:80", "*.com.sandhost:80", "*.example.com:80"])
     refused = wide.decide_any_port(INNER)

@@ -235,6 +235,7 @@ async def test_a_long_body_arrives_whole(tmp_path: Path, *, is_chunked: bool) ->
 
 
 # spec NET15: an answer without end takes no memory, and goes on as the child reads.
+# attack 61
 async def test_what_the_child_does_not_read_is_not_read(tmp_path: Path) -> None:
     sent = 0
     size = 48 * MIB
@@ -325,6 +326,7 @@ async def test_a_redirect_is_passed_on(
 
 
 # spec NET15: what two servers could read in two ways, or is no request, is not sent on.
+# attack 59
 @pytest.mark.parametrize(
     ("data", "status"),
     [
@@ -456,6 +458,7 @@ async def test_a_server_that_never_answers_is_given_up(
 
 
 # spec NET6, NET15: a cut answer does not look complete.
+# attack 61
 @pytest.mark.parametrize(
     "text",
     [

@@ -14,6 +14,7 @@ PACKETS = 100_000 if LONG else 5_000
 
 
 # spec NET5: packets of odd form to the DNS port
+# attack 60
 @pytest.mark.chaos
 def test_no_packet_breaks_the_server_or_gets_more_than_its_name() -> None:
     seed = SEED or random.randrange(1 << 32)

@@ -137,6 +137,7 @@ def _received(sock: socket.socket) -> int:
 
 
 # spec NET5: a flood is answered at the child's rate, and the rest is dropped.
+# attack 60
 async def test_a_flood_of_questions_is_answered_in_part(mock_clock: MockClock) -> None:
     async with scene("web.test:80") as stage:
         with stage.child.make_socket(kind=socket.SOCK_DGRAM) as sock:
@@ -157,6 +158,7 @@ async def test_a_flood_of_questions_is_answered_in_part(mock_clock: MockClock) -
 
 
 # spec NET11: a child that asks for 10,000 names fills nobody's journal.
+# attack 60
 @pytest.mark.slow
 async def test_ten_thousand_names_are_few_rows(fast_clock: MockClock) -> None:
     del fast_clock  # a child earns a thousand questions in 10 ms
@@ -181,6 +183,7 @@ async def test_ten_thousand_names_are_few_rows(fast_clock: MockClock) -> None:
 
 
 # spec NET5: packets of any form leave the server as it was.
+# attack 60
 async def test_packets_of_odd_form_change_nothing() -> None:
     async with scene("web.test:80") as stage:
         sock = stage.child.make_socket(kind=socket.SOCK_DGRAM)

@@ -134,6 +134,7 @@ def resident_bytes() -> int:
 
 
 # spec NET5: packets of odd form to the DNS ports; every answer is for its question.
+# attack 60
 @pytest.mark.chaos
 async def test_odd_packets_to_both_ports_leave_the_host_as_it_was(
     fast_clock: MockClock, capfd: pytest.CaptureFixture[str]

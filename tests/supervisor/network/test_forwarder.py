@@ -48,6 +48,7 @@ async def test_a_granted_name_is_connected_to(kind: int, address: str) -> None:
 
 # spec NET4: a port that no rule has refuses connections; a name without a rule is none.
 # spec NET5: no question for a refused name leaves the host.
+# attack 58
 async def test_what_has_no_rule_is_not_there() -> None:
     async with scene("web.test:80", names=WEB) as stage:
         with pytest.raises(ConnectionRefusedError):
@@ -59,6 +60,7 @@ async def test_what_has_no_rule_is_not_there() -> None:
 
 # spec NET5: an address of the pool that stands for no name is reset.
 # spec NET4: 127.0.0.1 on a granted port is reset.
+# attack 58
 @pytest.mark.parametrize("address", ["198.18.77.7", "127.0.0.1", "198.18.0.1", "::1"])
 async def test_an_address_of_no_name_is_reset(address: str) -> None:
     async with scene("web.test:80", names=WEB) as stage:
@@ -68,6 +70,7 @@ async def test_an_address_of_no_name_is_reset(address: str) -> None:
 
 
 # spec NET6: an error of one side is a reset of the other, never a clean end.
+# attack 61
 async def test_a_download_that_is_cut_is_seen_to_be_cut() -> None:
     async def cut(stream: trio.SocketStream) -> None:
         await stream.send_all(b"the first half")
@@ -154,6 +157,7 @@ async def test_a_sender_waits_for_a_slow_reader() -> None:
 
 
 # spec NET6: an idle connection costs two descriptors, an hour, and then a reset.
+# attack 61
 async def test_an_idle_connection_holds_little_and_ends_after_an_hour(
     mock_clock: MockClock,
 ) -> None:
@@ -183,6 +187,7 @@ async def test_an_idle_connection_holds_little_and_ends_after_an_hour(
 
 # spec NET6: 1,024 connections of a child; the next one is refused, and told.
 # spec NET14: over the limit of connections: reset, with the reason.
+# attack 61
 async def test_a_child_has_as_many_connections_as_it_may() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 6000:
@@ -223,6 +228,7 @@ CLOSED = [
 
 
 # spec NET3: no name reaches what is the host's, or the cloud's, though it answers there.
+# attack 57
 @pytest.mark.parametrize(("address", "reason", "rule"), CLOSED)
 @pytest.mark.parametrize("others", [[], ["203.0.113.5"]], ids=["alone", "mixed"])
 @pytest.mark.parametrize("is_first", [True, False])
@@ -263,6 +269,7 @@ async def test_private_opens_what_is_private(address: str, reason: str | None) -
 
 
 # spec NET6: what is judged is what is dialled; another answer is judged anew (rebinding).
+# attack 57
 async def test_a_name_that_moves_to_a_closed_address_is_refused_from_then_on(
     mock_clock: MockClock,
 ) -> None:

@@ -138,6 +138,7 @@ async def test_a_granted_name_has_addresses_and_they_can_be_connected_to(
 
 
 # spec NET4, NET6: no route but those of its rules; other ports of a name are closed.
+# attack 58
 @pytest.mark.nobody
 async def test_what_no_rule_names_has_no_route_and_other_ports_are_closed(
     scene: Scene,
@@ -215,6 +216,7 @@ async def test_the_files_of_its_root_name_the_host_as_resolver_and_its_user(
 
 
 # spec NET4: a path passes a net namespace: no socket of the host's resolvers is seen.
+# attack 60
 @pytest.mark.nobody
 async def test_sockets_of_the_hosts_resolvers_are_hidden_even_in_what_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,7 @@ def test_a_child_can_have_what_its_parent_has(parents: list[Rule]) -> None:
 
 
 # spec NET2: the rule that the parent lacks is named, and what it lacks of it.
+# attack 62
 @pytest.mark.parametrize(
     ("parent", "asked", "reason"),
     [
@@ -144,6 +145,7 @@ def test_a_parents_refusals_stay_in_force() -> None:
 
 
 # spec NET2, NET3: a part opens no more than the whole does.
+# attack 58
 def test_an_address_cut_from_a_wide_network_opens_no_private_range() -> None:
     parent = parse_rules(["0.0.0.0/0", "10.0.0.0/8:80"])
     rules = narrow(parent, [parse_rule("10.1.2.3:80,443")])

@@ -21,6 +21,7 @@ def test_a_nested_child_has_a_part_of_its_parents_rules() -> None:
 
 
 # spec NET2: a rule or an option that the parent lacks is refused by name.
+# attack 62
 @pytest.mark.parametrize(
     ("rule", "parent"),
     [

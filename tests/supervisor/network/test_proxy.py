@@ -206,6 +206,7 @@ CONNECT = b"CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\n"
 
 
 # spec NET8: what is refused; attack 33
+# attack 59
 @pytest.mark.parametrize(
     "head",
     [
@@ -281,6 +282,7 @@ def test_a_request_that_could_be_read_in_two_ways_is_refused(head: bytes) -> Non
         asking(head, 1)
 
 
+# attack 59
 @pytest.mark.parametrize(
     ("head", "detail"),
     [
@@ -391,6 +393,7 @@ def test_the_method_is_told_before_the_request_comes() -> None:
 
 
 # spec NET8: SOCKS4, BIND, UDP ASSOCIATE and other number forms are refused.
+# attack 59
 @pytest.mark.parametrize(
     ("data", "reply"),
     [
@@ -419,6 +422,7 @@ def test_what_socks_is_not_done(data: bytes, reply: bytes) -> None:
     assert refused(data) == reply
 
 
+# attack 59
 @given(st.binary(min_size=1, max_size=300), st.integers(1, 40))
 @example(GREETING + BY_NAME, 7)
 @example(GET + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 5)

@@ -205,6 +205,7 @@ async def test_a_url_of_port_443_is_refused() -> None:
 
 
 # spec NET8: SOCKS4, BIND, UDP ASSOCIATE and what is no request are refused.
+# attack 59
 @pytest.mark.parametrize(
     ("data", "reply"),
     [

@@ -35,6 +35,7 @@ def test_a_row_has_the_last_refusal_and_their_number() -> None:
 
 
 # spec NET11: 256 rows, then one for all others.
+# attack 60
 def test_a_child_that_asks_for_ten_thousand_names_has_257_rows() -> None:
     refusals = Refusals()
     told = 0

@@ -52,6 +52,7 @@ def test_a_rule_has_one_form(text: str, canonical: str) -> None:
 
 
 # spec NET1: a rule that is refused is named, and what is wrong with it.
+# attack 58
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

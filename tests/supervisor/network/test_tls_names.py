@@ -4,7 +4,15 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.supervisor.network.hellos import client_hello, record
+from tests.supervisor.network.hellos import (
+    body,
+    client_hello,
+    extension,
+    message,
+    record,
+    server_name,
+    vector,
+)
 from tests.supervisor.network.scene import Scene, echo, is_reset, scene
 
 NAMES = {name: ["203.0.113.5"] for name in ("web.test", "a.web.test", "b.web.test")}
@@ -28,6 +36,7 @@ async def _is_echoed(stream: trio.SocketStream, data: bytes, size: int = 65536) 
 
 
 # spec NET7: the ClientHello is read over any segments and records, and then sent on.
+# attack 59
 @pytest.mark.parametrize("size", [1, 7, 100, 65536])
 @pytest.mark.parametrize("legacy", [True, False])
 async def test_a_hello_for_the_name_is_sent_on(size: int, *, legacy: bool) -> None:
@@ -53,6 +62,7 @@ async def _refused(stage: Scene, host: str, data: bytes) -> list[tuple[object, .
 
 
 # spec NET7: none, another, two, or what is no ClientHello is refused.
+# attack 59
 @pytest.mark.parametrize(
     ("data", "reason", "rule"),
     [
@@ -72,6 +82,28 @@ async def test_what_is_no_hello_for_the_name_is_refused(
         assert await _refused(stage, "web.test", data) == [
             ("web.test", 443, reason, rule)
         ]
+
+
+# spec NET7: of an encrypted ClientHello the outer name is judged; the inner one is read by
+# none but the granted name's server.
+# attack 59
+@pytest.mark.parametrize(
+    ("outer", "reason"), [("web.test", None), ("evil.test", "tls-other-name")]
+)
+async def test_an_encrypted_hello_is_judged_by_its_outer_name(
+    outer: str, reason: str | None
+) -> None:
+    sealed = b"\0" + b"\0\1\0\1" + b"\7" + vector(2, bytes(32)) + vector(2, bytes(200))
+    ech = extension(0xFE0D, sealed)
+    hello = record(message(body(server_name(outer.encode()), ech)))
+    async with scene("web.test", names=NAMES) as stage:
+        if reason is not None:
+            told = await _refused(stage, "web.test", hello)
+            assert [row[2] for row in told] == [reason]
+            return
+        stage.serve("203.0.113.5", 443, echo)
+        async with await stage.connect("web.test", 443) as stream:
+            assert await _is_echoed(stream, hello)
 
 
 # spec NET7: a name that the same rule covers will do, unless another rule refuses it.

@@ -34,6 +34,7 @@ for name in ("a.example", "b.example"):
 
 
 # spec NET2: it has at most what it asked for, and its parent's host decides once more.
+# attack 62
 def test_a_nested_child_dials_by_its_parents_names(tmp_path: Path) -> None:
     if os.geteuid():
         pytest.skip(
@@ -57,6 +58,7 @@ def test_a_nested_child_dials_by_its_parents_names(tmp_path: Path) -> None:
 
 
 # spec NET2: in a usual sandbox it may make no namespace, and is told so.
+# attack 62
 def test_a_nested_child_that_may_make_no_namespace_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     nested = (SANDHOST, "relay", "--network", "a.example", "--", "touch", "done")
