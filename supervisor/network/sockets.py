@@ -49,10 +49,7 @@ def reset_socket(sock: socket.socket) -> None:
 
 
 def reset_at_exit(sock: socket.socket) -> None:
-    """Have a connection reset by whatever closes it, but for `close_socket`.
-
-    What a listener accepts inherits it (Linux).
-    """
+    """Have a connection reset by whatever closes it, but for `close_socket`."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
@@ -95,13 +92,13 @@ async def accept_each(
         tell: told what the process lacks for a connection, and why it is the last.
         pace: of the host.
     """
-    reset_at_exit(listener)
     while True:
         try:
             sock = await accept_socket(listener, tell)
         except OSError as why:
             tell(why)
             return
+        reset_at_exit(sock)
         try:
             await pace.wait_turn()
         except trio.Cancelled:
