@@ -199,6 +199,7 @@ class ChildNetwork:
         self._ports = Ports(sockets, self._forwarder, state.closed_ports)
         if state.open:
             self._notices.tell_reset(state.open)
+        self._changing = trio.Lock()
         self._scope = trio.CancelScope()
         self._has_ended: trio.Event | None = None
 
@@ -259,12 +260,11 @@ class ChildNetwork:
         Raises:
             RuleError: nothing is changed, for the reason in the text.
         """
-        self._access.changed(allow, deny)
-        await self._add_routes(allow)
-        # Anew, for the rules may have been changed meanwhile; nothing waits from here on.
-        rules = self._access.changed(allow, deny)
-        self._listen(rules, allow)
-        self._access.rules = rules
+        async with self._changing:
+            rules = self._access.changed(allow, deny)
+            await self._add_routes(allow)
+            await self._listen(rules, allow)
+            self._access.rules = rules
         if cut:
             for connection in self._connections:
                 # What is not dialled yet is judged by then, by the rules of then.
@@ -383,9 +383,9 @@ class ChildNetwork:
             ) from None
         self._routes |= frozenset(networks)
 
-    def _listen(self, rules: Rules, allow: Sequence[Rule]) -> None:
+    async def _listen(self, rules: Rules, allow: Sequence[Rule]) -> None:
         try:
-            self._ports.change(rules.ports())
+            await self._ports.change(rules.ports())
         except OSError as why:
             text = shorten(allow[0].written if allow else "")
             is_taken = why.errno == errno.EADDRINUSE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -17,7 +18,7 @@ import msgspec
 from hostlib.linux.tcp import disconnect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 
 class SocketsState(msgspec.Struct):
@@ -47,8 +48,10 @@ class InnerSockets:
         listeners: of each granted port the one on 0.0.0.0, then the one on :: (V6ONLY)
             if the namespace has v6. Of ports 53 and 3128 the first one is `dns_stream`
             or `proxy`: `getsockname` of what was accepted says which was meant.
-        stock: TCP sockets, unbound, for what begins later: v4 and v6 in turn, or v4.
+        stock: TCP sockets, unbound, for what begins later.
         has_v6: whether the namespace has v6.
+        make: makes one more of each family that is listed; None where that cannot be
+            done.
     """
 
     dns_datagram: socket.socket
@@ -57,6 +60,7 @@ class InnerSockets:
     listeners: dict[int, tuple[socket.socket, ...]]
     stock: list[socket.socket]
     has_v6: bool
+    make: Callable[[Sequence[int]], Awaitable[list[socket.socket]]] | None = None
 
     @classmethod
     def restore(cls, state: SocketsState) -> Self:
@@ -96,6 +100,27 @@ class InnerSockets:
             [*(sock.fileno() for sock in self.stock), *used],
             self.has_v6,
         )
+
+    @property
+    def families(self) -> tuple[int, ...]:
+        """The families of the namespace."""
+        return (socket.AF_INET, *((socket.AF_INET6,) if self.has_v6 else ()))
+
+    async def reserve(self, count: int, families: Iterable[int]) -> None:
+        """Have so many sockets of some families in stock, until something is awaited.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        while missing := self._missing(count, families):
+            if self.make is None:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self.stock += await self.make(missing)
+
+    def _missing(self, count: int, families: Iterable[int]) -> list[int]:
+        """Return the family of each socket that the stock lacks."""
+        there = Counter(int(sock.family) for sock in self.stock)
+        return [family for family in families for _ in range(there[family], count)]
 
     def take(self, family: int) -> socket.socket:
         """Return an unbound TCP socket of the namespace; the caller's.

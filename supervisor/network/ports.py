@@ -1,8 +1,9 @@
 """The listeners of a child's namespace: those of its start, and later ones (spec NET12).
 
 1. A later listener is made of a socket from the stock: the host binds it from outside.
+   Where the stock lacks one, the launchpad makes more.
 2. A port that is not granted any more refuses connections; its sockets stay bound, for
-   the stock is small, and listen again when it is granted again.
+   sockets are few, and listen again when it is granted again.
 3. Where port 53 or 3128 is granted later, the host's own listener there is replaced: two
    of them cannot listen on one port.
 """
@@ -58,17 +59,19 @@ class Ports:
         for sock, scope in self._scopes.items():
             nursery.start_soon(self._accept, sock, scope, nursery)
 
-    def change(self, ports: Iterable[int]) -> None:
+    async def change(self, ports: Iterable[int]) -> None:
         """Listen on some ports, and on no others.
 
         Raises:
-            OSError: a port is taken in the namespace, or nothing is left of the stock;
-                nothing is changed then. Its `filename` is the port.
+            OSError: a port is taken in the namespace, or no socket can be made; nothing is
+                changed then. Its `filename` is the port.
         """
         wanted = frozenset(ports)
+        new = wanted - self._sockets.listeners.keys()
         begun: list[int] = []
-        port = 0
+        port = min(new, default=0)
         try:
+            await self._sockets.reserve(len(new), self._sockets.families)
             for port in sorted(wanted - self._listening()):
                 self._open(port)
                 begun.append(port)

@@ -2,7 +2,8 @@
 
 1. A connection into the namespace is made with a socket of the stock, for the host has
    no other way in. Such a socket is used again once its connection is over.
-2. While all of them are in use, the next connections wait.
+2. While all of them are in use, the launchpad makes more; there are `MAX_IN_USE` at most,
+   and the next connections wait.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ _INNER: tuple[tuple[socket.AddressFamily, Address], ...] = (
 _FIRST_LOOK_S = 0.005
 
 
+MAX_IN_USE = 256
+"""Sockets of a child for connections to its ports at once; they stay until its end."""
+
+
 class Stock:
     """Sockets of a child's namespace, each used for one connection after another."""
 
@@ -55,17 +60,34 @@ class Stock:
         self._sockets = sockets
         self._used: set[socket.socket] = set()
         self._freed = trio.Event()
+        self._growing = trio.Lock()
 
     async def take(self, family: socket.AddressFamily) -> socket.socket:
-        """Return an unbound socket; wait while all are in use."""
+        """Return an unbound socket, a new one where all are in use.
+
+        Waits while `MAX_IN_USE` are, or no more can be made.
+        """
         while True:
             try:
                 sock = self._sockets.take(family)
             except OSError:
-                await self._freed.wait()
+                freed = self._freed
+                if not await self._grow(family):
+                    await freed.wait()
             else:
                 self._used.add(sock)
                 return sock
+
+    async def _grow(self, family: socket.AddressFamily) -> bool:
+        """Have more sockets made; tell whether there may be one now."""
+        async with self._growing:
+            if len(self._used) >= MAX_IN_USE:
+                return False
+            try:
+                await self._sockets.reserve(1, [family])
+            except OSError:
+                return False
+            return True
 
     def give_back(self, sock: socket.socket) -> None:
         """Make a socket ready for others; what is connected by it is reset."""

@@ -8,6 +8,7 @@ has ended (see `inner_sockets`).
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +21,14 @@ import trio
 from hostlib.accounts import Account
 from hostlib.threads import in_thread
 from supervisor.network import proxy
-from supervisor.network.addresses import POOL_V4, POOL_V6
+from supervisor.network.additions import (
+    ADDRESSES,
+    V4,
+    V6,
+    Additions,
+    routes_to,
+    unbound,
+)
 from supervisor.network.child_network import (
     Bounds,
     ChildNetwork,
@@ -31,7 +39,6 @@ from supervisor.network.credential_file import open_credentials
 from supervisor.network.hosts import CREDENTIAL_SUFFIX
 from supervisor.network.inner_sockets import InnerSockets
 from supervisor.network.network_state import NetworkState
-from supervisor.network.pool import NAMESPACE_V4, NAMESPACE_V6
 from supervisor.network.rule import parse_rule
 from supervisor.network.settings import DNS_PORT, SettingError, settings_from
 from vfs.handover import state_from
@@ -57,6 +64,7 @@ if TYPE_CHECKING:
     from supervisor.network.network_state import ChildNetworkState
     from supervisor.network.section import CredentialSection, NetworkSection
     from supervisor.network.settings import NetworkSettings
+    from supervisor.spawn.launcher import Launcher
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder, SocketOrder
     from supervisor.spec import ChildSpec
     from vfs.clients import Client
@@ -87,6 +95,7 @@ class NetworkHost(Protocol):
     journal: Journal
     log: Log
     fs: Filesystem
+    launcher: Launcher
     services: Services
     holders: set[Callable[[], Iterable[tuple[int, str]]]]
 
@@ -226,7 +235,9 @@ class NetworkService:
             OSError: a port cannot be published.
         """
         identity = Identity(child.id, child.spec.name)
-        bounds = bounds_of(child.spec)
+        additions = Additions(self._host.launcher, sockets.dns_datagram)
+        sockets.make = partial(self._make_more, additions, stack)
+        bounds = bounds_of(child.spec, additions)
         network = ChildNetwork(
             identity, settings, sockets, self._outside, bounds, state
         )
@@ -239,6 +250,22 @@ class NetworkService:
         self._host.fs.set_aside(count)
         stack.callback(self._host.fs.set_aside, -count)
         network.start(self._nursery)
+
+    async def _make_more(
+        self, additions: Additions, stack: AsyncExitStack, families: Sequence[int]
+    ) -> list[socket.socket]:
+        """Return one more socket of each family that is listed, of a child's namespace.
+
+        Raises:
+            OSError: they cannot be made, or the host has too few descriptors left.
+        """
+        fs = self._host.fs
+        if fs.spare < len(families):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made = await additions.make_sockets(families)
+        fs.set_aside(len(made))
+        stack.callback(fs.set_aside, -len(made))
+        return made
 
     # Handed over
 
@@ -325,7 +352,7 @@ async def open_network(
             service.close()
 
 
-def bounds_of(spec: ChildSpec) -> Bounds:
+def bounds_of(spec: ChildSpec, additions: Additions | None = None) -> Bounds:
     """Return what a child's network is bounded by (spec NET14).
 
     What a nested child opens comes to the host as its parent's, and counts there.
@@ -335,41 +362,29 @@ def bounds_of(spec: ChildSpec) -> Bounds:
     return Bounds(
         connections=None if connections is None else Account(limit=connections),
         net_bytes=None if size is None else Account(limit=size),
+        add_routes=None if additions is None else additions.add_routes,
     )
 
 
 def order_of(settings: NetworkSettings) -> LoopbackOrder:
     """Return what is to be made in the net namespace of a child (spec NET4)."""
-    networks = tuple(
-        (
-            int(socket.AF_INET if network.version == 4 else socket.AF_INET6),
-            network.network_address.packed,
-            network.prefixlen,
-        )
-        for network in settings.rules.networks()
-    )
-    addresses = (
-        (int(socket.AF_INET), NAMESPACE_V4.packed, POOL_V4.prefixlen),
-        (int(socket.AF_INET6), NAMESPACE_V6.packed, POOL_V6.prefixlen),
-    )
-    return tuple(_sockets_wanted(settings)), addresses, networks
+    routes = routes_to(settings.rules.networks())
+    return tuple(_sockets_wanted(settings)), ADDRESSES, routes
 
 
 def _sockets_wanted(settings: NetworkSettings) -> Iterator[SocketOrder]:
     """Yield the sockets in the order in which `sockets_of` takes them."""
-    v4, v6 = int(socket.AF_INET), int(socket.AF_INET6)
     stream = int(socket.SOCK_STREAM)
     granted = settings.rules.ports()
-    yield v4, int(socket.SOCK_DGRAM), _LOOPBACK, DNS_PORT
+    yield V4, int(socket.SOCK_DGRAM), _LOOPBACK, DNS_PORT
     for port in (DNS_PORT, proxy.PORT):
-        yield v4, stream, _ANY_V4 if port in granted else _LOOPBACK, port
+        yield V4, stream, _ANY_V4 if port in granted else _LOOPBACK, port
     for port in granted:
         if port not in {DNS_PORT, proxy.PORT}:
-            yield v4, stream, _ANY_V4, port
-        yield v6, stream, _ANY_V6, port
-    for _ in range(STOCK_TO_PUBLISH if settings.publish else STOCK):
-        yield v4, stream, "", 0
-        yield v6, stream, "", 0
+            yield V4, stream, _ANY_V4, port
+        yield V6, stream, _ANY_V6, port
+    stock = STOCK_TO_PUBLISH if settings.publish else STOCK
+    yield from unbound((V4, V6) * stock)
 
 
 def sockets_of(

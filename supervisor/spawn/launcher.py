@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from hostlib.linux import processes
+    from supervisor.spawn.inner_pair import InnerListener
     from supervisor.spawn.launchpad.start import LaunchpadProcess
     from supervisor.spawn.process import ProcessState
     from supervisor.spawn.request import SpawnRequest
@@ -234,6 +235,34 @@ class Launcher:
             raise OSError(number, os.strerror(number))
         return record.owners
 
+    async def furnish(
+        self, listener: InnerListener, net: int, users: tuple[int, ...]
+    ) -> None:
+        """Have sockets and routes made in the net namespace of a child that runs.
+
+        Args:
+            listener: wants them; what it gets is there when this returns.
+            net: the namespace.
+            users: the user namespace that owns it, if that is not this process's.
+
+        Raises:
+            OSError: they cannot be made.
+            LaunchpadLost: the launchpad has ended.
+        """
+        self._last_ident += 1
+        ident = self._last_ident
+        record = self._records[ident] = Record()
+        try:
+            message = (wire.FURNISH, ident, listener.order())
+            await self.send(message, (net, listener.way, *users))
+            await record.exited.wait()
+        finally:
+            self._records.pop(ident, None)
+        self.check()
+        if not record.is_done:
+            number = errno.EIO if record.failure is None else record.failure[0]
+            raise OSError(number, os.strerror(number))
+
     async def arm(self, deadline_s: float) -> None:
         """Let the kernel end the launchpad, and with it all children, at a time.
 
@@ -256,7 +285,7 @@ class Launcher:
         finally:
             self._records.pop(ident, None)
         self.check()
-        if not record.is_armed:
+        if not record.is_done:
             number = errno.EIO if record.failure is None else record.failure[0]
             raise OSError(number, os.strerror(number))
 

@@ -68,7 +68,7 @@ class Record:
         failure: (errno, stage, detail).
         stock: what a question, which has a record as well, was answered.
         owners: as above, a descriptor; -1 if there is none. Belongs to who asked.
-        is_armed: the kernel has the deadline that was asked for.
+        is_done: what was asked for is done, a deadline or an addition.
         at_exit: called when `exited` is set; at once, and so not to wait or raise.
     """
 
@@ -81,7 +81,7 @@ class Record:
     status: ExitStatus | None = None
     stock: tuple[processes.ProcessIdentity, ...] = ()
     owners: int = -1
-    is_armed: bool = False
+    is_done: bool = False
     at_exit: Callable[[], None] | None = None
 
     @property
@@ -100,8 +100,8 @@ class Record:
         if kind == wire.LISTED:
             (self.stock,) = said
             self.exited.set()
-        elif kind == wire.ARMED:
-            self.is_armed = True
+        elif kind in {wire.ARMED, wire.FURNISHED}:
+            self.is_done = True
             self.exited.set()
         elif kind == wire.OWNED:
             if fds:  # else this process may open no more

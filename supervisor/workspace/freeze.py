@@ -16,7 +16,6 @@ Sources: cgroup-v2.rst ("cgroup.freeze"), setns(2), kill(2), ioctl_nsfs(2), sign
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -24,6 +23,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hostlib.linux.net_namespace import (
+    is_own_user_namespace,
+    open_user_namespace,
+)
 from hostlib.linux.processes import read_parent_and_start, signal_process
 from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl
 from supervisor.workspace.linux import NEW_PID_SPACE, NEW_USER_SPACE, enter_space
@@ -52,7 +55,6 @@ _INSIDE_MS = 200
 _QUIET_LOOKS = 2
 """A process may fork and then stop itself while one look goes on."""
 
-_NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 _GUARD_IGNORES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 _ANSWER_BYTES = 4096
 
@@ -243,8 +245,8 @@ def _enter_space_of(pid: int) -> None:
         OSError: this user may not.
     """
     space = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    users = fcntl.ioctl(space, _NS_GET_USERNS)
-    if not os.path.samestat(os.fstat(users), os.stat("/proc/self/ns/user")):
+    users = open_user_namespace(space)
+    if not is_own_user_namespace(users):
         enter_space(users, NEW_USER_SPACE)
     enter_space(space, NEW_PID_SPACE)
 

@@ -44,7 +44,7 @@ from supervisor.spawn.launchpad import life, setup, wire
 from supervisor.spawn.launchpad.child import become
 from supervisor.spawn.launchpad.family import Child, Family, no_fork
 from supervisor.spawn.launchpad.fork import PidNamespaces, fork_into
-from supervisor.spawn.launchpad.layers import owners
+from supervisor.spawn.launchpad.layers import addition, owners
 from supervisor.spawn.launchpad.order import APPLIED, BECAME, FORKING, GAVE_UP, Order
 from supervisor.spawn.launchpad.outbox import Outbox
 from supervisor.spawn.launchpad.prefork import Stock, hand_over
@@ -157,10 +157,22 @@ class _Launchpad:
         elif kind == wire.OWNERS:
             namespace = os.dup(owners.owners_of(*body))
             self._outbox.put((wire.OWNED, ident), namespace)
+        elif kind == wire.FURNISH:
+            self._furnish(ident, body, fds)
         elif kind == wire.ARM:
             self._arm(ident, *body)
         else:
             self._outbox.fail(ident, errno.EINVAL, "request")
+
+    def _furnish(self, ident: int, body: tuple[Any, ...], fds: list[int]) -> None:
+        """Make more in the net namespace of a child (spec NET12)."""
+        (order,), (net, way, *users) = body, fds
+        try:
+            addition.add(order, net, way, users)
+        except OSError as error:
+            self._outbox.fail(ident, error.errno or errno.EIO, "furnish")
+        else:
+            self._outbox.put((wire.FURNISHED, ident))
 
     def _arm(self, ident: int, deadline_ns: int) -> None:
         """Let the kernel end this process at a time (spec FL6)."""

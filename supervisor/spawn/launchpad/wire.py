@@ -19,6 +19,8 @@ Rules:
     ``(SPARE, 0, groups)``: groups that a coming child may be asked to be in.
     ``(LIST, id)``: which children are in stock.
     ``(ARM, id, deadline_ns)``: end this process at that time of CLOCK_BOOTTIME.
+    ``(FURNISH, id, order)`` with a net namespace, the socket by which it is sent to the
+    host, and the user namespace that owns it where that is another: see ``addition``.
     ``(OWNERS, id, user, owner)``: for the namespace that shows one's files as the other's.
 
  4. Launchpad to host:
@@ -30,6 +32,7 @@ Rules:
     ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
     ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
     ``(LISTED, id, stock)``: (pid, create_time) of each, its init's too.
+    ``(FURNISHED, id)``: it is sent; or FAILED.
     ``(ARMED, id)``: the kernel has that time, and no other; or FAILED.
     ``(OWNED, id)`` with that user namespace; or FAILED.
     SPAWNED, EXITED, SWEPT of one id come in this order.
@@ -55,10 +58,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-VERSION = 16
+VERSION = 17
 
 SPAWN, SIGNAL, SPAWNED, FAILED, EXITED, SWEPT, SPARE, LIST, LISTED = range(9)
-OWNERS, OWNED, ARM, ARMED = 9, 10, 11, 12
+OWNERS, OWNED, ARM, ARMED, FURNISH, FURNISHED = range(9, 15)
 
 # A bigger message travels in a memfd, sent as the last descriptor: a datagram must fit into
 # the socket's buffer (208 KiB by default). The datagram then says what message that is, for

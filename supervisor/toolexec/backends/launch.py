@@ -7,12 +7,12 @@ its holder may have none.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from hostlib.linux.net_namespace import open_net_namespace, open_user_namespace
 from supervisor.fsproxy.ports import is_withheld
 from supervisor.sandbox import start
 from supervisor.spawn.launchpad.words import NET, USERS
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from supervisor.toolexec.routes import SpawnPlan
 
 
-_SIOCGSKNS = 0x894C  # <linux/sockios.h>
-_NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 _NOT_GIVEN = frozenset({errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM})
 """Errors of these where the kernel lacks them (before 4.10, or gVisor), or refuses."""
 
@@ -122,11 +120,11 @@ def _namespaces(inner_fd: int) -> Iterator[Mapping[str, int]]:
         yield {}
         return
     with ExitStack() as stack:
-        net = fcntl.ioctl(inner_fd, _SIOCGSKNS)
+        net = open_net_namespace(inner_fd)
         stack.callback(os.close, net)
         joined = {NET: net}
         if os.geteuid() != 0:  # the user namespace that the child made it in
-            joined[USERS] = fcntl.ioctl(net, _NS_GET_USERNS)
+            joined[USERS] = open_user_namespace(net)
             stack.callback(os.close, joined[USERS])
         yield joined
 

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from supervisor.handover.exchange import SERVICES
+from supervisor.network.rule import RuleError
 from supervisor.network.section import NetworkSection
 from supervisor.network.service import (
     STOCK,
+    STOCK_TO_PUBLISH,
     NetworkService,
     open_network,
     order_of,
@@ -286,6 +289,93 @@ async def test_what_is_held_of_a_child_is_handed_over(scene: Scene) -> None:
         assert set(fds) == {number for number, _ in scene.service.descriptors()}
         await puppet.kill()
         assert scene.service.hand_over(stack) == ({"children": {}}, set())
+
+
+# spec NET12, NET4: an address that is allowed live gets a route in the namespace.
+@pytest.mark.nobody
+async def test_an_address_that_is_allowed_live_can_be_connected_to(
+    scene: Scene,
+) -> None:
+    puppet = await scene.puppet()
+    change = scene.service.change_network
+    for host, rule in (
+        ("10.1.2.4", "10.1.2.0/24:80"),
+        ("2001:db8:8::7", "[2001:db8:8::7]:80"),
+    ):
+        what = f"fault(lambda: connect({host!r}, 80))"
+        assert await puppet.do(what) == errno.ENETUNREACH
+        await change(puppet.child.id, [rule], [], cut=False)
+        assert (await puppet.do(f"ends({host!r}, 80)"))[1] == host
+    # What was there is there still, and the child itself can add nothing.
+    assert (await puppet.do("ends('10.1.2.3', 80)"))[1] == "10.1.2.3"
+    assert scene.stage.host.launcher.is_at_rest
+
+
+# spec NET12, NET4: more ports than the stock has sockets.
+@pytest.mark.nobody
+async def test_more_ports_than_the_stock_can_be_allowed_live(scene: Scene) -> None:
+    puppet = await scene.puppet()
+    spare = scene.stage.host.fs.spare
+    held = len({number for number, _ in scene.service.descriptors()})
+    ports = range(8000, 8000 + 3 * STOCK)
+    rule = f"example.com:{','.join(map(str, ports))}"
+    await scene.service.change_network(puppet.child.id, [rule], [], cut=False)
+    for port in (*ports[:2], ports[-1]):
+        for address in ("198.18.0.2", "fd5a:6e64:686f::2"):
+            await puppet.do(f"ends({address!r}, {port})")
+    listening = await puppet.do("listening('tcp')")
+    assert set(ports) <= set(listening)
+    # They are in the table, and in the account of what is left for files.
+    now = len({number for number, _ in scene.service.descriptors()})
+    assert now - held == spare - scene.stage.host.fs.spare > 0
+    await puppet.kill()
+    assert not [*scene.service.descriptors()]
+
+
+# spec NET12: where the launchpad can make none nothing is changed, and it is said.
+async def test_a_namespace_that_cannot_be_entered_is_told(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puppet = await scene.puppet()
+
+    def refuse(_: int) -> int:
+        raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
+
+    monkeypatch.setattr("supervisor.network.additions.open_net_namespace", refuse)
+    network = scene.service.network_of(puppet.child.id)
+    assert network is not None
+    before = network.rules
+    for rule, reason in (
+        ("10.9.9.9:80", "no route to it in the child's network: Inappropriate ioctl"),
+        (
+            f"a.example:{','.join(map(str, range(8000, 8000 + STOCK + 1)))}",
+            "no listener on port 8000: Inappropriate ioctl",
+        ),
+    ):
+        with pytest.raises(RuleError, match=reason):
+            await scene.service.change_network(puppet.child.id, [rule], [], cut=False)
+    assert network.rules == before
+
+
+# spec NET10: more connections to a published port than the stock has sockets.
+@pytest.mark.nobody
+async def test_more_connections_than_the_stock_reach_a_published_port(
+    scene: Scene,
+) -> None:
+    puppet = await scene.puppet(publish=["8000"])
+    network = scene.service.network_of(puppet.child.id)
+    assert network is not None
+    await puppet.do(
+        "exec('server = socket.create_server((\"127.0.0.1\", 8000), backlog=99)', globals())"
+    )
+    host, port = network.statistics().published[0].address.split(":")
+    with ExitStack() as stack:
+        for _ in range(STOCK_TO_PUBLISH + 3):
+            sock = stack.enter_context(trio.socket.socket())
+            await sock.connect((host, int(port)))
+            await sock.send(b"x")
+        for _ in range(STOCK_TO_PUBLISH + 3):
+            assert await puppet.do("server.accept()[0].recv(1)") == b"x"
 
 
 # spec NET9: a child never gets more network than was said, nor a start without its rules.

@@ -184,6 +184,10 @@ def test_a_network_by_name_goes_on_under_the_next_program(tmp_path: Path) -> Non
         assert stage.open("new.test", 81) not in addresses.values()
         assert stage.open("old.test") == addresses["old"]
         assert stage.figures().bytes_in > after.bytes_in
+        # spec NET12: what the launchpad adds reaches the namespace as before.
+        assert stage.tell("open 203.0.113.5 80") == "OSError"
+        network("c", allow=["203.0.113.5:80"])
+        assert stage.open("203.0.113.5") == "203.0.113.5"
         assert_clean(running)
         assert running.end() == 0
     assert "ERROR" not in running.said()
