@@ -10,7 +10,7 @@ _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 
 
 def open_net_namespace(fd: int) -> int:
-    """Return a descriptor of the net namespace in which a socket was made; the caller's.
+    """Return a descriptor of a socket's net namespace; the caller's.
 
     Raises:
         OSError: the kernel cannot tell (before 4.10, or gVisor), or this user may not
@@ -20,7 +20,7 @@ def open_net_namespace(fd: int) -> int:
 
 
 def open_user_namespace(namespace: int) -> int:
-    """Return a descriptor of the user namespace that owns another; the caller's.
+    """Return a descriptor of a namespace's user namespace; the caller's.
 
     Raises:
         OSError: as above.
