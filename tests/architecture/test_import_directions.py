@@ -62,7 +62,7 @@ def imports_of(package: str) -> Iterator[tuple[str, str, str]]:
     for path in product_files():
         name = module_name(path)
         if is_in(name, package):
-            for line, target in uses.imported(uses.at_run_time(parsed(path))):
+            for line, target in uses.imported_at_run_time(parsed(path)):
                 yield name, f"{relative(path)}:{line}", target
 
 
@@ -182,7 +182,7 @@ def test_the_check_of_loaded_modules_sees_a_heavy_one() -> None:
 def test_imports_for_types_only_are_told_apart() -> None:
     source = "import a\nif TYPE_CHECKING:\n    import b\nelse:\n    import c\n"
     tree = ast.parse(source)
-    assert [name for _, name in uses.imported(uses.at_run_time(tree))] == ["a", "c"]
+    assert [name for _, name in uses.imported_at_run_time(tree)] == ["a", "c"]
     assert {name for _, name in uses.imported(tree)} == {"a", "b", "c"}
 
 

@@ -5,8 +5,8 @@ follow values: `f = os.kill; f(1, 9)` shows the use of `os.kill`, which is enoug
 """
 
 import ast
-from collections.abc import Iterator
-from copy import deepcopy
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -14,7 +14,16 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
     `from a import b` yields `a` and `a.b`, for `b` may be a module.
     """
-    for node in ast.walk(tree):
+    return _imported_by(ast.walk(tree))
+
+
+def imported_at_run_time(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted module) of every import but those under `if TYPE_CHECKING:`."""
+    return _imported_by(_walk_at_run_time(tree))
+
+
+def _imported_by(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -24,10 +33,25 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.module}.{alias.name}"
 
 
-def at_run_time(tree: ast.Module) -> ast.Module:
-    """Return a copy of the tree without what stands under `if TYPE_CHECKING:`."""
-    rest: ast.Module = _WithoutTypeChecking().visit(deepcopy(tree))
-    return rest
+def _walk_at_run_time(tree: ast.Module) -> Iterator[ast.AST]:
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        if isinstance(node, ast.If) and _is_for_types(node.test):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    match test:
+        case ast.Name(id="TYPE_CHECKING"):
+            return True
+        case ast.Attribute(value=ast.Name(id="typing"), attr="TYPE_CHECKING"):
+            return True
+        case _:
+            return False
 
 
 def used(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -65,14 +89,6 @@ def methods(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield node.lineno, node.func.attr
-
-
-class _WithoutTypeChecking(ast.NodeTransformer):
-    def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
-        if ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-            return [*node.orelse, ast.Pass()]
-        self.generic_visit(node)
-        return node
 
 
 def _aliases(tree: ast.AST) -> dict[str, str]:
