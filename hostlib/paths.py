@@ -21,6 +21,9 @@ LEDGER = "llm-quota.sqlite3"
 
 GONE = "the working directory is gone; change to one that is there"
 
+CONTROL_VARIABLE = "SANDHOST_CONTROL"
+"""The variable that names the control socket where no option does."""
+
 
 def working_directory() -> str:
     """Return the working directory as an absolute path.
@@ -58,6 +61,15 @@ def usual_runtime_dir() -> str:
         return f"{base}/sandhost"
     user = os.geteuid()
     return f"/tmp/sandhost-{user}" if user else ROOT_RUNTIME_DIR  # noqa: S108 - 0700
+
+
+def usual_control_paths() -> tuple[str, ...]:
+    """Return the paths of daemons' sockets where none is configured.
+
+    First this user's, then root's.
+    """
+    places = dict.fromkeys((usual_runtime_dir(), ROOT_RUNTIME_DIR))
+    return tuple(f"{place}/control" for place in places)
 
 
 def usual_state_dir() -> str:

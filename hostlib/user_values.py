@@ -284,3 +284,25 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
             why = "write NAME, or --env NAME=VALUE"
             raise OptionError(f"not a name: {text!r}; {why}")
     return tuple(texts)
+
+
+def joined(*parts: str) -> str:
+    """Return a key's path; parts that are no bare keys are quoted (TOML 1.0, keys)."""
+    return ".".join(
+        part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{_quote(part)}"'
+        for part in parts
+    )
+
+
+def _quote(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def named(
+    key: str, parse: Any, value: object, fault: type[Exception]
+) -> Iterator[tuple[str, str]]:
+    """Yield (key, reason) if a parser refuses a value with ``fault``."""
+    try:
+        parse(value)
+    except fault as why:
+        yield key, str(why)

@@ -146,7 +146,7 @@ def _light(word: str) -> Callable[[list[str]], int]:
     elif word == "fd":
         from vfs.client.shell.fd import main  # noqa: PLC0415
     elif word == "handover-check":
-        from supervisor.handover.check import check as main  # noqa: PLC0415
+        from supervisor.daemon.handover_check import check as main  # noqa: PLC0415
     else:
         from vfs.client.shell.llm import main  # noqa: PLC0415
     return main

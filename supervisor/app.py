@@ -80,7 +80,11 @@ async def offered(
                 check_packages("offer the LLM fds of [tools]", "fds")
                 from supervisor.llmfd.opening import open_fds  # noqa: PLC0415 - optional
 
-                fds = stack.enter_context(open_fds(host, config, left.get("fds")))
+                options = config_fds.fd_options(config.tools, config.file_descriptor)
+                state_dir = config.host.state_dir
+                fds = stack.enter_context(
+                    open_fds(host, options, state_dir, left.get("fds"))
+                )
                 if llm is not None:
                     from supervisor.llmfd.gateway import connect  # noqa: PLC0415
 

@@ -267,7 +267,7 @@ def _workspaces(given: dict[str, Any], config: Config | None) -> dict[str, Any]:
                 option = name.replace("_", "-")
                 raise OptionError(f"--{option}: there is no --workspace; name one")
         return {}
-    from supervisor.workspace.command_line import read_uses  # noqa: PLC0415 - with one
+    from supervisor.cli.workspace_options import read_uses  # noqa: PLC0415 - with one
 
     commit = _commit(given.get("commit"))  # before a workspace is made
     words, state_dir = given.get("workspace", ()), given.get("state_dir")

@@ -67,13 +67,13 @@ def list_workspaces(
     state_dir: str | None, control: str | None, *, as_json: bool
 ) -> int:
     """List the workspaces."""
+    from supervisor.cli.workspace_options import find_state_dir  # noqa: PLC0415
     from supervisor.cli.workspace_target import (  # noqa: PLC0415
         NotThereError,
         find_daemon,
         show_notes,
     )
     from supervisor.observe import tables  # noqa: PLC0415 - only this command needs it
-    from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.verbs import workspace_rows  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = []
@@ -328,12 +328,12 @@ def _do(
 
     A daemon writes its own journal.
     """
+    from supervisor.cli.workspace_options import find_state_dir  # noqa: PLC0415
     from supervisor.cli.workspace_target import (  # noqa: PLC0415
         NotThereError,
         find_daemon,
         show_notes,
     )
-    from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.verbs import VerbError, do_verb  # noqa: PLC0415
 
     daemon = find_daemon(state_dir, control)
@@ -405,8 +405,8 @@ def export(
 
 
 def _open(state_dir: str | None, name: str) -> Workspace:
+    from supervisor.cli.workspace_options import find_state_dir  # noqa: PLC0415
     from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
-    from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.verbs import (  # noqa: PLC0415
         cut_off_note,
         restore_note,
@@ -453,7 +453,7 @@ def _call(call: Callable[..., Any], *arguments: Any) -> Any:
 
 def _is_workspace(state_dir: str | None, text: str) -> bool:
     """Return whether a word is the name of a workspace; as a pattern write `/NAME`."""
-    from supervisor.workspace.command_line import find_state_dir  # noqa: PLC0415
+    from supervisor.cli.workspace_options import find_state_dir  # noqa: PLC0415
     from supervisor.workspace.store import workspaces_in  # noqa: PLC0415
 
     return text in workspaces_in(find_state_dir(state_dir))

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hostlib.messages import CommandError, UsageFault
+from hostlib.paths import CONTROL_VARIABLE
+from hostlib.unix_names import is_deaf
 from supervisor.control.client import (
-    ENVIRONMENT,
     ControlError,
     call,
     control_path,
-    is_deaf,
     stream,
 )
 
@@ -109,7 +109,7 @@ def find_daemon(state_dir: str | None, control: str | None) -> WorkspaceDaemon |
             why = "--state-dir is for workspaces without a daemon; leave one out"
             raise UsageFault(f"--control: {why}")
         return None
-    is_named = bool(control or os.environ.get(ENVIRONMENT))
+    is_named = bool(control or os.environ.get(CONTROL_VARIABLE))
     path = control_path(control)
     if path is None or is_named:
         return None if path is None else WorkspaceDaemon(path, is_named=True)

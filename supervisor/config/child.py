@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.user_values import OptionError, parse_duration, parse_period, parse_size
-from supervisor.config.read import directory_fault, joined, named
+from hostlib.user_values import (
+    OptionError,
+    joined,
+    named,
+    parse_duration,
+    parse_period,
+    parse_size,
+)
+from supervisor.config.read import directory_fault
 from supervisor.spawn.restarts import RestartPolicy
 
 if TYPE_CHECKING:

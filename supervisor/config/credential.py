@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hostlib.keys import KeyFileError, NoCredentialsError, read_key
-from supervisor.config.read import joined
+from hostlib.user_values import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hostlib.extras import missing_package
+from hostlib.user_values import joined
 from supervisor.config.fds import check_tools, is_enabled, odd_fds
-from supervisor.config.llm import DOOR_VARIABLES
-from supervisor.config.read import joined, names_of
+from supervisor.config.read import names_of
+from supervisor.llm.section import DOOR_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -5,19 +5,19 @@ from itertools import chain
 
 import msgspec
 
+from hostlib.user_values import joined
 from supervisor.config.child import ChildSection
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
 from supervisor.config.fleet import FleetSection
 from supervisor.config.host import HostSection, LimitsSection
-from supervisor.config.llm import LlmSection
 from supervisor.config.metrics import MetricsSection
 from supervisor.config.policy import PolicySection
-from supervisor.config.read import joined
 from supervisor.config.sandbox import SandboxSection
-from supervisor.config.sidecar import SidecarSection
-from supervisor.config.toolexec import ToolexecSection
-from supervisor.config.workspace import WorkspaceSection
+from supervisor.llm.section import LlmSection
 from supervisor.network.section import CredentialSection
+from supervisor.toolexec.section import ToolexecSection
+from supervisor.toolexec.sidecar_section import SidecarSection
+from supervisor.workspace.section import WorkspaceSection
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):

@@ -16,6 +16,8 @@ from hostlib.user_values import OptionError, parse_duration, parse_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from supervisor.llmfd.opening import FdOptions
+
 PROCESS_TOOLS = ("fork", "spawn")
 """Tools of the tool loop that use descriptors but do not turn them on."""
 
@@ -61,6 +63,39 @@ class FileDescriptorSection(msgspec.Struct, forbid_unknown_fields=True):
     keep_checkpoints: int = 0
     keep_checkpoints_for: str = ""
     escape: str = "xml"
+
+
+def fd_options(
+    tools: ToolsSection | None, section: FileDescriptorSection | None
+) -> FdOptions:
+    """Return what checked sections set.
+
+    Args:
+        tools: None: every tool is offered.
+        section: None: the usual sizes.
+    """
+    from supervisor.llmfd import Retention, Settings  # noqa: PLC0415 - with LLM fds
+    from supervisor.llmfd.opening import FdOptions  # noqa: PLC0415 - as above
+
+    section = section or FileDescriptorSection()
+    return FdOptions(
+        tools=None if tools is None else frozenset(tools.enabled),
+        settings=Settings(
+            page_size=section.default_page_size,
+            max_output=section.max_direct_output_chars,
+            max_input=section.max_input_chars,
+            page_input=section.page_user_input,
+            conversation_fds=section.conversation_fds,
+            auto_summarize=section.auto_summarize,
+            raw=section.escape == "raw",
+        ),
+        max_memory_bytes=parse_size(section.max_memory),
+        max_store_bytes=parse_size(section.max_store),
+        retention=Retention(
+            section.keep_checkpoints,
+            parse_duration(section.keep_checkpoints_for or "0"),
+        ),
+    )
 
 
 def is_enabled(tools: ToolsSection, section: FileDescriptorSection | None) -> bool:

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.linux.descriptors import open_files_warnings
-from hostlib.user_values import OptionError, parse_duration, parse_period, parse_size
-from supervisor.config.read import named
+from hostlib.user_values import (
+    OptionError,
+    named,
+    parse_duration,
+    parse_period,
+    parse_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from hostlib.messages import remedy
+from hostlib.user_values import joined
 from supervisor.config.child import check_children, odd_restarts
 from supervisor.config.credential import check_credentials
 from supervisor.config.crosschecks import (
@@ -32,7 +33,6 @@ from supervisor.config.document import Config
 from supervisor.config.fds import check_file_descriptor
 from supervisor.config.fleet import check_fleet
 from supervisor.config.host import check_host, check_limits, odd_limits
-from supervisor.config.llm import check as check_llm
 from supervisor.config.metrics import check_metrics
 from supervisor.config.places import (
     check_bases,
@@ -47,10 +47,8 @@ from supervisor.config.places import (
     odd_programs,
 )
 from supervisor.config.policy import check_policies, network_word, odd_policy_limits
-from supervisor.config.read import Fault, Reader, joined, text_of
+from supervisor.config.read import Fault, Reader, text_of
 from supervisor.config.sandbox import check_sandboxes, profile_named
-from supervisor.config.sidecar import check_sidecars
-from supervisor.config.toolexec import check_toolexec
 from supervisor.config.walls import (
     check_walls,
     check_walls_of_sidecars,
@@ -58,7 +56,10 @@ from supervisor.config.walls import (
     odd_sidecars,
     odd_walls,
 )
-from supervisor.config.workspace import check_sections
+from supervisor.llm.section import check as check_llm
+from supervisor.toolexec.section import check_toolexec
+from supervisor.toolexec.sidecar_section import check_sidecars
+from supervisor.workspace.section import check_sections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hostlib.messages import remedy
 from hostlib.paths import absolute
+from hostlib.user_values import joined
 from supervisor.config.directories import places_of
-from supervisor.config.read import directory_fault, joined
+from supervisor.config.read import directory_fault
 from supervisor.spawn.request import SpawnError, find_executable
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ import msgspec
 from hostlib.linux.descriptors import open_files_warnings
 from hostlib.user_values import (
     OptionError,
+    joined,
     limit_faults,
+    named,
     network_limit_faults,
     parse_limits,
 )
-from supervisor.config.llm import check_policy
-from supervisor.config.read import joined, named
 from supervisor.config.sandbox import NETWORKS, RULES
+from supervisor.llm.section import check_policy
 from supervisor.sandbox.home import is_home_file
 from supervisor.toolexec.kinds import is_tool_name
 

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
 import msgspec
 
 from hostlib.messages import remedy
+from hostlib.user_values import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
 
 _MSGSPEC_WHERE = re.compile(r" - at `\$(?P<path>[^`]*)`$")
@@ -63,18 +64,6 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.key}: {self.reason}" if self.key else self.reason
-
-
-def joined(*parts: str) -> str:
-    """Return a key's path; parts that are no bare keys are quoted (TOML 1.0, keys)."""
-    return ".".join(
-        part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{_quote(part)}"'
-        for part in parts
-    )
-
-
-def _quote(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 class Reader:
@@ -189,16 +178,6 @@ def _in_toml_words(text: str) -> str:
     words = " or ".join(_IN_TOML.get(name, name) for name in wanted)
     hint = "; write it in quotes" if wanted == ["str"] else ""
     return f"expected {words}, got {_IN_TOML.get(match['given'], match['given'])}{hint}"
-
-
-def named(
-    key: str, parse: Any, value: object, fault: type[Exception]
-) -> Iterator[tuple[str, str]]:
-    """Yield (key, reason) if a parser refuses a value with ``fault``."""
-    try:
-        parse(value)
-    except fault as why:
-        yield key, str(why)
 
 
 def names_of(document: Mapping[str, Any], section: str) -> Collection[str] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.config.read import joined
+from hostlib.user_values import joined
 from supervisor.sandbox.forecast import (
     HOLDERS,
     foreseen,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from hostlib.user_values import joined
 from supervisor.config.policy import network_keys_of, network_word
-from supervisor.config.read import joined, names_of
+from supervisor.config.read import names_of
 from supervisor.config.sandbox import (
     RULES,
     check_kept,

@@ -22,7 +22,8 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from hostlib.paths import ROOT_RUNTIME_DIR, usual_runtime_dir
+from hostlib.paths import CONTROL_VARIABLE, usual_control_paths
+from hostlib.unix_names import is_deaf, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,12 +45,8 @@ for the first byte and for each next one."""
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 """Longest answer: a row has some 300 bytes, a host a million files."""
 
-ENVIRONMENT = "SANDHOST_CONTROL"
-"""The variable that names the socket where no option does."""
-
 _RECEIVE_BYTES = 65_536
 _INSTANT_S = 0.001  # 0 is another mode of a socket
-_SUN_PATH_BYTES = 108
 
 
 class ControlError(Exception):
@@ -58,15 +55,6 @@ class ControlError(Exception):
 
 class RefusedError(ControlError):
     """A host that answers, and refuses."""
-
-
-def usual_paths() -> tuple[str, ...]:
-    """Return the paths of daemons' sockets where none is configured.
-
-    First this user's, then root's.
-    """
-    places = dict.fromkeys((usual_runtime_dir(), ROOT_RUNTIME_DIR))
-    return tuple(f"{place}/control" for place in places)
 
 
 def control_path(given: str | None) -> str | None:
@@ -78,10 +66,10 @@ def control_path(given: str | None) -> str | None:
     Returns:
         None if none is named and no usual path has a socket.
     """
-    name_child = given or os.environ.get(ENVIRONMENT)
+    name_child = given or os.environ.get(CONTROL_VARIABLE)
     if name_child:
         return name_child
-    found = [path for path in usual_paths() if not _reason_against(path)]
+    found = [path for path in usual_control_paths() if not _reason_against(path)]
     listening = (path for path in found if not is_deaf(path))
     return next(listening, found[0]) if len(found) > 1 else next(iter(found), None)
 
@@ -96,11 +84,11 @@ def find_control(given: str | None) -> str:
     if path is None:
         tried = ", ".join(
             f"{path!r} {_reason_against(path) or 'has just come'}"
-            for path in usual_paths()
+            for path in usual_control_paths()
         )
         raise ControlError(
             f"cannot find a host: {tried}; start sandhost serve, or name a socket by"
-            f" --control or ${ENVIRONMENT}"
+            f" --control or ${CONTROL_VARIABLE}"
         )
     return path
 
@@ -117,22 +105,6 @@ def _reason_against(path: str) -> str:
     # Another user may make a directory of this name beneath /tmp first.
     is_foreign = owner not in {os.geteuid(), 0} and path.startswith("/tmp/")  # noqa: S108
     return "is another user's" if is_foreign else ""
-
-
-def is_deaf(path: str) -> bool:
-    """Return whether a path is a socket without a listener."""
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 - one call
-            return False
-        with socket.socket(socket.AF_UNIX) as line:
-            line.setblocking(False)
-            with short_name(path) as name:
-                line.connect(name)
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # removed, or alive and busy
-        return False
-    return False
 
 
 def call(
@@ -348,24 +320,6 @@ def _connect(line: socket.socket, path: str, timeout_s: float) -> None:
         raise _silence(path, timeout_s) from None
     except OSError as why:
         raise ControlError(f"cannot ask {path!r}: {why.strerror or why}") from None
-
-
-@contextlib.contextmanager
-def short_name(path: str) -> Iterator[str]:
-    """Yield a name of the socket that fits into sun_path, which has 108 bytes.
-
-    Raises:
-        OSError: its directory cannot be opened.
-    """
-    if len(os.fsencode(path)) < _SUN_PATH_BYTES:
-        yield path
-        return
-    parent, name = os.path.split(path)
-    fd = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}/{name}"
-    finally:
-        os.close(fd)
 
 
 def _result(path: str, reply: bytes) -> Any:

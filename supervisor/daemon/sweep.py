@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hostlib.linux import holdings
-from supervisor.control.client import is_deaf
+from hostlib.unix_names import is_deaf
 from supervisor.doctor.leftovers import LAUNCHPAD_NAME, STAGED_PREFIX, Search
 from supervisor.sandbox import groups as sandbox_groups
 from supervisor.sandbox.scratch import PREFIX, is_abandoned, remove_tree

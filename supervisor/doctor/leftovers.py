@@ -19,8 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hostlib.linux import holdings, processes
-from hostlib.paths import temporary_directory, usual_state_dir
-from supervisor.control.client import ENVIRONMENT, is_deaf, usual_paths
+from hostlib.paths import (
+    CONTROL_VARIABLE,
+    temporary_directory,
+    usual_control_paths,
+    usual_state_dir,
+)
+from hostlib.unix_names import is_deaf
 from supervisor.sandbox.ownership import KEEPER
 from supervisor.sandbox.scratch import KEPT_PREFIX, PREFIX, is_abandoned
 
@@ -235,8 +240,8 @@ class _Look:
         return found
 
     def _sockets(self) -> list[str]:
-        named = os.environ.get(ENVIRONMENT)
-        paths = (named,) if named else usual_paths()
+        named = os.environ.get(CONTROL_VARIABLE)
+        paths = (named,) if named else usual_control_paths()
         return [path for path in paths if is_deaf(path)]
 
     def _doubt(self, text: str) -> None:

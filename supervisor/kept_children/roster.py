@@ -21,13 +21,13 @@ import trio
 from hostlib.segments import Segments
 from hostlib.threads import in_thread
 from hostlib.user_values import parse_size
-from supervisor.config.workspace import uses_of
 from supervisor.kept_children.kept_child import KeptChild, Shared, options_of
 from supervisor.kept_children.log_marks import Marks
 from supervisor.kept_children.logs import WRITERS, ChildLog
 from supervisor.kept_children.placed import fenced
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.spawn.launcher import SPAWNS_UNDER_WAY
+from supervisor.workspace.section import uses_of
 from supervisor.workspace.settings import USUAL
 
 if TYPE_CHECKING:

@@ -15,21 +15,21 @@ import msgspec
 
 from hostlib.redact import MIN_SECRET_CHARS, Redactor
 from hostlib.user_values import parse_duration
-from supervisor.config.llm import ModelSection
 from supervisor.llm.apis import ASKABLE, CHAT, has_reasoning
 from supervisor.llm.gateway import LARGE_BYTES, Call, Gateway, Model, encode_chat
 from supervisor.llm.presets import presets
 from supervisor.llm.prompt_size import PromptSize
 from supervisor.llm.quota import Weights
+from supervisor.llm.section import ModelSection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from supervisor.config.llm import LlmSection, WeightsSection
     from supervisor.llm.accounts import Accounts
     from supervisor.llm.apis import Api
     from supervisor.llm.provider import Provider
     from supervisor.llm.quota import Node
+    from supervisor.llm.section import LlmSection, WeightsSection
     from supervisor.parts import Parts
     from vfs.clients import Client
 

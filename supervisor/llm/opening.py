@@ -25,8 +25,8 @@ from supervisor.llm.service import LlmService, read_state
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from supervisor.config.llm import LlmSection
     from supervisor.llm.provider import Provider
+    from supervisor.llm.section import LlmSection
     from supervisor.parts import Parts
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hostlib.paths import CHECKPOINTS
-from hostlib.user_values import parse_duration, parse_size
-from supervisor.config.fds import FileDescriptorSection
 from supervisor.llmfd import Checkpoints, Retention, Settings, Store
 from supervisor.llmfd.service import FdService, read_state
 from supervisor.sandbox.scratch import make_kept
@@ -17,62 +16,66 @@ from supervisor.sandbox.scratch import make_kept
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.config.document import Config
     from supervisor.parts import Parts
     from vfs.filesystem import Filesystem
 
 
-def make_service(fs: Filesystem, config: Config | None, checkpoints: str) -> FdService:
-    """Return the LLM fds of a configuration.
+@dataclass(frozen=True, slots=True)
+class FdOptions:
+    """The configured sizes and tools of a host's LLM fds.
+
+    Attributes:
+        tools: the names of those that are offered; None for every one.
+        settings: of each process.
+        max_memory_bytes: of contents; more of them move to files.
+        max_store_bytes: of contents, in memory and files.
+        retention: of checkpoints.
+    """
+
+    tools: frozenset[str] | None
+    settings: Settings
+    max_memory_bytes: int
+    max_store_bytes: int
+    retention: Retention
+
+
+def make_service(fs: Filesystem, options: FdOptions, checkpoints: str) -> FdService:
+    """Return the LLM fds that are configured.
 
     Args:
         fs: the host's file system.
-        config: None for every tool and the usual sizes.
-        checkpoints: their directory.
+        options: of them.
+        checkpoints: directory for them.
 
     Raises:
         OSError: the directory cannot be used.
     """
-    section = config.file_descriptor if config is not None else None
-    section = section or FileDescriptorSection()
     return FdService(
         fs,
-        Store(parse_size(section.max_memory)),
-        None if config is None else frozenset(config.tools.enabled),
-        settings=Settings(
-            page_size=section.default_page_size,
-            max_output=section.max_direct_output_chars,
-            max_input=section.max_input_chars,
-            page_input=section.page_user_input,
-            conversation_fds=section.conversation_fds,
-            auto_summarize=section.auto_summarize,
-            raw=section.escape == "raw",
-        ),
-        max_store=parse_size(section.max_store),
-        checkpoints=Checkpoints(
-            checkpoints,
-            retention=Retention(
-                section.keep_checkpoints,
-                parse_duration(section.keep_checkpoints_for or "0"),
-            ),
-        ),
+        Store(options.max_memory_bytes),
+        options.tools,
+        settings=options.settings,
+        max_store=options.max_store_bytes,
+        checkpoints=Checkpoints(checkpoints, retention=options.retention),
     )
 
 
 @contextmanager
-def open_fds(host: Parts, config: Config, left: object = None) -> Iterator[FdService]:
-    """Offer the LLM fds of a configuration until the block ends.
+def open_fds(
+    host: Parts, options: FdOptions, state_dir: str | None, left: object = None
+) -> Iterator[FdService]:
+    """Offer the LLM fds that are configured until the block ends.
 
     Args:
         host: offers them.
-        config: checked.
+        options: of them.
+        state_dir: holds the checkpoints; None: they live as long as the host.
         left: the state of the program before; None without one.
 
     Raises:
         HandoverError: the state is another program's.
         OSError: the directory of the checkpoints cannot be used.
     """
-    state_dir = config.host.state_dir
     before = read_state(left)
     temporary = None if before is None else before.temporary
     if temporary is None and state_dir is None:
@@ -85,7 +88,7 @@ def open_fds(host: Parts, config: Config, left: object = None) -> Iterator[FdSer
     try:
         if temporary is not None:
             host.apart.add(temporary)
-        service = make_service(host.fs, config, directory)
+        service = make_service(host.fs, options, directory)
         service.temporary = temporary
         service.journal = host.journal
         service.drop_numbered(host.log, before)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from hostlib.paths import absolute, working_directory
+from supervisor.config.fds import fd_options
 from supervisor.config.loader import ConfigError, load_config
 from supervisor.llmfd import UnknownCallError
 from supervisor.llmfd.opening import make_service
@@ -317,7 +318,12 @@ def _own_process(config: Config | None, root: str | None) -> Iterator[Process]:
     with ExitStack() as stack:
         checkpoints = make_kept("sandhost-fds-")
         stack.callback(shutil.rmtree, checkpoints, ignore_errors=True)
-        service = make_service(fs, config, checkpoints)
+        options = (
+            fd_options(None, None)
+            if config is None
+            else fd_options(config.tools, config.file_descriptor)
+        )
+        service = make_service(fs, options, checkpoints)
         stack.callback(service.close)
         places: list[Place] = []
         if root is not None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hostlib.user_values import OptionError, parse_duration, parse_size
-from supervisor.config.toolexec import parse_listen
 from supervisor.toolexec.listeners import LISTEN
+from supervisor.toolexec.section import parse_listen
 from supervisor.toolexec.settings import NotifyCommand, ToolExecSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from supervisor.config.toolexec import NotifySection, ToolexecSection
+    from supervisor.toolexec.section import NotifySection, ToolexecSection
 
 BIND_HOST = "AIFO_TOOLEEXEC_BIND_HOST"
 TIMEOUT_SECS = "AIFO_TOOLEEXEC_TIMEOUT_SECS"

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
     from protocol.toolexec.token import Rights
-    from supervisor.config.sidecar import SidecarSection
     from supervisor.fsproxy.ports import ChildView
     from supervisor.parts import Parts
     from supervisor.spawn.process import SpawnedProcess
     from supervisor.toolexec.routes import SpawnPlan, Target
+    from supervisor.toolexec.sidecar_section import SidecarSection
 
 FIRST_START_S = 10.0
 """Longest that a host waits for its sidecars' first start; children come after it, and

@@ -11,7 +11,7 @@ The hall of `tests/helpers/sessions.py` with the product's own service in it, as
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,13 @@ import pytest
 
 from demo.provider import Provider, serving
 from hostlib.journal import Journal, open_journal
+from hostlib.keys import FileIdentity, SecretFiles
 from hostlib.log import Log
 from supervisor.config.document import Config
-from supervisor.config.llm import LlmSection, check
+from supervisor.config.fds import fd_options
 from supervisor.fsproxy.ports import Services
 from supervisor.llm.opening import open_llm
+from supervisor.llm.section import LlmSection, check
 from supervisor.llm.service import LlmService
 from supervisor.llmfd.gateway import connect
 from supervisor.llmfd.opening import open_fds
@@ -86,6 +88,13 @@ class _Host:
         self.holders: set[Any] = set()
         self.launcher = _Launcher()
         self.apart = Apart(())
+        self._secret_files = SecretFiles()
+
+    def hide_key_files(self, files: Mapping[str, FileIdentity]) -> None:
+        """Keep files of keys from clients, as a host does."""
+        if files:
+            self._secret_files.add(files)
+            self.fs.is_secret = self._secret_files
 
     def child_of(self, client: Client) -> str:
         """Name a child by its transport."""
@@ -234,7 +243,10 @@ async def open_scene(
                         open_llm(host, section(**values), state_dir)
                     )
                     if fds is not None:
-                        connect(stack.enter_context(open_fds(host, fds)), service)
+                        options = fd_options(fds.tools, fds.file_descriptor)
+                        place = fds.host.state_dir
+                        opened = stack.enter_context(open_fds(host, options, place))
+                        connect(opened, service)
                     scene = Scene(hall, provider, service, services)
                     yield scene
                     for line in hall.lines:

@@ -19,9 +19,9 @@ import trio
 
 from protocol.toolexec.token import ALL
 from supervisor.children.child import Child
-from supervisor.config.sidecar import SidecarSection, check_sidecars
 from supervisor.spawn.request import SpawnRequest
 from supervisor.toolexec.routes import RefusedError
+from supervisor.toolexec.sidecar_section import SidecarSection, check_sidecars
 from supervisor.toolexec.sidecars import Sidecars, open_sidecars
 from tests.helpers.hosts import Stage
 

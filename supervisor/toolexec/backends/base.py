@@ -19,8 +19,8 @@ from supervisor.toolexec.workspace import path_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from supervisor.config.sidecar import SidecarSection
     from supervisor.spawn.process import SpawnedProcess
+    from supervisor.toolexec.sidecar_section import SidecarSection
 
 
 class Backend:

@@ -35,10 +35,10 @@ from supervisor.toolexec.backends.base import Backend, own_process
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
 
 if TYPE_CHECKING:
-    from supervisor.config.sidecar import SidecarSection
     from supervisor.fsproxy.ports import ChildView
     from supervisor.spawn.launcher import Launcher
     from supervisor.spawn.process import SpawnedProcess
+    from supervisor.toolexec.sidecar_section import SidecarSection
 
 LABEL = "sandhost.host"
 """Says which host a container belongs to."""

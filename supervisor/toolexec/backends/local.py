@@ -26,7 +26,6 @@ import trio
 
 from hostlib.threads import in_thread
 from hostlib.user_values import parse_limits
-from supervisor.config.sidecar import limit_texts
 from supervisor.sandbox import start as sandbox_start
 from supervisor.sandbox.plan import PROFILES, Wanted
 from supervisor.spawn.request import SpawnError, find_executable
@@ -34,16 +33,17 @@ from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
 from supervisor.toolexec.backends.base import Backend, own_process
 from supervisor.toolexec.routes import RefusedError, SpawnPlan
+from supervisor.toolexec.sidecar_section import limit_texts
 from vfs.errors import UnavailableError
 from vfs.policy import MountDirectory
 
 if TYPE_CHECKING:
-    from supervisor.config.sidecar import SidecarSection
     from supervisor.fsproxy.ports import ChildView
     from supervisor.parts import Parts
     from supervisor.sandbox.plan import Walls
     from supervisor.spawn.process import SpawnedProcess
     from supervisor.spec import ChildSpec
+    from supervisor.toolexec.sidecar_section import SidecarSection
 
 _NO_GROUPS = "a sidecar has none"
 _PRIVATE = 0o700

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from supervisor.config.read import joined
-from supervisor.config.sidecar import SidecarSection, check_sidecars
+from hostlib.user_values import joined
+from supervisor.toolexec.sidecar_section import SidecarSection, check_sidecars
 
 CONTAINER = {"kind": "go", "backend": "docker", "image": "i", "workspace": "/w"}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.control import client
+from hostlib import paths
 from supervisor.control.client import ControlError, call, control_path, find_control
 from tests.helpers.command import shell
 from tests.helpers.control import ask, path
@@ -116,7 +116,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "own"))
     monkeypatch.delenv("SANDHOST_CONTROL", raising=False)
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
-    monkeypatch.setattr(client, "ROOT_RUNTIME_DIR", str(tmp_path / "root"))
+    monkeypatch.setattr(paths, "ROOT_RUNTIME_DIR", str(tmp_path / "root"))
     return tmp_path / "own" / "sandhost", tmp_path / "root"
 
 

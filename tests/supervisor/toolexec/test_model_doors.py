@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from protocol.toolexec.token import narrow_token
-from supervisor.config.llm import DOOR_VARIABLES
 from supervisor.control.client import call
+from supervisor.llm.section import DOOR_VARIABLES
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.llmscene import key_file
 from tests.helpers.provider import provider_process

@@ -11,14 +11,14 @@ import pytest
 import trio.testing
 
 from protocol.toolexec.token import ALL
-from supervisor.config.toolexec import (
+from supervisor.spec import ChildSpec
+from supervisor.toolexec.configuration import toolexec_settings
+from supervisor.toolexec.listeners import LISTEN, tcp_listener, unix_listener
+from supervisor.toolexec.section import (
     NotifySection,
     ToolexecSection,
     check_toolexec,
 )
-from supervisor.spec import ChildSpec
-from supervisor.toolexec.configuration import toolexec_settings
-from supervisor.toolexec.listeners import LISTEN, tcp_listener, unix_listener
 from supervisor.toolexec.service import open_toolexec
 from supervisor.toolexec.settings import ToolExecSettings
 from supervisor.toolexec.tokens import Tokens

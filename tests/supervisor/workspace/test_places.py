@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from supervisor.workspace.command_line import find_state_dir
+from supervisor.cli.workspace_options import find_state_dir
 
 
 # spec Forms

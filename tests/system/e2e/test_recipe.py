@@ -12,9 +12,9 @@ import pytest
 from supervisor.children.environment import PLACES
 from supervisor.cli.recipe import recipe, script_of
 from supervisor.cli.run import apply_recipe, run
-from supervisor.config.llm import LlmSection
 from supervisor.config.loader import load_config
 from supervisor.llm.recipe import Recipe, read_recipe, recipe_names
+from supervisor.llm.section import LlmSection
 from supervisor.sandbox.home import is_home_file
 from tests.helpers.command import Outcome, sandhost
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hostlib.unix_names import short_name
 from supervisor.client import ControlError
-from supervisor.control.client import short_name
 from tests.helpers.command import SANDHOST, heard, running, sandhost, small_disk
 from tests.helpers.daemon import Daemon, daemon
 

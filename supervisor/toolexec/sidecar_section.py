@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.user_values import Limits, OptionError, limit_faults, parse_duration
-from supervisor.config.read import joined, named
+from hostlib.user_values import (
+    Limits,
+    OptionError,
+    joined,
+    limit_faults,
+    named,
+    parse_duration,
+)
 from supervisor.sandbox.plan import PROFILES
 from supervisor.toolexec.kinds import KINDS, is_tool_name
 

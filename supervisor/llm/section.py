@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hostlib.user_values import OptionError, parse_duration
-from supervisor.config.read import joined
+from hostlib.user_values import OptionError, joined, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

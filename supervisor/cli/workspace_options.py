@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hostlib.paths import absolute, usual_state_dir
 from hostlib.user_values import OptionError
-from supervisor.config.workspace import check_pattern, uses_of
 from supervisor.workspace.outcome import drop_unused
 from supervisor.workspace.run import find_base, prepare_use
+from supervisor.workspace.section import check_pattern, uses_of
 from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.use import MODES, WorkspaceUse
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from supervisor.config.document import Config
-    from supervisor.config.workspace import WorkspaceSection
+    from supervisor.workspace.section import WorkspaceSection
     from supervisor.workspace.use import Mode
 
 
@@ -126,7 +127,7 @@ def _resolved(option: str, use: WorkspaceUse) -> WorkspaceUse:
 
 def _is_same(path: str, other: str) -> bool:
     try:
-        return os.path.samefile(path, other)
+        return Path(path).samefile(other)
     except OSError:
         return False
 
@@ -184,6 +185,6 @@ def _read(text: str) -> tuple[str, Mode | None]:
     for mode in MODES:
         if colon and word == mode:
             return path, mode
-    if colon and "/" not in word and not os.path.exists(text):
+    if colon and "/" not in word and not os.path.exists(text):  # noqa: PTH110 - false for what cannot be looked at
         raise OptionError(f"--workspace: {word!r} is none of {', '.join(MODES)}")
     return text, None

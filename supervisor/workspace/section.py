@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.paths import absolute
-from hostlib.user_values import OptionError, parse_size
-from supervisor.config.read import joined, named
+from hostlib.user_values import OptionError, joined, named, parse_size
 from supervisor.workspace.use import MODES, WorkspaceUse
 
 if TYPE_CHECKING:

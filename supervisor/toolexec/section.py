@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.user_values import OptionError, parse_duration, parse_size
-from supervisor.config.read import named
+from hostlib.user_values import OptionError, named, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
