@@ -39,7 +39,13 @@ _TO_DO = USED_UP | {
 
 
 class CommandError(Exception):
-    """A command cannot do its work; the text says what and why."""
+    """A command cannot do its work; the text says what and why.
+
+    Attributes:
+        status: the exit status; None for the command's default.
+    """
+
+    status: int | None = None
 
 
 class ReaderGone(Exception):  # noqa: N818 - it is no fault
@@ -47,11 +53,7 @@ class ReaderGone(Exception):  # noqa: N818 - it is no fault
 
 
 class UsageFault(CommandError):  # noqa: N818 - beside click's own words
-    """The arguments of a command are wrong.
-
-    Attributes:
-        status: the exit status; None for the command's default.
-    """
+    """The arguments of a command are wrong."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)

@@ -79,6 +79,9 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "stop": Entry("daemon", "Stop children for good, or the daemon."),
         "reload": Entry("daemon", "Have the daemon read its configuration anew."),
     },
+    "Fleet": {
+        "fleet": Entry("fleet", "Run children on many machines."),
+    },
     "Diagnose": {
         "check-config": Entry("check_config", "Tell every fault of a configuration."),
         "doctor": Entry("doctor", "Tell what this machine gives, or lacks."),
@@ -174,6 +177,7 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
             status = why.status
     except CommandError as why:
         say(title, str(why))
+        status = status if why.status is None else why.status
     except ReaderGone:
         status = 0
     else:

@@ -35,6 +35,9 @@ ORDERS = ("spawn", "kill", "stop-child", "reload", "replace", "workspace", "netw
 STREAMS = ("logs", "events", "stop", "workspace-patch", "workspace-export")
 """The streams of a daemon."""
 
+LASTING = frozenset((*ORDERS, "down", "leave", "on", "wait"))
+"""Requests that may take longer than a question: orders, and more at a fleet's door."""
+
 QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")
 """The questions that every host answers."""
 
@@ -160,7 +163,7 @@ class Exchange:
         connect_s: float | None = None,
     ) -> None:
         self._path = path
-        self._may_last = do in ORDERS
+        self._may_last = do in LASTING
         self._timeout_s = timeout_s
         self._parts: list[bytes] = []
         self._size = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from hostlib.threads import in_thread
-from hostlib.user_values import OptionError
+from hostlib.user_values import OptionError, parse_duration
 from supervisor.config.child import (
     ChildSection,
     check_new_child,
@@ -105,8 +105,25 @@ class DaemonOrders:
                 "reload": self._reload,
             }
         )
+        orders.stats.append(self._stats)
         WorkspaceOrders(self._host, self._places.state_dir).add_to(orders)
         NetworkOrders(self._host).add_to(orders)
+
+    def _stats(self) -> dict[str, object]:
+        """Return what `stats` tells of a daemon beside its figures."""
+        section = self._children.config.fleet
+        fleet = None
+        if section is not None:
+            fleet = {
+                "node": section.node,
+                "labels": section.labels,
+                "lease_s": parse_duration(section.lease),
+            }
+        return {
+            "state_dir": self._places.state_dir,
+            "max_children": self._host.settings.max_children,
+            "fleet": fleet,
+        }
 
     async def _spawn(self, words: dict[str, Any]) -> dict[str, object]:
         args = msgspec.convert(words, SpawnArgs)

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import trio
@@ -29,11 +29,13 @@ from hostlib.log import place_of
 from hostlib.readiness import wait_readable
 from hostlib.unix_listener import identity_of, listen_at, listen_on
 from supervisor.control.answers import Answers
-from supervisor.control.client import QUESTIONS, VERSION
+from supervisor.control.client import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hostlib.journal import Journal
+    from hostlib.log import Log
     from supervisor.host import Host
 
 LINE_BYTES = 65_536
@@ -158,6 +160,7 @@ async def serve_control(
     )
     async with own as listener:
         server = ControlServer(host, listener, orders)
+        server.answers = Answers(host, [server.row, *orders.stats]).known
         orders.listener = (
             listener.socket.fileno(),
             identity_of(path) if is_own else None,
@@ -187,12 +190,36 @@ class _Connection:
         self.idle_since: float | None = trio.current_time()
 
 
+class Recorder(Protocol):
+    """Where a server writes what was ordered, and its faults: a host has both."""
+
+    @property
+    def journal(self) -> Journal:
+        """For events."""
+        ...
+
+    @property
+    def log(self) -> Log:
+        """For lines."""
+        ...
+
+
 class ControlServer:
-    """A control socket's connections and answers."""
+    """A control socket's connections, and the conversations on them.
+
+    Args:
+        host: whose log and journal are written.
+        listener: owned by the caller.
+        orders: what is done beyond answering.
+
+    Attributes:
+        answers: what is answered at once, by question.
+    """
 
     def __init__(
-        self, host: Host, listener: trio.SocketListener, orders: Orders
+        self, host: Recorder, listener: trio.SocketListener, orders: Orders
     ) -> None:
+        self.answers: dict[str, Callable[[], Awaitable[object]]] = {}
         self._host = host
         self._orders = orders
         self._listener = listener
@@ -200,9 +227,8 @@ class ControlServer:
             listener, self._enter, self._serve, host.log, "the control socket"
         )
         self._answering = trio.Lock()  # rule 3
-        self._answers = Answers(host, [self._row, *orders.stats]).known
 
-    def _row(self) -> dict[str, object]:
+    def row(self) -> dict[str, object]:
         """Return the fields of ``stats`` about the socket."""
         served = [one for one in self._server.connections if one.refusal is None]
         return {"control_connections": len(served)}
@@ -272,11 +298,11 @@ class ControlServer:
         if question.v != VERSION:
             said = f"it speaks version {VERSION}, not {question.v}"
             return _error(f"{said}; use its own sandhost")
-        answer = self._answers.get(question.do)
+        answer = self.answers.get(question.do)
         if answer is None:
             orders = self._orders
             known = ", ".join(
-                (*QUESTIONS, *orders.orders, *orders.streams, *orders.links)
+                (*self.answers, *orders.orders, *orders.streams, *orders.links)
             )
             hint = "" if orders.orders else "; orders are for `sandhost serve`"
             return _error(f"it does not know {question.do!r}, only {known}{hint}")

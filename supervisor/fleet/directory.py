@@ -772,6 +772,11 @@ class Directory:
         )
         return ShownFleet(nodes, tuple(map(self._shown, self._children.values())))
 
+    def child(self, name: str) -> ShownChild | None:
+        """Return the child of a name as `ps` shows it; None if there is none."""
+        row = self._children.get(self._names.get(name, ""))
+        return None if row is None else self._shown(row)
+
     def _shown(self, row: ChildRow) -> ShownChild:
         state = _SHOWN.get(row.state, row.state.value)
         node = self._nodes.get(row.node or "")

@@ -61,7 +61,12 @@ BANS = (
         ("subprocess.Popen", "subprocess.run", "subprocess.call", "os.system"),
         "children are spawned by the launcher",
         # git(1) and the command itself, by the command line, which has no launchpad.
-        but=("supervisor/workspace/git.py", "supervisor/cli/doctor_workspaces.py"),
+        # Ray's likewise, and by its actors.
+        but=(
+            "supervisor/workspace/git.py",
+            "supervisor/cli/doctor_workspaces.py",
+            "supervisor/cluster/ray_processes.py",
+        ),
     ),
     Ban(
         ("subprocess", "pty", "os.posix_spawn", "os.posix_spawnp"),

@@ -1,0 +1,6 @@
+"""The fleet's processes on Ray: directory actor, node actors, doors.
+
+`directory_service` and `node_service` run in the actors and know nothing of Ray;
+`ray_adapter` alone does. `door` is what commands speak to; `ray_processes` starts and
+ends Ray on this machine, without importing it; `setup` is the program between them.
+"""

@@ -1,0 +1,184 @@
+"""How a command brings this machine's daemon into a fleet, and takes it out again.
+
+Blocking, for the command line's process; nothing of Ray is imported here. An `enter` that
+fails leaves nothing; `leave` ends by pidfd all that `enter` has started.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from hostlib.extras import missing_package
+from hostlib.unix_names import is_deaf
+from supervisor.cluster import ray_processes
+from supervisor.cluster.client import FleetClient, door_of
+from supervisor.cluster.orders import NodeOrder, SetupOrder, SetupOutcome
+from supervisor.cluster.ray_processes import RayError
+from supervisor.control.client import ControlError, call, find_control
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class FleetFigures(msgspec.Struct, frozen=True):
+    """A daemon's `[fleet]`, as `stats` tells it; `lease_s` is of a fleet begun here."""
+
+    node: str | None
+    labels: list[str]
+    lease_s: float
+
+
+class _Figures(msgspec.Struct, frozen=True):
+    """The part of `stats` that is needed here."""
+
+    state_dir: str
+    max_children: int
+    fleet: FleetFigures | None
+
+
+class Place(NamedTuple):
+    """A daemon, and where it keeps what its node of a fleet needs."""
+
+    control: str
+    directory: str
+    capacity: int
+    fleet: FleetFigures | None
+
+
+class Options(NamedTuple):
+    """The words of a command line on a node.
+
+    Attributes:
+        node: its name; None for the machine's.
+        address: of the head; None to be it.
+        token_file: of the fleet; None to make one.
+    """
+
+    node: str | None
+    labels: tuple[str, ...]
+    bind: str
+    port: int
+    ports: tuple[int, int] | None
+    address: str | None = None
+    token_file: str | None = None
+
+
+class Entered(NamedTuple):
+    """A node that is up.
+
+    Attributes:
+        open_ports: those that listen on every address of this machine.
+    """
+
+    address: str
+    token_file: str
+    open_ports: tuple[int, ...]
+
+
+def find_place(control: str | None) -> Place:
+    """Return the daemon that is meant.
+
+    Raises:
+        ControlError: it does not answer, or is too old.
+        RayError: its directory has too long a path.
+    """
+    path = find_control(control)
+    try:
+        figures = msgspec.convert(call(path, "stats"), _Figures)
+    except msgspec.ValidationError:
+        raise ControlError(
+            f"cannot join a fleet: the daemon at {path!r} is of another version; start"
+            " it again with this one"
+        ) from None
+    directory = ray_processes.directory_of(figures.state_dir)
+    return Place(path, directory, figures.max_children, figures.fleet)
+
+
+def enter(place: Place, options: Options) -> Entered:
+    """Start Ray and the actors here; return when the node is up.
+
+    Raises:
+        RayError: it cannot be, and nothing of it is left.
+    """
+    if missing := missing_package("ray"):
+        raise RayError(f"cannot join a fleet: {missing}")
+    settings = place.fleet
+    if settings is None:
+        raise RayError(
+            "cannot join a fleet: the daemon's configuration has no [fleet]; add it and"
+            " start the daemon again"
+        )
+    with ray_processes.locked(place.directory):
+        door = door_of(place.control)
+        is_served = ray_processes.is_socket(door) and not is_deaf(door)
+        if is_served or ray_processes.is_running(place.directory):
+            raise RayError(
+                "cannot join a fleet: this node is in one already; see `sandhost fleet"
+                " ps`, or leave it first by `sandhost fleet leave`"
+            )
+        token = options.token_file or ray_processes.make_token(place.directory)
+        order = SetupOrder(
+            NodeOrder(
+                options.node or settings.node or socket.gethostname(),
+                options.labels or tuple(settings.labels),
+                place.control,
+                place.directory,
+            ),
+            token,
+            options.bind,
+            options.address,
+            options.port,
+            options.ports,
+            place.capacity,
+            settings.lease_s,
+        )
+        try:
+            outcome = _set_up(order)
+        except BaseException:
+            ray_processes.end(place.directory)
+            raise
+    if outcome.address is None:
+        raise RayError(outcome.error)
+    return Entered(outcome.address, token, outcome.open_ports)
+
+
+def _set_up(order: SetupOrder) -> SetupOutcome:
+    words = (sys.executable, "-m", "supervisor.cluster.setup")
+    data, errors = ray_processes.run(
+        words, order.token_file, msgspec.json.encode(order)
+    )
+    try:
+        return msgspec.json.decode(data, type=SetupOutcome)
+    except msgspec.DecodeError:
+        lines = errors.strip().splitlines() or ["it says nothing"]
+        return SetupOutcome(error=f"cannot start Ray: its start failed: {lines[-1]}")
+
+
+def leave(
+    place: Place, control: str | None, ask: Callable[[FleetClient], object]
+) -> str | None:
+    """Take this node out of its fleet, and end its Ray; return why it was not asked.
+
+    Args:
+        place: the daemon.
+        control: as `find_place` got it.
+        ask: asks the fleet first; its children end.
+
+    Raises:
+        RayError: there is no fleet here, or something does not end.
+    """
+    said: str | None = None
+    with ray_processes.locked(place.directory):
+        try:
+            ask(FleetClient(control))
+        except ControlError as why:
+            said = str(why)
+            if not ray_processes.is_there(place.directory):
+                raise RayError(said) from None
+        ray_processes.end(place.directory)
+        ray_processes.remove_deaf(door_of(place.control))
+    return said

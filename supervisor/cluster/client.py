@@ -1,0 +1,87 @@
+"""The fleet as commands ask it: blocking, by the door of this node alone (FL1)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from hostlib.unix_names import is_deaf
+from supervisor.cluster.names import DOOR
+from supervisor.control import client as control
+from supervisor.control.client import ControlError, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TIMEOUT_S = 10.0
+"""For a question, all of it; of what may last, until the next sign of life (FL11)."""
+
+
+class FleetClient:
+    """The fleet, as this node's door has it.
+
+    Args:
+        path: the daemon's control socket; None for the usual one.
+
+    Raises:
+        ControlError: there is no daemon, or its node is in no fleet.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.control = control.find_control(path)
+        self.door = door_of(self.control)
+        if not os.path.lexists(self.door):
+            raise ControlError(
+                "cannot ask the fleet: this node is in none; begin one by `sandhost"
+                " fleet up`, or join one by `sandhost fleet join --address A`"
+            )
+
+    def ask(self, do: str, args: dict[str, Any] | None = None) -> Any:
+        """Return what the door answers, as plain values.
+
+        Raises:
+            ControlError: it refuses, or nobody answers in time.
+        """
+        try:
+            return control.call(self.door, do, args, timeout_s=TIMEOUT_S)
+        except RefusedError as why:
+            raise RefusedError(refusal(str(why))) from None
+        except ControlError:
+            raise self._silence() from None
+
+    def items(self, args: dict[str, Any], reader: int | None = None) -> Iterator[Any]:
+        """Yield the items of a stream of any node's daemon.
+
+        Args:
+            args: which node or child, what, and its arguments.
+            reader: a descriptor by which they leave.
+
+        Raises:
+            ControlError: it is refused, or nobody answers in time.
+        """
+        try:
+            yield from control.stream(self.door, "items", args, reader)
+        except ControlError as why:
+            raise ControlError(refusal(str(why))) from None
+
+    def _silence(self) -> ControlError:
+        if is_deaf(self.door):
+            return ControlError(
+                "cannot ask the fleet: the node actor here has ended; Ray starts it"
+                " again within 2 s, else `sandhost fleet leave`, and join again"
+            )
+        return ControlError(
+            f"cannot ask the fleet: the node actor here does not answer within"
+            f" {TIMEOUT_S:g} s: it is stopped or very busy; try again"
+        )
+
+
+def door_of(control_path: str) -> str:
+    """Return where the door is: beside the control socket."""
+    return f"{os.path.dirname(control_path)}/{DOOR}"  # noqa: PTH120 - a str is wanted
+
+
+def refusal(text: str) -> str:
+    """Return why something was refused, without who said so."""
+    _, said, reason = text.partition(" refused: ")
+    return reason if said else text

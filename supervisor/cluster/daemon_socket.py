@@ -1,0 +1,109 @@
+"""The daemon of a node, as its node actor asks it: by the control socket, in Trio."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from hostlib.readiness import wait_readable
+from hostlib.unix_names import short_name
+from supervisor.control.client import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+_RECEIVE_BYTES = 65_536
+
+
+class DaemonError(Exception):
+    """The daemon refuses, or does not answer; the text says which."""
+
+
+class _Answer(msgspec.Struct):
+    """One line of the control socket: an answer, an item or the end of a stream."""
+
+    ok: bool | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+    item: msgspec.Raw = msgspec.Raw(b"")
+    end: bool = False
+
+
+@asynccontextmanager
+async def connected(path: str) -> AsyncIterator[trio.SocketStream]:
+    """Yield a connection to a control socket.
+
+    Raises:
+        DaemonError: nobody listens there.
+    """
+    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            with short_name(path) as name:
+                await sock.connect(name)
+        except OSError as why:
+            raise DaemonError(
+                f"no daemon at {path!r}: {why.strerror or why}; start sandhost serve"
+            ) from None
+        yield trio.SocketStream(sock)
+
+
+async def ask(path: str, do: str, args: dict[str, Any]) -> msgspec.Raw:
+    """Ask a question or give an order, and return the result as JSON.
+
+    Raises:
+        DaemonError: it is refused, or the daemon ends.
+    """
+    async with connected(path) as stream:
+        async with aclosing(_answers(stream, do, args)) as answers:
+            async for answer in answers:
+                if answer.ok:
+                    return answer.result
+                raise DaemonError(answer.error)
+    raise DaemonError(f"the daemon at {path!r} has ended; start it again")
+
+
+async def items(
+    path: str, do: str, args: dict[str, Any]
+) -> AsyncGenerator[msgspec.Raw, None]:
+    """Yield the items of a stream until it ends, or the daemon does.
+
+    Raises:
+        DaemonError: it is refused.
+    """
+    async with connected(path) as stream:
+        async with aclosing(_answers(stream, do, args)) as answers:
+            async for answer in answers:
+                if answer.ok is False:
+                    raise DaemonError(answer.error)
+                if answer.end:
+                    return
+                if bytes(answer.item):
+                    yield answer.item
+
+
+async def _answers(
+    stream: trio.SocketStream, do: str, args: dict[str, Any]
+) -> AsyncGenerator[_Answer, None]:
+    question = {"v": VERSION, "do": do, "args": args}
+    pending = b""
+    try:
+        await stream.send_all(json.dumps(question).encode() + b"\n")
+        while data := await receive(stream):
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                yield msgspec.json.decode(line, type=_Answer)
+    except trio.BrokenResourceError:
+        return
+    except msgspec.DecodeError as why:
+        raise DaemonError(f"cannot read the daemon's answer: {why}") from None
+
+
+async def receive(stream: trio.SocketStream) -> bytes:
+    """Return what has come, or nothing at the end."""
+    await wait_readable(stream.socket)
+    return bytes(await stream.receive_some(_RECEIVE_BYTES))

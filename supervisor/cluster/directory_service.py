@@ -1,0 +1,251 @@
+"""The directory at work: its decisions, its store, its clock, its questions.
+
+Rules of this file.
+
+1. A step is stored before anything of it is sent (`store.StepWriter`).
+2. A store that cannot be written, or that another directory has taken, ends the process.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
+
+import msgspec
+import trio
+
+from hostlib.log import place_of
+from supervisor.fleet.directory import (
+    Directory,
+    FleetError,
+    ShownChild,
+    ShownFleet,
+    ShownQuota,
+    SpawnRequest,
+)
+from supervisor.fleet.lease import LEASE_S
+from supervisor.fleet.messages import (
+    VERSION,
+    VersionError,
+    check_version,
+    decode_from_node,
+    encode,
+)
+from supervisor.fleet.step import Moment, Step
+from supervisor.fleet.store import StepWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hostlib.log import Log
+    from supervisor.fleet.store import FleetStore
+
+TICK_S = 0.1
+"""Between two looks at the clock: leases, orders to send again, windows."""
+
+LONGEST_WAIT_S = 5.0
+"""Of one question that waits for children; who asks asks again."""
+
+Until = Literal["started", "decided", "over"]
+STARTED: Until = "started"
+DECIDED: Until = "decided"
+OVER: Until = "over"
+"""The points that may be waited for; a child that waits for a place is decided for now."""
+
+_BEFORE: dict[Until, frozenset[str]] = {
+    STARTED: frozenset({"waiting", "placing"}),
+    DECIDED: frozenset({"placing"}),
+    OVER: frozenset({"waiting", "placing", "running", "unknown"}),
+}
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of what takes none."""
+
+
+class KillChild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `kill`."""
+
+    name: str
+    signal: str = "TERM"
+
+
+class ForgetNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `forget`."""
+
+    node: str
+
+
+class FindChild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `find`."""
+
+    name: str
+
+
+class WaitFor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `wait`: until it is reached by all of these children."""
+
+    names: tuple[str, ...]
+    until: Until
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_WAIT_S)] = LONGEST_WAIT_S
+
+
+class Waited(msgspec.Struct, frozen=True):
+    """The answer of `wait`: the children as they are, and whether that was reached."""
+
+    is_reached: bool
+    children: tuple[ShownChild, ...]
+
+
+Reply: TypeAlias = tuple[bool, bytes]
+"""Whether it was done, and the result as JSON, or why not as text."""
+
+T = TypeVar("T")
+
+
+def moment() -> Moment:
+    """Return the time, as this machine reads it."""
+    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+class DirectoryService:
+    """One directory, in the loop of its process.
+
+    Args:
+        store: of its rows; owned by the caller.
+        deliver: takes a message for a node; it may be lost.
+        log: for what cannot be told to anybody.
+        lease_s: L.
+    """
+
+    def __init__(
+        self,
+        store: FleetStore,
+        deliver: Callable[[str, bytes], None],
+        log: Log,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._directory = Directory(store.epoch, store.load(), moment(), lease_s)
+        self._deliver = deliver
+        self._log = log
+        self._writer: StepWriter[Step] = StepWriter(store, self._carry_out)
+        self._due = trio.Event()
+        self._changed = trio.Event()
+        self._handlers: dict[str, Callable[[bytes], Awaitable[object]]] = {
+            "ps": self._ps,
+            "quota": self._quota,
+            "find": self._find,
+            "spawn": self._spawn,
+            "kill": self._kill,
+            "forget": self._forget,
+            "wait": self._wait,
+        }
+
+    async def run(self) -> None:
+        """Store and send what is decided, and look at the clock, until cancelled.
+
+        Raises:
+            StaleEpochError: another directory has the store.
+            sqlite3.Error: the store cannot be written.
+        """
+        next_tick = trio.current_time()
+        while True:
+            with trio.move_on_at(next_tick):
+                await self._due.wait()
+            self._due = trio.Event()
+            if trio.current_time() >= next_tick:
+                next_tick = trio.current_time() + TICK_S
+                self._writer.add(self._directory.tick(moment()))
+            await self._writer.flush()
+
+    def _carry_out(self, step: Step) -> None:
+        for node, message in step.sends:
+            self._deliver(node, encode(message))
+        if step.changes:
+            self._changed.set()
+            self._changed = trio.Event()
+
+    def receive(self, messages: list[bytes]) -> None:
+        """Take messages of nodes."""
+        for data in messages:
+            try:
+                message = decode_from_node(data)
+            except msgspec.DecodeError as why:
+                self._log.write("WARNING", f"cannot read a node's message: {why}")
+                continue
+            self._writer.add(self._directory.receive(message, moment()))
+        self._due.set()
+
+    async def answer(self, version: str, do: str, args: bytes) -> Reply:
+        """Do what is asked, and return the outcome.
+
+        Args:
+            version: of who asks.
+            do: what.
+            args: its arguments as JSON.
+        """
+        try:
+            check_version("a node actor", version, VERSION)
+            return True, msgspec.json.encode(await self._do(do, args))
+        except Exception as why:  # noqa: BLE001 - the directory outlives a question
+            return False, _reason(why, self._log).encode()
+
+    async def _do(self, do: str, args: bytes) -> object:
+        handler = self._handlers.get(do)
+        if handler is None:
+            raise FleetError(f"cannot do {do!r}: this directory does not know it")
+        return await handler(args)
+
+    async def _ps(self, args: bytes) -> ShownFleet:
+        _read(args, Nothing)
+        return self._directory.ps()
+
+    async def _quota(self, args: bytes) -> ShownQuota:
+        _read(args, Nothing)
+        return self._directory.quota()
+
+    async def _find(self, args: bytes) -> ShownChild | None:
+        return self._directory.child(_read(args, FindChild).name)
+
+    async def _spawn(self, args: bytes) -> tuple[str, ...]:
+        request = _read(args, SpawnRequest)
+        names, step = self._directory.spawn(request, moment())
+        await self._finish(step)
+        return names
+
+    async def _kill(self, args: bytes) -> None:
+        kill = _read(args, KillChild)
+        await self._finish(self._directory.kill(kill.name, kill.signal, moment()))
+
+    async def _forget(self, args: bytes) -> None:
+        node = _read(args, ForgetNode).node
+        await self._finish(self._directory.forget(node, moment()))
+
+    async def _finish(self, step: Step) -> None:
+        self._writer.add(step)
+        await self._writer.flush()
+
+    async def _wait(self, words: bytes) -> Waited:
+        args = _read(words, WaitFor)
+        until_s = trio.current_time() + args.wait_s
+        while True:
+            changed = self._changed
+            rows = [self._directory.child(name) for name in args.names]
+            children = tuple(row for row in rows if row is not None)
+            # One that was removed from the list was over before.
+            is_reached = all(row.state not in _BEFORE[args.until] for row in children)
+            if is_reached or trio.current_time() >= until_s:
+                return Waited(is_reached, children)
+            with trio.move_on_at(until_s):
+                await changed.wait()
+
+
+def _read(args: bytes, kind: type[T]) -> T:
+    return msgspec.json.decode(args, type=kind)
+
+
+def _reason(why: Exception, log: Log) -> str:
+    if isinstance(why, FleetError | VersionError | msgspec.DecodeError):
+        return str(why)
+    log.write("ERROR", f"Fault of the directory: {place_of(why)}")
+    return f"the directory has a fault: {type(why).__name__}; see its log"

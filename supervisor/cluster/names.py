@@ -1,0 +1,25 @@
+"""Names that the parts of the fleet on one machine share; imports nothing."""
+
+from __future__ import annotations
+
+DOOR = "fleet"
+"""Of the door's socket, in the directory of the control socket."""
+
+PORT = 6379
+"""Of the fleet's head, where nothing else is said: Ray's own."""
+
+LOOPBACK = "127.0.0.1"
+"""The one address at which Ray listens on no other."""
+
+OWN_PORTS = (
+    "--node-manager-port",
+    "--object-manager-port",
+    "--metrics-export-port",
+    "--runtime-env-agent-port",
+    "--dashboard-agent-grpc-port",
+    "--dashboard-agent-listen-port",
+)
+"""Ray's options for its own ports of a node, one each."""
+
+LEAST_PORTS = len(OWN_PORTS) + 8
+"""How many `--ports` has at least: Ray's own, and those of actors and of their start."""

@@ -1,0 +1,463 @@
+"""A node actor at work: the link to its daemon, and the requests of its door.
+
+It decides nothing: messages pass between the daemon, whose `Node` decides, and the
+directory. Rules of this file.
+
+1. Messages may be lost: while there is no link, those for the daemon are thrown away.
+2. Of another node it asks only that node's actor, never the daemon there.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from hostlib.log import place_of
+from hostlib.threads import in_thread
+from supervisor.cluster import daemon_socket
+from supervisor.cluster.daemon_socket import DaemonError
+from supervisor.control.client import VERSION as CONTROL_VERSION
+from supervisor.fleet.link import (
+    LEAVE_REQUEST,
+    ActorReader,
+    LinkArgs,
+    LinkError,
+    encode_frame,
+    request_line,
+)
+from supervisor.fleet.messages import (
+    VERSION,
+    FromDirectory,
+    Joined,
+    Refused,
+    VersionError,
+    check_version,
+    decode_from_directory,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from hostlib.log import Log
+    from supervisor.cluster.directory_service import Reply
+
+RELINK_S = 0.1
+"""From a link that was lost to the next attempt: children live 4 s without it."""
+
+MOST_WAITING = 10_000
+"""Messages for a daemon that reads slowly; more are thrown away, and sent again."""
+
+MOST_READERS = 64
+"""Streams that other nodes read of this daemon at once."""
+
+READER_S = 30.0
+"""A stream that was not asked for its next items for so long is closed."""
+
+MOST_ITEMS = 64
+"""Items of a stream that are kept for its reader, and given at once."""
+
+LONGEST_READ_S = 5.0
+"""Of one request for the next items of a stream."""
+
+END_S = 0.5
+"""Until this process ends itself: who asked for it has had its answer."""
+
+T = TypeVar("T")
+
+
+class RequestError(Exception):
+    """A request cannot be done; the text says what, why and what to do."""
+
+
+class Others(Protocol):
+    """The other parts of the fleet, as a node actor reaches them.
+
+    Each method raises `RequestError` where the other part refuses or is not reached.
+    """
+
+    def send(self, messages: list[bytes]) -> None:
+        """Send messages of the node to the directory; they may be lost."""
+        ...
+
+    async def ask_directory(self, do: str, args: bytes) -> bytes:
+        """Return the directory's answer as JSON."""
+        ...
+
+    async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
+        """Return the answer of another node's actor as JSON."""
+        ...
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of a request that takes none."""
+
+
+class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `control` and `open-stream`: what the node's daemon is asked."""
+
+    do: str
+    args: dict[str, Any] = {}
+
+
+class ReadStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of `read-stream` and `close-stream`."""
+
+    stream: int
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_READ_S)] = LONGEST_READ_S
+
+
+class StreamItems(msgspec.Struct, frozen=True):
+    """The answer of `read-stream`: the next items, and whether no more will come."""
+
+    items: tuple[msgspec.Raw, ...]
+    is_over: bool
+    error: str | None = None
+
+
+class JoinState(msgspec.Struct, frozen=True):
+    """The answer of `join-state`: how far the node has come into the fleet.
+
+    Attributes:
+        is_up: the directory has it as a member.
+        reason: why it is none.
+        is_final: that will not change by itself.
+    """
+
+    is_up: bool
+    reason: str = ""
+    is_final: bool = False
+
+
+class NodeService:
+    """One node actor, in the loop of its process.
+
+    Args:
+        name: of the node.
+        labels: what children may need.
+        control: the daemon's control socket.
+        others: the directory and the other node actors.
+        log: for what cannot be told to anybody.
+        end_ray: ends what runs of Ray for this node, this process too, soon.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        labels: tuple[str, ...],
+        control: str,
+        others: Others,
+        log: Log,
+        end_ray: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.others = others
+        self._labels = labels
+        self._control = control
+        self._log = log
+        self._to_daemon: trio.MemorySendChannel[FromDirectory] | None = None
+        self._end_ray = end_ray
+        self._refusal = ""
+        self._state = JoinState(is_up=False, reason="its daemon has not answered yet")
+        self._state_changed = trio.Event()
+        self._may_link = trio.Event()
+        self._may_link.set()
+        self._readers: dict[int, _StreamReader] = {}
+        self._last_reader = 0
+        self._nursery: trio.Nursery | None = None
+        self._handlers: dict[str, Callable[[bytes], Awaitable[object]]] = {
+            "join-state": self._join_state,
+            "leave": self._leave,
+            "end-ray": self._end,
+            "control": self._ask_daemon,
+            "open-stream": self._open_stream,
+            "read-stream": self._read_stream,
+            "close-stream": self._close_stream,
+        }
+
+    async def run(self) -> None:
+        """Keep the link and the streams until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            while True:
+                try:
+                    reason = await self._keep_link()
+                except DaemonError as why:
+                    reason = str(why)
+                self._to_daemon = None
+                if reason != self._refusal:
+                    self._log.write("WARNING", f"No link to the daemon: {reason}")
+                self._refusal = reason
+                self._set_state(JoinState(is_up=False, reason=reason, is_final=True))
+                await trio.sleep(RELINK_S)
+                await self._may_link.wait()
+
+    def _set_state(self, state: JoinState) -> None:
+        self._state = state
+        self._state_changed.set()
+        self._state_changed = trio.Event()
+
+    # The link
+
+    async def _keep_link(self) -> str:
+        """Pass messages until the link ends; return why.
+
+        Raises:
+            DaemonError: nobody listens.
+        """
+        async with daemon_socket.connected(self._control) as stream:
+            async with trio.open_nursery() as nursery:
+                try:
+                    reason = await self._read_link(stream, nursery)
+                except LinkError as why:
+                    reason = str(why)
+                except trio.BrokenResourceError:
+                    reason = "the daemon has cut the link"
+                nursery.cancel_scope.cancel()
+        return reason
+
+    async def _read_link(self, stream: trio.SocketStream, nursery: trio.Nursery) -> str:
+        """Send what the daemon says to the directory, until it says no more.
+
+        Raises:
+            LinkError: the daemon refuses, or does not keep to the form.
+        """
+        args = LinkArgs(self.name, self._labels)
+        await stream.send_all(request_line(args, CONTROL_VERSION))
+        reader = ActorReader()
+        while data := await daemon_socket.receive(stream):
+            messages = reader.feed(data)
+            if reader.answer is not None and self._to_daemon is None:
+                self._set_state(
+                    JoinState(is_up=False, reason="the directory does not answer")
+                )
+                send, waiting = trio.open_memory_channel[FromDirectory](MOST_WAITING)
+                self._to_daemon, self._refusal = send, ""
+                nursery.start_soon(_write, stream, waiting)
+            if messages:
+                self.others.send([encode(one) for one in messages])
+        return "the daemon has closed the link"
+
+    def deliver(self, messages: list[bytes]) -> None:
+        """Take messages of the directory for the daemon."""
+        for data in messages:
+            try:
+                message = decode_from_directory(data)
+                self._note_membership(message)
+                if self._to_daemon is not None:
+                    self._to_daemon.send_nowait(message)
+            except msgspec.DecodeError as why:
+                self._log.write("WARNING", f"cannot read the directory's: {why}")
+            except (trio.WouldBlock, trio.BrokenResourceError):
+                return
+
+    def _note_membership(self, message: FromDirectory) -> None:
+        if isinstance(message, Joined):
+            self._set_state(JoinState(is_up=True))
+        elif isinstance(message, Refused):
+            state = JoinState(
+                is_up=False, reason=message.reason, is_final=message.is_final
+            )
+            self._set_state(state)
+
+    # Requests
+
+    async def answer(self, version: str, do: str, args: bytes) -> Reply:
+        """Do what an actor or a command asks, and return the outcome.
+
+        Args:
+            version: of who asks.
+            do: what.
+            args: its arguments as JSON.
+        """
+        try:
+            check_version("a node actor", version, VERSION)
+            return True, msgspec.json.encode(await self._do(do, args))
+        except (RequestError, DaemonError, VersionError, msgspec.DecodeError) as why:
+            return False, str(why).encode()
+        except Exception as why:  # noqa: BLE001 - the node outlives a request
+            self._log.write("ERROR", f"Fault of the node actor: {place_of(why)}")
+            text = f"the node actor has a fault: {type(why).__name__}; see its log"
+            return False, text.encode()
+
+    async def _do(self, do: str, args: bytes) -> object:
+        handler = self._handlers.get(do)
+        if handler is None:
+            raise RequestError(f"cannot do {do!r}: this node actor does not know it")
+        return await handler(args)
+
+    async def _join_state(self, args: bytes) -> JoinState:
+        """Return the state once it is up, or final, or nothing has changed for a time."""
+        _read(args, Nothing)
+        with trio.move_on_after(LONGEST_READ_S):
+            while not (self._state.is_up or self._state.is_final):
+                await self._state_changed.wait()
+        return self._state
+
+    async def _leave(self, args: bytes) -> msgspec.Raw:
+        """Have the daemon leave, and link it no more."""
+        _read(args, Nothing)
+        self._may_link = trio.Event()
+        try:
+            return await daemon_socket.ask(self._control, LEAVE_REQUEST, {})
+        except DaemonError:
+            self._may_link.set()
+            raise
+
+    async def _end(self, args: bytes) -> None:
+        _read(args, Nothing)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._end_soon)
+
+    async def _end_soon(self) -> None:
+        await trio.sleep(END_S)
+        await in_thread(self._end_ray)
+
+    async def _ask_daemon(self, args: bytes) -> msgspec.Raw:
+        request = _read(args, ControlRequest)
+        return await daemon_socket.ask(self._control, request.do, request.args)
+
+    async def _open_stream(self, args: bytes) -> int:
+        request = _read(args, ControlRequest)
+        if self._nursery is None or len(self._readers) >= MOST_READERS:
+            raise RequestError(
+                f"cannot read {request.do!r}: {MOST_READERS} streams of this node are"
+                " read already; end one first"
+            )
+        self._last_reader += 1
+        number = self._last_reader
+        reader = _StreamReader()
+        self._readers[number] = reader
+        self._nursery.start_soon(self._fill, number, reader, request)
+        return number
+
+    async def _fill(
+        self, number: int, reader: _StreamReader, request: ControlRequest
+    ) -> None:
+        try:
+            with reader.scope:
+                await reader.fill(
+                    daemon_socket.items(self._control, request.do, request.args)
+                )
+        finally:
+            del self._readers[number]
+
+    async def _read_stream(self, args: bytes) -> StreamItems:
+        request = _read(args, ReadStream)
+        reader = self._readers.get(request.stream)
+        if reader is None:
+            raise RequestError(
+                f"cannot read stream {request.stream}: it was closed; open it again"
+            )
+        return await reader.take(request.wait_s)
+
+    async def _close_stream(self, args: bytes) -> None:
+        reader = self._readers.get(_read(args, ReadStream).stream)
+        if reader is not None:
+            reader.scope.cancel()
+
+    async def items(
+        self, node: str, do: str, args: dict[str, Any]
+    ) -> AsyncGenerator[msgspec.Raw, None]:
+        """Yield the items of a stream of a node's daemon, until it ends.
+
+        Raises:
+            RequestError: it is refused, or the node is not reached any more.
+        """
+        opened = msgspec.json.encode(ControlRequest(do, args))
+        stream = _read(await self.ask(node, "open-stream", opened), int)
+        words = msgspec.json.encode(ReadStream(stream))
+        is_over = False
+        try:
+            while not is_over:
+                data = await self.ask(node, "read-stream", words)
+                part = _read(data, StreamItems)
+                for item in part.items:
+                    yield item
+                if part.error is not None:
+                    raise RequestError(part.error)
+                is_over = part.is_over
+        finally:
+            if not is_over:
+                # The node closes it by itself where this does not get through.
+                with trio.move_on_after(1.0, shield=True):
+                    with suppress(RequestError):
+                        await self.ask(node, "close-stream", words)
+
+    async def ask(self, node: str, do: str, args: bytes) -> bytes:
+        """Return the answer of a node's actor as JSON; this one's own, too.
+
+        Raises:
+            RequestError: it is refused, or the node is not reached.
+        """
+        if node != self.name:
+            return await self.others.ask_node(node, do, args)
+        is_done, data = await self.answer(VERSION, do, args)
+        if not is_done:
+            raise RequestError(data.decode())
+        return data
+
+
+class _StreamReader:
+    """A stream of the daemon, and its items that were not asked for yet."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self._send, self._items = trio.open_memory_channel[msgspec.Raw](MOST_ITEMS)
+        self._error: str | None = None
+        self._is_taking = False
+        self._renew()
+
+    def _renew(self) -> None:
+        self.scope.deadline = (
+            math.inf if self._is_taking else trio.current_time() + READER_S
+        )
+
+    async def fill(self, items: AsyncGenerator[msgspec.Raw, None]) -> None:
+        """Keep items until the stream is over and they were taken."""
+        async with self._send:
+            try:
+                async with aclosing(items):
+                    async for item in items:
+                        await self._send.send(item)
+            except DaemonError as why:
+                self._error = str(why)
+        # Until its reader has seen the end.
+        await trio.sleep_forever()
+
+    async def take(self, wait_s: float) -> StreamItems:
+        """Return the next items; none where none has come meanwhile."""
+        self._is_taking = True
+        self._renew()
+        found: list[msgspec.Raw] = []
+        is_over = False
+        try:
+            with trio.move_on_after(wait_s):
+                found.append(await self._items.receive())
+            while len(found) < MOST_ITEMS:
+                found.append(self._items.receive_nowait())
+        except trio.WouldBlock:
+            pass
+        except trio.EndOfChannel:
+            is_over = True
+            self.scope.cancel()
+        finally:
+            self._is_taking = False
+            self._renew()
+        return StreamItems(tuple(found), is_over, self._error if is_over else None)
+
+
+async def _write(
+    stream: trio.SocketStream, messages: trio.MemoryReceiveChannel[FromDirectory]
+) -> None:
+    with suppress(trio.BrokenResourceError):  # its reader sees the end
+        async for message in messages:
+            await stream.send_all(encode_frame(message))
+
+
+def _read(data: bytes, kind: type[T]) -> T:
+    return msgspec.json.decode(data, type=kind)

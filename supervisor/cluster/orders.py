@@ -1,0 +1,61 @@
+"""The order and the outcome of `setup`; apart, so that a command needs no Ray."""
+
+from __future__ import annotations
+
+import msgspec
+
+from supervisor.cluster.names import PORT
+
+
+class NodeOrder(msgspec.Struct, frozen=True):
+    """All that a node actor is made with.
+
+    Attributes:
+        node: its name.
+        labels: what children may need.
+        control: the daemon's control socket.
+        directory: of the node, in the daemon's state directory.
+    """
+
+    node: str
+    labels: tuple[str, ...]
+    control: str
+    directory: str
+
+
+class SetupOrder(msgspec.Struct, frozen=True):
+    """A node that is to be made.
+
+    Attributes:
+        node: its name and its daemon.
+        token_file: of the fleet.
+        bind: address of Ray here.
+        address: of the head; None to be the head.
+        port: of the head that is to be.
+        ports: first and last of those that Ray uses here; None for any.
+        capacity: children that the daemon takes, for others to see.
+        lease_s: L.
+    """
+
+    node: NodeOrder
+    token_file: str
+    bind: str
+    address: str | None = None
+    port: int = PORT
+    ports: tuple[int, int] | None = None
+    capacity: int = 0
+    lease_s: float = 5.0
+
+
+class SetupOutcome(msgspec.Struct, frozen=True):
+    """The result of an order.
+
+    Attributes:
+        address: of the fleet's head; None: nothing was made.
+        error: why.
+        open_ports: those that listen on every address of this machine.
+    """
+
+    address: str | None = None
+    error: str = ""
+    open_ports: tuple[int, ...] = ()

@@ -1,0 +1,551 @@
+"""All of Ray: two kinds of actor, how they call each other, and how they are made.
+
+Imported only by processes that are Ray's or make them; no command does. An actor is a loop
+of Trio in a thread (`LoopThread`): its methods, which Ray calls in threads of its own, ask
+the loop. Rules of this file.
+
+1. Actors are detached, need no CPU and are started again for ever, the directory on the
+   head and a node actor on its node, and nowhere else (FL1, FL2).
+2. No exception travels: an outcome is a `Reply`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import msgspec
+import ray
+import trio
+from ray._private import services
+from ray._raylet import GcsClient
+from ray.exceptions import GetTimeoutError
+from ray.exceptions import RayError as RayFault
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hostlib.log import Log, place_of
+from hostlib.threads import LoopThread, in_abandonable_thread
+from supervisor.cluster import ray_processes
+from supervisor.cluster.client import door_of
+from supervisor.cluster.directory_service import DirectoryService
+from supervisor.cluster.door import Door
+from supervisor.cluster.node_service import JoinState, NodeService, RequestError
+from supervisor.fleet.messages import VERSION
+from supervisor.fleet.store import FleetStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.cluster.directory_service import Reply
+    from supervisor.cluster.orders import NodeOrder
+
+NAMESPACE = "sandhost-fleet"
+DIRECTORY = "directory"
+"""Name of the directory actor in the namespace."""
+
+ANSWER_S = 8.0
+"""For an answer of the directory: commands say within 10 s that there is none (FL11)."""
+
+LOOK_UP_S = 3.0
+"""For Ray to find an actor by its name."""
+
+UP_S = 30.0
+"""For Ray's processes, and then for the node, to be up."""
+
+SEEN_S = 25.0
+"""Until Ray has seen that a raylet was killed: 17 s were seen."""
+
+PAUSE_S = 0.25
+"""Between two looks."""
+
+_NODE_PREFIX = "sandhost"
+_MOST_MESSAGES = 10_000  # for a node that is slow to be found; more are sent again
+_CONCURRENCY = 64
+
+
+class AdapterError(Exception):
+    """Something cannot be done with Ray; the text says why and what to do."""
+
+
+# Between actors
+
+
+class _Mailbox:
+    """Messages on their way to an actor; they may be lost.
+
+    No call waits for the one before: one to an actor that was just killed is answered
+    late, and a node bears no four seconds without a beat.
+
+    Args:
+        find: returns the actor; it blocks, and raises where there is none.
+    """
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
+        self._waiting: list[bytes] = []
+        self._come = trio.Event()
+        self._actor: Any = None
+        self._under_way: set[Any] = set()
+
+    def put(self, messages: list[bytes]) -> None:
+        """Put messages behind the others."""
+        self._waiting += messages[: _MOST_MESSAGES - len(self._waiting)]
+        self._come.set()
+
+    async def run(self) -> None:
+        """Send messages until cancelled."""
+        limiter = trio.CapacityLimiter(1)
+        while True:
+            await self._come.wait()
+            self._come = trio.Event()
+            messages, self._waiting = self._waiting, []
+            try:
+                actor = self._actor
+                if actor is None:
+                    actor = await in_abandonable_thread(self._find, limiter=limiter)
+                    self._actor = actor
+                method = actor.receive.options(concurrency_group="messages")
+                future = method.remote(messages).future()
+                self._under_way.add(future)  # else Ray forgets it, and tells nothing
+                future.add_done_callback(self._note)
+            except (RayFault, ValueError, OSError):
+                self._actor = None  # no such actor for now
+
+    def _note(self, future: Any) -> None:
+        """Look the actor up anew where one was not reached; from a thread of Ray's."""
+        self._under_way.discard(future)
+        if future.exception() is not None:
+            self._actor = None
+
+
+class _Outcome:
+    """The outcome of a call of an actor, for a task that waits for it."""
+
+    def __init__(self, ref: Any) -> None:
+        token = trio.lowlevel.current_trio_token()
+        self._over = trio.Event()
+        self._future = ref.future()
+
+        def tell(_future: object) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._over.set)
+
+        self._future.add_done_callback(tell)
+
+    async def result(self) -> Any:
+        """Return what the call returned.
+
+        Raises:
+            RayFault: the actor was not reached, or has ended meanwhile.
+        """
+        await self._over.wait()
+        return self._future.result()
+
+
+def _find_actor(name: str) -> Any:
+    return ray.get_actor(name, NAMESPACE)
+
+
+def _node_actor(node: str) -> str:
+    return f"node/{node}"
+
+
+class _Actors:
+    """The other actors, as one of them reaches them."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+        self._limiter = trio.CapacityLimiter(8)
+
+    async def ask(self, name: str, what: str, *words: object) -> bytes:
+        """Return the answer of an actor.
+
+        Raises:
+            RequestError: it refuses, or does not answer.
+        """
+        try:
+            actor = self._found.get(name)
+            if actor is None:
+                actor = await self._find(name, what)
+                self._found[name] = actor
+            is_done, data = await _Outcome(actor.ask.remote(*words)).result()
+        except (RayFault, ValueError, OSError) as why:
+            self._found.pop(name, None)
+            text = f"cannot reach {what}: {_first_line(why)}; try again"
+            raise RequestError(text) from None
+        if not is_done:
+            raise RequestError(data.decode())
+        return bytes(data)
+
+    async def _find(self, name: str, what: str) -> Any:
+        with trio.move_on_after(LOOK_UP_S):
+            return await in_abandonable_thread(_find_actor, name, limiter=self._limiter)
+        raise RequestError(f"cannot reach {what}: Ray's head does not answer")
+
+
+class _RayOthers:
+    """`node_service.Others` on Ray."""
+
+    def __init__(self) -> None:
+        self._actors = _Actors()
+        self.mailbox = _Mailbox(lambda: _find_actor(DIRECTORY))
+
+    def send(self, messages: list[bytes]) -> None:
+        """Send messages of the node to the directory."""
+        self.mailbox.put(messages)
+
+    async def ask_directory(self, do: str, args: bytes) -> bytes:
+        """Return the directory's answer as JSON."""
+        with trio.move_on_after(ANSWER_S):
+            return await self._actors.ask(
+                DIRECTORY, "the fleet's directory", VERSION, do, args
+            )
+        raise RequestError(
+            f"the fleet's directory does not answer within {ANSWER_S:g} s: its machine"
+            " may be cut off, or stopped; children here go on until their lease ends"
+        )
+
+    async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
+        """Return the answer of another node's actor as JSON."""
+        return await self._actors.ask(
+            _node_actor(node), f"node {node!r}", VERSION, do, args
+        )
+
+
+# Actors
+
+
+class DirectoryActor:
+    """The directory of the fleet.
+
+    Args:
+        directory: of the head's node, in its daemon's state directory.
+        lease_s: L.
+    """
+
+    def __init__(self, directory: str, lease_s: float) -> None:
+        self._log = _open_log(directory)
+        self._store = FleetStore(f"{directory}/{ray_processes.STORE}")
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._service = DirectoryService(self._store, self._deliver, self._log, lease_s)
+        self._loop = LoopThread(self._run, _teller(self._log))
+
+    async def _run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await self._service.run()
+
+    def _deliver(self, node: str, message: bytes) -> None:
+        mailbox = self._mailboxes.get(node)
+        if mailbox is None:
+            mailbox = _Mailbox(lambda: _find_actor(_node_actor(node)))
+            self._mailboxes[node] = mailbox
+            self._nursery.start_soon(mailbox.run)
+        mailbox.put([message])
+
+    def receive(self, messages: list[bytes]) -> None:
+        """Take messages of nodes."""
+        self._loop.call_soon(self._service.receive, messages)
+
+    def ask(self, version: str, do: str, args: bytes) -> Reply:
+        """Return the outcome of a question or an order."""
+        return self._loop.call(self._service.answer, version, do, args)
+
+
+class NodeActor:
+    """The actor of one node."""
+
+    def __init__(self, order: NodeOrder) -> None:
+        self._order = order
+        self._log = _open_log(order.directory)
+        self._loop = LoopThread(self._run, _teller(self._log))
+
+    async def _run(self) -> None:
+        order = self._order
+        others = _RayOthers()
+        self._service = NodeService(
+            order.node, order.labels, order.control, others, self._log, self._end
+        )
+        door = door_of(order.control)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others.mailbox.run)
+            nursery.start_soon(Door(self._service).serve, door, self._log)
+            await self._service.run()
+
+    def _end(self) -> None:
+        """End Ray here if it was started for this node, and this actor in any case."""
+        ray_processes.end_later(self._order.directory)
+        ray.kill(ray.get_runtime_context().current_actor)
+
+    def receive(self, messages: list[bytes]) -> None:
+        """Take messages of the directory."""
+        self._loop.call_soon(self._service.deliver, messages)
+
+    def ask(self, version: str, do: str, args: bytes) -> Reply:
+        """Return the outcome of a request."""
+        return self._loop.call(self._service.answer, version, do, args)
+
+
+def _open_log(directory: str) -> Log:
+    """Return a log in a file of a node's directory: Ray's own goes with its session."""
+    fd = os.open(
+        f"{directory}/{ray_processes.ACTORS_LOG}",
+        os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+        0o600,
+    )
+    os.dup2(fd, 2)
+    os.close(fd)
+    return Log("INFO", as_json=True)
+
+
+def _teller(log: Log) -> Callable[[BaseException], None]:
+    return lambda why: log.write("ERROR", f"The actor ends: {place_of(why)}: {why}")
+
+
+def _first_line(why: BaseException) -> str:
+    lines = str(why).splitlines()
+    return lines[0] if lines else type(why).__name__
+
+
+def _actor(kind: type, name: str, node_id: str) -> Any:
+    """Return what makes an actor of a name on a node of Ray (rule 1)."""
+    return ray.remote(concurrency_groups={"messages": 1})(kind).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=_CONCURRENCY,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+    )
+
+
+# Making them
+
+
+class Versions(NamedTuple):
+    """Versions that are the same on all nodes; of Python the first two numbers."""
+
+    ray: str
+    python: str
+
+    @property
+    def _compared(self) -> tuple[str, list[str]]:
+        return self.ray, self.python.split(".")[:2]
+
+    def check(self, cluster: Versions, address: str) -> None:
+        """Refuse a cluster of other versions.
+
+        Raises:
+            AdapterError: it is one; both versions are named.
+        """
+        if self._compared != cluster._compared:
+            raise AdapterError(
+                f"cannot join {address}: it runs Ray {cluster.ray} on Python"
+                f" {cluster.python}, this node has Ray {self.ray} on Python"
+                f" {self.python}; install the fleet's versions here"
+            )
+
+
+def own_versions() -> Versions:
+    """Return those of this process."""
+    return Versions(ray.__version__, ".".join(map(str, sys.version_info[:3])))
+
+
+def keep_loopback() -> None:
+    """Let Ray take 127.0.0.1 where it is told so, and not this machine's own address."""
+    services.resolve_ip_for_localhost = lambda host: host
+
+
+def run_ray(words: list[str]) -> int:
+    """Run Ray's own command line in this process; return its status."""
+    from ray.scripts.scripts import cli  # noqa: PLC0415 - of this program alone
+
+    keep_loopback()
+    return int(cli(words, standalone_mode=False) or 0)
+
+
+class Cluster:
+    """A running cluster as its head tells of it, before anything of it is joined.
+
+    Args:
+        address: of the head, IP:PORT.
+
+    Raises:
+        AdapterError: nobody answers there, or the token is another one.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        try:
+            self._client = GcsClient(address=address)
+            data = self._client.internal_kv_get(b"CLUSTER_METADATA", b"cluster")
+        except Exception as why:  # noqa: BLE001 - Ray raises many kinds
+            raise AdapterError(
+                f"cannot reach {address}: {_first_line(why)}; give the address and the"
+                " token file that `fleet up` has printed"
+            ) from None
+        found = json.loads(data or b"{}")
+        self.versions = Versions(
+            str(found.get("ray_version")), str(found.get("python_version"))
+        )
+
+    def raylets(self) -> dict[str, tuple[str, str]]:
+        """Return (id, address) of the raylets that are alive, by their names."""
+        rows = self._client.get_all_node_info().values()
+        return {
+            row.node_name: (row.node_id.hex(), row.node_manager_address)
+            for row in rows
+            if row.state == 0
+        }
+
+    def check_name(self, node: str, before: str) -> None:
+        """Refuse a name that a node of the fleet has.
+
+        Args:
+            node: the name.
+            before: raylet that this node had before; it has ended, though Ray may not
+                have seen it yet.
+
+        Raises:
+            AdapterError: one has it.
+        """
+        others = self.raylets().keys() - {before}
+        if any(_is_of_node(name, node) for name in others):
+            raise _name_error(node)
+
+
+def _name_error(node: str) -> AdapterError:
+    return AdapterError(
+        f"cannot join as {node!r}: a node of that name is in the fleet; choose another"
+        " by --node"
+    )
+
+
+def raylet_name(node: str) -> str:
+    """Return a name for the raylet of a node, which no other raylet has."""
+    return f"{_NODE_PREFIX}:{node}:{secrets.token_hex(4)}"
+
+
+def _is_of_node(raylet: str, node: str) -> bool:
+    prefix, _, rest = raylet.partition(":")
+    return prefix == _NODE_PREFIX and rest.rpartition(":")[0] == node
+
+
+def foreign_raylet(cluster: Cluster, addresses: frozenset[str]) -> str | None:
+    """Return the name of a raylet here that is no node's yet; None: there is none."""
+    for name, (_, address) in cluster.raylets().items():
+        if address in addresses and not name.startswith(f"{_NODE_PREFIX}:"):
+            return name
+    return None
+
+
+class Driver:
+    """This process as a driver of a cluster, for the length of a `with` block.
+
+    Args:
+        address: of the head, IP:PORT.
+        bind: address of the raylet here.
+    """
+
+    def __init__(self, address: str, bind: str) -> None:
+        self._address = address
+        self._bind = bind
+
+    def __enter__(self) -> Self:
+        keep_loopback()
+        ray.init(
+            address=self._address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            configure_logging=False,
+            _node_ip_address=self._bind,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ray.shutdown()
+
+    def node_id(self, raylet: str) -> str:
+        """Return the id of a raylet that is alive.
+
+        Raises:
+            AdapterError: there is none of that name.
+        """
+        for row in ray.nodes():
+            if row["NodeName"] == raylet and row["Alive"]:
+                return str(row["NodeID"])
+        raise AdapterError(
+            f"cannot find the raylet {raylet!r}: it has ended; try again"
+        )
+
+    def listening(self, raylet: str) -> list[int]:
+        """Return the ports of a raylet that are open on every address."""
+        for row in ray.nodes():
+            if row["NodeName"] == raylet:
+                return [int(row["NodeManagerPort"]), int(row["ObjectManagerPort"])]
+        return []
+
+    def make_directory(self, directory: str, lease_s: float, node_id: str) -> None:
+        """Make the directory actor, for a node's directory."""
+        _actor(DirectoryActor, DIRECTORY, node_id).remote(directory, lease_s)
+
+    def make_node(self, order: NodeOrder, node_id: str, *, is_again: bool) -> None:
+        """Make a node actor, and wait until the node is up.
+
+        Args:
+            order: for it.
+            node_id: of its raylet.
+            is_again: the node had a raylet before; Ray may not have seen its end yet.
+
+        Raises:
+            AdapterError: it does not come up; its actor has ended again.
+        """
+        until_s = time.monotonic() + (SEEN_S if is_again else 0.0)
+        actor: Any = None
+        while actor is None:
+            try:
+                made = _actor(NodeActor, _node_actor(order.node), node_id)
+                actor = made.remote(order)
+            except ValueError:
+                if time.monotonic() >= until_s:
+                    raise _name_error(order.node) from None
+                ray_processes.pause(PAUSE_S)
+        try:
+            _wait_up(actor, order.node)
+        except BaseException:
+            ray.kill(actor)
+            raise
+
+
+def _wait_up(actor: Any, node: str) -> None:
+    """Return when the directory shows a node as up.
+
+    Raises:
+        AdapterError: it was refused, or is not up in time.
+    """
+    reason = "its actor does not answer"
+    until_s = time.monotonic() + UP_S
+    while time.monotonic() < until_s:
+        ref = actor.ask.remote(VERSION, "join-state", b"{}")
+        try:
+            is_done, data = ray.get(ref, timeout=max(0.1, until_s - time.monotonic()))
+        except GetTimeoutError:
+            break
+        except RayFault as why:
+            reason = _first_line(why)
+            continue
+        if not is_done:
+            raise AdapterError(f"cannot join as {node!r}: {data.decode()}")
+        state = msgspec.json.decode(data, type=JoinState)
+        if state.is_up:
+            return
+        reason = state.reason
+        if state.is_final:
+            break
+    raise AdapterError(f"cannot join as {node!r}: {reason}")

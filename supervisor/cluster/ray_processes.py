@@ -1,0 +1,323 @@
+"""Ray's processes of one node on this machine: their start, and their end.
+
+Nothing here imports Ray. Rules of this file.
+
+1. All processes that are started for a node carry its directory in their environment
+   (`MARK`), and so do those that they start: what carries it is ended, by pidfd, and
+   nothing else. `ray stop` ends every Ray of a machine: it is never used.
+2. The token stands in a file of mode 0600, never in an environment, a command line or a
+   log (FL9).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from hostlib.private_files import open_private
+from hostlib.unix_names import is_deaf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+DIRECTORY = "fleet"
+"""In the daemon's state directory: all that a node keeps for Ray."""
+
+MARK = "SANDHOST_FLEET_DIRECTORY"
+"""Variable that Ray's processes of a node carry, and no child of the fleet."""
+
+TOKEN, SESSIONS, LOCK, STORE = "token", "ray", "lock", "directory"
+LOG, ACTORS_LOG, RAYLET = "ray.log", "actors.log", "raylet"
+"""Names in that directory."""
+
+GRACE_S = 3.0
+"""From SIGTERM to SIGKILL: Ray tells the head meanwhile that a node goes."""
+
+MOST_SESSIONS_BYTES = 107 - len(
+    "/session_2026-11-27_11-25-23_036337_1234567/sockets/plasma_store.1"
+)
+"""Longest path of the sessions' directory: Ray's sockets are in there (unix(7))."""
+
+
+Program: TypeAlias = subprocess.Popen[bytes]
+"""A program that was started and is watched."""
+
+
+class RayError(Exception):
+    """Ray cannot be started or ended here; the text says why and what to do."""
+
+
+def directory_of(state_dir: str) -> str:
+    """Return the directory of a node, in its daemon's state directory.
+
+    Raises:
+        RayError: Ray's sockets would have too long a path in there.
+    """
+    directory = f"{state_dir}/{DIRECTORY}"
+    size = len(os.fsencode(f"{directory}/{SESSIONS}"))
+    if size > MOST_SESSIONS_BYTES:
+        raise RayError(
+            f"cannot have Ray's sockets in {directory!r}: its path has"
+            f" {size - MOST_SESSIONS_BYTES} bytes too many; set a shorter host.state_dir"
+        )
+    return directory
+
+
+@contextlib.contextmanager
+def locked(directory: str) -> Iterator[None]:
+    """Keep other commands from starting and ending Ray here meanwhile.
+
+    Raises:
+        RayError: one does already, or the directory cannot be used.
+    """
+    try:
+        Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = open_private(f"{directory}/{LOCK}")
+    except OSError as why:
+        raise RayError(
+            f"cannot use {directory!r}: {why.strerror}; make it writable"
+        ) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RayError(
+            "cannot join or leave a fleet: another command does so on this node; wait"
+            " for its end"
+        ) from None
+    finally:
+        os.close(fd)
+
+
+def make_token(directory: str) -> str:
+    """Write a new token into a file that only this user may read; return its path."""
+    path = f"{directory}/{TOKEN}"
+    Path(path).unlink(missing_ok=True)
+    fd = open_private(path)
+    try:
+        os.write(fd, secrets.token_hex(32).encode())
+    finally:
+        os.close(fd)
+    return path
+
+
+def environment(token_file: str) -> dict[str, str]:
+    """Return the environment of a program that uses Ray, without Ray's own settings."""
+    kept = {key: value for key, value in os.environ.items() if not _is_of_ray(key)}
+    return kept | {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": token_file,
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # The memory of this machine is the host's to watch: it would kill our actors.
+        "RAY_memory_monitor_refresh_ms": "0",
+        # A worker that sets its title leaves the environment as the kernel shows it.
+        "SPT_NOENV": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _is_of_ray(key: str) -> bool:
+    return key.startswith(("RAY_", "SANDHOST_FLEET_")) or key == "SPT_NOENV"
+
+
+def marked_environment(directory: str, token_file: str) -> dict[str, str]:
+    """Return the environment of what is ended with the node."""
+    return environment(token_file) | {MARK: directory}
+
+
+def start(words: Sequence[str], directory: str, token_file: str) -> Program:
+    """Start a program of Ray's for a node; it outlives this process.
+
+    Raises:
+        RayError: it cannot be started.
+    """
+    path = f"{directory}/{LOG}"
+    try:
+        Path(f"{directory}/{SESSIONS}").mkdir(mode=0o700, exist_ok=True)
+        log = open_private(path)
+        try:
+            os.ftruncate(log, 0)
+            return subprocess.Popen(
+                words,
+                env=marked_environment(directory, token_file),
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+    except OSError as why:
+        raise RayError(
+            f"cannot start Ray in {directory!r}: {why.strerror}; make it writable"
+        ) from None
+
+
+def run(words: Sequence[str], token_file: str, data: bytes) -> tuple[bytes, str]:
+    """Run a program that uses Ray; return what it said on stdout and stderr."""
+    done = subprocess.run(
+        words,
+        env=environment(token_file),
+        input=data,
+        capture_output=True,
+        check=False,
+    )
+    return done.stdout, done.stderr.decode(errors="replace")
+
+
+def is_socket(path: str) -> bool:
+    """Tell whether there is a socket of a name."""
+    return Path(path).is_socket()
+
+
+def note_raylet(directory: str, name: str) -> None:
+    """Keep the name of the raylet that a node has from now on."""
+    Path(directory, RAYLET).write_text(name, encoding="utf-8")
+
+
+def last_raylet(directory: str) -> str:
+    """Return the name of the raylet that a node had last; nothing if it had none."""
+    try:
+        return Path(directory, RAYLET).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def last_error(log: str) -> str:
+    """Return what Ray has said last that tells of an error; of a log that it wrote."""
+    text = Path(log).read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line or "ERR" in line]
+    return (errors or lines or ["it says nothing"])[-1][:300]
+
+
+def pause(length_s: float) -> None:
+    """Wait; for programs that have no loop."""
+    select.select([], [], [], length_s)
+
+
+def is_running(directory: str) -> bool:
+    """Tell whether anything runs that was started for a node."""
+    for pidfd in _marked(directory):
+        os.close(pidfd)
+        return True
+    return False
+
+
+def is_there(directory: str) -> bool:
+    """Tell whether anything of a node's Ray is left: a process, or its files."""
+    return is_running(directory) or Path(directory, SESSIONS).exists()
+
+
+def remove_deaf(door: str) -> None:
+    """Remove the socket of a door that was killed."""
+    if is_socket(door) and is_deaf(door):
+        Path(door).unlink(missing_ok=True)
+
+
+def end(directory: str) -> None:
+    """End all that was started for a node, and remove Ray's sessions and the token.
+
+    Raises:
+        RayError: something does not end.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        until_s = time.monotonic() + GRACE_S
+        signalled = _signal_all(directory, number)
+        try:
+            _wait_ends(signalled, until_s)
+        finally:
+            for pidfd in signalled:
+                os.close(pidfd)
+    # Processes that one of them had just started.
+    for _ in range(10):
+        left = _signal_all(directory, signal.SIGKILL)
+        if not left:
+            break
+        _wait_ends(left, time.monotonic() + GRACE_S)
+        for pidfd in left:
+            os.close(pidfd)
+    else:
+        raise RayError(
+            f"cannot end Ray of {directory!r}: its processes do not go; see its"
+            f" {LOG}, and end those that have {MARK} in their environment"
+        )
+    shutil.rmtree(f"{directory}/{SESSIONS}", ignore_errors=True)
+    Path(f"{directory}/{TOKEN}").unlink(missing_ok=True)
+
+
+def _signal_all(directory: str, number: int) -> list[int]:
+    """Signal what was started for a node; return its pidfds, which are the caller's."""
+    found = list(_marked(directory))
+    for pidfd in found:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, number)
+    return found
+
+
+def _wait_ends(pidfds: list[int], until_s: float) -> None:
+    poll = select.poll()
+    left = set(pidfds)
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    while left:
+        found = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
+        if not found:
+            return
+        for pidfd, _ in found:
+            poll.unregister(pidfd)
+            left.discard(pidfd)
+
+
+def _marked(directory: str) -> Iterator[int]:
+    """Yield a pidfd of each process that carries the mark, but this one."""
+    wanted = f"{MARK}={directory}".encode()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        try:
+            pidfd = os.pidfd_open(int(process.name))
+        except OSError:  # gone
+            continue
+        try:
+            is_marked = wanted in (process / "environ").read_bytes().split(b"\0")
+        except OSError as why:  # gone, or another user's
+            is_marked = False
+            if why.errno not in {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM}:
+                os.close(pidfd)
+                raise
+        if is_marked:
+            yield pidfd
+        else:
+            os.close(pidfd)
+
+
+def end_later(directory: str) -> None:
+    """Have a process of its own end all that was started for a node, this one too."""
+    # The shell ends at once: so its program is no child of a worker, whose children Ray
+    # ends with it.
+    words = ("sh", "-c", '"$@" &', "sh", sys.executable, "-m", __name__, directory)
+    kept = {key: value for key, value in os.environ.items() if not _is_of_ray(key)}
+    null = subprocess.DEVNULL
+    subprocess.run(
+        words, env=kept, stdin=null, stdout=null, stderr=null,
+        start_new_session=True, check=False,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    with locked(sys.argv[1]):
+        end(sys.argv[1])

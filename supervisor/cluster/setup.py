@@ -1,0 +1,163 @@
+"""The program `python -m supervisor.cluster.setup`: it brings a node into a fleet.
+
+A command starts it with an order on stdin, and reads one line of its stdout: what came of
+it. It starts Ray, is a driver of it for a moment, makes the actors and ends. Called with
+`ray WORDS` it is Ray's own command line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.cluster import ray_processes
+from supervisor.cluster.names import LOOPBACK, OWN_PORTS
+from supervisor.cluster.orders import SetupOrder, SetupOutcome
+from supervisor.cluster.ray_adapter import (
+    PAUSE_S,
+    UP_S,
+    AdapterError,
+    Cluster,
+    Driver,
+    foreign_raylet,
+    own_versions,
+    raylet_name,
+    run_ray,
+)
+from supervisor.network.own_addresses import read_own_addresses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.cluster.ray_processes import Program
+
+OBJECTS_BYTES = 80 * 1024 * 1024
+"""Ray's store of objects, which the fleet does not use: the least that Ray takes."""
+
+
+def set_up(order: SetupOrder) -> SetupOutcome:
+    """Bring a node into the fleet; what was started ends again if that fails.
+
+    Raises:
+        AdapterError: it cannot be.
+    """
+    directory = order.node.directory
+    try:
+        return _join(order) if order.address else _found(order)
+    except BaseException:
+        ray_processes.end(directory)
+        raise
+
+
+def _found(order: SetupOrder) -> SetupOutcome:
+    address = f"{order.bind}:{order.port}"
+    name = raylet_name(order.node.node)
+    words = ["--head", f"--port={order.port}", "--include-dashboard=false"]
+    process = _start_ray(order, [*words, "--no-monitor"], name)
+    _wait_raylet(process, order, address, name)
+    with Driver(address, order.bind) as driver:
+        node_id = driver.node_id(name)
+        driver.make_directory(order.node.directory, order.lease_s, node_id)
+        driver.make_node(order.node, node_id, is_again=False)
+        ports = (order.port, *driver.listening(name))
+    return SetupOutcome(address, open_ports=() if order.bind == LOOPBACK else ports)
+
+
+def _join(order: SetupOrder) -> SetupOutcome:
+    address = order.address or ""
+    cluster = Cluster(address)
+    own_versions().check(cluster.versions, address)
+    before = ray_processes.last_raylet(order.node.directory)
+    cluster.check_name(order.node.node, before)
+    name = foreign_raylet(cluster, _own_addresses())
+    if name is None:
+        name = raylet_name(order.node.node)
+        process = _start_ray(order, [f"--address={address}"], name)
+        _wait_raylet(process, order, address, name)
+    with Driver(address, order.bind) as driver:
+        driver.make_node(order.node, driver.node_id(name), is_again=before != "")
+        ports = tuple(driver.listening(name))
+    return SetupOutcome(address, open_ports=() if order.bind == LOOPBACK else ports)
+
+
+def _own_addresses() -> frozenset[str]:
+    """Return this machine's addresses."""
+    return frozenset(map(str, read_own_addresses()))
+
+
+def _start_ray(order: SetupOrder, more: Sequence[str], name: str) -> Program:
+    directory = order.node.directory
+    ray_processes.note_raylet(directory, name)
+    words = (
+        "--block",
+        f"--node-ip-address={order.bind}",
+        f"--node-name={name}",
+        f"--temp-dir={directory}/{ray_processes.SESSIONS}",
+        f"--object-store-memory={OBJECTS_BYTES}",
+        f'--resources={{"sandhost": {order.capacity}}}',
+        "--num-cpus=0",
+        "--num-gpus=0",
+        "--include-log-monitor=false",
+        "--disable-usage-stats",
+        *_port_words(order.ports),
+        *more,
+    )
+    return ray_processes.start(
+        (sys.executable, "-m", "supervisor.cluster.setup", "ray", "start", *words),
+        directory,
+        order.token_file,
+    )
+
+
+def _port_words(ports: tuple[int, int] | None) -> list[str]:
+    if ports is None:
+        return []
+    first, last = ports
+    own = [f"{option}={first + n}" for n, option in enumerate(OWN_PORTS)]
+    workers = first + len(own)
+    return [*own, f"--min-worker-port={workers}", f"--max-worker-port={last}"]
+
+
+def _wait_raylet(process: Program, order: SetupOrder, address: str, name: str) -> None:
+    """Return when the head lists a raylet.
+
+    Raises:
+        AdapterError: Ray has ended, or does not come up.
+    """
+    until_s = time.monotonic() + UP_S
+    while time.monotonic() < until_s:
+        if process.poll() is not None:
+            break
+        try:
+            if name in Cluster(address).raylets():
+                return
+        except AdapterError:
+            pass
+        ray_processes.pause(PAUSE_S)
+    log = f"{order.node.directory}/{ray_processes.LOG}"
+    raise AdapterError(
+        f"cannot start Ray at {address}: {ray_processes.last_error(log)}; see {log}"
+    )
+
+
+def main() -> int:
+    """Do what the command line or the order says; return the exit status."""
+    if sys.argv[1:2] == ["ray"]:
+        return run_ray(sys.argv[2:])
+    out = os.dup(1)
+    os.dup2(2, 1)  # lines that Ray prints are no outcome
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=SetupOrder)
+    try:
+        outcome = set_up(order)
+    except (AdapterError, ray_processes.RayError) as why:
+        outcome = SetupOutcome(error=str(why))
+    os.write(out, msgspec.json.encode(outcome) + b"\n")
+    return 0 if outcome.address else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

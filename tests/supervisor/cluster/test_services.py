@@ -1,0 +1,255 @@
+"""Directory and nodes in one loop, joined without Ray; daemons are stand-ins."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from hostlib.log import Log
+from hostlib.threads import in_thread
+from supervisor.cluster.directory_service import DirectoryService
+from supervisor.cluster.door import Door
+from supervisor.cluster.names import DOOR
+from supervisor.cluster.node_service import NodeService, RequestError
+from supervisor.control.client import ControlError, call, stream
+from supervisor.fleet.messages import VERSION
+from supervisor.fleet.store import FleetStore
+from tests.helpers.fleetnode import StandIn
+
+LOG = Log("ERROR")
+
+
+@dataclass
+class Scene:
+    """A fleet: a directory, node services, their daemons and doors.
+
+    Attributes:
+        scopes: each ends a node's service, as a kill of its actor would.
+        is_cut: the directory answers nobody.
+    """
+
+    where: Path
+    nursery: trio.Nursery
+    nodes: dict[str, NodeService] = field(default_factory=dict)
+    daemons: dict[str, StandIn] = field(default_factory=dict)
+    scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+    is_cut: bool = False
+    directory: DirectoryService | None = None
+
+    def deliver(self, node: str, message: bytes) -> None:
+        """Pass what the directory sends to a node."""
+        if node in self.nodes and not self.is_cut:
+            self.nodes[node].deliver([message])
+
+    def send(self, messages: list[bytes]) -> None:
+        """Pass what a node sends, as `Others` says."""
+        if self.directory is not None and not self.is_cut:
+            self.directory.receive(messages)
+
+    async def ask_directory(self, do: str, args: bytes) -> bytes:
+        """Ask the directory, as `Others` says."""
+        if self.directory is None or self.is_cut:
+            raise RequestError("the fleet's directory does not answer")
+        return done(await self.directory.answer(VERSION, do, args))
+
+    async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
+        """Ask another node, as `Others` says."""
+        return done(await self.nodes[node].answer(VERSION, do, args))
+
+    async def add(
+        self, name: str, labels: tuple[str, ...] = (), capacity: int = 8
+    ) -> NodeService:
+        """Start a node with its daemon and its door, and wait until it is up."""
+        place = self.where / name
+        place.mkdir()
+        daemon = StandIn(f"ledger-{name}", capacity)
+        await self.nursery.start(daemon.serve, f"{place}/control")
+        node = NodeService(
+            name, labels, f"{place}/control", self, LOG, lambda: self.ended.append(name)
+        )
+        self.nodes[name], self.daemons[name] = node, daemon
+        self.scopes[name] = trio.CancelScope()
+        self.nursery.start_soon(run_within, self.scopes[name], node)
+        state = json.loads(done(await node.answer(VERSION, "join-state", b"{}")))
+        assert state == {"is_up": True, "reason": "", "is_final": False}
+        await self.nursery.start(Door(node).serve, f"{place}/{DOOR}", LOG)
+        return node
+
+    async def ask(self, door: str, what: str, /, **args: Any) -> Any:
+        """Return what the door of a node answers."""
+        return await in_thread(call, f"{self.where}/{door}/{DOOR}", what, args)
+
+
+async def run_within(scope: trio.CancelScope, node: NodeService) -> None:
+    with scope:
+        await node.run()
+
+
+def done(reply: tuple[bool, bytes]) -> bytes:
+    is_done, data = reply
+    if not is_done:
+        raise RequestError(data.decode())
+    return data
+
+
+@asynccontextmanager
+async def fleet(where: Path) -> AsyncIterator[Scene]:
+    store = FleetStore(f"{where}/store")
+    try:
+        async with trio.open_nursery() as nursery:
+            scene = Scene(where, nursery)
+            scene.directory = DirectoryService(store, scene.deliver, LOG)
+            nursery.start_soon(scene.directory.run)
+            yield scene
+            nursery.cancel_scope.cancel()
+    finally:
+        store.close()
+
+
+# spec FL4
+async def test_children_are_placed_shown_and_ended_from_any_node(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        await scene.add("b")
+        program = {"command": ["serve"]}
+        rows = await scene.ask("a", "spawn", name="w", count=4, program=program)
+        assert [row["name"] for row in rows] == ["w-0", "w-1", "w-2", "w-3"]
+        assert {row["state"] for row in rows} == {"running"}
+        assert sorted(row["node"] for row in rows) == ["a", "a", "b", "b"]
+        shown = await scene.ask("b", "ps")
+        assert [node["state"] for node in shown["nodes"]] == ["up", "up"]
+        assert [row["name"] for row in shown["children"]] == [r["name"] for r in rows]
+        await scene.ask("b", "kill", name="w-0")
+        over = await scene.ask("a", "wait", name="w-0")
+        assert (over["state"], over["status"]) == ("ended", 143)
+
+
+# spec FL4
+async def test_what_finds_no_place_is_refused_at_once(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a", capacity=2)
+        program = {"command": ["serve"]}
+        with pytest.raises(ControlError, match="no node has these labels"):
+            await scene.ask(
+                "a", "spawn", name="w", program=program, needs={"labels": ["gpu"]}
+            )
+        with pytest.raises(ControlError, match="room for 2"):
+            await scene.ask("a", "spawn", name="w", count=3, program=program)
+        assert (await scene.ask("a", "ps"))["children"] == []
+        rows = await scene.ask(
+            "a", "spawn", name="w", count=3, program=program, wait=True
+        )
+        assert len(rows) == 3
+        states: list[str] = []
+        while states != ["running", "running", "waiting"]:
+            children = (await scene.ask("a", "ps"))["children"]
+            states = sorted(row["state"] for row in children)
+
+
+# spec FL11
+async def test_the_daemon_of_another_node_is_asked(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        await scene.add("b")
+        program = {"command": ["serve"]}
+        await scene.ask("a", "spawn", name="w", program=program, needs={"node": "b"})
+        assert await scene.ask("a", "on", node="b", do="ps") == ["w"]
+        assert await scene.ask("a", "on", child="w", do="ps") == ["w"]
+        with pytest.raises(ControlError, match="it does not know 'kill'"):
+            await scene.ask("a", "on", child="w", do="kill")
+        with pytest.raises(ControlError, match="no such child"):
+            await scene.ask("a", "on", child="x", do="ps")
+        door, words = f"{tmp_path}/a/{DOOR}", {"node": "b", "do": "count"}
+        assert await in_thread(lambda: list(stream(door, "items", words))) == [0, 1, 2]
+        words = {"node": "b", "do": "logs"}
+        with pytest.raises(ControlError, match="it does not know 'logs'"):
+            await in_thread(lambda: list(stream(door, "items", words)))
+
+
+# spec FL11
+async def test_a_directory_that_does_not_answer_is_told(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        scene.is_cut = True
+        with pytest.raises(ControlError, match="directory does not answer"):
+            await scene.ask("a", "ps")
+
+
+# spec FL5
+async def test_a_node_that_is_not_heard_is_unknown_then_lost(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        await scene.add("b")
+        for name, restart in (("once", "no"), ("again", "always")):
+            program = {"command": ["serve"], "restart": restart}
+            await scene.ask(
+                "a", "spawn", name=name, program=program, needs={"node": "b"}
+            )
+        scene.scopes["b"].cancel()
+        states: list[str] = []
+        while not states or states[-1] != "lost":
+            nodes = (await scene.ask("a", "ps"))["nodes"]
+            states.append(nodes[1]["state"])
+            await trio.sleep(0.2)
+        assert states.index("up") < states.index("unknown")
+        once, again = (await scene.ask("a", "ps"))["children"]
+        assert once["state"] == "lost"
+        assert "node 'b' lost" in once["reason"]
+        # It may go nowhere but to b.
+        assert (again["state"], again["incarnation"]) == ("waiting", 1)
+        await scene.ask("a", "forget", node="b")
+
+
+# spec FL5
+async def test_a_node_that_leaves_is_shown_as_left(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        await scene.add("b")
+        await scene.ask("b", "leave")
+        states: dict[str, str] = {}
+        while states.get("b") != "left":
+            nodes = (await scene.ask("a", "ps"))["nodes"]
+            states = {node["name"]: node["state"] for node in nodes}
+        assert states == {"a": "up", "b": "left"}
+        assert scene.daemons["b"].children == {}
+
+
+# spec FL5
+async def test_down_has_all_nodes_leave_and_end_their_ray(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        for name in ("a", "b", "c"):
+            await scene.add(name)
+        assert await scene.ask("b", "down") == {}
+        while sorted(scene.ended) != ["a", "b", "c"]:
+            await trio.lowlevel.checkpoint()
+
+
+# spec FL11
+async def test_parts_of_other_versions_are_refused_by_both_names(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path) as scene:
+        node = await scene.add("a")
+        assert scene.directory is not None
+        for part in (node, scene.directory):
+            is_done, data = await part.answer("fleet-0", "ps", b"{}")
+            assert not is_done
+            assert "'fleet-0'" in data.decode()
+            assert f"'{VERSION}'" in data.decode()
+        scene.daemons["a"].version = "fleet-9"
+        place = tmp_path / "a"
+        again = NodeService(
+            "z", (), f"{place}/control", scene, LOG, lambda: scene.ended.append("z")
+        )
+        scene.nursery.start_soon(again.run)
+        state = json.loads(done(await again.answer(VERSION, "join-state", b"{}")))
+        assert state["is_final"]
+        assert "'fleet-9'" in state["reason"]
