@@ -275,8 +275,15 @@ class Names(Service, Protocol):
         """Return what ``ps`` tells of a child's network; None if it has no names."""
         ...
 
-    def network_figures(self, child_id: str) -> dict[str, object] | None:
-        """Return all figures of a child's network; None if it has no names."""
+    def network_figures(
+        self, child_id: str, most: int | None = None
+    ) -> dict[str, object] | None:
+        """Return the figures of a child's network; None if it has no names.
+
+        Args:
+            child_id: of a child.
+            most: names, and refusals, the newest; None for all.
+        """
         ...
 
     def learned_rules(self, child_id: str) -> tuple[str, ...] | None:

@@ -282,16 +282,21 @@ class ChildNetwork:
         learned = self._outbound.learned
         return None if learned is None else tuple(map(str, learned.rules()))
 
-    def statistics(self) -> NetworkStatistics:
-        """Return all figures."""
+    def statistics(self, most: int | None = None) -> NetworkStatistics:
+        """Return all figures.
+
+        Args:
+            most: names, and refusals, the newest; None for all.
+        """
         total = self._traffic.total
+        newest = slice(None if most is None else -most, None)
         return NetworkStatistics(
             child_id=self._identity.child_id,
             name=self._identity.name,
             mode=self._settings.mode,
             rules=self._access.rules.texts(),
-            names=tuple(name_row(*row) for row in self._traffic.rows()),
-            refused=tuple(map(refused_row, self._notices.rows())),
+            names=tuple(name_row(*row) for row in self._traffic.rows()[newest]),
+            refused=tuple(map(refused_row, self._notices.rows()[newest])),
             published=self._publisher.rows(),
             connections=total.connections,
             open=total.open,

@@ -163,10 +163,15 @@ class NetworkService:
         network = self._networks.get(child_id)
         return None if network is None else msgspec.to_builtins(network.row())
 
-    def network_figures(self, child_id: str) -> dict[str, object] | None:
-        """Return all figures of a child's network; None if it has no names."""
+    def network_figures(
+        self, child_id: str, most: int | None = None
+    ) -> dict[str, object] | None:
+        """Return the figures of a child's network; see `fsproxy.ports.Names`."""
         network = self._networks.get(child_id)
-        return None if network is None else msgspec.to_builtins(network.statistics())
+        if network is None:
+            return None
+        figures: dict[str, object] = msgspec.to_builtins(network.statistics(most))
+        return figures
 
     def learned_rules(self, child_id: str) -> tuple[str, ...] | None:
         """Return the rules that would have sufficed; None if a child does not learn."""

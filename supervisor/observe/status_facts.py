@@ -21,13 +21,14 @@ import trio
 
 from supervisor.fsproxy.ports import Accounting
 from supervisor.observe.registry import find_build
+from supervisor.observe.tables import network_word
 from supervisor.spawn.restarts import DOWN
 from supervisor.usage.samples import Watcher
 from vfs.filesystem import file_row
 from vfs.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from supervisor.children.child import Child
     from supervisor.observe.registry import Metrics, RecentEvent
@@ -39,6 +40,9 @@ MAX_DOWN = 50
 
 MAX_ROWS = 50
 """Most clients, and most files, of a page."""
+
+MAX_NAMES = 10
+"""Most names, and most refusals, of a child: the newest."""
 
 MAX_EVENTS = 30
 
@@ -94,6 +98,7 @@ class ChildFacts:
     workspace: str | None = None
     changed: int | None = None
     changed_bytes: int | None = None
+    network: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,9 @@ class Facts:
         files: as above.
         more: how many rows each table would have beyond those shown.
         events: the newest first.
+        reached: names that shown children have connected to, with their figures.
+        refused: names that they were refused.
+        more_names: how many rows these two would have beyond those shown.
         version: of this program.
         python: that runs it.
         up_s: since the process was started, seconds.
@@ -124,6 +132,9 @@ class Facts:
     version: str = ""
     python: str = ""
     up_s: float = 0.0
+    reached: tuple[Mapping[str, object], ...] = ()
+    refused: tuple[Mapping[str, object], ...] = ()
+    more_names: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -164,6 +175,7 @@ class Watch:
             for c in shown
         )
         self._before = {row.name: (row.requests, now_s) for row in rows}
+        reached, refused = self._names(shown)
         return Facts(
             os.getpid(),
             self._totals(now_s),
@@ -179,7 +191,25 @@ class Watch:
             tuple(reversed(self.metrics.recent))[:MAX_EVENTS],
             *find_build(),
             max(0.0, time.time() - self.metrics.started_s),
+            tuple(reached[:MAX_ROWS]),
+            tuple(refused[:MAX_ROWS]),
+            (max(0, len(reached) - MAX_ROWS), max(0, len(refused) - MAX_ROWS)),
         )
+
+    def _names(
+        self, children: Iterable[Child]
+    ) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]]]:
+        """Return the newest rows of names that were reached, and were refused."""
+        names = self.metrics.host.services.network
+        reached: list[Mapping[str, object]] = []
+        refused: list[Mapping[str, object]] = []
+        for child in children if names is not None else ():
+            figures = names.network_figures(child.id, MAX_NAMES) if names else None
+            if figures is not None:
+                of = {"child": figures["name"] or child.id}
+                reached += ({**row, **of} for row in _rows(figures["names"]))
+                refused += ({**row, **of} for row in _rows(figures["refused"]))
+        return reached, refused
 
     def _totals(self, now_s: float) -> tuple[tuple[str, str], ...]:
         host = self.metrics.host
@@ -249,7 +279,13 @@ class Watch:
             files,
             growth,
             *_workspaces(row["workspaces"]),
+            network_word(self._network_row(child)),
         )
+
+    def _network_row(self, child: Child) -> Mapping[str, object]:
+        names = self.metrics.host.services.network
+        row = None if names is None else names.network_row(child.id)
+        return row or {"mode": child.spec.network}
 
 
 _GRAVITY = {phase.value: place for place, phase in enumerate(DOWN)}
@@ -305,6 +341,10 @@ def _workspaces(rows: object) -> tuple[str | None, int | None, int | None]:
     names = ", ".join(str(row["name"]) for row in rows)
     changed = sum(row["changed"] or 0 for row in rows)
     return names, changed, sum(row["bytes"] or 0 for row in rows)
+
+
+def _rows(rows: object) -> list[dict[str, object]]:
+    return list(rows) if isinstance(rows, (list, tuple)) else []
 
 
 def _label(isolation: object) -> str:

@@ -129,8 +129,22 @@ def live_part(facts: Facts, view: View = View()) -> str:
         )
         + _section("Clients", _CLIENT_HEADS, map(_client, facts.clients), clients, view)
         + _section("Open files", _FILE_HEADS, map(_file, facts.files), files, view)
+        + _names(facts, view)
         + f"</main><aside>{_events(facts.events)}</aside>"
     )
+
+
+def _names(facts: Facts, view: View) -> str:
+    """Return the tables of names; nothing if no child has reached or missed one."""
+    reached, refused = facts.more_names
+    found = ""
+    if facts.reached:
+        rows = map(_reached, facts.reached)
+        found += _section("Names reached", _REACHED_HEADS, rows, reached, view)
+    if facts.refused:
+        rows = map(_refused, facts.refused)
+        found += _section("Names refused", _REFUSED_HEADS, rows, refused, view)
+    return found
 
 
 # Texts and figures
@@ -243,6 +257,7 @@ _CHILD_HEADS = (
     Head("Workspace", "workspace"),
     Head("Changed", "changed", is_number=True),
     Head("Changed bytes", "changed-bytes", is_number=True),
+    Head("Network", "network"),
     Head("Isolation", "isolation"),
 )
 _CLIENT_HEADS = (
@@ -261,7 +276,29 @@ _FILE_HEADS = (
     Head("Top level", "top"),
     Head("Name", "name", is_long=True),
 )
-_KEYS = frozenset(head.key for head in (*_CHILD_HEADS, *_CLIENT_HEADS, *_FILE_HEADS))
+_REACHED_HEADS = (
+    Head("Child", "reaching"),
+    Head("Name", "reached"),
+    Head("Port", "reached-port", is_number=True),
+    Head("Connections", "connections", is_number=True),
+    Head("Open", "open-now", is_number=True),
+    Head("Received", "net-in", is_number=True),
+    Head("Sent", "net-out", is_number=True),
+)
+_REFUSED_HEADS = (
+    Head("Child", "missing"),
+    Head("Name", "refused"),
+    Head("Port", "refused-port", is_number=True),
+    Head("Reason", "reason"),
+    Head("Rule", "rule"),
+    Head("Times", "times", is_number=True),
+    Head("Last (UTC)", "last"),
+)
+_HEADS = (
+    *(*_CHILD_HEADS, *_CLIENT_HEADS, *_FILE_HEADS),
+    *(*_REACHED_HEADS, *_REFUSED_HEADS),
+)
+_KEYS = frozenset(head.key for head in _HEADS)
 
 
 def _section(
@@ -398,6 +435,7 @@ def _child(child: ChildFacts) -> tuple[Cell, ...]:
         _word(child.workspace),
         _figures(child.changed),
         _bytes(child.changed_bytes),
+        _word(child.network),
         _word(child.isolation),
     )
 
@@ -428,6 +466,40 @@ def _file(row: Mapping[str, object]) -> tuple[Cell, ...]:
     )
 
 
+def _reached(row: Mapping[str, object]) -> tuple[Cell, ...]:
+    return (
+        Cell(f"<b>{_text(row['child'])}</b>", str(row["child"])),
+        _word(row["name"]),
+        _whole(row["port"]),
+        _whole(row["connections"]),
+        _whole(row["open"]),
+        _bytes(_known(row["bytes_in"])),
+        _bytes(_known(row["bytes_out"])),
+    )
+
+
+def _refused(row: Mapping[str, object]) -> tuple[Cell, ...]:
+    return (
+        Cell(f"<b>{_text(row['child'])}</b>", str(row["child"])),
+        _word(row["name"]),
+        _whole(row["port"]),
+        _word(row["reason"]),
+        _word(row["rule"]),
+        _whole(row["count"]),
+        _word(str(row["time"]).partition(".")[0].replace("T", " ")),
+    )
+
+
+def _known(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _whole(value: object) -> Cell:
+    """Return the cell of a number that has no unit, such as a port."""
+    number = _known(value)
+    return Cell(_NOTHING if number is None else str(number), number)
+
+
 # Events
 
 
@@ -453,7 +525,7 @@ _TOLD = frozenset(
     {
         "child_id", "client_id", "pid", "signal", "code", "reason", "status", "name",
         "fileno", "filename", "mode", "model", "outcome", "prompt_tokens",
-        "completion_tokens", "latency_ms", "tool", "exec_id", "timed_out", "condition", "lag_s",
+        "completion_tokens", "port", "rule", "latency_ms", "tool", "exec_id", "timed_out", "condition", "lag_s",
     }
 )  # fmt: skip
 """Shown fields; a command line is not (rule 2 of ``observe.status_facts``)."""

@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 WIDTH = 80
 """Columns of a report in sentences, on any terminal."""
@@ -334,11 +334,14 @@ def _uptime(row: Row) -> str:
 
 def _network(row: Row) -> str:
     """Return the network of a child, and the number of refusals."""
-    network = row.get("network") or {}
-    refused = network.get("refused")
-    mode = network.get("mode", "none")
+    return network_word(row.get("network") or {}) or NOTHING
+
+
+def network_word(network: Mapping[str, object]) -> str | None:
+    """Return the mode of a network and how much was refused; None if there is none."""
+    mode, refused = network.get("mode", "none"), network.get("refused")
     if mode == "none":
-        return NOTHING
+        return None
     return f"{mode}, {refused} refused" if refused else str(mode)
 
 

@@ -10,13 +10,17 @@ import platform
 import re
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import trio
 
+from supervisor.network.section import NetworkSection
+from supervisor.network.service import open_network
 from supervisor.observe.registry import RecentEvent
-from supervisor.observe.status_facts import Bar, ChildFacts, Facts, Watch
+from supervisor.observe.status_facts import MAX_NAMES, Bar, ChildFacts, Facts, Watch
 from supervisor.observe.status_page import MAX_CHARS, POLICY, live_part, page
+from supervisor.sandbox.plan import PROFILES
 from tests.helpers.hosts import Stage, stage
 from tests.helpers.scrape import listening
 
@@ -49,8 +53,30 @@ def facts(text: str = "x") -> Facts:
         "offset": 5,
     }
     event = RecentEvent(1e9, text, {"filename": text, "command": text, "key": text})
+    figures = {"connections": 1, "open": 0, "bytes_in": 5, "bytes_out": 6}
+    reached = {"child": text, "name": text, "port": 443, **figures}
+    refused = {
+        "child": text,
+        "name": text,
+        "port": None,
+        "reason": text,
+        "rule": text,
+        "count": 2,
+        "time": "2026-01-02T03:04:05.000000Z",
+    }
     return Facts(
-        1, ((text, text),), (bar,), (child,), (client,), (file,), (0, 0, 0), (event,)
+        *(
+            1,
+            ((text, text),),
+            (bar,),
+            (child,),
+            (client,),
+            (file,),
+            (0, 0, 0),
+            (event,),
+        ),
+        reached=(reached,),
+        refused=(refused,),
     )
 
 
@@ -195,3 +221,36 @@ async def test_a_host_of_many_shows_the_busiest_and_counts_the_rest(
         assert seen.children[0].name == puppets[2].child.id
         assert seen.more[0] == 2
         assert "and 2 more" in live_part(seen)
+
+
+ASK = """
+import socket
+for number in range({count}):
+    try:
+        socket.getaddrinfo(f"n{{number}}.example", 80, socket.AF_INET)
+    except OSError:
+        pass
+"""
+
+
+# spec NET11: what a child reached and was refused is on the page, with the rule that would
+# allow it.
+async def test_names_of_a_child_are_shown(stage: Stage, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # noqa: ASYNC240 - of the test's own
+    stage.sandbox = PROFILES["auto"]
+    async with listening(stage) as listener, open_network(stage.host):
+        assert "Names r" not in live_part(await Watch(listener.metrics).look())
+        section = NetworkSection(["granted.example:80"])
+        puppet = await stage.puppet(network="rules", network_keys=section)
+        await puppet.do(f"exec({ASK.format(count=MAX_NAMES + 2)!r}, globals())")
+        seen = await Watch(listener.metrics).look()
+        await stage.host.stop(grace_s=0.0)
+    names = [f"n{number}.example" for number in range(2, MAX_NAMES + 2)]
+    assert [row["name"] for row in seen.refused] == names
+    assert {row["reason"] for row in seen.refused} == {"no-rule"}
+    (child,) = seen.children
+    assert child.network == f"rules, {MAX_NAMES + 2} refused"
+    shown = live_part(seen)
+    assert "Names refused</h2>" in shown
+    assert "n11.example:443" in shown
+    assert "Names reached</h2>" not in shown
