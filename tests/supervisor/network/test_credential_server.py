@@ -259,7 +259,7 @@ async def test_what_the_child_does_not_read_is_not_read(tmp_path: Path) -> None:
         assert answered.count(0) == size
 
 
-# spec NET15, attack 24: redacted in the head, the reason and the body, across pieces.
+# spec NET15, attack 24, I10: redacted in the head, the reason and the body, across pieces.
 @pytest.mark.parametrize("size", [1, 2, 5, 17, 1000])
 async def test_a_secret_that_is_echoed_is_blotted_out(
     tmp_path: Path, size: int
@@ -600,3 +600,62 @@ async def test_a_child_that_leaves_ends_its_request(tmp_path: Path) -> None:
             await wait_all_tasks_blocked()
         await stream.aclose()
         await ended.wait()
+
+
+# spec NET15: of an answer without a body the length is told; of another one it is not.
+async def test_the_length_of_an_answer_without_a_body_is_told(tmp_path: Path) -> None:
+    text = b"HTTP/1.1 200 OK\r\nContent-Length: 700\r\nETag: x\r\n\r\n"
+    async with stage(tmp_path, saying(text)) as made:
+        told = await made.ask(request(method="HEAD"))
+        assert (told.status, told.body) == (200, b"")
+        assert b"content-length: 700" in told.head.lower()
+    text = b"HTTP/1.1 304 Not Modified\r\nETag: x\r\n\r\n"
+    async with stage(tmp_path, saying(text)) as made:
+        told = await made.ask(request("If-None-Match: x"))
+        assert (told.status, told.body) == (304, b"")
+        assert b"If-None-Match: x" in made.heads[0]
+
+
+# spec NET15: a client of HTTP/1.0 reads to the end of the connection.
+async def test_a_client_of_http_1_0_is_answered_as_one(tmp_path: Path) -> None:
+    async with (
+        stage(tmp_path, saying(OK)) as made,
+        await made.scene.connect(INNER, 80) as stream,
+    ):
+        await stream.send_all(b"GET /a HTTP/1.0\r\n\r\n")
+        head, _, body = (await read_all(stream)).partition(b"\r\n\r\n")
+        assert body == b"ok"
+        assert b"chunked" not in head
+        assert f"Host: {SERVER}".encode() in made.heads[0]
+
+
+# spec NET15: requests that come together are answered in order.
+async def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
+    async with stage(tmp_path, saying(OK)) as made:
+        first = f"GET /1 HTTP/1.1\r\nHost: {INNER}\r\n\r\n".encode()
+        async with await made.scene.connect(INNER, 80) as stream:
+            await stream.send_all(first + request(target="/2"))
+            answers = await read_all(stream)
+        assert answers.count(b"HTTP/1.1 200 ") == 2
+        assert [head.split()[1] for head in made.heads] == [b"/1", b"/2"]
+
+
+# spec NET15: an answer that is no HTTP, asks for another protocol, or has a head without
+# end is not passed on.
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"SSH-2.0-x\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"",
+    ],
+    ids=["ssh", "upgrade", "long", "lengths", "coding", "nothing"],
+)
+async def test_an_answer_that_is_none_is_told(tmp_path: Path, text: bytes) -> None:
+    async with stage(tmp_path, saying(text)) as made:
+        told = await made.ask(request())
+        assert told.status == 502
+        assert json.loads(told.body)["error"] == "unreachable"

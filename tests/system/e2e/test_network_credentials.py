@@ -98,7 +98,7 @@ def test_a_child_uses_a_secret_that_it_does_not_have(place: Path) -> None:
     assert SECRET not in journal.read_text()
 
 
-# spec NET15, attack 24: in no environment, command line or file that it can read.
+# spec NET15, attack 24, I10: in no environment, command line or file that it can read.
 def test_a_child_finds_the_secret_nowhere(place: Path) -> None:
     options = ("--credential", "web", "--top-level", "--read", str(place))
     _, out, err = run(place, "python3", str(place / "search.py"), options=options)
