@@ -1,0 +1,194 @@
+"""Daemons of a fleet are killed and stopped: no child runs twice, none is left.
+
+Each child appends its incarnation to one file every 10 ms, through a system call that no
+host looks at. An older one behind a newer one has run beside its successor.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from hostlib.linux import processes
+from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.fleetscene import Scene, fleet
+from tests.helpers.hosts import PYTHON
+from tests.helpers.spawning import Watched, watching
+
+pytestmark = pytest.mark.slow
+
+LEASE_S = 3.0
+LOOP = """
+import os, time
+with open({file!r}, "ab", buffering=0) as lines:
+    while True:
+        lines.write(os.environ["SANDHOST_FLEET_INCARNATION"].encode() + b"\\n")
+        time.sleep(0.01)
+"""
+
+
+@contextmanager
+def node(where: Path, shared: Path) -> Iterator[Daemon]:
+    """Start a daemon whose fleet children may write to one directory."""
+    where.mkdir(exist_ok=True)
+    workspace = f'[workspace.w]\nbase = "{shared}"\nmode = "direct"\n'
+    policy = '[policy.p]\nworkspace = ["w"]\n'
+    with daemon(where, f"[fleet]\n{workspace}{policy}") as one:
+        yield one
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Return a directory in which children of any user may write."""
+    path = tmp_path / "shared"
+    path.mkdir()
+    path.chmod(0o777)
+    (path / "lines").touch()
+    (path / "lines").chmod(0o666)
+    tmp_path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Return what gives back at the end what a test has taken."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def written(shared: Path) -> list[str]:
+    """Return the incarnations that have written, in their order."""
+    return (shared / "lines").read_text(encoding="ascii").split()
+
+
+async def link(scene: Scene, one: Daemon, name: str) -> None:
+    """Link a daemon, and wait until its node is up."""
+    await scene.link(str(one.where / "run" / "control"), name)
+    await scene.until(lambda: scene.node(name) == "up")
+
+
+async def start(scene: Scene, shared: Path, stack: ExitStack) -> Watched:
+    """Start a child that writes on and on; return its process."""
+    script = LOOP.format(file=str(shared / "lines"))
+    scene.spawn("web", *PYTHON, "-c", script, policy="p", restart="always")
+    child = await scene.until_running("web")
+    await scene.until(lambda: written(shared))
+    assert child.pid is not None
+    (watched,) = stack.enter_context(watching([child.pid]))
+    return watched
+
+
+def launchpads_of(pid: int) -> list[int]:
+    """Return all processes right beneath a daemon: its launchpads."""
+    return processes.children_of(pid)
+
+
+async def gone(scene: Scene, child: Watched) -> None:
+    """Wait until a child's process has ended."""
+    await scene.until(lambda: not child.is_alive())
+
+
+def assert_in_order(shared: Path) -> None:
+    """Check that no incarnation has written behind a later one."""
+    numbers = [int(word) for word in written(shared)]
+    assert numbers == sorted(numbers)
+
+
+# spec FL6
+async def test_a_daemon_that_is_killed_leaves_no_child(
+    tmp_path: Path, shared: Path, stack: ExitStack
+) -> None:
+    with node(tmp_path / "a", shared) as one:
+        async with fleet(tmp_path / "head", LEASE_S) as scene:
+            await link(scene, one, "a")
+            child = await start(scene, shared, stack)
+            one.process.kill()
+            one.process.wait()
+            await gone(scene, child)
+
+
+# spec FL6
+@pytest.mark.parametrize("whom", ["daemon", "all"])
+async def test_a_stopped_daemon_is_fenced_by_the_kernel(
+    tmp_path: Path, shared: Path, stack: ExitStack, whom: str
+) -> None:
+    with node(tmp_path / "a", shared) as one, node(tmp_path / "b", shared) as other:
+        async with fleet(tmp_path / "head", LEASE_S) as scene:
+            await link(scene, one, "a")
+            child = await start(scene, shared, stack)
+            await link(scene, other, "b")
+            stopped = [one.process.pid]
+            if whom == "all":
+                stopped += launchpads_of(one.process.pid)
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            await gone(scene, child)
+            await scene.until(lambda: scene.child("web").node == "b")
+            await scene.until_running("web")
+            await scene.until(lambda: written(shared)[-1] == "2")
+            for pid in reversed(stopped):
+                os.kill(pid, signal.SIGCONT)
+            # It has ended its session, and is a member again with a new one.
+            await scene.until(lambda: scene.node("a") == "up")
+            assert scene.child("web").node == "b"
+            assert_in_order(shared)
+
+
+# spec FL5, FL6
+async def test_a_node_that_is_cut_off_ends_its_children_before_they_are_placed_again(
+    tmp_path: Path, shared: Path, stack: ExitStack
+) -> None:
+    with node(tmp_path / "a", shared) as one, node(tmp_path / "b", shared) as other:
+        async with fleet(tmp_path / "head", LEASE_S) as scene:
+            await link(scene, one, "a")
+            child = await start(scene, shared, stack)
+            await link(scene, other, "b")
+            scene.cut.add("a")
+            await scene.until(lambda: scene.child("web").node == "b")
+            assert not child.is_alive()
+            await scene.until(lambda: written(shared)[-1] == "2")
+            scene.cut.clear()
+            await scene.until(lambda: scene.node("a") == "up")
+            assert_in_order(shared)
+
+
+# spec FL5, FL6
+async def test_a_daemon_that_died_joins_again_with_nothing_of_before(
+    tmp_path: Path, shared: Path, stack: ExitStack
+) -> None:
+    async with fleet(tmp_path / "head", LEASE_S) as scene:
+        with node(tmp_path / "a", shared) as one:
+            await link(scene, one, "a")
+            child = await start(scene, shared, stack)
+            # A launchpad that is stopped ends nothing: the next daemon finds it.
+            for pid in launchpads_of(one.process.pid):
+                os.kill(pid, signal.SIGSTOP)
+            one.process.kill()
+            one.process.wait()
+        with node(tmp_path / "a", shared) as again:
+            assert not child.is_alive()
+            await link(scene, again, "a")
+            await scene.until_running("web")
+            assert scene.child("web").incarnation == 2
+            await scene.until(lambda: written(shared)[-1] == "2")
+            assert_in_order(shared)
+
+
+# spec FL6
+async def test_a_launchpad_that_is_killed_ends_the_session_alone(
+    tmp_path: Path, shared: Path, stack: ExitStack
+) -> None:
+    with node(tmp_path / "a", shared) as one:
+        before = set(launchpads_of(one.process.pid))
+        async with fleet(tmp_path / "head", LEASE_S) as scene:
+            await link(scene, one, "a")
+            child = await start(scene, shared, stack)
+            (of_session,) = set(launchpads_of(one.process.pid)) - before
+            os.kill(of_session, signal.SIGKILL)
+            await gone(scene, child)
+            await scene.until(lambda: written(shared)[-1] == "2")
+            assert before <= set(launchpads_of(one.process.pid))
+            assert_in_order(shared)
