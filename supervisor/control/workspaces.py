@@ -15,6 +15,7 @@ import msgspec
 
 from hostlib.threads import in_thread
 from supervisor.control.server import OrderError, Orders, Send
+from supervisor.fleet.fence import FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,11 +58,26 @@ class WorkspaceOrders:
         if not isinstance(verb, str):
             raise OrderError("cannot tell what to do: there is no verb; name one")
         arguments = {key: value for key, value in words.items() if key != "verb"}
+        if not _is_reading(words):
+            self._check_fence(arguments.get("name"))
         done = await in_thread(_attempt, self._state_dir, verb, arguments)
         if done.event is not None:
             name, fields = done.event
             self._host.journal.write(name, workspace=arguments.get("name"), **fields)
         return {"result": done.result, "notes": done.notes}
+
+    def _check_fence(self, name: object) -> None:
+        """Let a workspace of fleet children change its base, or itself (spec FL6).
+
+        Raises:
+            OrderError: the lease of one that works in it is over.
+        """
+        for child in self._host.children.values():
+            if any(use.name == name for use in child.spec.workspaces):
+                try:
+                    self._host.fence.check(child.id)
+                except FencedError as why:
+                    raise OrderError(str(why)) from None
 
     async def _patch(self, words: dict[str, Any], send: Send) -> None:
         """Send a patch in pieces; the first item has notes for the user."""

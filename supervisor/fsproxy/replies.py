@@ -7,8 +7,11 @@ import os
 from typing import TYPE_CHECKING
 
 from protocol import echo, error, invalid
+from supervisor.fleet.fence import FencedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from protocol.messages import FileRequest
     from supervisor.fsproxy.ports import Caller
 
@@ -18,6 +21,21 @@ REPLACED = error(b"interrupted: the host was replaced by its next program; ask a
 UNAVAILABLE = error(b"VFS not available")
 NOT_READABLE = b"file not open for reading: "
 NOT_WRITABLE = b"file not open for writing: "
+
+
+def refuse_fenced(check: Callable[[], None] | None) -> bytes | None:
+    """Return the error for an effect that may not go out; None if it may (spec FL6).
+
+    Args:
+        check: raises FencedError if it may not; None for a child that is in no fleet.
+    """
+    if check is None:
+        return None
+    try:
+        check()
+    except FencedError as why:
+        return error(b"fenced: " + echo(str(why).encode()))
+    return None
 
 
 def reason(why: OSError) -> bytes:

@@ -31,6 +31,7 @@ import msgspec
 import trio
 
 from hostlib.threads import in_thread
+from supervisor.fleet.fence import Fence, FencedError
 from supervisor.llm.answer import first_text
 from supervisor.llm.answer_reader import AnswerError, BrokenOffError, ProviderError
 from supervisor.llm.apis import CHAT, EMBEDDINGS
@@ -225,6 +226,7 @@ class Gateway:
         timeout_s: for one call, retries included (spec L11).
         journal: is told of every call, never of a text.
         budget: the host's memory.
+        fence: of the host.
     """
 
     def __init__(
@@ -234,12 +236,14 @@ class Gateway:
         timeout_s: float,
         journal: Journal,
         budget: PayloadBudget,
+        fence: Fence | None = None,
     ) -> None:
         self._redactor = redactor
         self._spending = spending
         self._timeout_s = timeout_s
         self._journal = journal
         self._budget = budget
+        self._fence = Fence() if fence is None else fence
 
     async def complete(self, call: Call, on_event: OnEvent | None = None) -> Completion:
         """Make a call.
@@ -305,7 +309,19 @@ class Gateway:
             code=self._plain_code(code),
         )
 
+    def _check_fence(self, call: Call) -> None:
+        """Let a call go out (spec FL6).
+
+        Raises:
+            FailedCallError: the lease of its child is over.
+        """
+        try:
+            self._fence.check(call.child_id)
+        except FencedError as why:
+            raise FailedCallError(str(why)) from None
+
     def _reserve(self, call: Call) -> ReservedCall:
+        self._check_fence(call)
         try:
             factor = call.node.factor(call.model.name)
             return call.node.reserve(
@@ -340,6 +356,7 @@ class Gateway:
         else:
             data = call.encode(bound)
         await self._spending.kept()
+        self._check_fence(call)
         ask = call.model.provider.ask
         asking = ask(call.api, data, request, call.headers, call.max_retries)
         received = await _receive(asking, answer, take)

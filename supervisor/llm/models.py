@@ -76,6 +76,7 @@ class Models:
             parse_duration(section.timeout),
             parts.journal,
             parts.budget,
+            parts.fence,
         )
         self.fs = parts.fs
         self.budget = parts.budget

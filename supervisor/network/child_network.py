@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ import trio
 
 from hostlib.accounts import Account
 from hostlib.listener import contain_fault
+from supervisor.fleet.fence import Fence
 from supervisor.fsproxy.ports import NetworkFigure
 from supervisor.network.access import Access
 from supervisor.network.connections import MAX_CONNECTIONS, Connections
@@ -80,6 +82,7 @@ class Outside:
         pipes: through which bytes move; closed with the host.
         pace: of all that begins.
         credentials: by name.
+        fence: of the host.
     """
 
     journal: Journal
@@ -89,6 +92,7 @@ class Outside:
     pipes: Pipes = field(default_factory=Pipes)
     pace: Pace = field(default_factory=Pace)
     credentials: Mapping[str, Credential] = field(default_factory=dict)
+    fence: Fence = field(default_factory=Fence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,7 @@ class ChildNetwork:
             bounds.connections or Account(limit=MAX_CONNECTIONS),
             bounds.net_bytes,
         )
+        self._connections.check_effect = partial(outside.fence.check, identity.child_id)
         self._outbound = Outbound(
             settings,
             self._access,

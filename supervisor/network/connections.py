@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from hostlib.listener import contain_fault
+from supervisor.fleet.fence import FencedError
 from supervisor.network.access import DeniedError
 from supervisor.network.proxy_dialogue import Asked
 from supervisor.network.reasons import Reason, Refused
@@ -131,6 +132,7 @@ class Connections:
 
     Attributes:
         pace: the same.
+        check_effect: raises FencedError where the lease of a fleet child is over.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class Connections:
         self._places = places
         self._size = size
         self._open: dict[Connection, None] = {}
+        self.check_effect: Callable[[], None] = _allow
 
     def __len__(self) -> int:
         return len(self._open)
@@ -185,6 +188,12 @@ class Connections:
             connection: was just accepted.
             handle: does it; what it leaves open is reset.
         """
+        try:
+            self.check_effect()
+        except FencedError as why:
+            self._log.write("WARNING", f"Connection refused: {why}")
+            reset_socket(connection.inner)
+            return
         if not self._places.charge(1):
             refused = Refused(Reason.LIMIT_CONNECTIONS)
             self._notices.tell_refused(connection.host, connection.port, refused)
@@ -217,6 +226,10 @@ class Connections:
             self._notices.tell_failed(connection.host, connection.port, why.reason)
         except (OSError, FilterError):
             pass  # the child has reset it, or sent what nobody could read
+
+
+def _allow() -> None:
+    """Let all connections of a child that is in no fleet begin."""
 
 
 async def _take_leave(connection: Connection) -> None:

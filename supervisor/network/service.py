@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from hostlib.journal import Journal
     from hostlib.keys import FileIdentity
     from hostlib.log import Log
+    from supervisor.fleet.fence import Fence
     from supervisor.fsproxy.ports import ChildView, NetworkFigure, Services
     from supervisor.network.credential_file import Credential
     from supervisor.network.inner_sockets import SocketsState
@@ -97,6 +98,7 @@ class NetworkHost(Protocol):
     fs: Filesystem
     launcher: Launcher
     services: Services
+    fence: Fence
     holders: set[Callable[[], Iterable[tuple[int, str]]]]
 
     def hide_key_files(self, files: Mapping[str, FileIdentity]) -> None:
@@ -120,7 +122,9 @@ class NetworkService:
         self._host = host
         self._terms = {name: one.terms for name, one in credentials.items()}
         self._nursery = nursery
-        self._outside = Outside(host.journal, host.log, credentials=credentials)
+        self._outside = Outside(
+            host.journal, host.log, credentials=credentials, fence=host.fence
+        )
         self._networks: dict[str, ChildNetwork] = {}
         self._inner_fds: dict[str, int] = {}
         self._left: dict[str, tuple[SocketsState, ChildNetworkState]] = {}

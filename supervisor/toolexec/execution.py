@@ -25,6 +25,7 @@ import msgspec
 import trio
 
 from protocol.toolexec.requests import TIMED_OUT, TIMEOUT_NOTE
+from supervisor.fleet.fence import FencedError
 from supervisor.spawn.process import LaunchpadLost, ProcessState
 from supervisor.toolexec.backends import launch
 from supervisor.toolexec.door import close_door, open_door
@@ -39,6 +40,7 @@ from supervisor.toolexec.ending import (
 )
 from supervisor.toolexec.output.log import LogFullError, LogState
 from supervisor.toolexec.output.pump import OutputPump
+from supervisor.toolexec.routes import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -235,10 +237,14 @@ class Execution:
             fd3: it has FD 3, as a nested client of the child.
 
         Raises:
-            RefusedError: a limit of its child is passed.
+            RefusedError: a limit of its child is passed, or the child's lease is over.
             SpawnError: it did not start.
             OSError: a pipe or a door cannot be had.
         """
+        try:
+            self.owner.host.fence.check(self.owner.child.id)
+        except FencedError as why:
+            raise RefusedError(403, f"fenced: {why}\n".encode()) from None
         if self.owner.growth is not None:
             await self.owner.growth.begin(self.tool)
         ours, theirs = os.openpty() if tty else os.pipe2(os.O_CLOEXEC)

@@ -26,6 +26,7 @@ from hostlib.keys import FileIdentity, SecretFiles
 from hostlib.log import Log
 from supervisor.config.document import Config
 from supervisor.config.fds import fd_options
+from supervisor.fleet.fence import Fence
 from supervisor.fsproxy.ports import Services
 from supervisor.llm.opening import open_llm
 from supervisor.llm.section import LlmSection, check
@@ -88,6 +89,7 @@ class _Host:
         self.holders: set[Any] = set()
         self.launcher = _Launcher()
         self.apart = Apart(())
+        self.fence = Fence()
         self._secret_files = SecretFiles()
 
     def hide_key_files(self, files: Mapping[str, FileIdentity]) -> None:
@@ -108,11 +110,13 @@ class Scene:
         hall: sessions and files.
         provider: the stand-in.
         service: what is tested.
+        fence: of the host.
     """
 
     def __init__(
         self, hall: Hall, provider: Provider, service: LlmService, services: Services
     ) -> None:
+        self.fence = Fence()
         self.hall = hall
         self.provider = provider
         self.service = service
@@ -248,6 +252,7 @@ async def open_scene(
                         opened = stack.enter_context(open_fds(host, options, place))
                         connect(opened, service)
                     scene = Scene(hall, provider, service, services)
+                    scene.fence = host.fence
                     yield scene
                     for line in hall.lines:
                         line.close()

@@ -17,6 +17,7 @@ from supervisor.fsproxy.replies import (
     OK,
     denied,
     reason,
+    refuse_fenced,
     unavailable,
     unknown,
 )
@@ -43,6 +44,10 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     name = request.name
     client = session.client
     policy = client.policy
+    if session.check_effect is not None and request.mode not in NEITHER:
+        refusal = refuse_fenced(session.check_effect)
+        if refusal is not None:
+            return refusal
     if policy.is_distant and not (policy.top_level and request.flag):
         session.start(partial(_open_distant, session, request))
         return None
@@ -194,6 +199,10 @@ def _write_now(
 ) -> bytes | None:
     size = request.size
     handle = file.handle
+    if session.check_effect is not None:
+        refusal = refuse_fenced(session.check_effect)
+        if refusal is not None:
+            return refusal
     if session.outbound.zero_copy:
         session.start(partial(_write_after_read, session, file, data))
         return None
@@ -236,6 +245,9 @@ async def _write_after_read(
 async def _write_waiting(
     session: Session, file: OpenFile, data: bytes | memoryview
 ) -> bytes:
+    refusal = refuse_fenced(session.check_effect)
+    if refusal is not None:
+        return refusal
     try:
         # The reservation of its header is charged again before this waits.
         await session.fs.write_waiting(file, data, session.inbound.release_growth)
@@ -249,6 +261,10 @@ def do_close(session: Session, request: m.Close) -> bytes | None:
     file = session.files.get(request.fileno)
     if file is None:
         return unknown(request)
+    if session.check_effect is not None:
+        refusal = refuse_fenced(session.check_effect)
+        if refusal is not None:
+            return refusal
     if not file.closes_inline:
         session.start(partial(_close_waiting, session, file))
         return None
@@ -305,6 +321,9 @@ def do_truncate(session: Session, request: m.Truncate) -> bytes | None:
         await session.outbound.wait_taken(
             lambda: b"TRUNCATE %d %d\n" % (file.fileno, request.size)
         )
+        refusal = refuse_fenced(session.check_effect)
+        if refusal is not None:
+            return refusal
         try:
             await session.fs.truncate_waiting(file, request.size)
         except OSError as why:

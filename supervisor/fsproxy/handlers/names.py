@@ -16,7 +16,13 @@ import msgspec
 
 from hostlib.threads import in_thread
 from protocol import echo, error, limits
-from supervisor.fsproxy.replies import OK, denied, reason, unavailable
+from supervisor.fsproxy.replies import (
+    OK,
+    denied,
+    reason,
+    refuse_fenced,
+    unavailable,
+)
 from vfs import names
 from vfs.errors import AccessDeniedError, TargetDeniedError, UnavailableError
 from vfs.policy import must_wait
@@ -144,16 +150,25 @@ def name_field(name: bytes) -> dict[str, str]:
 
 
 def _make(session: Session, request: m.NameRequest) -> bytes:
+    refusal = refuse_fenced(session.check_effect)
+    if refusal is not None:
+        return refusal
     names.make_directory(session.client, request.name, claim=request.flag)
     return OK
 
 
 async def _make_waiting(session: Session, request: m.NameRequest) -> bytes:
+    refusal = refuse_fenced(session.check_effect)
+    if refusal is not None:
+        return refusal
     await names.make_directory_waiting(session.client, request.name, claim=request.flag)
     return OK
 
 
 async def _remove(session: Session, request: m.NameRequest) -> bytes:
+    refusal = refuse_fenced(session.check_effect)
+    if refusal is not None:
+        return refusal
     await names.remove_waiting(session.client, request.name, claim=request.flag)
     return OK
 
@@ -182,6 +197,9 @@ def _rename_now(
 async def _rename_waiting(
     session: Session, old: bytes, new: bytes, claim: bool
 ) -> bytes:
+    refusal = refuse_fenced(session.check_effect)
+    if refusal is not None:
+        return refusal
     try:
         await names.rename_waiting(session.client, old, new, claim=claim)
     except (AccessDeniedError, UnavailableError, OSError) as why:

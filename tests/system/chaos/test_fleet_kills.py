@@ -31,11 +31,19 @@ with open({file!r}, "ab", buffering=0) as lines:
 
 
 @contextmanager
-def node(where: Path, shared: Path) -> Iterator[Daemon]:
-    """Start a daemon whose fleet children may write to one directory."""
+def node(where: Path, shared: Path, root: Path | None = None) -> Iterator[Daemon]:
+    """Start a daemon whose fleet children may write to one directory.
+
+    Args:
+        where: its files.
+        shared: that directory.
+        root: of its children's FD 3; None for one of their own.
+    """
     where.mkdir(exist_ok=True)
     workspace = f'[workspace.w]\nbase = "{shared}"\nmode = "direct"\n'
     policy = '[policy.p]\nworkspace = ["w"]\n'
+    if root is not None:
+        policy += f'root = "{root}"\n'
     with daemon(where, f"[fleet]\n{workspace}{policy}") as one:
         yield one
 
@@ -192,3 +200,43 @@ async def test_a_launchpad_that_is_killed_ends_the_session_alone(
             await scene.until(lambda: written(shared)[-1] == "2")
             assert before <= set(launchpads_of(one.process.pid))
             assert_in_order(shared)
+
+
+LATE = """
+import os, pathlib, socket, time
+door = socket.socket(fileno=3)
+door.sendall(b"OPEN out w false\\n")
+number = door.recv(100).split()[1]
+print("open", flush=True)
+while not pathlib.Path({go!r}).exists():
+    time.sleep(0.01)
+door.sendall(b"WRITE " + number + b" 4\\nlate")
+pathlib.Path({sent!r}).touch()
+time.sleep(600)
+"""
+
+
+# spec FL6
+async def test_a_write_that_a_stopped_daemon_finds_when_it_wakes_is_not_done(
+    tmp_path: Path, shared: Path, stack: ExitStack
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with node(tmp_path / "a", shared, root) as one:
+        async with fleet(tmp_path / "head", LEASE_S) as scene:
+            await link(scene, one, "a")
+            go, sent = shared / "go", shared / "sent"
+            script = LATE.format(go=str(go), sent=str(sent))
+            scene.spawn("web", *PYTHON, "-c", script, policy="p")
+            row = await scene.until_running("web")
+            assert row.pid is not None
+            (child,) = stack.enter_context(watching([row.pid]))
+            await scene.until((root / "out").exists)
+            os.kill(one.process.pid, signal.SIGSTOP)
+            go.touch()
+            await scene.until(sent.exists)  # it is in the socket, within the lease
+            await gone(scene, child)
+            os.kill(one.process.pid, signal.SIGCONT)
+            await scene.until(lambda: scene.child("web").state == "lost")
+            await scene.until(lambda: scene.node("a") == "up")
+            assert (root / "out").read_bytes() == b""
