@@ -207,7 +207,7 @@ import os, pathlib, socket, time
 door = socket.socket(fileno=3)
 door.sendall(b"OPEN out w false\\n")
 number = door.recv(100).split()[1]
-print("open", flush=True)
+pathlib.Path({ready!r}).touch()
 while not pathlib.Path({go!r}).exists():
     time.sleep(0.01)
 door.sendall(b"WRITE " + number + b" 4\\nlate")
@@ -225,13 +225,13 @@ async def test_a_write_that_a_stopped_daemon_finds_when_it_wakes_is_not_done(
     with node(tmp_path / "a", shared, root) as one:
         async with fleet(tmp_path / "head", LEASE_S) as scene:
             await link(scene, one, "a")
-            go, sent = shared / "go", shared / "sent"
-            script = LATE.format(go=str(go), sent=str(sent))
+            ready, go, sent = shared / "ready", shared / "go", shared / "sent"
+            script = LATE.format(ready=str(ready), go=str(go), sent=str(sent))
             scene.spawn("web", *PYTHON, "-c", script, policy="p")
             row = await scene.until_running("web")
             assert row.pid is not None
             (child,) = stack.enter_context(watching([row.pid]))
-            await scene.until((root / "out").exists)
+            await scene.until(ready.exists)
             os.kill(one.process.pid, signal.SIGSTOP)
             go.touch()
             await scene.until(sent.exists)  # it is in the socket, within the lease
