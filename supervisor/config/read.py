@@ -206,13 +206,12 @@ def directory_fault(path: str) -> str:
 # The bytes of a configuration: a file's, or those of an open pipe.
 #
 # ``--config <(generate)`` is such a pipe: the shell writes ``/dev/fd/63`` for it. It
-# can be\n# read once only, so a daemon that reloads cannot use it. read once, so a
-# daemon that reloads can not use it.
+# can be read once only, so a daemon that reloads cannot use it.
 #
 # Rules.
 #
 # 1. Reads are bounded: no devices or sockets, at most ``MOST_BYTES``, and a pipe at
-# most\n# ``PIPE_S``.    than ``MOST_BYTES``, and of a pipe no longer than ``PIPE_S``.
+#    most ``PIPE_S``.
 # 2. A FIFO is never opened: its other end may stay closed for ever.
 
 MOST_BYTES = 16 * 1024 * 1024

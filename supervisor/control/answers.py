@@ -67,9 +67,8 @@ class Answers:
         specs = [child.spec for child in self._host.children.values()]
         await self._host.sizes.look(specs)
         children = tuple(self._host.children.values())
-        # At the same moment: a child between two processes could have a new one
-        # before\n# the samples are there, and would be in neither list. samples are
-        # there, and would be in neither.
+        # At the same moment: a child between two processes could have a new one before
+        # the samples are there, and would be in neither list.
         absent = () if roster is None else tuple(roster.absent_rows())
         running = [child.process for child in children if child.process is not None]
         samples = await self._children.sample(

@@ -2,9 +2,11 @@
 
 Rules of this file.
 
-1. A child names what it likes, as often as it likes: of the name in a denial
-   ``NAME_CHARS`` are written, with the length of the whole; of many denials ``BURST``
-   at once, then ``PER_S`` a second.
+1. A child names files as it likes: a denial has ``NAME_CHARS`` of the name and the
+   length of all of it; of many denials ``BURST`` are written at once, then ``PER_S`` a
+   second.
+2. Omitted events are counted in ``security.left_out``, with the next written denial,
+   and at the latest when the child is gone.
 2. Events that are left out are counted, and the count is told: ``security.left_out``,
    with the next denial that is written, and at the latest when the child is gone.
 """
@@ -24,22 +26,22 @@ if TYPE_CHECKING:
     from vfs.filesystem import Client, OpenFile
 
 NAME_CHARS = 256
-"""As much of a name as tells which it is; a line of the wire has room for 64 KiB."""
+"""Characters of a name that identify it; a line of the wire may have 64 KiB."""
 
 BURST = 100
 """More than a program makes by mistake before it gives up."""
 
 PER_S = 1.0
-"""Afterwards: a day of it is 20 MB of journal, and nobody else's events leave for
-it."""
+"""Rate afterwards: a day of it is 20 MB of journal, and no other child's events are
+lost."""
 
 
 class ClientEvents:
-    """Writes down what the VFS reports of clients, each event with its child.
+    """Writes the VFS's reports about clients, each event with its child.
 
     Args:
         journal: where events go.
-        child_of: the id of the child behind a client.
+        child_of: returns the id of a client's child.
         log: takes a level, a line and its fields.
     """
 
@@ -59,7 +61,7 @@ class ClientEvents:
         self._write("file.opened", file, mode=file.mode.text)
 
     def file_closed(self, file: OpenFile, *, why: str | None) -> None:
-        """Report the end of an open file; ``why`` where its client did not ask."""
+        """Report the end of an open file; ``why`` if its client did not ask for it."""
         if why is None:
             self._write("file.closed", file)
             return
@@ -75,14 +77,14 @@ class ClientEvents:
         self._write("file.auto_closed", file, reason=why)
 
     def denied(self, client: Client, what: str, name: bytes) -> None:
-        """Report that a client reached for what it may not (spec A1)."""
+        """Report a denied access of a client (spec A1)."""
         child_id = self._child_of(client)
         rate = self._rates.setdefault(child_id, EventRate(BURST, PER_S))
         if not rate.take(time.monotonic()):
             self._journal.count("security.denied", command=what)
             return
         self._tell_left_out_of(child_id)
-        # A character has 4 bytes at most: none of those that are kept is cut.
+        # A character has 4 bytes at most: no kept character is cut.
         shown = text_of(name[: 4 * NAME_CHARS])[:NAME_CHARS]
         fields: dict[str, object] = {
             "child_id": child_id,
@@ -96,12 +98,12 @@ class ClientEvents:
         self._journal.write("security.denied", **fields)
 
     def forget(self, child_id: str) -> None:
-        """Tell what was left out of a child that is gone."""
+        """Write the number of omitted events of a child that is gone."""
         self._tell_left_out_of(child_id)
         self._rates.pop(child_id, None)
 
     def report_omitted(self) -> None:
-        """Tell what was left out so far: what comes next counts anew."""
+        """Write the numbers of events omitted so far; start counting again."""
         for child_id in self._rates:
             self._tell_left_out_of(child_id)
 

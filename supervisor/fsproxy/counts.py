@@ -1,13 +1,13 @@
-"""Counts of the hot path: requests, errors, bytes, and now and then the time.
+"""Counts of the hot path: requests, errors, bytes, and sampled times.
 
-Plain integers that sessions and the pump raise.
+Plain integers that sessions and the pump increment.
 
 Rules of this file.
 
-1. Counting is always on and costs a request some 0.1 us: an index, two sums, one byte
-   compared.  There is no lock; one thread counts.
-2. The time of a request is taken of one turn of the pump in ``SAMPLE_TURNS``; of a job,
-   which waits for something anyway, always.
+1. Counting is always on and costs some 0.1 us a request: an index, two sums, one byte
+   compared. There is no lock; one thread counts.
+2. The time of a request is taken in one turn of the pump out of ``SAMPLE_TURNS``; of a
+   job, which waits anyway, always.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ BOUNDS_S = (
     5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4,
     1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 )  # fmt: skip
-"""Upper bounds of the histograms: 5 us, a READ from memory, to 30 s, a model's answer."""
+"""Upper bounds of the histograms: 5 us, a READ from memory, to 30 s, a model's
+answer."""
 
 NAMES_OF: dict[type[m.Request], str] = {
     **{row.message: row.word.decode() for row in COMMANDS.values()},
@@ -39,17 +40,17 @@ NAMES_OF: dict[type[m.Request], str] = {
 INDEX: dict[type[m.Request], int] = {
     kind: number for number, kind in enumerate(NAMES_OF)
 }
-"""Where a request is counted."""
+"""The counter of each request class."""
 
 NAMES = {index: NAMES_OF[kind] for kind, index in INDEX.items()}
 
 
 class Histogram:
-    """How often something took how long.
+    """Numbers of durations by bucket.
 
     Attributes:
-        counts: by bucket, the last one for what is beyond all bounds.
-        sum_s: all of it, seconds.
+        counts: by bucket, the last one for durations beyond all bounds.
+        sum_s: the sum of all, seconds.
     """
 
     __slots__ = ("counts", "sum_s")
@@ -59,17 +60,17 @@ class Histogram:
         self.sum_s = 0.0
 
     def add(self, took_s: float) -> None:
-        """Count one that took so many seconds."""
+        """Count one duration."""
         self.counts[bisect_left(BOUNDS_S, took_s)] += 1
         self.sum_s += took_s
 
     @property
     def total(self) -> int:
-        """How many were counted."""
+        """The number of counted durations."""
         return sum(self.counts)
 
-    def cumulated(self) -> Iterator[tuple[str, int]]:
-        """Yield (upper bound, how many were at most so long), ``+Inf`` last."""
+    def accumulate(self) -> Iterator[tuple[str, int]]:
+        """Yield (upper bound, number of durations up to it), ``+Inf`` last."""
         so_far = 0
         bounds = (*map(repr, BOUNDS_S), "+Inf")
         for bound, count in zip(bounds, self.counts, strict=True):
@@ -82,12 +83,12 @@ class Counts:
 
     Attributes:
         requests: by ``INDEX``.
-        errors: replies that were errors, as above.
-        inline: times of requests that were answered at once, by ``INDEX``; sampled.
-        jobs: times of requests that had to wait, as above; all of them.
-        turns: until a turn is timed.
-        gone_in: bytes that came from clients that are gone.
-        gone_out: bytes that went to them.
+        errors: error replies, as above.
+        inline: times of requests answered at once, by ``INDEX``; sampled.
+        jobs: times of requests that had to wait, by ``INDEX``; all of them.
+        turns: number of turns until the next timed one.
+        gone_in: bytes from clients that are gone.
+        gone_out: bytes to them.
     """
 
     __slots__ = (

@@ -1,9 +1,9 @@
-"""Which handler answers which request: the table, and nothing else.
+"""The table of handlers by request class.
 
 Rules of the handlers (``handlers.files``, ``handlers.names``, ``handlers.connection``).
 
-1. A handler looks up, checks, does, and returns the whole reply; or hands the rest to
-   the session (``collect``, ``drain``, ``start``) and returns None.
+1. A handler looks up, checks, acts, and returns the whole reply; or it passes the rest
+   to the session (``collect``, ``drain``, ``start``) and returns None.
 2. Checks run in the contract's order; a payload is always taken off the line before an
    error is answered (spec W4).
 3. No reply holds text of a peer, a file name or the system that ``echo`` has not seen

@@ -1,14 +1,14 @@
-"""A child's door as a socket, for its programs that were started without FD 3.
+"""A child's door as a socket, for programs that were started without FD 3.
 
 A listener in the child's own directory.
 
 Rules of this file.
 
 1. Connecting is ATTACH (spec N4): the same rights, accounts and bounds.
-2. The directory is the child's alone, and the name in it is random: a nested child, which
-   has Landlock and no mount namespace, reaches the directory, and cannot list it.  No list
-   of sockets has the name: it is another one when the socket is bound (proc(5), net/unix).
-3. One connection is let in at a time; other tasks have a turn between two.
+2. The directory is the child's alone, and the name in it is random: a nested child,
+   which has Landlock and no mount namespace, can reach the directory and not list it.
+   Lists of sockets have another name, that of the bind (proc(5), net/unix).
+3. Connections are accepted one at a time, with a turn for other tasks in between.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from supervisor.spec import ChildSpec
 
 VARIABLE = "FSPROXY_SOCKET"
-"""Where a child finds the path."""
+"""The variable with its path."""
 
 BACKLOG = 64
 """Connections that may wait: as many as a child may have clients."""
 
 _RANDOM_BYTES = 6
-"""12 characters, for there is room for 13 in a path that a client can use (ADR 38).  To try
-2**48 names takes years at one a microsecond."""
+"""12 characters: 13 fit into a path that a client can use (ADR 38). Trying 2**48 names
+takes years at one a microsecond."""
 
 _BOUND_NAME = ".door"
 _MODE = 0o600
@@ -48,7 +48,7 @@ class DoorSocket:
     """The socket to which one child's programs connect.
 
     Args:
-        spec: of the child; it has a ``run_dir``.
+        spec: that of the child; it has a ``run_dir``.
         name: in that directory.
         listener: non-blocking; owned.
     """
@@ -60,7 +60,7 @@ class DoorSocket:
 
     @property
     def path(self) -> str:
-        """Where it is, for the child."""
+        """Its path in the child's view."""
         return f"{self._spec.run_dir}/{self.name}"
 
     @property
@@ -73,12 +73,12 @@ class DoorSocket:
         let_in: Callable[[socket.socket], None],
         tell: Callable[[OSError], None],
     ) -> None:
-        """Let connections in until it is closed.
+        """Accept connections until it is closed.
 
         Args:
-            let_in: given each, non-blocking; owns it.
-            tell: told of each try for which the host lacked something, and of the end
-                by another fault.
+            let_in: called with each non-blocking socket; owns it.
+            tell: called with each failed try for want of a resource, and with the error
+                that ends it.
         """
         try:
             while True:
@@ -90,19 +90,19 @@ class DoorSocket:
             tell(why)
 
     def close(self) -> None:
-        """Let nothing more in, and remove the name."""
+        """Refuse new connections, and remove the name."""
         if self.fd < 0:
             return
-        with suppress(RuntimeError):  # outside of Trio nobody waits for it
+        with suppress(RuntimeError):  # outside of Trio no task waits for it
             trio.lowlevel.notify_closing(self._listener)
         self._listener.close()
-        # The child may have removed it: the directory is its own.
+        # The child may have removed it from its own directory.
         with suppress(OSError), self._spec.run_dir_held() as held:
             os.unlink(self.name, dir_fd=held)
 
 
 def has_door_socket(spec: ChildSpec) -> bool:
-    """Tell whether a child is to have a socket: it has a place for it and may use it."""
+    """Return whether a child gets a socket: it has a place for it and may use it."""
     return spec.run_dir is not None and spec.sandbox.unix_sockets
 
 
@@ -110,7 +110,7 @@ def open_door_socket(spec: ChildSpec) -> DoorSocket:
     """Listen in a child's own directory.
 
     Raises:
-        OSError: there is no descriptor for it, or no such directory any more.
+        OSError: no descriptor is left for it, or the directory is gone.
     """
     name = os.urandom(_RANDOM_BYTES).hex()
     kind = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
@@ -129,7 +129,7 @@ def open_door_socket(spec: ChildSpec) -> DoorSocket:
 
 
 def peer_pid(sock: socket.socket) -> int | None:
-    """Return the process that connected; None where this host has no number for it."""
+    """Return the process that connected; None if this host has no number for it."""
     size = _CREDENTIALS.size
     said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid: int = _CREDENTIALS.unpack(said)[0]

@@ -1,11 +1,11 @@
-"""The body of a message: received piece by piece, held to a budget, handed on whole.
+"""The body of a message: received in pieces, within a budget, passed on whole.
 
 Rules of this file.
 
-1. A body is taken off the line whatever becomes of its request (spec W4).
-2. A request sees its body once it is complete, never before (spec W2).
-3. Memory for it comes from the host's one budget; where there is none left, and no
-   disk, the body is drained and the request gets an error (spec W3).
+1. A body is read to its end whatever happens to its request (spec W4).
+2. A request gets its body once it is complete, never before (spec W2).
+3. Its memory comes from the host's one budget; without memory or disk, the body is
+   drained and the request gets an error (spec W3).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, TypeVar
 
 from protocol.chat import SEPARATORS, ChatBody
-from supervisor.fsproxy.replies import no_memory
+from supervisor.fsproxy.replies import no_memory_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,19 +28,19 @@ T = TypeVar("T")
 
 
 class Inbound:
-    """The body that is on its way from a client, and what its request reserves.
+    """The incoming body of a client, and the reservations of its request.
 
     Args:
-        conn: tells how much of a body is left.
-        read_fd: bodies come here; non-blocking, borrowed.
+        conn: knows the rest of a body.
+        read_fd: source of bodies; non-blocking, borrowed.
         budget: memory for payloads.
         ledger: the client's, which is charged for reservations.
 
     Attributes:
-        payload: what is kept of the body; None: it is drained, or there is none.
-        chat: follows the body of an LLM_CHAT, which may be longer than declared.
+        payload: the kept body; None if it is drained, or there is none.
+        chat: parses the body of an LLM_CHAT, which may be longer than declared.
         drain_reply: the answer to a request whose body is drained.
-        reserved: (file, bytes) that a WRITE which has begun may add to it.
+        reserved: (file, bytes) of the growth of the present WRITE.
     """
 
     __slots__ = (
@@ -83,9 +83,9 @@ class Inbound:
         """Receive the rest of the current body, then call ``finish`` with all of it.
 
         Args:
-            piece: what ``take_body`` gave of it so far.
+            piece: the part of it from ``take_body``.
             finish: answers the request, or starts a job and returns None.
-            chat: follows the body of an LLM_CHAT, which may be longer than declared.
+            chat: parses the body of an LLM_CHAT, which may be longer than declared.
         """
         spare = 0
         if chat is not None:
@@ -109,11 +109,11 @@ class Inbound:
         return None
 
     def drain(self, reply: bytes, chat: ChatBody | None = None) -> bytes | None:
-        """Take the whole body of the current message off the line, then reply (W4).
+        """Read the whole body of the current message, then reply (W4).
 
         Args:
-            reply: what is sent then.
-            chat: follows the body of an LLM_CHAT, which may be longer than declared.
+            reply: sent then.
+            chat: parses the body of an LLM_CHAT, which may be longer than declared.
         """
         self.chat = chat
         piece = self._conn.take_body()
@@ -123,10 +123,10 @@ class Inbound:
         return None if self._conn.body_left else self.finish()
 
     def receive(self) -> int:
-        """Receive some of a body; return how many bytes, 0 at the end of the line.
+        """Receive some of a body; return the number of bytes, 0 at the end of input.
 
         Raises:
-            OSError: the connection failed; ``BlockingIOError``: nothing is there yet.
+            OSError: the connection failed; ``BlockingIOError``: no bytes wait.
         """
         conn, payload = self._conn, self.payload
         if payload is None:
@@ -149,7 +149,7 @@ class Inbound:
         return count
 
     def finish(self) -> bytes | None:
-        """Answer the request whose body is complete; None: more is to come, or a job.
+        """Answer the request with a complete body; None if more is to come, or for a job.
 
         An LLM_CHAT may turn out to be longer than declared: then some of it is left.
         """
@@ -169,47 +169,47 @@ class Inbound:
         return finish(self.payload.view())
 
     def missing(self) -> bytes:
-        """Return what the body lacks that has ended too early, in the contract's words."""
+        """Return the error for an incomplete body, in the contract's words."""
         if self.chat is None:
             return b"data: unexpected EOF"
         return self.chat.first_incomplete() + b" data"
 
     def reserved_memory(self) -> Reservation:
-        """Return what the current request reserves until its answer is taken."""
+        """Return the current request's reservation, held until its answer is taken."""
         if self._memory is None:
             self._memory = self._budget.reservation(self._ledger)
         return self._memory
 
-    def with_payload(self, call: Callable[[memoryview], T]) -> T:
-        """Do something with the whole payload, in a worker thread of the job's."""
+    def call_with_payload(self, call: Callable[[memoryview], T]) -> T:
+        """Call a function with the whole payload, in the job's worker thread."""
         if self.payload is None:
             raise RuntimeError("there is no payload")
         return call(self.payload.view())
 
     def release_growth(self) -> None:
-        """Give back what the header of a WRITE has reserved, or what came of it."""
+        """Give back the growth that a WRITE has reserved."""
         if self.reserved is not None:
             (file, growth), self.reserved = self.reserved, None
             file.give_back(growth)
 
     def release_payload(self) -> None:
-        """Give back the memory of the payload, and what its WRITE has reserved."""
+        """Give back the memory of the payload, and the growth of its WRITE."""
         self.release_growth()
         payload, self.payload = self.payload, None
         if payload is not None:
             payload.close()
 
     def release(self) -> None:
-        """Give back all that the request has taken."""
+        """Give back all that the request has reserved."""
         self.release_payload()
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
 
     def adopt(self, spool_fd: int, got: int) -> None:
-        """Go on with a payload of which the program before has spooled ``got`` bytes.
+        """Continue a payload of which the program before has spooled ``got`` bytes.
 
-        Its descriptor is owned; it is closed where this program refuses the request.
+        Its descriptor is owned; it is closed if this program refuses the request.
         """
         begun = self.payload
         if begun is None:
@@ -219,13 +219,13 @@ class Inbound:
         self.payload = self._budget.adopt(spool_fd, begun.size, begun.size - got)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what this holds of the host's descriptors, with a word for each."""
+        """Yield its descriptors of the host, with a word for each."""
         if self.payload is not None:
             for fd in self.payload.descriptors():
                 yield fd, "payload"
 
     def _extend(self, chat: ChatBody) -> None:
-        """Go on with the separators that an LLM_CHAT has not counted (spec L1)."""
+        """Continue with separators that an LLM_CHAT has not counted (spec L1)."""
         chat.is_extended = True
         self._conn.extend_body(SEPARATORS)
         piece = self._conn.take_body()
@@ -236,7 +236,7 @@ class Inbound:
                 self._refuse_payload(why)
 
     def _refuse_payload(self, why: OSError) -> None:
-        """Drain a payload for which there is no room, neither in memory nor on disk."""
+        """Drain a payload for which there is neither memory nor disk."""
         self.release()
         self._finish = None
-        self.drain_reply = no_memory(why)
+        self.drain_reply = no_memory_error(why)

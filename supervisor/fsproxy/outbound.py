@@ -1,12 +1,12 @@
-"""Replies that the client did not take at once, and files that leave uncopied.
+"""Replies that the client has not taken yet, and files that are sent uncopied.
 
 Rules of this file.
 
 1. A reply is taken within the deadline, or its session ends (spec F8).
-2. Nothing is sent once the session ends: replies before may be missing, and this one
-   would be taken for one of them (spec T3).
-3. ``sendfile`` lends the pages of a file: what was lent is taken before the same client
-   changes a file (``wait_taken``).
+2. Nothing is sent once the session ends: a missing reply before would make this one
+   look like it (spec T3).
+3. ``sendfile`` lends the pages of a file: they are taken before the same client changes
+   a file (``wait_taken``).
 """
 
 from __future__ import annotations
@@ -34,35 +34,34 @@ if TYPE_CHECKING:
     from vfs.policy import Ledger
 
 TURN_BYTES = 1024 * 1024
-"""The piece of a file that is sent before the others get their turn, 0.2 ms; a READ
-that has more goes out by turns."""
+"""The piece of a file in one turn, 0.2 ms; a longer READ is sent in several turns."""
 
 Job = Callable[[], Awaitable[bytes | None]]
-"""Slow work of one request; what it returns is the reply."""
+"""Slow work of one request; it returns the reply."""
 
 _write = os.write
 _yield_core = os.sched_yield
 
 
 class Outbound:
-    """Replies and files on their way to a client.
+    """Replies and files that are being sent to a client.
 
     Args:
         pump: counts the large files that wait for the loop.
-        write_fd: replies go here; non-blocking, borrowed.
+        write_fd: gets the replies; non-blocking, borrowed.
         deadline_s: for a reply to be taken (spec F8).
-        ledger: the client's, whose threads load what is on disk.
-        top: the ledger of its topmost child, which stands for that (spec S7).
+        ledger: the client's, whose threads load data from the disk.
+        top: the ledger of its topmost child (spec S7).
 
     Attributes:
         bytes_out: sent to the client.
-        unsent: of a reply, what the client has not taken; None while none waits.
-        transfer: the READ that goes out by turns; None while none does.
-        redo: makes the bytes of a request that waits and has done nothing yet.
+        unsent: the rest of a reply that waits; None if none does.
+        transfer: the READ that is sent in turns; None if there is none.
+        redo: returns the bytes of a waiting request without effects so far.
         carried: (descriptor, reply) of an ATTACH that the client has not taken.
-        zero_copy: a READ has lent pages of a file.
-        is_deep: the descriptor holds a whole large reply.
-        is_stopped: rule 2.
+        zero_copy: whether a READ has lent pages of a file.
+        is_deep: whether the descriptor holds a whole large reply.
+        is_stopped: whether rule 2 applies.
     """
 
     __slots__ = (
@@ -107,22 +106,22 @@ class Outbound:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for the client to take something."""
+        """Whether it waits for the client to take bytes."""
         return self._waiting is not None
 
     def stop(self) -> None:
-        """Send nothing more, and end what waits for the client."""
+        """Send nothing more, and end the waits for the client."""
         self.is_stopped = True
         if self._waiting is not None:
             self._waiting.cancel()
 
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:
-        """Bound a wait for the client to take something (spec F8).
+        """Bound a wait for the client (spec F8).
 
         Raises:
-            TooSlowError: the deadline has passed, or the client is gone: nobody waits
-                for a process that shares its descriptor.
+            TooSlowError: the deadline has passed, or the client is gone and only a
+                process that shares its descriptor is left.
         """
         with trio.fail_after(self._deadline_s) as scope:
             self._waiting = scope
@@ -151,7 +150,7 @@ class Outbound:
             self.unsent = None
 
     def send_last(self, reply: bytes) -> None:
-        """Send as much of a session's last reply as fits."""
+        """Send as much of a session's last reply as the descriptor takes."""
         if not self.is_stopped:
             with contextlib.suppress(OSError):
                 _write(self._write_fd, reply)
@@ -160,15 +159,15 @@ class Outbound:
         """Answer a READ of ``size`` bytes that the file has, without copying them.
 
         Returns:
-            The call that sends the rest of them; None: all are sent.
+            The call that sends the rest of them; None if all are sent.
 
         Raises:
             OSError: the client is gone.
         """
         transfer = FileTransfer.begin(self._write_fd, file, size)
         if self.is_stopped:
-            return None  # rule 2; the offset is where the READ has led it
-        self.bytes_out += transfer.left  # of which a client that ends may take less
+            return None  # rule 2; the READ has moved the offset
+        self.bytes_out += transfer.left  # a client that ends may take less
         self.zero_copy = True
         if not self.is_deep:
             self.is_deep = True
@@ -198,7 +197,7 @@ class Outbound:
         return None
 
     async def send_file(self, transfer: FileTransfer) -> None:
-        """Send what is left of a READ, by turns, within the deadline (spec F8)."""
+        """Send the rest of a READ, by turns, within the deadline (spec F8)."""
         self.transfer = transfer
         try:
             with self.patience():
@@ -209,20 +208,20 @@ class Outbound:
             self.transfer = None
 
     async def _send_piece(self, transfer: FileTransfer) -> bool:
-        """Send what fits when it is this child's turn; tell whether anything did."""
+        """Send a piece when it is this child's turn; return whether any byte was sent."""
         self._pump.sending += 1
         try:
-            # Which waits for the loop's next turn at least.
+            # The next turn of the loop at the earliest.
             async with self._top.sends:
                 return transfer.push()
         finally:
             self._pump.sending -= 1
 
     async def wait_taken(self, redo: Callable[[], bytes]) -> None:
-        """Wait until the client has taken the bytes of files that READs lent it.
+        """Wait until the client has taken the pages that READs have lent it.
 
         Args:
-            redo: makes the bytes of the request that waits for this, payload included.
+            redo: returns the bytes of the request that waits, payload included.
         """
         self.redo = redo
         try:
@@ -232,7 +231,7 @@ class Outbound:
                     and not self.is_stopped
                     and bytes_unread(self._write_fd)
                 ):
-                    # Clients that send a WRITE before they read a reply are rare enough.
+                    # Few clients send a WRITE before they read a reply.
                     await trio.sleep(0.001)
             self.zero_copy = False
         finally:

@@ -1,12 +1,12 @@
-"""The ports between conversations, services and children: who may ask whom for what.
+"""The ports between conversations, services and children.
 
-A service (the model, tools, LLM fds) knows a child as ``ChildView``, and who asks it as
-``Caller``; a conversation knows services as ``Model`` and ``Contents``.
+A service (the model, tools, LLM fds) knows a child as ``ChildView``, and a requesting
+conversation as ``Caller``; a conversation knows services as ``Model`` and ``Contents``.
 
 Rules of this file.
 
-1. A child's environment is complete before its process exists: each service has said by
-   then what the child finds there.
+1. A child's environment is complete before its process exists: each service has added
+   its variables by then.
 2. A service's resources for a child are released in reverse order when the child has
    ended, after its conversations and before the host calls it gone.
 3. A host without services pays nothing for them.
@@ -46,31 +46,31 @@ class Caller(Protocol):
 
     @property
     def fs(self) -> Filesystem:
-        """Where its client's files are."""
+        """Has its client's files."""
         ...
 
     @property
     def client(self) -> Client:
-        """The client whose request it is."""
+        """The client of the request."""
         ...
 
     def reserved_memory(self) -> Reservation:
-        """Return what the request reserves until its answer is taken."""
+        """Return the request's reservation, held until its answer is taken."""
         ...
 
     def while_connected(
         self, leave_s: float = 0.0
     ) -> AbstractContextManager[trio.CancelScope]:
-        """Run work only for as long as the client is there (spec L10)."""
+        """Run work while the client is there (spec L10)."""
         ...
 
 
 class Conversation(Protocol):
-    """A conversation of a child, and what is nested in it."""
+    """A conversation of a child, and those nested in it."""
 
     @property
     def client(self) -> Client:
-        """With whom it is."""
+        """Its client."""
         ...
 
     @property
@@ -80,12 +80,12 @@ class Conversation(Protocol):
 
     @property
     def nested(self) -> Sequence[Conversation]:
-        """Those beneath it."""
+        """The conversations beneath it."""
         ...
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes by which a WRITE that has begun may make a file grow."""
+        """The bytes by which the present WRITE may make a file grow."""
         ...
 
     async def finish(self, why: str) -> None:
@@ -103,7 +103,7 @@ class ChildView(Protocol):
 
     @property
     def spec(self) -> ChildSpec:
-        """The request for it."""
+        """The description of the child."""
         ...
 
     @property
@@ -133,7 +133,7 @@ class ChildView(Protocol):
 
     @property
     def threads(self) -> trio.CapacityLimiter | None:
-        """The bound on threads that look at its files; None: no bound."""
+        """Bounds the threads that look at its files; None for no bound."""
         ...
 
     def sessions(self) -> Iterator[Conversation]:
@@ -143,7 +143,7 @@ class ChildView(Protocol):
     def open_nested(
         self, policy: Policy, label: str
     ) -> tuple[Conversation, socket.socket]:
-        """Make one more conversation; return it, and its other end, the caller's.
+        """Return a new nested conversation, and its other end, which the caller owns.
 
         Raises:
             OSError: no descriptor, or no more clients, for this child (spec S7).
@@ -151,7 +151,7 @@ class ChildView(Protocol):
         ...
 
     def carrying(self, carried: socket.socket) -> AbstractContextManager[None]:
-        """Hold a socket while it, or something through it, is handed on; close it."""
+        """Hold a socket while it or its copy is sent to a client; close it afterwards."""
         ...
 
     def listen_within(
@@ -173,7 +173,7 @@ class ChildView(Protocol):
         ...
 
     def log_fields(self) -> dict[str, object]:
-        """Return what tells it in a line of the log."""
+        """Return the fields that identify it in a line of the log."""
         ...
 
 
@@ -183,20 +183,20 @@ class Service(Protocol):
     async def child_starting(
         self, child: ChildView, stack: AsyncExitStack
     ) -> Mapping[str, str]:
-        """Make ready for a child that is about to be spawned.
+        """Return the variables of a child that is about to be spawned.
 
         A service with one address on loopback for all children asks for it here
         (``ChildView.listen_within``).
 
         Args:
             child: its client exists, its process does not.
-            stack: takes what has to be undone when it has ended.
+            stack: undoes it when the child has ended.
 
         Returns:
-            Variables that the child finds in its environment.
+            Variables for the child's environment.
 
         Raises:
-            OSError: what it needs cannot be had; the child is not started.
+            OSError: a resource is missing; the child is not started.
         """
         ...
 
@@ -210,26 +210,26 @@ KEYS = {
     "ANTHROPIC_BASE_URL": "ANTHROPIC_AUTH_TOKEN",
     "AIFO_TOOLEEXEC_URL": "AIFO_TOOLEEXEC_TOKEN",
 }
-"""Address that a service sets -> what it sets for that alone."""
+"""The address of a service -> variables that belong to that address alone."""
 
 
 def is_withheld(name: str, own: Collection[str]) -> bool:
-    """Tell whether a variable is a key whose address was set by somebody else.
+    """Return whether a variable is a key whose address was set by a user.
 
-    It is not set beside that: the program would send it there.
+    It is left out then: the program would send it to that address.
 
     Args:
-        name: what a service offers.
-        own: what was set for this program.
+        name: the service's variable.
+        own: the names that were set for this program.
     """
     return any(name == key and address in own for address, key in KEYS.items())
 
 
 class Doors(NamedTuple):
-    """How a child's programs reach the model's endpoint (spec MD1).
+    """The way of a child's programs to the model's endpoint (spec MD1).
 
     Attributes:
-        env: variables that say so, the child's token among them.
+        env: variables of the address, with the child's token.
         listener_fd: the host's on loopback of the child's net namespace; -1 for none.
     """
 
@@ -238,13 +238,12 @@ class Doors(NamedTuple):
 
 
 class NetworkFigure(NamedTuple):
-    """What went between one child and one name.
+    """The traffic between one child and one name.
 
     Attributes:
         child: its name, or its id.
-        name: one that a rule of the child grants by itself; ``(others)`` for all that
-            wider rules grant.
-        bytes_in: what the child got.
+        name: one with a rule of its own; ``(others)`` for all names of wider rules.
+        bytes_in: bytes to the child.
     """
 
     child: str
@@ -258,21 +257,21 @@ class Names(Service, Protocol):
     """The network by name.
 
     Attributes:
-        connections_reset: those that ended with the host's program before.
+        connections_reset: the number that ended with the program before.
     """
 
     connections_reset: int
 
     def inner_fd(self, child_id: str) -> int:
-        """Return a socket of the net namespace that it serves of a child; -1 for none."""
+        """Return a socket in the child's net namespace; -1 for none."""
         ...
 
     def has_network(self, child_id: str) -> bool:
-        """Tell whether a child has names."""
+        """Return whether a child has names."""
         ...
 
     def network_row(self, child_id: str) -> dict[str, object] | None:
-        """Return what ``ps`` tells of a child's network; None if it has no names."""
+        """Return a child's network in ``ps``; None if it has no names."""
         ...
 
     def network_figures(
@@ -296,12 +295,12 @@ class Names(Service, Protocol):
         """Change the rules of a child that has names.
 
         Raises:
-            ValueError: nothing is changed, for the reason in the text.
+            ValueError: the text has the reason; nothing was changed.
         """
         ...
 
     def granted_figures(self) -> Iterable[NetworkFigure]:
-        """Yield what went between the children that are there and names."""
+        """Yield the traffic between present children and names."""
         ...
 
 
@@ -309,35 +308,35 @@ class Model(Service, Protocol):
     """The model."""
 
     def models_of(self, client: Client) -> frozenset[str]:
-        """Return the models that a client may leave to those nested in it (spec A5)."""
+        """Return the models that a client may grant to nested clients (spec A5)."""
         ...
 
     def limit(self, client: Client, quota: float) -> None:
-        """Hold a client to so many weighted tokens; a limit only shrinks."""
+        """Bound a client to so many weighted tokens; a limit only shrinks."""
         ...
 
     async def chat(
         self, caller: Caller, parts: tuple[bytes, ...], *, claim: bool
     ) -> bytes | None:
-        """Answer one LLM_CHAT (spec L1-L8); None: its client is gone.
+        """Return the answer to one LLM_CHAT (spec L1-L8); None if its client is gone.
 
         Args:
-            caller: whose request it is.
+            caller: made the request.
             parts: input files, output files, prompt, preset.
-            claim: the effective view, which the client has the right to.
+            claim: the effective view, to which the client has the right.
         """
         ...
 
     def quota_text(self, client: Client) -> str:
-        """Return what LLM_QUOTA answers a client (spec L9)."""
+        """Return the answer to a client's LLM_QUOTA (spec L9)."""
         ...
 
     def config_json(self) -> bytes:
-        """Return what LLM_CONFIG answers (spec L13)."""
+        """Return the answer to LLM_CONFIG (spec L13)."""
         ...
 
     def doors_of(self, client: Client) -> Doors | None:
-        """Return how programs reach the model for a child; None if they cannot.
+        """Return the way of a child's programs to the model; None if there is none.
 
         Args:
             client: the child's own.
@@ -345,19 +344,19 @@ class Model(Service, Protocol):
         ...
 
     def quota_rows(self) -> list[dict[str, object]]:
-        """Return what every account has spent, the host's own first."""
+        """Return the spending of every account, the host's own first."""
         ...
 
 
 class ContentError(Exception):
-    """A call on contents that cannot be done; the text says why."""
+    """A call on contents that cannot be done; the text has the reason."""
 
 
 class ContentCalls(Protocol):
     """The calls of one client on contents."""
 
     def is_for_caller_alone(self, name: str) -> bool:
-        """Tell whether a call may take long and is of no use once its caller has gone."""
+        """Return whether a call may be long and is useless once its caller is gone."""
         ...
 
     async def call(self, name: str, /, *args: object, **kwargs: object) -> bytes:
@@ -369,11 +368,11 @@ class ContentCalls(Protocol):
         ...
 
     def has_begun(self, token: str) -> bool:
-        """Tell whether content is being put in under a token."""
+        """Return whether a token has an unfinished content."""
         ...
 
     async def put(self, token: str | None, piece: memoryview | bytes) -> str:
-        """Take in a piece; return the token that it is under, a new one for None.
+        """Add a piece; return its token, a new one for None.
 
         Raises:
             ContentError: there is no room, or no thread to write it.
@@ -385,7 +384,7 @@ class Contents(Service, Protocol):
     """Large content as handles: LLM fds."""
 
     def client_attached(self, client: Client) -> None:
-        """Give a client that was just attached what its parent has now."""
+        """Give an attached client all that its parent has now."""
         ...
 
     def process_of(self, client: Client) -> ContentCalls:
@@ -398,9 +397,9 @@ class Account(NamedTuple):
 
     Attributes:
         name: for people.
-        spent: so far, in the quota's own unit.
+        spent: so far, in the quota's unit.
         reserved: for calls under way.
-        limit: most of both; None without a bound.
+        limit: most of both; None for no bound.
     """
 
     name: str
@@ -422,11 +421,11 @@ class Accounting(Protocol):
 class Portable(Protocol):
     """A service that the next program of the same host can take over.
 
-    A host with a service that cannot is not replaced while it has one.
+    A host with any other service is not replaced.
     """
 
     def rest(self) -> None:
-        """Begin nothing more: who asks for something waits until ``go_on``."""
+        """Begin nothing more: new requests wait until ``go_on``."""
         ...
 
     def go_on(self) -> None:
@@ -434,18 +433,18 @@ class Portable(Protocol):
         ...
 
     def busy(self) -> str | None:
-        """Return what has to end before it can be handed over; None if nothing has."""
+        """Return what must end before a hand-over; None if nothing must."""
         ...
 
     def interrupt(self) -> None:
-        """Let end with an error what takes long; called until nothing is busy."""
+        """End slow work with an error; called until nothing is busy."""
         ...
 
     def hand_over(self, stack: ExitStack) -> tuple[object, Collection[int]]:
-        """Return its state as plain values, and its descriptors; change nothing.
+        """Return its state as plain values, and descriptors; changes nothing.
 
         Args:
-            stack: undoes what had to be made for that, if the host is not replaced.
+            stack: undoes preparations if the host is not replaced.
 
         Raises:
             HandoverError: a part of it has no form.
@@ -453,15 +452,15 @@ class Portable(Protocol):
         ...
 
     async def take_over(self, state: object) -> None:
-        """Be what the program before took down; called before children are there."""
+        """Take over the state of the program before; called before any child is restored."""
         ...
 
     async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
-        """Take a child that runs already; ``stack`` as for ``child_starting``."""
+        """Restore a running child; ``stack`` as for ``child_starting``."""
         ...
 
     async def all_entered(self) -> None:
-        """Go on with what takes more than one child: all of them are there."""
+        """Continue work that needs several children: all are restored."""
         ...
 
 
@@ -470,7 +469,7 @@ class Services:
     """The offers of one host to its children beside files.
 
     Attributes:
-        network: the network by name; its ports are fixed, so that it is asked first.
+        network: the network by name; called first, since its ports are fixed.
         llm: the gateway to the model.
         toolexec: runs tools.
         fds: large content as handles.
@@ -482,7 +481,7 @@ class Services:
     fds: Contents | None = None
 
     def __iter__(self) -> Iterator[Service]:
-        """Yield those that are there."""
+        """Yield the services that exist."""
         for service in (self.network, self.llm, self.toolexec, self.fds):
             if service is not None:
                 yield service

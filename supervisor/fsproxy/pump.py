@@ -1,21 +1,15 @@
 """The pump: serves every client whose requests need no waiting, from one epoll.
 
-Rules of this file.
-
-1. One task, one epoll set of all client descriptors.  Parking each client's own task in
-   Trio would cost about 10 us a request; one call of epoll returns all that are ready.
-2. After it has served what was ready the pump yields the core and polls again, at most
-   ``POLLS`` times; then it parks in Trio on the epoll descriptor itself.  An idle host
-   never wakes up.
-3. Trio's other tasks get their turn at least every ``SLICE_S``.
-4. Of one child's connections, those it has attached included, a turn serves ``SHARE``
-   (spec S7), and a turn of the loop sends large files to as many.
-5. A session is in the set, or its task owns it; ``suspend`` and ``resume`` move it.
-   Of one that its task owns the set may still be asked whether its client hangs up.
-6. Whom no epoll watch is left for (``readiness``) is looked at from time to time: that is a
-   task of its own, and costs nothing as long as there is nobody.
-7. On the way down the pump may have gone before its sessions: then there is no set, and
-   nobody is in it.
+1. One task, one epoll set of all client descriptors. Parking each client's own task in
+   Trio would cost about 10 us a request; one epoll call returns all that are ready.
+2. After serving, the pump yields the core and polls at most ``POLLS`` times, then parks
+   on the epoll descriptor: an idle host never wakes up. Other tasks run every
+   ``SLICE_S``.
+3. A turn serves ``SHARE`` connections of one child (spec S7), and the loop sends large
+   files to as many.
+4. A session is in the set or owned by its task; ``suspend`` and ``resume`` move it.
+5. Clients without an epoll watch (``readiness``) are polled by a task of their own.
+6. At the host's end the pump may be closed before its sessions: the set is empty then.
 """
 
 from __future__ import annotations
@@ -43,26 +37,26 @@ POLLS = 2
 """Times that the core is yielded and polled after a reply before the pump parks."""
 
 SLICE_S = 0.001
-"""Longest stretch without a checkpoint; one costs 10 us, so this gives up 1 %."""
+"""Longest time without a checkpoint; one costs 10 us, so this gives up 1 %."""
 
 SENDING_SLICE_S = 0.0002
-"""The same while a large file goes out: as long as a piece of it takes (``sent``), so
-that neither has to wait for more of the other."""
+"""The same while a large file is sent: the time of one piece (``sent``), so that
+neither waits for several of the other."""
 
 _BATCH = 64
-"""Events a poll returns at most; more wait for the next one, a few microseconds."""
+"""Most events of a poll; others wait for the next one, a few microseconds."""
 
 
 class Served(Protocol):
-    """A session, as the pump knows it.
+    """A session in the pump's view.
 
     Attributes:
-        read_fd: requests come here.
-        write_fd: replies go here; may equal ``read_fd``.
-        client: whose requests these are.
-        top: the ledger of its topmost child, which stands for that (spec S7).
-        conn: the bytes that have come.
-        requests: that were answered.
+        read_fd: source of requests.
+        write_fd: gets replies; may equal ``read_fd``.
+        client: sends the requests.
+        top: the ledger of its topmost child (spec S7).
+        conn: parses the received bytes.
+        requests: number of answered ones.
         deadline_s: for a message that has begun (spec F8).
     """
 
@@ -80,7 +74,7 @@ class Served(Protocol):
         ...
 
     def serve(self, *, alone: bool) -> bool:
-        """Answer what has come, without waiting; tell whether something is left over."""
+        """Answer received requests, without waiting; return whether some are left."""
         ...
 
     def close_soon(self, why: str, failure: Exception | None = None) -> None:
@@ -90,12 +84,12 @@ class Served(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PumpStatistics:
-    """A connection that a pump serves.
+    """Figures of a pump.
 
     Attributes:
         attached: sessions in the set that are not their child's first.
-        left_over: sessions that have more to be served.
-        deadlines: sessions whose message has to be complete in time.
+        left_over: sessions with more requests to serve.
+        deadlines: sessions with an incomplete message.
         unwatched: descriptors that are not in the epoll set.
     """
 
@@ -110,8 +104,8 @@ class Pump:
 
     Attributes:
         sessions: those in the epoll set, by descriptor.
-        counts: what all sessions count.
-        sending: how many large files wait for the loop's turn, and not for their clients.
+        counts: those of all sessions.
+        sending: large files that wait for the loop's turn, and not for their clients.
     """
 
     def __init__(self) -> None:
@@ -126,13 +120,13 @@ class Pump:
         self._left_over: dict[Served, None] = {}
         self._attached = 0  # sessions in the set that are not their child's first
         self._hangups: dict[int, Served] = {}
-        # (when, requests that the session had answered when its message began)
+        # (time, answered requests of the session when its message began)
         self._deadlines: dict[Served, tuple[float, int]] = {}
         self._deadline_added = trio.Event()
         self._paused: trio.Event | None = None
 
     def pause(self) -> None:
-        """Take no requests until ``go_on``; jobs that have begun go on."""
+        """Stop taking requests until ``go_on``; running jobs continue."""
         if self._paused is None:
             self._paused = trio.Event()
 
@@ -148,7 +142,7 @@ class Pump:
             paused.set()
 
     def statistics(self) -> PumpStatistics:
-        """Return how much there is to look after."""
+        """Return its figures."""
         return PumpStatistics(
             self._attached,
             len(self._left_over),
@@ -157,7 +151,7 @@ class Pump:
         )
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what the pump holds of the process's descriptors."""
+        """Return its descriptors of the process."""
         return (self._epoll.fileno(), self._bell)
 
     def add(self, session: Served) -> None:
@@ -171,7 +165,7 @@ class Pump:
 
     def suspend(self, session: Served) -> None:
         """Leave a session to its own task."""
-        # By identity: the number of a session that is over may be another's by now (I1).
+        # By identity: a session's old number may be another one's by now (I1).
         if self.sessions.get(session.read_fd) is session:
             del self.sessions[session.read_fd]
             self._attached -= session.client.ledger is not session.top
@@ -200,8 +194,8 @@ class Pump:
         if self._epoll.closed:
             return
         for fd in {session.read_fd, session.write_fd}:
-            # Nothing is asked for: EPOLLHUP and EPOLLERR always come (epoll_ctl(2)).
-            # Without a watch its job goes on till it is to say something.
+            # No events are asked for: EPOLLHUP and EPOLLERR always come (epoll_ctl(2)).
+            # Without a watch its job runs until its next send.
             if self._is_watched(fd, 0):
                 self._hangups[fd] = session
 
@@ -215,7 +209,7 @@ class Pump:
         session = self._hangups.get(fd)
         if session is not None:
             self._hung_up(fd)
-            # Of two pipes each tells its own end.
+            # Each of two pipes reports its own end.
             if session not in self._hangups.values():
                 session.close_soon(EOF)
 
@@ -225,7 +219,7 @@ class Pump:
             self._epoll.unregister(fd)
 
     def _is_watched(self, fd: int, events: int) -> bool:
-        """Have the set tell of a descriptor; False: there is no watch for it (``readiness``)."""
+        """Watch a descriptor for events; return False without a watch (``readiness``)."""
         try:
             self._epoll.register(fd, events)
         except OSError as why:
@@ -236,14 +230,14 @@ class Pump:
         return True
 
     def _watch(self, session: Served) -> None:
-        """Start or stop the clock of a message that has begun (spec F8)."""
+        """Start or stop the deadline of a message that has begun (spec F8)."""
         known = self._deadlines.get(session)
         if not session.is_mid_message:
             if known is not None:
                 del self._deadlines[session]
         elif known is None or known[1] != session.requests:
-            # Another message than the last time: a client that always has one under
-            # way is busy, not slow. Taken out first, for they stand in order of time.
+            # Another message than last time: a client that always has one under way is
+            # busy, not slow. Removed first: the entries are in order of time.
             self._deadlines.pop(session, None)
             deadline = time.monotonic() + session.deadline_s
             self._deadlines[session] = (deadline, session.requests)
@@ -264,7 +258,7 @@ class Pump:
                     known = len(self.sessions)
                     self._serve(events)
                     # A client that has left asks nothing soon: the pump does not yield
-                    # to it.
+                    # the core to it.
                     misses = 0 if len(self.sessions) == known else POLLS
                 elif misses < POLLS:
                     misses += 1
@@ -287,11 +281,11 @@ class Pump:
         os.close(self._bell)
 
     def _slice_end(self) -> float:
-        """Return until when others wait, from now on."""
+        """Return the end of the present slice."""
         return time.monotonic() + (SENDING_SLICE_S if self.sending else SLICE_S)
 
     def _turn(self, events: list[tuple[int, int]]) -> dict[Served, None]:
-        """Return who is served now, in order."""
+        """Return the sessions to serve now, in order."""
         turn: dict[Served, None] = {}
         left_over = self._left_over
         for fd, _ in events:
@@ -303,16 +297,16 @@ class Pump:
                 os.eventfd_read(self._bell)
             else:
                 self._note_hangup(fd)
-        # A client that asked in advance comes after those that have just asked.
+        # A client that asked in advance comes after new requests.
         if self._attached and len(turn) + len(left_over) > SHARE:
-            turn, self._left_over = _shared_out(turn, left_over)
+            turn, self._left_over = _share_turns(turn, left_over)
         else:
             turn |= left_over
             left_over.clear()
         return turn
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
-        """Serve the clients whose turn it is."""
+        """Serve the clients of this turn."""
         turn = self._turn(events)
         alone = len(turn) == 1 and not self._left_over
         counts = self.counts
@@ -328,9 +322,9 @@ class Pump:
                 self._watch(session)
 
     def _serve_timed(self, turn: dict[Served, None]) -> None:
-        """Serve the first session of a turn for one request, and look at the clock.
+        """Serve the first session of a turn for one request, and measure it.
 
-        A turn in which it answered one request and no more is a measurement.
+        It is measured if it answered exactly one request.
         """
         session = next(iter(turn), None)
         if session is None:
@@ -352,7 +346,7 @@ class Pump:
         del turn[session]
 
     async def look_at_unwatched(self) -> None:
-        """Serve those for whom there is no epoll watch, until there is (``readiness``)."""
+        """Serve the sessions without an epoll watch until they have one (``readiness``)."""
         while True:
             self._unwatched_added = trio.Event()
             while self._unwatched and not self._epoll.closed:
@@ -370,7 +364,7 @@ class Pump:
             await self._unwatched_added.wait()
 
     async def watch_deadlines(self) -> None:
-        """Close the sessions whose message does not end in time (spec F8)."""
+        """Close sessions whose message does not end in time (spec F8)."""
         while True:
             if not self._deadlines:
                 self._deadline_added = trio.Event()
@@ -384,10 +378,10 @@ class Pump:
                 await trio.sleep(delay)
 
 
-def _shared_out(
+def _share_turns(
     fresh: dict[Served, None], left_over: dict[Served, None]
 ) -> tuple[dict[Served, None], dict[Served, None]]:
-    """Give each child its share of a turn; return who has one now, and who waits.
+    """Return the sessions in each child's share of a turn, and those that wait.
 
     Of one child's connections those that have waited longest come first.
     """

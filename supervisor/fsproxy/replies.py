@@ -1,4 +1,4 @@
-"""Errors that the handlers of requests share, in the contract's words."""
+"""Errors shared by the handlers of requests, in the contract's words."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def reason(why: OSError) -> bytes:
     return echo(os.strerror(why.errno or errno.EIO).encode())
 
 
-def no_memory(why: OSError) -> bytes:
-    """Return the error for a payload that there is no memory or no disk for (W3)."""
+def no_memory_error(why: OSError) -> bytes:
+    """Return the error for a payload without memory or disk (W3)."""
     return error(b"failed to read data: " + reason(why))
 
 
@@ -54,7 +54,7 @@ def unknown(request: FileRequest) -> bytes:
 
 
 def denied(caller: Caller, what: str, name: bytes) -> bytes:
-    """Report that a client reached for what it may not, and return the error (A1)."""
+    """Report a denied access of a client, and return the error (A1)."""
     on_denied = caller.fs.on_denied
     if on_denied is not None:
         on_denied(caller.client, what, name)
@@ -62,13 +62,13 @@ def denied(caller: Caller, what: str, name: bytes) -> bytes:
 
 
 def unavailable(caller: Caller, what: str, name: bytes, claim: bool | None) -> bytes:
-    """Return the error for a root that is gone (spec O4); a claim is on record as ever."""
+    """Return the error for a root that is gone (spec O4), and report the claim."""
     if claim and not caller.client.policy.top_level:
         denied(caller, what, name)
     return UNAVAILABLE
 
 
-# Why a conversation closed, in words; the first two are the contract's (spec S3).
+# Reasons for the end of a conversation; the first two are the contract's (spec S3).
 
 EOF = "pipe EOF"
 PROCESS_EXIT = "process exit"

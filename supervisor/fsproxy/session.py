@@ -1,19 +1,15 @@
 """One client's conversation: bytes from its descriptors, replies back, in order.
 
-A session is a state machine that the pump drives from the hot side (``serve``) and its
-own task from the slow side (``run``); exactly one of the two owns it at any time.
+The pump drives it from the hot side (``serve``), its own task from the slow side
+(``run``); one of the two owns it at any time.
 
-Rules of this file.
-
-1. Strictly one reply a request, in request order (spec T3): the next line is looked at
-   only when the reply before it has been taken, whole, by the kernel.
-2. ``serve`` never waits. A request that would wait (for a disk, or a client that does
-   not read) becomes a job; the pump forgets the session until the job is done.
-3. A message that began must end within the deadline, and a reply must be taken within
-   it (spec F8); between messages a client may idle for ever.
-4. A fault of the transport closes the session, once, and the first reason counts (spec
-   S2); so does a fault of this program in a request: it costs that client, not the
-   host.
+1. One reply a request, in order (spec T3): the next line is parsed only when the kernel
+   has taken the whole reply before it.
+2. ``serve`` never waits. A request that would wait (for a disk, or a slow reader)
+   becomes a job; the pump leaves the session alone until the job is done.
+3. A message must end, and a reply be taken, within the deadline (spec F8); between
+   messages a client may idle.
+4. A fault of the transport (spec S2), or of this program, closes the one session.
 """
 
 from __future__ import annotations
@@ -53,32 +49,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RECEIVE_BYTES = 8192
-"""First look at what came: holds any request line of use and a 4 KiB payload."""
+"""Bytes of the first receive: any useful request line and a 4 KiB payload."""
 
 TURN_REQUESTS = 64
-"""Requests of one client before the others get their turn: about half a millisecond."""
+"""Requests of one client in a turn: about half a millisecond."""
 
 PIPELINED = 8
-"""Requests of those that a client sent in advance which are answered in one turn."""
+"""Requests sent in advance that are answered in one turn."""
 
 TURN_S = 0.0002
-"""How long one client is answered before the others get their turn, where its requests are
-such as take long: a large READ, a path of hundreds of names."""
+"""Longest turn of one client with slow requests: a large READ, a path of hundreds of
+names."""
 
 TURN_PIECES = 8
-"""Pieces of one client's payload or line that are taken before the others get their
-turn: half a MiB of a payload, about 0.15 ms."""
+"""Pieces of one client's payload or line in a turn: half a MiB of a payload, about 0.15
+ms."""
 
 POSTHUMOUS = frozenset(
     {m.Open, m.Read, m.Write, m.Close, m.Sync, m.Seek, m.Narrow},
 )
-"""Commands that are still done for a process that has ended (spec S2).
+"""Commands that are still executed for a process that has ended (spec S2).
 
-SEEK and NARROW show nothing by themselves; they say where the others go, and whether.
+SEEK and NARROW have no effect by themselves, but on the others.
 """
 
 Handler = Callable[["Session", Any], bytes | None]
-"""Answers one request of the class that it stands under; None: the reply comes later."""
+"""Answers a request of its class; None if the reply comes later."""
 
 _read = os.read
 _write = os.write
@@ -92,12 +88,12 @@ class Session:
     Args:
         pump: drives the hot side.
         fs: the VFS.
-        client: whose requests these are.
-        read_fd: requests come here; non-blocking, owned by the session.
-        write_fd: replies go here; may equal ``read_fd``.
+        client: sends the requests.
+        read_fd: source of requests; non-blocking, owned by the session.
+        write_fd: gets replies; may equal ``read_fd``.
         budget: memory for payloads.
-        handlers: request class -> what answers it.
-        services: what the host offers beside files.
+        handlers: by request class.
+        services: those of the host.
         dialect: 1 or 2.
         max_write_bytes: largest payload of a WRITE (spec W3).
         deadline_s: for what has begun (spec F8).
@@ -106,24 +102,24 @@ class Session:
             that is in no fleet.
 
     Attributes:
-        files: the client's open files, looked up by every request.
-        conn: the bytes that have come.
-        inbound: the body of a message that is on its way.
-        outbound: replies and files that are on their way.
-        top: the ledger of its topmost child, which stands for that (spec S7).
-        requests: that were answered.
+        files: the client's open files.
+        conn: parses the received bytes.
+        inbound: the incoming body.
+        outbound: replies and files that are being sent.
+        top: the ledger of its topmost child (spec S7).
+        requests: number of answered ones.
         bytes_in: received from it.
         errors: replies that were errors.
-        last_error: the last of them.
-        last_request: the last request that was looked at; None: there was none.
-        begun: the last request whose body had not come whole with its line.
+        last_error: the newest of them.
+        last_request: the last parsed request; None if there was none.
+        begun: the last request whose body was incomplete in its first receive.
         parent: the session above it; None for a child's own.
-        nested: those beneath it.
-        on_attach: makes one more conversation for its client; None: there is no ATTACH.
-        narrowed_places: places that its client has by NARROW.
+        nested: the sessions beneath it.
+        on_attach: opens another conversation for its client; None without ATTACH.
+        narrowed_places: places of its client from NARROW.
         closed_files: filenos that were open at its end.
         why_closed: the first reason (``reasons``); None while it is open.
-        failure: what was raised then, if anything.
+        failure: the exception that closed it, if any.
     """
 
     __slots__ = (
@@ -235,14 +231,14 @@ class Session:
     def serve(  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path, in one piece
         self, *, alone: bool
     ) -> bool:
-        """Answer what has come, without waiting.
+        """Answer the received requests, without waiting.
 
         Args:
-            alone: no other client is active, so the core may be yielded to this one
-                after a reply: its next request then comes without a wake-up.
+            alone: whether no other client is active, so that the core may be yielded to
+                this one after a reply: its next request then comes without a wake-up.
 
         Returns:
-            Whether requests are left over that this turn did not get to.
+            Whether requests are left that did not fit into this turn.
         """
         conn = self.conn
         read_fd = self.read_fd
@@ -287,7 +283,7 @@ class Session:
                     pieces -= 1
                     if self._suspended or pieces < 0:
                         return False
-                    message = None  # its body is on the way
+                    message = None  # its body is incomplete
                     continue
                 if reply[:1] == b"E":
                     self.note_error(reply, self._kind)
@@ -305,7 +301,7 @@ class Session:
                         return True
                     message = conn.next_message()
                 elif not alone or turns < 0 or _now_s() > until_s:
-                    return False  # epoll tells when there is more
+                    return False  # epoll reports when there is more
                 else:
                     message = None
                     misses = 0
@@ -343,10 +339,10 @@ class Session:
         self.errors += 1
         self.last_error = bytes(reply)
 
-    # What handlers hand on
+    # For handlers
 
     def start(self, job: Job) -> None:
-        """Hand the current request to the session's own task."""
+        """Pass the current request to the session's own task."""
         self._job = job
         self._suspended = True
         self.pump.suspend(self)
@@ -361,19 +357,19 @@ class Session:
         return None
 
     def reserved_memory(self) -> Reservation:
-        """Return what the current request reserves until its answer is taken."""
+        """Return the current request's reservation, held until its answer is taken."""
         return self.inbound.reserved_memory()
 
     @contextlib.contextmanager
     def while_connected(self, leave_s: float = 0.0) -> Iterator[trio.CancelScope]:
-        """Run work of a job only for as long as its client is there (spec L10).
+        """Run work of a job while its client is there (spec L10).
 
         The end of the process, of the session, or of both directions of the connection
-        cancels it; a client that has only stopped sending is waited for.  For a client
-        that is gone already nothing begins.
+        cancels it; a client that has only stopped sending is waited for. It does not
+        begin for a client that is gone.
 
         Args:
-            leave_s: the scope is left so many seconds after the client.
+            leave_s: seconds after the client's end until the scope is cancelled.
         """
         with trio.CancelScope() as scope:
             self._holding = (scope, leave_s)
@@ -408,7 +404,7 @@ class Session:
     # The slow side
 
     async def run(self) -> None:
-        """Do the session's slow work until it is over, then clean up (spec S3)."""
+        """Do the session's slow work until its end, then clean up (spec S3)."""
         try:
             while not self._stop:
                 await self._wake.wait()
@@ -416,7 +412,7 @@ class Session:
                 if self._job is not None:
                     await self._run_job(self._job)
         finally:
-            # Bounded: what is still done are calls into the kernel (I1).
+            # Bounded: calls into the kernel may still run (I1).
             with trio.CancelScope(shield=True):
                 if self.why_closed in (EOF, PROCESS_EXIT):
                     await self._settle()
@@ -462,16 +458,16 @@ class Session:
             self._interrupted = True
             self._holding[0].cancel()
 
-    # What is to be seen of it
+    # Views
 
     @property
     def bytes_out(self) -> int:
-        """Bytes that were sent to the client."""
+        """The bytes sent to the client."""
         return self.outbound.bytes_out
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes by which a WRITE that has begun may make a file grow."""
+        """The bytes by which the present WRITE may make a file grow."""
         return 0 if self.inbound.reserved is None else self.inbound.reserved[1]
 
     @property
@@ -486,16 +482,16 @@ class Session:
 
     @property
     def is_closing(self) -> bool:
-        """Whether it is being cleaned up: it is to end, and has not yet."""
+        """Whether it is being cleaned up."""
         return self._stop and not self._over.is_set()
 
     @property
     def is_over(self) -> bool:
-        """Whether everything of it was given back."""
+        """Whether all of it was given back."""
         return self._over.is_set()
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what this holds of the host's descriptors, with a word for each."""
+        """Yield its descriptors of the host, with a word for each."""
         if self._over.is_set():
             return
         yield self.read_fd, "connection"
@@ -513,7 +509,7 @@ class Session:
             self.why_closed = why
             self.failure = failure
         if failure is not None:
-            # Frames that are kept with it would hold parts of the payload's memory.
+            # Frames in it would hold parts of the payload's memory.
             traceback.clear_frames(failure.__traceback__)
         self._stop = True
         self._suspended = True
@@ -524,8 +520,8 @@ class Session:
             scope.deadline = min(scope.deadline, trio.current_time() + leave_s)
         self._wake.set()
 
-    def be_over(self, why: str) -> None:
-        """Be a session that was over before this program began (``handover``)."""
+    def mark_over(self, why: str) -> None:
+        """Mark it as a session that has ended before this program began (``handover``)."""
         self.why_closed = why
         self._stop = self._suspended = True
         self.outbound.stop()
@@ -540,14 +536,14 @@ class Session:
         await self._over.wait()
 
     async def wait_over(self) -> None:
-        """Wait until everything of it was given back."""
+        """Wait until all of it was given back."""
         await self._over.wait()
 
     async def _settle(self) -> None:
-        """Do what a client that is gone had sent, as far as it is complete (spec S2).
+        """Execute the complete requests that a gone client had sent (spec S2).
 
-        Another holder of the other end may go on sending: its bytes are ignored from
-        now on. Replies go nowhere (``outbound``, rule 2).
+        Later bytes of another holder of the other end are ignored. Replies go nowhere
+        (``outbound``, rule 2).
         """
         left = bytes_waiting(self.read_fd)
         while True:
@@ -556,7 +552,7 @@ class Session:
             try:
                 left = self._do_sent(left)
             except OSError:
-                return  # a reset connection holds nothing more
+                return  # a reset connection has no more bytes
             except Exception as why:  # noqa: BLE001 - a fault here costs one client
                 self.failure = why
                 return
@@ -564,10 +560,10 @@ class Session:
                 return
 
     def _do_sent(self, left: int) -> int:
-        """Do what was sent until a job begins; return the bytes that still wait.
+        """Execute sent requests until a job begins; return the bytes that still wait.
 
         Args:
-            left: of what waits in the kernel, how many bytes count.
+            left: the number of waiting bytes that count.
         """
         conn = self.conn
         message = conn.next_message() if conn.pending else None
@@ -577,7 +573,7 @@ class Session:
             elif left <= 0:
                 return 0
             elif conn.body_left:
-                before = self.bytes_in  # a body may turn out to be longer meanwhile
+                before = self.bytes_in  # a body may turn out to be longer
                 self._receive_body()
                 left -= self.bytes_in - before
                 if self.bytes_in == before:
@@ -600,14 +596,14 @@ class Session:
             return
         self._kind = INDEX[type(message)]
         self.counts.requests[self._kind] += 1
-        with contextlib.suppress(OSError):  # nobody takes the bytes of a READ
+        with contextlib.suppress(OSError):  # the bytes of a READ are not taken
             self._handlers[type(message)](self, message)
 
     def _clean_up(self) -> None:
-        """Give everything back, in reverse order of acquisition; runs once."""
+        """Give all back, in reverse order of acquisition; runs once."""
         self._stop = True
         self.outbound.stop()
-        with contextlib.ExitStack() as stack:  # each step, whatever became of another
+        with contextlib.ExitStack() as stack:  # each step, even if another one failed
             stack.callback(self._over.set)
             stack.callback(self._on_closed, self)
             if self.parent is not None:

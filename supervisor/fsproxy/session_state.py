@@ -1,13 +1,12 @@
-"""A conversation, taken down in the middle of whatever it does, and gone on with.
+"""A conversation's state for the hand-over, and its restoration.
 
 Rules of this file.
 
-1. Each request is answered once.  One that waits for its client to take the answer is
-   done: the rest of the answer is handed over.  One that has done nothing yet (it has
-   not come whole, or waits for a turn) is read again from its first byte.  One that the
-   program before could not finish in time gets an error.
-2. No state of a parser is handed over, but whether it is in a line that is too long:
-   the bytes are.
+1. Each request is answered once. If it waits for its client to take the answer, the
+   rest of the answer is handed over. If it has had no effect yet (incomplete, or
+   waiting for a turn), it is read again from its first byte. If the program before
+   could not finish it in time, it gets an error.
+2. Bytes are handed over, and no parser state but whether a line is too long.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ if TYPE_CHECKING:
     from vfs.handover import Numbered, Numbering
 
 NO_POLICY = -1
-"""Of a conversation that is over, while its process goes on."""
+"""The state of a conversation that has ended before its process."""
 
 
 class ChatState(msgspec.Struct):
-    """How far the payload of an LLM_CHAT has gone by."""
+    """The progress of an LLM_CHAT's payload."""
 
     lengths: tuple[int, ...]
     seen: int
@@ -56,15 +55,15 @@ class ChatState(msgspec.Struct):
 
 
 class BodyState(msgspec.Struct):
-    """A body that has not come whole.
+    """The state of an incomplete body.
 
     Attributes:
-        line: the request, if what came of its body is kept.
-        spool: the descriptor of the file where it is kept.
-        got: bytes of it that are in that file.
+        line: the request, if its body is kept.
+        spool: the descriptor of its file.
+        got: bytes in that file.
         left: bytes still to come of a body that is not kept.
-        reply: what is answered then.
-        chat: follows such a body.
+        reply: the reply then.
+        chat: the parser of such a body.
     """
 
     line: bytes = b""
@@ -76,18 +75,18 @@ class BodyState(msgspec.Struct):
 
 
 class SessionState(msgspec.Struct):
-    """A conversation, and the client whose it is.
+    """The state of a conversation, and of its client.
 
     Attributes:
-        held: bytes that were received and not looked at: a message that has begun is
-            among them from its first byte on, and is read again.
-        skipping: they belong to a line that was too long.
-        body: a message of which the line was looked at.
-        unsent: of a reply, what the client has not taken.
+        held: received and unparsed bytes, with all bytes of an incomplete message,
+            which is read again.
+        skipping: whether they belong to a line that was too long.
+        body: a message with a parsed line.
+        unsent: the rest of a reply.
         carried: (descriptor, reply) of an ATTACH.
-        closed: why it is over; None for one that is not.
-        owns: places that it holds, as numbers in ``Numbering.places``.
-        reserved: bytes of its client's ledger that its WRITE reserves, and will again.
+        closed: the reason of its end; None if it is open.
+        owns: its places, as numbers in ``Numbering.places``.
+        reserved: bytes of its client's ledger that its WRITE reserves again.
     """
 
     client: ClientState
@@ -114,12 +113,12 @@ class SessionState(msgspec.Struct):
 
 
 def is_at_work(session: Session) -> bool:
-    """Tell whether a job does what ends by itself, or is about to begin."""
+    """Return whether a job does work that ends by itself, or is about to begin."""
     return session.is_working and not _can_wait(session)
 
 
 def _can_wait(session: Session) -> bool:
-    """Tell whether what a job waits for can be waited for by the next program."""
+    """Return whether the next program can wait in place of a job."""
     waits = (
         session.outbound.unsent,
         session.outbound.transfer,
@@ -129,11 +128,11 @@ def _can_wait(session: Session) -> bool:
     return any(wait is not None for wait in waits)
 
 
-# Taking down
+# Snapshot
 
 
 def snapshot_session(session: Session, numbers: Numbering) -> SessionState:
-    """Return a conversation, and those nested in it; nothing of it changes.
+    """Return the state of a conversation and those nested in it; changes nothing.
 
     Raises:
         HandoverError: a part of it cannot be handed over.
@@ -175,7 +174,7 @@ def snapshot_session(session: Session, numbers: Numbering) -> SessionState:
 
 
 def snapshot_work(session: Session, state: SessionState) -> None:
-    """Take down what a conversation is in the middle of.
+    """Add the state of a conversation's work under way.
 
     Raises:
         HandoverError: its payload cannot be read back.
@@ -220,7 +219,7 @@ def _snapshot_body(session: Session, state: SessionState) -> None:
         raise HandoverError(text) from None
 
 
-# Going on
+# Restoring
 
 
 def restore_session(
@@ -230,12 +229,12 @@ def restore_session(
     fs: Filesystem,
     open_session: Callable[[Client, tuple[int, int], int], Session],
 ) -> Session:
-    """Return the conversation that was taken down; `resume_session` lets it go on.
+    """Return a restored conversation; `resume_session` continues it.
 
     Those nested in it are not restored.
 
     Args:
-        state: what was taken down.
+        state: of the program before.
         parent: the one above it; None for a child's own.
         numbered: all places and policies.
         fs: gets its client and files.
@@ -250,7 +249,7 @@ def restore_session(
     session.parent = parent
     session.narrowed_places = tuple(numbered.places[n] for n in state.owns)
     if state.closed is not None:
-        session.be_over(state.closed)
+        session.mark_over(state.closed)
         return session
     enter_client(fs, client)
     fs.hold(client, len(session.narrowed_places))
@@ -261,9 +260,9 @@ def restore_session(
 
 
 def resume_session(session: Session, state: SessionState) -> None:
-    """Let a restored session go on with what was under way.
+    """Continue the work under way of a restored session.
 
-    Precondition: its files are in the tables.  Its descriptors are in no epoll yet.
+    Precondition: its files are in the tables. Its descriptors are in no epoll yet.
     """
     conn = session.conn
     session.outbound.zero_copy = state.zero_copy
@@ -300,6 +299,6 @@ def _resume_body(session: Session, state: BodyState) -> None:
     if message is None:
         raise HandoverError("a request of an unknown form was handed over")
     session.begun = message
-    HANDLERS[type(message)](session, message)  # answers nothing: its body is to come
+    HANDLERS[type(message)](session, message)  # returns nothing: its body is incomplete
     session.inbound.adopt(state.spool, state.got)
     conn.body_received(state.got)

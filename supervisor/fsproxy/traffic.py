@@ -14,12 +14,12 @@ class Traffic:
     """Sums of one or more conversations.
 
     Attributes:
-        requests: that were answered.
-        errors: of them, with an error.
+        requests: number of answered ones.
+        errors: number of error replies.
         bytes_in: received.
         bytes_out: sent.
         open_files: open now.
-        last_error: the newest error reply that is known, for people; None without one.
+        last_error: the newest known error reply, for people; None without one.
     """
 
     requests: int = 0
@@ -31,7 +31,7 @@ class Traffic:
 
     @classmethod
     def of(cls, session: Session) -> Self:
-        """Return what went through one conversation."""
+        """Return the traffic of one conversation."""
         error = session.last_error
         return cls(
             session.requests,

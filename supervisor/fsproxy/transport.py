@@ -168,7 +168,7 @@ class FileTransfer:
 
 
 def deepen(fd: int) -> None:
-    """Let a socket or pipe hold a whole large reply, as far as the system allows it (tcp(7)).
+    """Let a socket or pipe hold a whole large reply, as far as allowed (tcp(7)).
 
     A reply that fits is sent in one call.  One that does not makes the two ends take
     turns, and a turn costs 20 us where the child is in a scheduling group of its own.

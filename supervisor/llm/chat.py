@@ -20,7 +20,7 @@ from hostlib.footprint import message_bytes
 from hostlib.threads import in_thread
 from protocol import echo, error, invalid, limits
 from supervisor.fsproxy.handlers.llm import CHAT_FORMS, INLINE_BYTES, LEAVE_S
-from supervisor.fsproxy.replies import denied, no_memory
+from supervisor.fsproxy.replies import denied, no_memory_error
 from supervisor.llm.conversations import KeptError, Turn, user_text
 from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
 from supervisor.llm.outputs import Outputs, OutputsError
@@ -120,7 +120,7 @@ async def _finished(
     try:
         caller.reserved_memory().add(2 * len(completion.data))
     except OSError as why:
-        raise RefusedError(no_memory(why)) from None
+        raise RefusedError(no_memory_error(why)) from None
     with trio.CancelScope(shield=True):  # bounded: a few writes to files
         text = completion.text
         if len(text) > LARGE_BYTES:
@@ -136,7 +136,7 @@ def _reserve(caller: Caller, size_bytes: int) -> None:
     try:
         memory.raise_to(memory.size_bytes + size_bytes)
     except OSError as why:
-        raise RefusedError(no_memory(why)) from None
+        raise RefusedError(no_memory_error(why)) from None
 
 
 async def _decoded(caller: Caller, data: bytes, forms: int = 0) -> str:

@@ -59,10 +59,8 @@ class OwnCheckpoints:
 # The owner of a checkpoint, as in its row.
 #
 # A child that the configuration names has the same owner in all its lives. Any other
-# child\n# gets a random one: no later child can have it, its checkpoints are listed for
-# no other\n# child, and only a caller that knows their random id can restore them. has
-# one that is drawn for it, so that no later child is taken for it: its checkpoints are
-# listed for nobody else, and reached by who names their id, which nobody guesses.
+# child gets a random one: no later child can have it, its checkpoints are listed for no
+# other child, and only a caller that knows their random id can restore them.
 
 _NAMED = "named:"
 _NAMELESS = "nameless:"

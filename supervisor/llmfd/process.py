@@ -476,8 +476,8 @@ def _puts_long(process: Process, values: Mapping[str, object]) -> bool:
 
 def _reads_long(process: Process, values: Mapping[str, object]) -> bool:
     if "unit" in values or values.get("regex"):
-        # Counting units is slow in a short text too, and so is an expression with
-        # many\n# states. many states.
+        # Counting units is slow in a short text too, and so is an expression with many
+        # states.
         return True
     fd, name = values.get("fd"), values.get("name")
     try:

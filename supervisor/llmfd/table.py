@@ -364,8 +364,7 @@ def is_name(text: str) -> bool:
 # ``<ref id="...">`` in a model's replies: parts that it names for later use.
 #
 # One pass over the tags with a stack: linear at any nesting. A tag without its partner
-# is\n# ignored. The text of a part is without the tags inside it. its other half means
-# nothing.  The text of a part is without the tags inside it.
+# is ignored. The text of a part is without the tags inside it.
 
 _TAG = re.compile(r"<ref id=\"([^\"<>]{1,200})\">|</ref>")
 

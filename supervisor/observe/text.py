@@ -43,7 +43,7 @@ def _metric(family: Family) -> Metric:
             family.name, family.about, labels=family.labels
         )
         for labels, times in family.histograms:
-            histogram.add_metric(labels, list(times.cumulated()), times.sum_s)
+            histogram.add_metric(labels, list(times.accumulate()), times.sum_s)
         return histogram
     make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     metric = make(family.name, family.about, labels=family.labels)

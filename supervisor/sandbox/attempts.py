@@ -213,7 +213,7 @@ def subreaper() -> str:
 
 
 def processes() -> str:
-    """Look whether a host sees processes that it may not look into, its own among them.
+    """Return whether the host sees processes that it may not look into.
 
     Closed up as it is, so is its launchpad, and so are children until they exec.
     """

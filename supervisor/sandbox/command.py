@@ -1,7 +1,4 @@
-"""The command ``sandhost`` in a child's fresh root, where the machine has none there.
-
-A program that runs this installation's.
-"""
+"""The command ``sandhost`` in a child's fresh root, if the machine has none there."""
 
 from __future__ import annotations
 

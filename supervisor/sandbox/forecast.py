@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def foreseen(profile: Profile) -> frozenset[str]:
-    """Return its layers without those that nobody like us has, or that nobody is given."""
+    """Return its layers without those that this user or machine cannot have."""
     layers = profile.layers
     if os.geteuid() != 0:
         layers -= {"uid"}
@@ -68,5 +68,5 @@ HOLDERS = "landlock with seccomp or mountns, mountns with uid, or mountns with p
 
 
 def is_held(layers: Collection[str]) -> bool:
-    """Tell whether who is in these layers cannot leave its groups, nor change what they keep."""
+    """Return whether these layers keep a process in its groups, unchanged."""
     return any(holding <= set(layers) for holding in _HOLDING)

@@ -1,19 +1,12 @@
-"""Less processor time for a child that is refused forks again and again.
+"""Less processor time for a child whose forks are refused again and again.
 
-Hearing of refused forks, and bounding the group of a child that tries on and on.
-
-Rules of this file.
-
-1. A fork that is refused costs everybody but its child: a hundred processes that try it
-   without a pause take the processors from all neighbours. A child with ``REFUSALS`` or
-   more in ``LOOK_S`` has ``CPUS`` from then on, until nothing was refused for
-   ``CALM_S``; for twice as long each time it begins again.
-2. The kernel counts refusals (``pids.events``), and is asked each ``LOOK_S`` while a child
-   with such a limit is there; a host without one is not woken.
-3. It takes a group with the controllers ``pids`` and ``cpu``; a child without has its
-   limit all the same, and its neighbours have to bear it.
-4. A process that is killed has its own time again: an end takes time, too.
-5. A process that lowers its own RLIMIT_NPROC is refused by that, and nobody counts it.
+1. A refused fork costs all others: a hundred processes that try it without a pause take
+   the processors. A child with ``REFUSALS`` or more in ``LOOK_S`` gets ``CPUS`` until
+   ``CALM_S`` without one; for twice as long each time it begins again.
+2. The kernel counts refusals (``pids.events``); they are read each ``LOOK_S`` only while
+   a child with such a limit runs.
+3. It needs a group with ``pids`` and ``cpu``; without one, the neighbours bear the cost.
+4. A killed process gets its time back, since an end takes time.
 
 Source: cgroup-v2.rst of the kernel ("pids.events", "cpu.max"); version 1 has the same.
 """

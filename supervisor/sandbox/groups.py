@@ -1,22 +1,13 @@
-"""The layer "cgroup": groups of processes for one child, where they can be had.
+"""The layer "cgroup": groups of processes for one child, if the host may make them.
 
-Making a group beneath the host's own in each hierarchy that is of use, setting its
-bounds, and removing it.
-
-Rules of this file.
-
-1. Version 2: ``memory.max``, ``pids.max`` and ``cpu.max`` where the controllers are
-   delegated; a group without them is still made, for ``cgroup.kill`` ends all in it.
-2. Version 1: the hierarchies ``pids`` and ``memory``, where this user may make groups;
-   ``cpu`` for a child whose processors' time is limited, or may have to be because its
-   number of processes is (``sandbox.fork_watch``).
-3. A group that cannot be had is left out, and the detail of the layer names the joined
-   ones. Nothing at all is a reason.
-4. A group is removed when its child is gone: it is empty then, or it is killed. A
-   process that dies in it at that moment (of a child that failed to start, say) keeps
-   it: it is tried again when the next child starts, shortly after, and at the end.
-5. A host of several children has the groups of the next one made beforehand, so that a
-   child can wait in them (``launchpad.prefork``). They are bounded when they are taken.
+1. Version 2: ``memory.max``, ``pids.max`` and ``cpu.max`` where they are delegated; a
+   group without them is still made for ``cgroup.kill``.
+2. Version 1: ``pids`` and ``memory``; ``cpu`` for a child with a limit of processors or
+   processes (``sandbox.fork_watch``).
+3. A missing group is left out, and the layer's detail names the joined ones.
+4. A group is removed after its child, killed if needed; a process that dies in it delays
+   that to the next child's start or the end.
+5. A host of several children makes the next one's groups ahead (``launchpad.prefork``).
 """
 
 # ruff: noqa: PTH102, PTH106, PTH116, PTH118, PTH123 - names of a kernel's tree
@@ -190,9 +181,7 @@ def hierarchies(
             if name in own:
                 path = own[name]
                 inside = os.path.relpath(path, top)
-                if (
-                    inside.split("/")[0] == ".."
-                ):  # what is mounted there lies beneath it
+                if inside.split("/")[0] == "..":  # a mount there lies beneath it
                     continue
                 group = os.path.normpath(os.path.join(where, inside))
                 if name == "v2":

@@ -153,7 +153,7 @@ def is_given(way: str) -> bool:
 
 
 def try_way(way: str) -> None:
-    """Make an overlay on a tmpfs in one way, and a copy of it; nothing is left of them.
+    """Make an overlay on a tmpfs in one way, and a copy of it; remove both.
 
     Raises:
         OSError: the kernel does not know it.
@@ -204,7 +204,7 @@ def _can_be_copied(fd: int) -> bool:
 def _hold_in_namespace(
     make: Callable[[], int], layers: Iterable[int] = ()
 ) -> HeldMount:
-    """Make a mount the root of a mount namespace of its own, of which this thread is then.
+    """Move this thread into a mount namespace with a mount as its root.
 
     Args:
         make: makes it, in that namespace.

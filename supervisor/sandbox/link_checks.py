@@ -1,11 +1,4 @@
-"""The ways to roots, grants, workspaces: none by a link that a child may have made.
-
-One check of what is held already.
-
-Rule: they are named by the operator, and are resolved anew at each start. A link where
-a child or its tools may write may be their work: a link that has come to stand in a
-grant's place would be a right to whatever it names.
-"""
+"""Checks that no link of a child leads to roots, grants or workspaces."""
 
 # ruff: noqa: PTH115 - what is asked for is text
 from __future__ import annotations
@@ -36,7 +29,7 @@ def check_ways(held: Mapping[str, str], written: Iterable[str]) -> None:
     if not linked:  # the usual
         return
     theirs = {Links((), tuple).walk(_absolute(path)).real for path in written}
-    theirs -= {"", "/"}  # who may write everything gains nothing by a link
+    theirs -= {"", "/"}  # a child that may write everything gains nothing by a link
     links = Links((), tuple)
     links.theirs = tuple(name for real in theirs for name in (real, *other_names(real)))
     for path in linked:

@@ -1,22 +1,12 @@
-"""Following names link by link, for the host: what it may see is not what a child may.
+"""Follows names link by link for the host, which may see more than a child.
 
-One resolver, as the kernel's, that tells which links it has followed and where a child
-may have had a hand in it.
-
-Rules of this file.
-
-1. A name takes the way that the kernel takes: part by part, ``..`` from where it is, 40
-   symbolic links in all.  All names of one child together take so many steps
-   (``STEPS``): what is made to take long leads nowhere.
-2. Each part is opened in its directory, which is held: nothing that changes meanwhile
-   leads another way than what was looked at.
-3. The looking process may be root, and a link may be the child's. From there on nothing
-   is looked at but what is the child's and it may read, what it sees anyhow, and what
-   lies on the way to that: whether anything else is there, it does not learn.
-4. A directory is the child's by each name that it has, also if it is mounted at two
-   places. The kernel's table says which names those are.
-5. A link that stands among the programs that the operator has named for it is
-   his: where the child's link leads to one, that is a program by its name.
+1. A name is followed as by the kernel: part by part, ``..`` from its place, 40 links. All
+   names of one child together take ``STEPS`` at most.
+2. Each part is opened in its held directory: changes meanwhile lead no other way.
+3. The host may be root and a link the child's. After such a link, only files that the
+   child may read or sees anyhow are looked at, and the ways to them.
+4. A directory is the child's under each of its names (kernel's mount table).
+5. A link among the operator's named programs is the operator's.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _with_shown(wanted: Wanted, executable: str, readable: tuple[str, ...]) -> V
 
 
 def _own_files(layers: Collection[str], wanted: Wanted, home: str) -> OwnFiles:
-    """Return the files of ``/etc`` that are the child's own; none without a fresh root."""
+    """Return the child's own files of ``/etc``; none without a fresh root."""
     if "mountns" not in layers:
         return ()
     more = resolver_files(os.uname().nodename) if wanted.is_served else ()

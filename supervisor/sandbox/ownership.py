@@ -1,21 +1,12 @@
-"""Giving directories to a user, with what is in them.
+"""Gives directories and their content to the user of a child, before its start.
 
-The host's work before a child with a user of its own starts.
-
-Rules of this file.
-
-1. Only what belonged to the owner of the directory changes hands: a name in there may be
-   another one of somebody else's file.
-2. No depth is taken for granted, and no link followed: what lay in the directory may be
-   the work of a process that has ended, and was nobody's friend.  Nor is one on the way to
-   it: who may write what it lies in (``/tmp``) could lead a host that is root anywhere.
-3. The directory itself is given last.  One that is the user's already is passed over:
-   all in it was given then, or is its own work.
-4. The directory around it stays the host's alone, but lets the user's group through: a
-   child may see that, where its working directory is around it (``/tmp``, say).
-5. The host's alone is what its keeper has, who is nobody: what is root's may be shown to
-   a child as its own (``launchpad.owners``), another host's child too. It is root's
-   only for a child that is root itself, and may have no capability to pass by.
+1. Only files of the directory's owner change hands: others may be links to foreign files.
+2. No depth is assumed and no link followed, also on the way to the directory: its content
+   and its parents (``/tmp``) may be the work of a hostile process.
+3. The directory itself is given last; one that has the user already is done.
+4. The parent stays the host's, but lets the user's group through: a child may see it.
+5. Directories of the host belong to a keeper without processes: a child could be shown
+   root's files as its own (``launchpad.owners``). A child that is root gets root's.
 """
 
 from __future__ import annotations
@@ -43,7 +34,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def why_not_to(user: int) -> str:
-    """Return why nothing can be given to a user, "" if it can be: a file of no name is.
+    """Return why a user cannot be given files, "" if it can; tried on an unnamed one.
 
     A root without capabilities may not, and to one in a user namespace, a container's
     say, few users exist (user_namespaces(7)).  And who may not overrule that user later
@@ -179,7 +170,7 @@ def has_others(directories: Iterable[str], user: int) -> bool:
 
 
 def give(directories: Iterable[str], user: int) -> None:
-    """Make directories, and what is in them, a user's own; takes as long as they are big.
+    """Give directories and their content to a user; slow for large ones.
 
     Args:
         directories: their paths, without any link.

@@ -1,21 +1,13 @@
-"""Which layers a child gets: profiles, what they ask for, and what became of it.
+"""The layers of a child: profiles, their requests, and the results.
 
-The host's side of the sandbox.
-
-Rules of this file.
-
-1. A layer is asked for or it is not.  One that cannot be had ends the child that tried
-   it, so no child runs in less than it reports.
-2. A layer that this machine does not give and the profile does not require is left out:
-   the child is started again without it, and the reason goes into its report. A failure
-   that says nothing about the machine (no memory, too many namespaces, 16 layers of
-   Landlock) refuses the start: a child that can bring it about must not weaken a
-   sandbox. The machine lacks a layer if a process without anything of a child's lacks
-   it too (``sandbox.orders``): files under a child's names may be its own doing.
-3. A required layer that is missing refuses the start: which, why, what to install. So
-   does what is there, but not for what is the child's: which path, why, what to do.
-4. A host that is root starts no child as root because a layer failed: where the profile
-   has ``uid``, a start without it is refused, and no other layer's loss changes that.
+1. A requested layer that fails ends the child that tried it: no child runs in less than
+   it reports.
+2. A layer that this machine lacks and the profile does not require is left out, with the
+   reason in the report. A failure that a child could cause (no memory, 16 layers of
+   Landlock) refuses the start; a process without the child's files decides
+   (``sandbox.orders``).
+3. A missing required layer refuses the start: which, why, remedy.
+4. A host of root never starts a child as root because ``uid`` failed.
 """
 
 from __future__ import annotations

@@ -1,22 +1,14 @@
-"""A child's private directories: its root, a TMPDIR and a HOME of its own.
+"""A child's private directories: root, TMPDIR and HOME.
 
-They are made when the child is spawned, 0700, and removed in the background when it has
-ended, before the host ends (spec S4). The directory around them belongs to a user
-without processes, and lets the group of a child's own user through
-(``sandbox.ownership``).
+They are made at the spawn, 0700, and removed in the background after its end (spec S4).
 
-Rules of this file.
-
-1. The host holds a shared lock (flock) on the directory for as long as it lives; the
-   kernel drops it with the host.  A directory that nobody locks was left by a dead host:
-   that is how ``doctor --leaks`` tells (attack 39).
-2. A root that is to be kept has a name of its own: nobody takes it for a leftover.
-3. Removal takes no name on trust and no depth for granted: a child may have made links,
-   3,000 nested directories, or directories that nobody may enter. Only held directories
-   are removed: a process that may write where they are made (a grant on ``/tmp``, say)
-   can put a link in the place of one.
-4. Their paths have no links: one that is found on the way to them later is somebody's
-   doing, and their users follow none (``sandbox.ownership``, ``spec``).
+1. The host holds a shared lock (flock) on the directory; an unlocked one was left by a
+   dead host (``doctor --leaks``, attack 39).
+2. A root that is kept has a name of its own, so that it is no leftover.
+3. Removal trusts no name and no depth: a child may have made links, deep or closed
+   directories. Only held directories are removed.
+4. Their paths have no links when they are made; later ones are never followed
+   (``sandbox.ownership``, ``spec``).
 """
 
 from __future__ import annotations

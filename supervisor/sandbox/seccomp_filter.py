@@ -1,30 +1,13 @@
-"""The filter of the layer "seccomp": which system calls a child may not make.
+"""The filter of the layer "seccomp": a deny list of system calls, as classic BPF.
 
-A list of calls and an assembler for it, as classic BPF.
-
-Rules of this file.
-
-1. It is a deny list: what it takes away are doors to the kernel that no child needs, so
-   that a program written for an ordinary user runs. Files of a child are Landlock's
-   matter, visible processes are the namespaces'.
-2. A call of another architecture than the host's own is refused, all of it.
-3. ``clone3`` hides its flags from a filter: ENOSYS, and the C library takes ``clone``.
-   So does ``openat2`` its mode, and who uses that has a way without.
-4. No file is made set-user-ID or set-group-ID. In its own mounts that means nothing;
-   but what a tool makes in its child's root is the host's user's on the disk, root's
-   say, and there every local user could run it.
-5. A child that sees other processes of its user, the host's among them, sets limits for
-   none but
-   itself: with a limit of processor's time the kernel would end them.  Nor does it say
-   when others run, and where: a relay that has no processor answers nobody.  Landlock,
-   which keeps signals in, knows none of these calls.
-6. Contexts for asynchronous I/O are counted over the whole machine (aio(7)), and one
-   child could have them all: ENOSYS, and a program takes another way.
-7. No child takes a lease or a delegation (fcntl(2)): every open(2) of that file then
-   waits for the child, up to ``fs.lease-break-time`` (45 s), the host's own as well. A
-   descriptor to read and the file's owner are enough for one, and a child owns what is
-   shown as its own: its working directory, say. The kernel looks at the low 32 bits of
-   the command alone, and so does the filter. F_NOTIFY lets nobody wait, and is left.
+1. It closes doors to the kernel that no child needs; Landlock bounds files.
+2. All calls of another architecture are refused.
+3. ``clone3`` and ``openat2`` hide their flags: ENOSYS, and programs take older calls.
+4. No set-user-ID files: on the disk, they would be the host's.
+5. A child that sees other processes sets limits and scheduling for itself alone.
+6. Contexts of aio(7) are counted over the machine: ENOSYS.
+7. No lease or delegation (fcntl(2)): other opens wait up to 45 s for it. The kernel looks
+   at the low 32 bits of the command, and so does the filter.
 """
 
 from __future__ import annotations

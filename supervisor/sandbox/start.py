@@ -1,7 +1,4 @@
-"""Starting a child in its sandbox: asking for layers, and again without what is lacking.
-
-The one road from a profile to a process, for the host and for a relay.
-"""
+"""Starts a child in its sandbox, and again without layers that are missing."""
 
 # ruff: noqa: PTH110, PTH115, PTH118, PTH120 - what is asked for is text
 from __future__ import annotations
@@ -206,7 +203,7 @@ async def _do_without(
 
 
 async def _neutral_fault(launcher: Launcher, attempt: SpawnRequest) -> SpawnError:
-    """Put the same layers on a process that has nothing of the child's; say what failed.
+    """Return the failure of the same layers on a process without the child's files.
 
     The one that failed for the child may have failed for what it did to its own
     directories, which says nothing of the machine. Nothing is run: where every layer
@@ -247,7 +244,7 @@ def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
 
 
 def shortfalls(walls: Walls, profile: Profile) -> Iterator[str]:
-    """Yield what is to be told of a child's walls beside its report, in half a sentence.
+    """Yield remarks about a child's walls beside its report, in half a sentence.
 
     That its network is the host's is told of its policy where it was foreseen.
     """
@@ -269,7 +266,7 @@ def names_not_served() -> SpawnError:
 
 
 def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
-    """Say of limits, and of what is only to be read, that it is not kept where that is so."""
+    """Return the limits and read-only paths that are not kept, with reasons."""
     limits = {which for which, *_ in request.rlimits}
     is_root = os.geteuid() == 0 and "uid" not in request.layers
     is_kept = wanted.processes is not None and _groups_keep(request.layers)
@@ -331,7 +328,7 @@ def _out_of_reach(asked: dict[str, object], wanted: Wanted) -> dict[str, str]:
 
 
 def _closed(user: int, own: str, trees: tuple[Tree, ...]) -> str:
-    """Return what keeps a user from a directory of its own in a fresh root; "" for nothing.
+    """Return why a user cannot reach its directory in a fresh root; "" if it can.
 
     All may pass there, but where it lies in a copy of the host's.
 

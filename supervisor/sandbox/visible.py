@@ -1,30 +1,13 @@
-"""Files that a sandboxed child may see, beside those through FD 3.
+"""Files that a sandboxed child sees beside those through FD 3: paths and rights.
 
-A list of paths with what may be done beneath each, made in the host, which may look
-everywhere.
-
-Rules of this file.
-
-1. System directories are read and executed; of ``/etc`` what programs need to start, of
-   ``/dev`` what has no memory of its own.
-2. COMMAND, what its ``#!`` line names, the installation of each (found by following its
-   symbolic links, one after the other) and the working directory are read and executed,
-   wherever they are.  Of an installation only the directories that hold programs and
-   libraries: ``~/.local`` holds programs, and secrets beside them. The packages that
-   npm has put beside a program, and the Python of a venv, are part of it.
-3. A working directory ``/`` adds nothing: a daemon starts there, and everything is
-   beneath it.
-4. TMPDIR and the directory of the child's sockets are its own.  Its private root, and
-   the grants to write, are not on the list: they come through FD 3. The directories
-   around these, and a daemon's own, are hidden where they lie in visible ones.
-5. The looking process may be root, and the files may be the child's: a link that the
-   child may have made leads to what is the child's to read or what it sees anyhow, or
-   it leads nowhere, and a program of a project brings nothing along that it names
-   itself. The one that the operator has named is followed wherever it leads (rule 2).
-   A link gives no better sight of a file that the child sees anyhow, and a writable
-   file is never behind one.
-6. A program or a part of an installation that everybody may read is shown as it is, and
-   not as the child's own: an owner may do more than read, take leases (fcntl(2)) say.
+1. System directories: read and execute; ``/etc`` for starts, ``/dev`` without memory.
+2. COMMAND, its ``#!`` program, their installations (programs and libraries only, npm
+   packages, venvs) and the working directory: read and execute.
+3. A working directory ``/`` adds nothing: a daemon starts there.
+4. TMPDIR and the directory of sockets are its own; root and grants come through FD 3.
+   Directories around them, and a daemon's own, are hidden.
+5. A link of the child leads only to files that it may read or sees anyhow.
+6. Programs that all may read are not mapped to its user: an owner may take leases.
 """
 
 # ruff: noqa: PTH100, PTH116, PTH120, PTH208 - what is asked for is text
@@ -150,7 +133,7 @@ class _Finder:
         return real
 
     def add_installed(self, path: str, *, mapped: bool = True) -> None:
-        """Allow a program, or a part of an installation; nothing happens if it is not there.
+        """Allow a program, or a part of an installation, if it exists.
 
         Args:
             path: of it.

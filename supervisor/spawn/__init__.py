@@ -1,1 +1,1 @@
-"""Processes: the launchpad that forks and reaps, the launcher that asks it, restarts."""
+"""Processes: the launchpad that forks and reaps, the launcher, restarts."""

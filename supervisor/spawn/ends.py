@@ -1,7 +1,4 @@
-"""A child's door as two ends: what the child gets, what the host keeps, until each is taken.
-
-Making both ends, and sending a descriptor through one.
-"""
+"""The two ends of a child's door: one for the child, one for the host."""
 
 from __future__ import annotations
 
@@ -95,7 +92,7 @@ class Ends:
 
 
 def name_end(sock: _socket.socket) -> None:
-    """Name the host's end of a door, so that the other is known for one (``DOOR_NAME``)."""
+    """Name the host's end of a door, which identifies the other (``DOOR_NAME``)."""
     with contextlib.suppress(OSError):  # a kernel without abstract names
         sock.bind(DOOR_NAME + os.urandom(8).hex().encode())
 

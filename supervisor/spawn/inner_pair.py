@@ -1,10 +1,4 @@
-"""The sockets by which a child that is being started sends descriptors to the host.
-
-Rules:
- 1. One pair serves all attempts to start one child. Descriptors of a failed attempt are
-    closed before the next one.
- 2. A child sends before its exec, so what it has sent is there once it has started.
-"""
+"""The socket pairs by which a starting child sends descriptors to the host."""
 
 from __future__ import annotations
 
@@ -187,7 +181,7 @@ class InnerListener(InnerPair):
         is_complete = self._is_complete()
         came, self._came = self._came, []
         self.close()
-        if not is_complete:  # nobody knows which has come
+        if not is_complete:  # it is unknown which were received
             for sock in came:
                 sock.close()
             if self.is_needed:

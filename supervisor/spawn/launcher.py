@@ -1,20 +1,14 @@
-"""Children of this host, as Trio sees them: spawned, waited for, signalled, ended.
+"""The host's side of the launchpad: spawns, waits for, signals and ends children.
 
-The host's side of the launchpad. One reader task owns the control socket's incoming
-side; everybody may spawn.
+One reader task owns the incoming side of the control socket; any task may spawn.
 
-Rules:
- 1. A child is named by its pidfd. Its exit is the pidfd (authority, spec S2); the
-    launchpad's report adds the status.
- 2. Each descriptor has one holder: sources of a `SpawnRequest` stay the caller's, the
-    pidfd is the `SpawnedProcess`'s, the control socket and the launchpad's pidfd are
-    the `Launcher`'s.
- 3. When `spawn` returned or raised, the child alone has copies of the sources (spec T2).
-    A spawn that is cancelled leaves no child.
- 4. If the launchpad is lost, so are the children: everything beneath the host is ended,
-    everybody who waits is told, and the owner gets `LaunchpadLost`. A host that outlives
-    the loss sees children that have ended, and starts that fail.
-Read next: ``supervisor/spawn/launchpad/main.py``, ``supervisor/spawn/launchpad/wire.py``.
+1. A child is named by its pidfd, which is the authority on its exit (spec S2).
+2. Each descriptor has one holder: sources of a `SpawnRequest` stay the caller's, the pidfd
+   is the `SpawnedProcess`'s, the control socket the `Launcher`'s.
+3. After `spawn` the child alone has copies of the sources (spec T2); a cancelled spawn
+   leaves no child.
+4. Without the launchpad all children end, and the owner gets `LaunchpadLost`. A host that
+   outlives the loss sees ended children, and starts that fail. Read next: ``wire``.
 """
 
 from __future__ import annotations
@@ -150,7 +144,7 @@ class Launcher:
             raise request.gone() from None
 
     async def _spawn(self, request: SpawnRequest) -> SpawnedProcess:
-        try:  # what is free takes no turn of the loop: there is one below
+        try:  # a free place needs no checkpoint here: there is one below
             self._room.acquire_nowait()
         except trio.WouldBlock:
             await self._room.acquire()

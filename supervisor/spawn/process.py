@@ -1,8 +1,4 @@
-"""A child that was started, as the host holds it: by its pidfd, and what was said of it.
-
-The launchpad's word on one child, the handle of its process, and the error of a host
-that has lost its launchpad.
-"""
+"""A started child in the host's view: its pidfd, and the launchpad's reports."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""ToolExec: tools run for a child over HTTP, every byte streamed, the exit code told.
+"""ToolExec: tools run for a child over HTTP, output streamed, exit code sent.
 
-    POST /exec -> connection -> protocol.toolexec.requests (checks) -> routes (which sidecar)
-               -> executions (id, slot) -> execution (spawn, pump) -> outputlog
+    POST /exec -> connection -> protocol.toolexec.requests (checks) -> routes (which
+               sidecar) -> executions (id, slot) -> execution (spawn, pump) -> outputlog
                -> chunks (one reader) -> reply
 
-``service`` is what a host plugs in; ``server`` listens; ``connection`` serves one
-request, with what all share in ``context``; ``executions``, ``execution`` and ``ending``
-run and end tools; ``log`` keeps what they print, in ``stores``, within a
-``quota``; ``routes`` is the seam to the sidecars.  Start with ``docs/reference/toolexec.md``.
+``service`` is the host's service; ``server`` listens; ``connection`` serves one
+request, with the shared parts in ``context``; ``executions``, ``execution`` and
+``ending`` run and end tools; ``output`` keeps what they print, within a quota;
+``routes`` chooses a sidecar. Start with ``docs/reference/toolexec.md``.
 """

@@ -1,14 +1,14 @@
-"""Whether a sidecar has a tool: asked once for each of its generations.
+"""Whether a sidecar has a tool: asked once in each of its generations.
 
 Rules of this file.
 
-1. An answer holds for one (generation, tool); a restart begins a new generation and
-   forgets everything.  Nothing is remembered across sidecars, so that a better kind
-   that starts is asked at the next request.
-2. The client that asks waits; no other does.  Several that ask for the same tool share one
-   probe; if the one that runs it is cancelled, the next takes over.
-3. No answer in time is no answer, and neither is one that is not understood: the tool
-   counts as missing for who asked, and the next one asks again.
+1. An answer holds for one (generation, tool); a restart begins a new generation without
+   answers. Sidecars are asked separately, so that a better one that starts is asked at
+   the next request.
+2. Only the asking client waits. Clients that ask for the same tool share one probe; if
+   the one that runs it is cancelled, the next takes over.
+3. A late or unclear answer counts as a missing tool for this request; the next request
+   asks again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Awaitable, Callable
 import trio
 
 Probe = Callable[[str], Awaitable[str | None]]
-"""Finds a tool: where it is, or None; raises ``NoAnswerError``."""
+"""Finds a tool: returns its path, or None; raises ``NoAnswerError``."""
 
 PROBE_TIMEOUT_S = 5.0
-"""Longest that a request waits to learn whether a tool is there: an engine's command
-starts within a second, also on a busy machine."""
+"""Longest wait of a request for the answer: an engine's command starts within a second,
+also on a busy machine."""
 
 
 class NoAnswerError(Exception):
-    """Whether the tool is there could not be learned."""
+    """The sidecar did not say whether it has the tool."""
 
 
 class Availability:
@@ -45,9 +45,9 @@ class Availability:
         self._asking: dict[str, trio.Event] = {}
 
     async def find(self, tool: str, generation: int) -> str | None:
-        """Return where a tool is in a generation of the sidecar; None if nowhere.
+        """Return the path of a tool in a generation of the sidecar; None if missing.
 
-        Cancellation: nothing is remembered.
+        Cancellation: no answer is stored.
         """
         with trio.move_on_after(self._timeout_s):
             while True:
@@ -74,7 +74,7 @@ class Availability:
         except NoAnswerError:
             return None
         else:
-            # Into the table of the generation that was asked, which may be over.
+            # Stored in the table of the asked generation, which may be over.
             known[tool] = found
             return found
         finally:

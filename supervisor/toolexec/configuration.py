@@ -26,7 +26,7 @@ TIMEOUT_SECS = "AIFO_TOOLEEXEC_TIMEOUT_SECS"
 def toolexec_settings(
     section: ToolexecSection, environ: Mapping[str, str], log_dir: str | None = None
 ) -> ToolExecSettings:
-    """Return what a checked section and the environment ask for.
+    """Return the settings of a checked section and the environment.
 
     Raises:
         OSError: a variable of the environment cannot be used.

@@ -1,18 +1,15 @@
 """One connection: its request is checked, done and answered.
 
-    wire.receive -> protocol.toolexec.requests.check -> _exec | _signal | _notify | _replay -> wire
+    wire.receive -> protocol.toolexec.requests.check -> _exec | _signal | _notify |
+    _replay -> wire
 
-Rules of this file.
-
-1. The order of checks is that of the protocol: what ``check`` says, then allowlists,
-   route, working directory, id, slot, spawn.
-2. From the request on, the end of the client's input means that it is gone: its
-   execution is ended unless it was to be detached.  That is looked for before a tool is
-   started, now and then while it is (``starts``), and watched for once it runs
-   (``replies``): spec E25.
+1. Checks have the order of the protocol: ``check``, allowlists, route, working
+   directory, id, slot, spawn.
+2. After the request, the end of the client's input means that it is gone: its execution
+   is ended unless it is detached. ``starts`` checks during a start, ``replies``
+   afterwards (spec E25).
 3. A fault here ends this connection and no other.
-4. Until its request is whole, and once that was refused unread, it idles: it may be
-   cancelled to make room for another one (``listener``).  In between it may not.
+4. An unfinished or refused request idles: it may be cancelled for a new connection.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from protocol.toolexec.requests import Exec, Health, Notify, Refusal, Replay, Si
 from supervisor.spawn.process import LaunchpadLost
 from supervisor.spawn.request import SpawnError
 from supervisor.toolexec import notification
-from supervisor.toolexec.backends.launch import with_doors
+from supervisor.toolexec.backends.launch import add_doors
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.http_heads import RefusedAtOnceError
@@ -53,11 +50,11 @@ if TYPE_CHECKING:
     from supervisor.toolexec.routes import SpawnPlan, Target
 
 MAX_RECEIVING = 64
-"""Requests of one child whose bodies are being received: as many as its executions by
-default.  Each may take a MiB of memory, and a place on a listener of all children."""
+"""Most requests of one child whose bodies are being received: as many as its executions
+by default. Each may take a MiB of memory and a place on a shared listener."""
 
 SURE_RECEIVING = 8
-"""Of these, those that do not give way to others on a listener that is full."""
+"""Those of them that are not closed for others on a full listener."""
 
 _EXEC_ANSWERS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.EISDIR}
@@ -66,16 +63,16 @@ _EXEC_ANSWERS = frozenset(
 
 
 class ConnectionState(msgspec.Struct):
-    """A connection, handed over.
+    """The handed-over state of a connection.
 
-    A request for which nothing was done is read again from its first byte; of a reply
-    the rest is sent.
+    A request that is not begun is read again from its first byte; the rest of a reply
+    is sent.
 
     Attributes:
-        server: the child whose socket it came by; empty: the shared one of ``number``.
-        received: what has come of its request, if nothing was done for it.
-        unsent: of what is being sent.
-        is_refused: it was told why, and may only send on.
+        server: the child of its socket; empty for the shared one of ``number``.
+        received: the bytes of its request, if it is not begun.
+        unsent: the rest of the bytes that are being sent.
+        is_refused: whether the refusal was sent, and it may only send on.
     """
 
     server: str
@@ -93,10 +90,11 @@ class Connection(Replies):
     Args:
         context: of the host's ToolExec.
         sock: non-blocking; owned.
-        heads: the turn in which its head is parsed, if that is large.
+        heads: the turn for parsing a large head.
 
     Attributes:
-        idle_since: when it came, or was refused; None while a request is served (rule 4).
+        idle_since: time of its start or refusal; None while a request is served (rule
+            4).
         scope: of its service.
     """
 
@@ -112,7 +110,7 @@ class Connection(Replies):
 
     @property
     def moment(self) -> Moment:
-        """The moment that it is in."""
+        """The stage that it is in."""
         if self.task is not None:
             return self.task.moment
         if self._is_refused:
@@ -122,7 +120,7 @@ class Connection(Replies):
         return Moment.LAST if self.wire.unsent else Moment.BUSY
 
     def busy(self) -> str | None:
-        """Say what has to end before it can be handed over."""
+        """Return what must end before it can be handed over."""
         if self.moment is Moment.BUSY:
             return "a tool's client is being answered"
         if self.moment is Moment.RECEIVING and self.wire.unsent:
@@ -135,7 +133,7 @@ class Connection(Replies):
         number: int,
         place_of: Callable[[Execution], tuple[str, int]],
     ) -> ConnectionState:
-        """Return it as ``restore`` takes it.
+        """Return its state for ``restore``.
 
         Args:
             server: see ``ConnectionState``.
@@ -153,23 +151,23 @@ class Connection(Replies):
         return state
 
     def restore(self, state: ConnectionState, owner: ChildExecutions | None) -> None:
-        """Be where the connection of the program before was, up to ``serve``.
+        """Take over a connection of the program before; then call ``serve``.
 
         Args:
-            state: what it has left.
-            owner: whose task it answers with; None if it has none.
+            state: its state.
+            owner: the executions with its task; None for no task.
         """
         self._owner = owner
         self.wire.hold(state.received)
         if state.is_refused:
-            self.be_refused()
+            self.continue_refused()
 
     async def serve(self, task: Task | None = None, unsent: bytes = b"") -> None:
         """Serve the one request, and close.
 
         Args:
-            task: what another program of this host has begun to answer with.
-            unsent: bytes of its reply that are to be sent first.
+            task: the reply that another program of this host has begun.
+            unsent: bytes of its reply that are sent first.
         """
         try:
             await self._serve_or_fail(task, unsent)
@@ -198,27 +196,29 @@ class Connection(Replies):
 
     def _tell_lost(self, why: OSError) -> None:
         level, what = "DEBUG", "connection lost"
-        if why.errno == errno.EIO:  # of a disk: no socket answers that
+        if why.errno == errno.EIO:  # of a disk: sockets never give it
             level, what = "ERROR", "a reply was broken off"
         text = f"toolexec: {what}: {why.strerror}"
-        self._context.log(level, text, **self._who(), reason=why.strerror)
+        self._context.log(level, text, **self._log_fields(), reason=why.strerror)
 
     def _tell_fault(self, why: Exception) -> None:
-        self._context.log("ERROR", f"toolexec: fault: {place_of(why)}", **self._who())
+        self._context.log(
+            "ERROR", f"toolexec: fault: {place_of(why)}", **self._log_fields()
+        )
 
-    def _who(self) -> dict[str, object]:
-        """Return the fields of a log line about this connection's child, if it is known."""
+    def _log_fields(self) -> dict[str, object]:
+        """Return the log fields of this connection's child, if it is known."""
         return {} if self._owner is None else self._owner.child.log_fields()
 
     async def refuse_at_once(self, refusal: Refusal) -> None:
-        """Refuse without looking at the request, and close."""
+        """Refuse without reading the request, and close."""
         try:
             await self._refuse_at_once(refusal)
         finally:
             self.wire.close()
 
     async def _refuse_at_once(self, refusal: Refusal) -> None:
-        self._received()
+        self._record_received()
         try:
             await self.wire.refuse(refusal)
         except OSError:
@@ -226,11 +226,11 @@ class Connection(Replies):
         except Exception as why:  # noqa: BLE001 - rule 3; it is reported
             self._tell_fault(why)
             return
-        self.be_refused()
+        self.continue_refused()
         await self.wire.drain()
 
-    def be_refused(self) -> None:
-        """Be one that was told why it is refused, by this program or the one before."""
+    def continue_refused(self) -> None:
+        """Continue as a connection that this or another program has refused."""
         self._is_received = self._is_refused = True
         self.idle_since = trio.current_time()
 
@@ -241,27 +241,29 @@ class Connection(Replies):
             if self._receives_for is not None:
                 self._receives_for.receiving -= 1
         self.idle_since = None
-        if self.scope.cancel_called:  # to make room, while the last of it was received
+        if (
+            self.scope.cancel_called
+        ):  # closed for another one while its last bytes were received
             raise GoneError
         await self._reply_to(head, body)
 
     async def _reply_to(self, head: Head, body: bytes) -> None:
         await self._context.gate.wait_open()
-        self._received()
+        self._record_received()
         request = requests.check(head, body, self._is_authorized)
         if isinstance(request, Refusal):
             await self.wire.refuse(request)
         else:
             await self._reply(self._answer(request))
 
-    def _received(self) -> None:
+    def _record_received(self) -> None:
         self._is_received = True
         self.idle_since = None
         self.wire.received.clear()
 
     async def _go_on(self, task: Task | None, unsent: bytes) -> None:
-        """Go on with a reply that another program has begun."""
-        self._received()
+        """Continue a reply that another program has begun."""
+        self._record_received()
         self.task = task
         if unsent:
             await self.wire.send(unsent)
@@ -274,7 +276,7 @@ class Connection(Replies):
             await self.wire.refuse(refusal)
 
     def _first_look(self, head: Head) -> Refusal | Share:
-        """Refuse what is refused whatever its body will be, or receive that."""
+        """Return a refusal that needs no body, or the turn for receiving the body."""
         found = requests.decide_by_head(head, self._is_authorized)
         if isinstance(found, Health):
             return requests.HEALTHY
@@ -286,7 +288,7 @@ class Connection(Replies):
         owner.receiving += 1
         self._receives_for = owner
         if owner.receiving <= SURE_RECEIVING:
-            self.idle_since = None  # no stranger: it does not give way any more
+            self.idle_since = None  # an authorized client is not closed for others
         return owner.bodies
 
     def _is_authorized(self, pieces: Sequence[bytes]) -> bool:
@@ -313,10 +315,10 @@ class Connection(Replies):
     # POST /exec
 
     async def _exec(self, owner: ChildExecutions, request: Exec) -> Refusal | None:
-        execution = await _started(self._start(owner, request))
+        execution = await _await_start(self._start(owner, request))
         if isinstance(execution, Refusal):
             return execution
-        wants_handle = self._wants_handle(request)
+        wants_handle = self._is_handle_wanted(request)
         kind = Kind.STREAM
         if request.version == 1:
             kind = Kind.WHOLE
@@ -327,7 +329,7 @@ class Connection(Replies):
         )
 
     async def _start(self, owner: ChildExecutions, request: Exec) -> Execution:
-        """Choose, admit, spawn; the execution runs when this returns, or has failed."""
+        """Choose, admit, spawn; return a running or failed execution."""
         routes = self._context.routes
         child, tool = owner.child, request.tool
         if not routes.is_permitted(child, tool, self._rights):
@@ -337,7 +339,7 @@ class Connection(Replies):
         cwd_fd = await target.open_cwd(request.cwd, child)
         try:
             self._check_wanted(request)
-            keep_all = request.version == 1 or self._wants_handle(request)
+            keep_all = request.version == 1 or self._is_handle_wanted(request)
             scope = self._rights.scope
             execution = owner.admit(tool, request.exec_id, scope, keep_all=keep_all)
             timeout_s = self._context.timeout_of(target)
@@ -353,7 +355,7 @@ class Connection(Replies):
                     raise
                 await _end_unstarted(execution, why, target.name)
             except StartEndedError as why:
-                await execution.given_up(why.code, target.name)
+                await execution.finish_given_up(why.code, target.name)
             except BaseException:
                 await execution.abandon()
                 raise
@@ -369,22 +371,22 @@ class Connection(Replies):
     async def _plan(
         self, target: Target, owner: ChildExecutions, request: Exec, cwd_fd: int
     ) -> SpawnPlan:
-        """Say what to spawn, with the model's doors if the token stands for the child."""
+        """Return the process to spawn, with the model's doors for the child's own token."""
         child, tool = owner.child, request.tool
         plan = await target.command(child, tool, request.args, cwd_fd)
-        return plan if self._rights.is_narrowed else with_doors(owner, plan)
+        return plan if self._rights.is_narrowed else add_doors(owner, plan)
 
     def _check_wanted(self, request: Exec) -> None:
-        # A detached execution runs for a client that asks for it later.
+        # A detached execution has its reader later.
         if not request.detach:
             self.wire.check_there()
 
-    def _wants_handle(self, request: Exec) -> bool:
-        # Handles are the child's own connection's: not for a token that stands for less.
+    def _is_handle_wanted(self, request: Exec) -> bool:
+        # Handles belong to the child's own connection, not to a narrowed token.
         is_own = not self._rights.is_narrowed
         return request.as_fd and is_own and self._context.large_output is not None
 
-    # The others
+    # Other requests
 
     async def _replay(self, owner: ChildExecutions, request: Replay) -> Refusal | None:
         execution = owner.find(request.exec_id, self._rights.scope)
@@ -410,7 +412,7 @@ class Connection(Replies):
             return None
         try:
             is_told = await signal_group(execution.process, execution.line, number)
-        except OSError as why:  # it has become another user
+        except OSError as why:  # it has changed its user
             return requests.host_fault(why.strerror or str(why))
         if not is_told:
             return requests.NOT_FOUND
@@ -419,14 +421,14 @@ class Connection(Replies):
 
     async def _notify(self, owner: ChildExecutions, request: Notify) -> Refusal | None:
         starting = notification.start(self._context, self.wire, owner, request)
-        execution = await _started(starting)
+        execution = await _await_start(starting)
         if isinstance(execution, Refusal):
             return execution
         return await self._carry_out(Task(execution, Kind.NOTIFY))
 
 
-async def _started(starting: Awaitable[Execution]) -> Execution | Refusal:
-    """Return what was started, or the refusal that its failure stands for."""
+async def _await_start(starting: Awaitable[Execution]) -> Execution | Refusal:
+    """Return the started execution, or the refusal for its failure."""
     try:
         return await starting
     except RefusedError as why:
@@ -442,8 +444,8 @@ async def _started(starting: Awaitable[Execution]) -> Execution | Refusal:
 
 
 async def _end_unstarted(execution: Execution, why: SpawnError, sidecar: str) -> None:
-    """Finish an execution whose tool execve(2) refused: as a shell would."""
+    """Finish an execution whose tool execve(2) refused, as a shell does."""
     execution.code = why.exit_status
-    execution.owner.failed(execution, sidecar, why.reason)
+    execution.owner.report_failed(execution, sidecar, why.reason)
     await execution.log.append(f"{why.text}\n".encode("utf-8", "surrogateescape"))
     await execution.abandon(keep=True)

@@ -1,4 +1,4 @@
-"""Parts that all connections of one host's ToolExec share, and ask of it."""
+"""Shared parts of all connections of one host's ToolExec."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class Context:
     """The parts that connections share.
 
     Args:
-        settings: what is configured.
+        settings: the configuration.
         routes: the sidecars.
-        descriptors: what ToolExec holds of the host's.
+        descriptors: ToolExec's account of the host's descriptors.
         log: of the host.
 
     Attributes:
-        tokens: whose request it is.
+        tokens: the owners of requests.
         signals: numbers by name.
-        places: for connections, over all that listens.
-        lookout: for starts of tools that take long.
-        heads: the turn in which large heads are parsed, for parts of it (``Server``).
+        places: bound the connections of all listeners.
+        lookout: watches slow starts of tools.
+        heads: the turn for parsing large heads (``Server``).
         gate: shut while the host is being replaced.
-        large_output: makes a handle of a finished execution's output, or answers None
-            to have it sent as it is; None where nobody can.
+        large_output: makes a handle of a finished execution's output, or returns None
+            to have it sent as it is; None without LLM fds.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class Context:
         self._log.write(level, text, **fields)
 
     def tell(self, text: str) -> None:
-        """Say what is run, where that was asked for.
+        """Print a line about a run, if the operator has asked for that.
 
         On a terminal a line in progress is cleared first, so that streamed output and
-        log lines do not share one (spec: line-safe logs). It waits for no reader:
-        unread bytes are counted, as lines of the log are (``logs``).
+        log lines do not share one (spec: line-safe logs). Without a reader, bytes are
+        counted as lines of the log are (``logs``).
         """
         if not self.settings.verbose:
             return
         line = f"toolexec: {text}"
-        with suppress(OSError):  # nobody is there to read what it says
+        with suppress(OSError):  # its reader is gone
             if sys.stdout is not None:
                 sys.stdout.flush()
             clear = _CLEAR_LINE if os.isatty(2) else b""

@@ -1,17 +1,14 @@
 """A tool's FD 3, where its sidecar says that tools have one (``fd3 = true``).
 
-Rules of this file.
-
-1. It is a nested client of the child: what it opens counts as the child's, and it may
-   do what the child may, but never see the host's files as the host does (spec A5).
-2. The tool's process has the only other end; when the execution is over, a process that still
-   holds that end is talking to nobody.
+1. It is a nested client of the child: its files count as the child's, and it has the
+   child's rights, but never the host's view of files (spec A5).
+2. The tool's process has the only other end; after the execution a process with that
+   end gets no replies.
 
     async with open_door(child) as door:
         request = SpawnRequest(..., fds=(*stdio, *door.fds), env={**env, **door.env})
         process = await launcher.spawn(request)
-        door.handed_over()
-        await process.wait_exit()
+        door.close_tools_end()
 """
 
 from __future__ import annotations
@@ -33,11 +30,11 @@ NUMBER = 3
 
 
 class Door:
-    """One tool's end of its connection.
+    """A tool's end of its connection.
 
     Attributes:
-        client_id: of the nested client that it is.
-        env: what tells the tool of it.
+        client_id: its nested client.
+        env: the variables about it for the tool.
         fds: (descriptor, number in the tool), for a ``SpawnRequest``.
     """
 
@@ -53,17 +50,17 @@ class Door:
         self.fds = ((theirs.fileno(), NUMBER),)
         self._stack = stack
 
-    def handed_over(self) -> None:
+    def close_tools_end(self) -> None:
         """Close this side's copy of the tool's end, or EOF never comes (spec T2)."""
         self._stack.close()
 
 
 @asynccontextmanager
 async def open_door(child: ChildView) -> AsyncIterator[Door]:
-    """Make a connection for one tool; it is closed with the block.
+    """Open a connection for one tool; it is closed with the block.
 
     Args:
-        child: whose tool it is; it runs.
+        child: the running child of the tool.
 
     Raises:
         OSError: no descriptor, or no more clients, for this child (spec S7).
@@ -81,7 +78,7 @@ async def open_door(child: ChildView) -> AsyncIterator[Door]:
 
 
 async def close_door(session: Conversation) -> None:
-    """Close a tool's conversation: the tool is over."""
-    # Bounded: what a job may still do is a call into the kernel (I1).
+    """Close a tool's conversation: the tool has ended."""
+    # Bounded: a job may still be in a call into the kernel (I1).
     with trio.CancelScope(shield=True):
         await session.finish(PROCESS_EXIT)

@@ -1,12 +1,12 @@
-"""How an execution is ended: first asked, then told, then killed, with all beneath it.
+"""Ends an execution in steps: a polite signal, a stronger one, SIGKILL.
 
 Rules of this file.
 
 1. A ladder is a table of (seconds, signal); its steps go to the whole tree.
-2. A process that forks away from a step is ended when the tool itself is dead: the
-   launchpad kills whatever stands beneath it then.
-3. A tool that does not stand beneath the launchpad is told of signals by a line of its
-   own.  SIGKILL goes to what stands here for it, and the end of the line tells it of that.
+2. A process that forks away from a step is ended after the tool: the launchpad kills
+   all that is beneath it then.
+3. A tool outside of the launchpad reads signals from a line. SIGKILL goes to the
+   process that stands for it here, and the end of the line tells the tool.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ CLIENT_GONE: Ladder = (
     (0.25, signal.SIGTERM),
     (1.0, signal.SIGKILL),
 )
-"""No client waits any more: quick, but a tool may still put its files in order."""
+"""No client waits: quick, but a tool may still put its files in order."""
 
 TIME_IS_UP: Ladder = (
     (0.0, signal.SIGINT),
     (5.0, signal.SIGTERM),
     (10.0, signal.SIGKILL),
 )
-"""Somebody waits for what it has to say: it gets the time to say it."""
+"""A client waits for the output: the tool gets time to print it."""
 
 AT_ONCE: Ladder = ((0.0, signal.SIGKILL),)
-"""Each moment that it has makes it worse."""
+"""Each moment makes it worse."""
 
 LADDERS = {"client gone": CLIENT_GONE, "time is up": TIME_IS_UP}
-"""By names that mean the same to a program and the next; what was killed at once is killed
-at once again."""
+"""Ladders by names that are stable for the next program; a tool that was killed at once
+is killed at once again."""
 
 LATE_S = 0.2
-"""A step that is no later than this is taken: a loop may have been held for a moment,
-and to be asked to end twice changes nothing."""
+"""A step that is no later than this is done: the loop may have been held, and a second
+polite signal changes nothing."""
 
 _PIDFD_SIGNAL_PROCESS_GROUP = 4
 """Since Linux 6.9: pidfd_send_signal(2)."""
@@ -59,7 +59,7 @@ class SignalLine:
     """The writing end of a tool's input, where that takes the names of signals.
 
     Args:
-        fd: of a pipe; owned.
+        fd: the writing end of a pipe; owned.
     """
 
     def __init__(self, fd: int) -> None:
@@ -67,9 +67,9 @@ class SignalLine:
         os.set_blocking(fd, False)
 
     def tell(self, number: int) -> bool:
-        """Tell of a signal; return whether somebody was there to be told.
+        """Write a signal's name; return whether the tool has the other end open.
 
-        One more for somebody who has thousands to read is as one more that is pending.
+        A signal that does not fit is dropped: thousands are pending already.
         """
         if self.fd < 0:
             return False
@@ -82,7 +82,7 @@ class SignalLine:
         return True
 
     def close(self) -> None:
-        """Say that nobody is there any more; likewise a second time."""
+        """Close the line, so that the tool ends; safe to call twice."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -94,7 +94,7 @@ async def signal_tree(
     """Signal a tool and all beneath it.
 
     Raises:
-        LaunchpadLost: everything is ended anyhow.
+        LaunchpadLost: everything ends anyhow.
     """
     if line is None or number == signal.SIGKILL or not line.tell(number):
         await process.signal_tree(number)
@@ -103,32 +103,32 @@ async def signal_tree(
 async def climb(
     process: SpawnedProcess, line: SignalLine | None, ladder: Ladder, begun_s: float
 ) -> None:
-    """Send one signal after the other, each at its time; cancel it when it has ended.
+    """Send one signal after another, each at its time, until cancelled.
 
     Args:
         process: is ended, with all beneath it.
         line: see rule 3; None for a tool that is beneath it.
         ladder: see rule 1.
-        begun_s: when that was begun, by Trio's clock; a step whose time has passed long
-            ago was taken by the program before.
+        begun_s: time of its beginning, by Trio's clock; the program before has done
+            steps that are long past.
     """
     late_s = trio.current_time() - begun_s - LATE_S
     for after_s, number in ladder:
         if after_s < late_s:
             continue
         await trio.sleep_until(begun_s + after_s)
-        with contextlib.suppress(LaunchpadLost):  # then everything is ended anyhow
+        with contextlib.suppress(LaunchpadLost):  # then everything ends anyhow
             await signal_tree(process, line, number)
 
 
 async def signal_group(
     process: SpawnedProcess, line: SignalLine | None, number: int
 ) -> bool:
-    """Signal the tool's process group; it has been delivered when this returns.
+    """Signal the tool's process group; return after the delivery.
 
     Args:
         process: the tool.
-        line: see rule 3: it is told then.
+        line: see rule 3: it gets the name then.
         number: of the signal.
 
     Returns:
@@ -150,7 +150,7 @@ async def signal_group(
 
 
 def exit_code(status: ExitStatus | None) -> int:
-    """Return an exit code as a shell has it; 137 for an end that nobody saw."""
+    """Return a shell's exit code; 137 for an unknown end."""
     if status is None or (status.code is None and status.signal is None):
         return 128 + 9
     if status.signal is not None:

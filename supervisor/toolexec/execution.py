@@ -1,15 +1,15 @@
-"""One execution: a tool from its start to its exit code, and all that it prints.
+"""One execution: a tool from its start to its exit code, with its output.
 
     spawn -> run (pump, limits, exit) -> finished (its log is kept)
 
 Rules of this file.
 
-1. Its id and its slot are free before anybody is told its exit code.
-2. stdout and stderr are one pipe, stdin is the null device, and nothing else of the
-   host is open in a tool.
+1. Its id and its slot are free before its exit code is sent.
+2. stdout and stderr are one pipe, stdin is the null device, and no other descriptor of
+   the host is open in a tool.
 3. Output is logged as fast as the log takes it: the pipe is the backpressure.
-4. Its tasks are the child's: one moves what is printed, and waits for the end; those that
-   end it, or what others still print, are cancelled when it has.
+4. Its tasks are the child's: one pumps the output and waits for the end; the tasks that
+   end it, or that wait for other holders of the pipe, are cancelled then.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ if TYPE_CHECKING:
     from supervisor.toolexec.starts import Start
 
 HOLDERS_S = 1.0
-"""How long other holders of the pipe are waited for after the tool's own end."""
+"""Longest wait for other holders of the pipe after the tool's own end."""
 
 GIVEN_UP = "it was ended while it was being started"
 
 PASSED_NOTE = b"sandhost: ended, for a limit of its child is passed: %b\n"
-"""Behind the output of a tool that made more than its child may have."""
+"""The note behind the output of a tool that passed a limit of its child."""
 
 ABANDON_TIMEOUT_S = 5.0
-"""Longest wait for the end of what was started for nobody; it is killed at once."""
+"""Longest wait for the end of an unwanted start; it is killed at once."""
 
 
 class ExecutionState(msgspec.Struct):
-    """See ``Execution``; times are seconds that are left or have passed.
+    """The state of an ``Execution``; times are seconds left or passed.
 
     Attributes:
-        where: ``live``, ``kept``, or empty: only a reader knows it any more.
-        line: the pipe by which its tool hears of signals; -1 for none.
-        passed: the limit that it is killed for; empty for none.
+        where: ``live``, ``kept``, or empty if only a reader knows it.
+        line: the pipe of signals for its tool; -1 for none.
+        passed: the limit for which it is killed; empty for none.
     """
 
     id: str
@@ -91,22 +91,22 @@ class ExecutionState(msgspec.Struct):
 
 
 class Owner(launch.Owner, Protocol):
-    """The executions of a child, as one of them needs them.
+    """The executions of a child, as far as one of them needs them.
 
     Attributes:
         null_fd: the null device.
-        growth: charges the child for what they make; None if nothing bounds that.
+        growth: charges the child for made files; None if there is no bound.
     """
 
     null_fd: int
     growth: Growth | None
 
-    def finished(self, execution: Execution, *, keep: bool) -> None:
-        """Free the id and the slot; keep the output if there is to be any."""
+    def release(self, execution: Execution, *, keep: bool) -> None:
+        """Free the id and the slot; keep the output if ``keep`` is true."""
         ...
 
-    def failed(self, execution: Execution, sidecar: str, reason: str) -> None:
-        """Tell of one that has a code and a log, and never began."""
+    def report_failed(self, execution: Execution, sidecar: str, reason: str) -> None:
+        """Report an execution with a code and a log that never began."""
         ...
 
 
@@ -117,21 +117,21 @@ class Execution:
         owner: the executions of its child.
         exec_id: unique among them.
         tool: its name.
-        log: takes its output.
+        log: gets its output.
 
     Attributes:
-        key: what its owner has it under.
+        key: its key at its owner.
         code: its exit code once it is finished; None before.
-        timed_out: its time limit ended it.
-        fault: why its output is not whole; None if it is.
-        passed: the limit of its child that it was ended for; empty for none.
-        finished: set when the code is there.
+        timed_out: whether its time limit ended it.
+        fault: the reason why its output is incomplete; None if it is complete.
+        passed: the limit of its child for which it was ended; empty for none.
+        finished: set when it has its code.
         owner: the executions of its child.
-        line: tells its tool of signals that do not reach it; None where they do.
-        door_client: the nested client that its tool is; empty for none.
-        climbs: (ladder, when it was begun) of each way in which it is being ended.
-        timeout_at: when its time is up.
-        start: what can give its start up; None for one that the program before began.
+        line: passes signals to its tool; None where they reach it directly.
+        door_client: the nested client of its tool; empty for none.
+        climbs: (ladder, time of its beginning) of each way in which it is being ended.
+        timeout_at: the time of its limit.
+        start: can be given up; None for one that the program before began.
     """
 
     def __init__(self, owner: Owner, exec_id: str, tool: str, log: OutputLog) -> None:
@@ -156,7 +156,7 @@ class Execution:
         self._door: AsyncExitStack | None = None
 
     def snapshot(self, where: str) -> tuple[ExecutionState, set[int]]:
-        """Return it as ``restore`` takes it, and its descriptors.
+        """Return its state for ``restore``, and its descriptors.
 
         Args:
             where: see ``ExecutionState``.
@@ -192,10 +192,10 @@ class Execution:
         return state, fds | {state.process.pidfd, state.pipe, state.line}
 
     def restore(self, state: ExecutionState) -> None:
-        """Be the execution of the program before, up to ``begin``.
+        """Take over the execution of the program before; then call ``begin``.
 
-        A ladder goes on from the step that it has come to; what was killed for a limit
-        is killed again.
+        A ladder continues with its next step; a tool that was killed for a limit is
+        killed again.
         """
         self.key, self.code, self.fault = state.key, state.code, state.fault
         self.timed_out, self.passed = state.timed_out, state.passed
@@ -217,29 +217,29 @@ class Execution:
 
     @property
     def output_end(self) -> int:
-        """Where the tool's own output ends; what follows is the host's last word."""
+        """Return the end of the tool's own output; the host's note follows."""
         return self.log.end if self.log.note_at < 0 else self.log.note_at
 
     @property
     def has_begun(self) -> bool:
-        """Whether its tool was started, and anybody told of that."""
+        """Whether its tool was started and reported."""
         return self._nursery is not None
 
     async def spawn(
         self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False, fd3: bool = False
     ) -> None:
-        """Start the tool; ``run`` it afterwards, or give it up.
+        """Start the tool; then call ``run``, or give it up.
 
         Args:
-            plan: what is to be started.
+            plan: the process.
             cwd_fd: its working directory, if the plan has one.
-            tty: its output is a terminal.
-            fd3: it has FD 3, as a nested client of the child.
+            tty: whether its output is a terminal.
+            fd3: whether it has FD 3, as a nested client of the child.
 
         Raises:
             RefusedError: a limit of its child is passed, or the child's lease is over.
             SpawnError: it did not start.
-            OSError: a pipe or a door cannot be had.
+            OSError: there is no pipe or door for it.
         """
         try:
             self.owner.host.fence.check(self.owner.child.id)
@@ -270,7 +270,7 @@ class Execution:
 
     @contextmanager
     def _input(self, plan: SpawnPlan) -> Iterator[int]:
-        """Have what its process reads from: nothing, or the line that it is told by."""
+        """Yield its input: the null device, or the line of signals."""
         if not plan.reads_signals:
             yield self.owner.null_fd
             return
@@ -289,12 +289,12 @@ class Execution:
             plan = replace(plan, env={**plan.env, **door.env})
             request = plan.request(cwd_fd, (*fds, *door.fds))
             self.process = await launch.launch(self.owner, plan, request)
-            door.handed_over()
+            door.close_tools_end()
             self.door_client = door.client_id
             self._door = stack.pop_all()
 
     def begin(self, nursery: trio.Nursery, timeout_s: float) -> None:
-        """Own the spawned tool until it has ended and all it printed is logged.
+        """Run the spawned tool until it has ended and its output is logged.
 
         Args:
             nursery: of its child.
@@ -305,24 +305,26 @@ class Execution:
             raise RuntimeError("an execution that was not spawned cannot run")
         self._nursery = nursery
         nursery.start_soon(self._live, process, pump)
-        process.at_exit(partial(self._exited, pump))
+        process.at_exit(partial(self._bound_holders, pump))
         if timeout_s > 0:
-            self._do_aside(self._enforce_timeout, timeout_s)
+            self._start_task(self._enforce_timeout, timeout_s)
         if self.owner.growth is not None and not self.passed:
-            self._do_aside(self._enforce_growth, self.owner.growth)
+            self._start_task(self._enforce_growth, self.owner.growth)
         for ladder, begun_s in self.climbs:  # of the program before
-            self._do_aside(climb, process, self.line, ladder, begun_s)
-        if self.start is not None and self.start.is_given_up:  # a moment too late
-            self._ended_as(self.start.code)
+            self._start_task(climb, process, self.line, ladder, begun_s)
+        if (
+            self.start is not None and self.start.is_given_up
+        ):  # given up a moment too late
+            self._set_code(self.start.code)
             self.end(AT_ONCE)
-        elif self.passed:  # so that program has killed it, or was about to
+        elif self.passed:  # the program before has killed it, or was about to
             self.end(AT_ONCE)
 
     async def _pump_all(self, pump: OutputPump) -> None:
-        """Log what the tool prints; a tool whose output cannot be kept is ended."""
+        """Log the tool's output; end a tool whose output cannot be kept."""
         with pump.ending():
             try:
-                if self.fault is None:  # else it was so in the program before
+                if self.fault is None:  # else it failed in the program before
                     await pump.run()
                 else:
                     await pump.discard_rest()
@@ -343,21 +345,21 @@ class Execution:
             self._finish(status)
             await self._close_door()
 
-    def _exited(self, pump: OutputPump) -> None:
-        """Wait no longer than a while for others that hold the pipe of an ended tool."""
+    def _bound_holders(self, pump: OutputPump) -> None:
+        """Bound the wait for other holders of an ended tool's pipe."""
         if not pump.has_ended:
-            self._do_aside(self._outwait_holders, pump)
+            self._start_task(self._outwait_holders, pump)
 
     async def _outwait_holders(self, pump: OutputPump) -> None:
         await trio.sleep(HOLDERS_S)
-        pump.stop_at_what_is_there()
+        pump.end_at_present()
 
-    def _do_aside(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Do something that is over when the execution is."""
+    def _start_task(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Run a task that is cancelled when the execution has finished."""
         if self._nursery is not None:
-            self._nursery.start_soon(self._until_finished, work, *args)
+            self._nursery.start_soon(self._run_until_finished, work, *args)
 
-    async def _until_finished(
+    async def _run_until_finished(
         self, work: Callable[..., Awaitable[None]], *args: object
     ) -> None:
         with trio.CancelScope() as scope:
@@ -366,24 +368,24 @@ class Execution:
                 await work(*args)
 
     def end(self, ladder: Ladder = CLIENT_GONE) -> None:
-        """Begin to end it: nobody wants it any more."""
+        """Begin to end it: its client is gone."""
         if self.process is not None and not self.finished.is_set():
             begun_s = trio.current_time()
             self.climbs.append((ladder, begun_s))
-            self._do_aside(climb, self.process, self.line, ladder, begun_s)
+            self._start_task(climb, self.process, self.line, ladder, begun_s)
 
-    async def given_up(self, code: int, sidecar: str) -> None:
-        """Finish one whose start was given up: as one that was ended so."""
-        self._ended_as(code)
-        self.owner.failed(self, sidecar, GIVEN_UP)
+    async def finish_given_up(self, code: int, sidecar: str) -> None:
+        """Finish one whose start was given up, as if its tool had ended."""
+        self._set_code(code)
+        self.owner.report_failed(self, sidecar, GIVEN_UP)
         await self.abandon(keep=True)
 
-    def _ended_as(self, code: int | None) -> None:
+    def _set_code(self, code: int | None) -> None:
         self.code, self.timed_out = code, code == TIMED_OUT
 
     async def abandon(self, *, keep: bool = False) -> None:
-        """Finish what has not begun; ``keep`` what is in its log."""
-        if not keep:  # who follows it already is told of no code: there is none
+        """Finish one that has not begun; ``keep`` its log or not."""
+        if not keep:  # readers get no code: there is none
             self.fault = "it was not started"
         process = self.process
         if process is not None:
@@ -395,9 +397,9 @@ class Execution:
         await self._close_door()
 
     async def end_now(self) -> None:
-        """Kill it, with all beneath it, and wait until nothing is left."""
+        """Kill it and all beneath it, and wait until nothing is left."""
         if self.start is not None:
-            self.start.give_up()  # nothing, if it is over
+            self.start.give_up()  # without effect if it is over
         if self.process is not None:
             with suppress(LaunchpadLost):
                 await self.process.end_tree()
@@ -414,23 +416,23 @@ class Execution:
         self.timeout_at = trio.current_time() + timeout_s
         await trio.sleep_until(self.timeout_at)
         if self.process is None or self.process.has_exited:
-            return  # in time; what is waited for is another holder of its pipe
+            return  # in time; another holder of its pipe is waited for
         self.timed_out = True
         self.end(TIME_IS_UP)
 
     async def _enforce_growth(self, growth: Growth) -> None:
-        self.passed = await growth.until_passed()
+        self.passed = await growth.wait_passed()
         self.end(AT_ONCE)
 
     # Its end
 
     def _finish(self, status: ExitStatus | None, *, keep: bool = True) -> None:
-        """Say how it has ended, and let go of what it had; a second call does nothing."""
+        """Record its end and free its resources; a second call does nothing."""
         if self.finished.is_set():
             return
         if self.code is None:
             self.code = TIMED_OUT if self.timed_out else exit_code(status)
-        self.owner.finished(self, keep=keep)
+        self.owner.release(self, keep=keep)
         self.log.finish(self._note())
         self.finished.set()
         if self._pump is not None:
@@ -443,13 +445,13 @@ class Execution:
             scope.cancel()
 
     def _note(self) -> bytes:
-        """Return the host's own last word on it."""
+        """Return the host's note behind the output."""
         if self.timed_out:
             return TIMEOUT_NOTE
         return PASSED_NOTE % self.passed.encode() if self.passed else b""
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what this holds of the host's descriptors."""
+        """Yield its descriptors of the host."""
         if self._pump is not None:
             yield from self._pump.descriptors()
         if self.process is not None:

@@ -4,10 +4,10 @@
 
 Rules of this file.
 
-1. An execution belongs to one child: it runs in that child's nursery, and when the child
-   ends, it ends.  Another child does not find it.
-2. Output of what has finished stays until the child ends, the oldest going first; for
-   room on the disk the oldest that has some, and that nobody is reading.
+1. An execution belongs to one child: it runs in that child's nursery and ends with the
+   child. Other children do not find it.
+2. Finished output stays until the child ends, the oldest going first; for room on the
+   disk the oldest file without a reader goes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ END_TIMEOUT_S = 5.0
 a process that is stuck in the kernel takes longer."""
 
 KEPT_EXECUTIONS = 32
-"""Finished executions of one child whose output can be asked for again; each holds up
-to 64 KiB of memory, the rest is on the disk and within the quota."""
+"""Finished executions of one child whose output is kept; each takes up to 64 KiB of
+memory, the rest is on the disk and within the quota."""
 
 QUOTA_LIMITS = 2
-"""How many logs at their limit one child may have on the disk."""
+"""Most logs at their limit that one child may have on the disk."""
 
 
 class InUseError(Exception):
@@ -66,12 +66,12 @@ class ChildState(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """The parts that the executions of all children of a host share.
+    """The shared parts of the executions of all children.
 
     Attributes:
-        slots: for all of them.
-        log_limit_bytes: of one log.
-        directory: where logs are made.
+        slots: of the host.
+        log_limit_bytes: longest log.
+        directory: has the logs.
         null_fd: the null device.
     """
 
@@ -85,22 +85,22 @@ class ChildExecutions:
     """The executions of one child.
 
     Args:
-        host: whose child it is.
+        host: has the child.
         child: the child.
-        means: what it shares with the other children's.
+        means: the parts shared with other children.
 
     Attributes:
         null_fd: the null device.
-        nursery: in which they run; the child's.
-        token: stands for the child.
-        listener: (descriptor, path) of its own socket; no path if that is a port in its
-            net namespace; None if it has none.
-        live: those that run, by scope and id.
-        kept: those that have finished and whose output is still there, oldest first.
-        growth: charges the child for what they make; None if nothing bounds that.
-        bodies: the turn in which the child's requests are taken apart.
-        receiving: connections that receive the body of a request of the child's.
-        lacks_doors: its log says that its tools have no way to the model.
+        nursery: runs them; the child's.
+        token: that of the child.
+        listener: (descriptor, path) of its own socket; the path is empty for a port in
+            its net namespace; None without a socket.
+        live: the running ones, by scope and id.
+        kept: the finished ones with output, oldest first.
+        growth: charges the child for made files; None if there is no bound.
+        bodies: the turn for decoding the child's requests.
+        receiving: connections that receive a body for the child.
+        lacks_doors: whether the log says that its tools have no way to the model.
     """
 
     def __init__(self, host: Parts, child: ChildView, means: Means) -> None:
@@ -130,17 +130,17 @@ class ChildExecutions:
         *,
         keep_all: bool = False,
     ) -> Execution:
-        """Reserve an id and a slot.
+        """Return a new execution with an id and a slot.
 
         Args:
             tool: its name.
             exec_id: wanted; None for a fresh one.
             scope: of the token; ids are unique within one.
-            keep_all: its output is wanted whole, at its end.
+            keep_all: whether its output is needed whole, at its end.
 
         Raises:
-            InUseError: the id is that of a live execution.
-            BusyError: there is no slot.
+            InUseError: a live execution has the id.
+            BusyError: no slot is left.
         """
         exec_id = exec_id or secrets.token_hex(16)
         key = scope + exec_id
@@ -162,7 +162,7 @@ class ChildExecutions:
         return OutputLog(self._directory, limit_bytes, quota, keep_all=keep_all)
 
     def busy(self) -> str | None:
-        """Say what has to end before they can be handed over."""
+        """Return what must end before they can be handed over."""
         if self.nursery is None:
             return f"the tools of {self.child.id} are being ended"
         for execution in self.live.values():
@@ -171,7 +171,7 @@ class ChildExecutions:
         return None
 
     def snapshot(self) -> tuple[ChildState, set[int]]:
-        """Return them as ``restore`` takes them, without executions; and descriptors."""
+        """Return their state for ``restore``, without executions; and descriptors."""
         listener_fd, path = self.listener or (-1, "")
         quota = self._quota
         state = ChildState(
@@ -186,9 +186,9 @@ class ChildExecutions:
         return state, {listener_fd, *quota.descriptors()}
 
     def restore(self, state: ChildState) -> list[Execution]:
-        """Be those of the program before; return its executions in their order.
+        """Take over the state of the program before; return its executions in order.
 
-        None of them moves on before ``go_on``.
+        They stay at rest until ``go_on``.
         """
         self._quota.restore(state.used_bytes, state.spare)
         return [self._restore_execution(one) for one in state.executions]
@@ -207,7 +207,7 @@ class ChildExecutions:
         return execution
 
     def go_on(self) -> None:
-        """Let the executions of the program before run."""
+        """Run the executions of the program before."""
         for execution in self.live.values():
             if self.nursery is not None:
                 left_s = execution.timeout_at - trio.current_time()
@@ -215,10 +215,10 @@ class ChildExecutions:
                 execution.begin(self.nursery, limit_s)
 
     async def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
-        """Let a spawned execution run, whatever becomes of who asked for it.
+        """Run a spawned execution, whatever happens to its client.
 
         Raises:
-            BusyError: the child is ending; nothing is left of the execution.
+            BusyError: the child is ending; the execution is gone.
         """
         process = execution.process
         if self.nursery is None or process is None:
@@ -234,12 +234,12 @@ class ChildExecutions:
         )
         execution.begin(self.nursery, timeout_s)
 
-    def failed(self, execution: Execution, sidecar: str, reason: str) -> None:
-        """Tell of one that has a code and a log, and never began.
+    def report_failed(self, execution: Execution, sidecar: str, reason: str) -> None:
+        """Report an execution with a code and a log that never began.
 
         Args:
-            execution: whose code is there already.
-            sidecar: which was to run it.
+            execution: has its code already.
+            sidecar: the one that was to run it.
             reason: one line.
         """
         self.host.journal.write(
@@ -252,8 +252,8 @@ class ChildExecutions:
             reason=reason,
         )
 
-    def finished(self, execution: Execution, *, keep: bool) -> None:
-        """Free the id and the slot; keep the output if there is to be any."""
+    def release(self, execution: Execution, *, keep: bool) -> None:
+        """Free the id and the slot; keep the output if ``keep`` is true."""
         del self.live[execution.key]
         self._slots.give()
         if execution.has_begun:
@@ -273,11 +273,11 @@ class ChildExecutions:
             self._give_one_up()
 
     def find(self, exec_id: str, scope: str) -> Execution | None:
-        """Return an execution whose output is there, None if there is none."""
+        """Return an execution with output; None if there is none."""
         return self.find_live(exec_id, scope) or self.kept.get(scope + exec_id)
 
     def find_live(self, exec_id: str, scope: str) -> Execution | None:
-        """Return an execution that has not finished, None if there is none."""
+        """Return an unfinished execution; None if there is none."""
         return self.live.get(scope + exec_id)
 
     def _give_one_up(self) -> bool:
@@ -295,7 +295,7 @@ class ChildExecutions:
         return False
 
     async def close(self) -> None:
-        """End every execution and forget all output: the child has ended."""
+        """End every execution and free all output: the child has ended."""
         nursery, self.nursery = self.nursery, None
         with trio.move_on_after(END_TIMEOUT_S, shield=True):
             async with trio.open_nursery() as ending:
@@ -307,7 +307,7 @@ class ChildExecutions:
             pass
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what this holds of the host's descriptors."""
+        """Yield their descriptors of the host."""
         for execution in (*self.live.values(), *self.kept.values()):
             yield from execution.descriptors()
         for fd in self._quota.descriptors():
@@ -315,5 +315,5 @@ class ChildExecutions:
 
 
 def _as_text(name: str) -> str:
-    """Return a name as the journal has it."""
+    """Return a name in the journal's form."""
     return text_of(name.encode("utf-8", "surrogateescape"))

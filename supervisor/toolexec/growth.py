@@ -1,16 +1,12 @@
-"""Files that tools make in their child's places, charged to the child (spec S7).
+"""Charges a child for the files that its tools make in its places (spec S7).
 
-A tool writes by itself, not through FD 3, so its child's limits of bytes and files do
-not stop it. The host looks: before the first tool, ten times a second while one runs,
-and when one has ended, before anybody is told its exit code. A tool that runs while a
-limit is passed, and passed by more than when it began, is ended.
-
-Rules of this file.
+A tool writes without FD 3, so the limits of bytes and files do not stop it. The host
+measures before the first tool, ten times a second while one runs, and after each. A
+tool that passes a limit, or passes it further than at its begin, is ended.
 
 1. A child without a limit of bytes or files costs nothing.
-2. No tool is started while a limit is passed, nor before what the ones before it left has
-   been looked at: many tools that are done before anybody looks pass a limit by what one
-   of them makes, not by the sum.
+2. No tool starts while a limit is passed, nor before the results of earlier ones are
+   measured: quick tools together pass a limit by what one of them makes.
 """
 
 from __future__ import annotations
@@ -31,21 +27,21 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView, Conversation
 
 PAUSE_S = 0.1
-"""Between two looks while a tool runs: what it can write in that time is what it can
-write beyond a limit."""
+"""Time between two measurements while a tool runs: it bounds the bytes beyond a
+limit."""
 
 PAUSE_LOOKS = 20
-"""Or so many times what the last look took: it may use a twentieth of a thread."""
+"""Least pause in durations of the last one: it may use a twentieth of a thread."""
 
 BLIND_S = 2.0
-"""How long a tool may run while the host has no descriptor, memory or thread for a look:
-others may have taken them, and give them back.  Beyond it a limit would be none."""
+"""How long a tool may run while the host lacks a descriptor, memory or thread for
+measuring: others may give one back. A longer time would be no limit."""
 
 LAST_LOOK_S = 1.0
-"""How long an exit code may wait for the look at what its tool made."""
+"""Longest wait of an exit code for the measurement of its tool."""
 
 TRIES = 3
-"""Times that a look begins anew because something was moved."""
+"""Most repeats of a measurement because a directory was moved."""
 
 _SHORTAGES = OUT_OF_RESOURCES | {errno.EAGAIN}
 
@@ -53,23 +49,23 @@ _REFUSED = "forbidden: tool '%s' is not permitted while a limit is passed: %s\n"
 
 
 class Growth:
-    """Charges a child for what its tools make; see `of`.
+    """Charges a child for the files of its tools; see `growth_of`.
 
     Args:
-        child: whose.
-        session: its own.
+        child: is charged.
+        session: its own conversation.
     """
 
     def __init__(self, child: ChildView, session: Conversation) -> None:
-        # As they were at first: what the child gives up later stays where it is.
+        # The first ones: files stay although the child gives up rights later.
         self._places = [place for place in child.places if place.write]
         self._session = session
         self._lock = trio.Lock()
         self._looks = 0
         self._pause_s = PAUSE_S
         self._closed = 0
-        self._ended = 0  # tools
-        self._seen = -1  # of those, the ones that had ended when a look began
+        self._ended = 0  # number of ended tools
+        self._seen = -1  # number of those that had ended when a measurement began
 
     async def begin(self, tool: str) -> None:
         """Let a tool start, or refuse it (rule 2).
@@ -79,58 +75,58 @@ class Growth:
 
         Raises:
             RefusedError: a limit is passed.
-            OSError: it cannot be looked at what is there, so nothing may run.
+            OSError: measuring is impossible, so no tool may run.
         """
         ended = self._ended
         await self._look_first()
-        while self._seen < ended:  # a look that answers all may have failed
+        while self._seen < ended:  # a shared measurement may have failed
             await self.look()
-        if self._passed():
-            await self.look()  # the child may have removed something
-            limit = self._passed()
+        if self._passed_limit():
+            await self.look()  # the child may have removed files
+            limit = self._passed_limit()
             if limit:
                 raise RefusedError(403, (_REFUSED % (printable(tool), limit)).encode())
 
     async def _look_first(self) -> None:
-        """Look at what is there before the first tool.
+        """Measure before the first tool.
 
         Raises:
-            OSError: it cannot be looked at.
+            OSError: measuring is impossible.
         """
         ledger = self._session.client.ledger
         async with self._lock:
             if ledger.before is None:
                 ended = self._ended
                 found = await self._content()
-                ledger.before = growth.content_before(self._charged(), found)
+                ledger.before = growth.content_before(self._find_charged(), found)
                 self._closed, self._seen = found.closed, ended
 
     async def look(self) -> None:
-        """Charge what is there now; one look answers all who wait for it.
+        """Charge the present files; one measurement serves all waiting callers.
 
         Raises:
-            OSError: it cannot be looked at.
+            OSError: measuring is impossible.
         """
-        await self._look_first()  # if the program before did not know of this
+        await self._look_first()  # if the program before has not measured
         wanted = self._looks + 1
         async with self._lock:
-            if self._looks >= wanted:  # one that began after this was asked for
+            if self._looks >= wanted:  # one that began after this request
                 return
             begun_s = trio.current_time()
             self._looks += 1
-            ended, charged = self._ended, self._charged()
+            ended, charged = self._ended, self._find_charged()
             found = await self._content()
             ledger = self._session.client.ledger
-            growth.settle(ledger, charged, found, self._charged())
+            growth.settle(ledger, charged, found, self._find_charged())
             self._closed, self._seen = found.closed, ended
             took_s = trio.current_time() - begun_s
             self._pause_s = max(PAUSE_S, PAUSE_LOOKS * took_s)
 
     async def last_look(self, nursery: trio.Nursery) -> None:
-        """Look when a tool has ended, for as long as its exit code may wait for that.
+        """Measure after the end of a tool, as long as its exit code may wait.
 
         Args:
-            nursery: where a look goes on that takes longer.
+            nursery: continues a longer measurement.
         """
         done = trio.Event()
         self._ended += 1
@@ -144,10 +140,10 @@ class Growth:
         with trio.move_on_after(LAST_LOOK_S):
             await done.wait()
 
-    async def until_passed(self) -> str:
-        """Look again and again until a limit is passed; return its name.
+    async def wait_passed(self) -> str:
+        """Measure again and again until a limit is passed; return its name.
 
-        By more than when this began: who takes away from too much is left alone.
+        Passed further than at the begin: a tool that removes files is not ended.
         """
         at_first = {name: used for name, _, used in self._uses()}
         while True:
@@ -161,10 +157,10 @@ class Growth:
                     return name
 
     async def _look_once_possible(self) -> None:
-        """Look as soon as the host has what that takes.
+        """Measure as soon as the host has the resources.
 
         Raises:
-            OSError: it has not had that for ``BLIND_S``, or something else is wrong.
+            OSError: they were missing for ``BLIND_S``, or another error.
         """
         until_s = trio.current_time() + BLIND_S
         while True:
@@ -175,8 +171,8 @@ class Growth:
                     raise
             await trio.sleep(PAUSE_S)
 
-    def _passed(self) -> str:
-        """Return the name of a limit that is passed; empty for none."""
+    def _passed_limit(self) -> str:
+        """Return the name of a passed limit; empty for none."""
         return next((name for name, limit, used in self._uses() if used > limit), "")
 
     def _uses(self) -> list[tuple[str, int, int]]:
@@ -188,15 +184,17 @@ class Growth:
                 found.append((name, of.limit, of.used))
         return found
 
-    def _charged(self) -> growth.Charges:
-        """Return what is charged to the child now."""
-        return growth.charges_of(self._session.client.ledger, _reserved(self._session))
+    def _find_charged(self) -> growth.Charges:
+        """Return what the child is charged for now."""
+        return growth.charges_of(
+            self._session.client.ledger, _reserved_bytes(self._session)
+        )
 
     async def _content(self) -> growth.Content:
-        """Look at what the child may write.
+        """Measure the places that the child may write.
 
         Raises:
-            OSError: it cannot be looked at.
+            OSError: measuring is impossible.
         """
         share = self._session.client.ledger.threads
         for _ in range(TRIES):
@@ -208,7 +206,7 @@ class Growth:
 
 
 def of(child: ChildView) -> Growth | None:
-    """Return what charges a child for its tools; None if nothing is to be charged."""
+    """Return the charger of a child; None if it has no limit for that."""
     session = child.session
     if session is None:
         return None
@@ -218,6 +216,6 @@ def of(child: ChildView) -> Growth | None:
     return Growth(child, session)
 
 
-def _reserved(session: Conversation) -> int:
-    """Return what WRITEs have reserved and not written, here and beneath; bytes."""
-    return session.reserved_bytes + sum(map(_reserved, session.nested))
+def _reserved_bytes(session: Conversation) -> int:
+    """Return the bytes that WRITEs have reserved, not written; with nested clients."""
+    return session.reserved_bytes + sum(map(_reserved_bytes, session.nested))

@@ -1,13 +1,13 @@
-"""Output that is too long for its reader, as an LLM fd (``X-Sandhost-Fd: 1``).
+"""Long output as an LLM fd (``X-Sandhost-Fd: 1``).
 
     finished log --pieces--> the child's contents -> <fd_result>
 
 Rules of this file.
 
-1. Output with no more characters than the LLM fds show at once goes as it is; so does
-   output without room there, and the host's log says so. Nothing is lost by asking.
-2. The output goes over in pieces: none of it is whole in memory at any time.
-3. The host's own last word (a time-out) is no output, and not in the handle.
+1. Output with no more characters than the LLM fds show at once is sent as it is; so is
+   output without room there, which the host's log says. Asking loses nothing.
+2. The output moves in pieces: it is never whole in memory.
+3. The host's note (a time-out) is no output, and not in the handle.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vfs.clients import Client
 
 PIECE_BYTES = 1024 * 1024
-"""Handed over at once: long enough that going to a thread costs nothing beside it."""
+"""Bytes of one piece: long enough that a thread hop costs nothing beside it."""
 
 
 class Contents(Protocol):
-    """The LLM fds of a host, as this needs them."""
+    """The LLM fds of a host, as far as they are used here."""
 
     @property
     def most_shown(self) -> int:
@@ -34,13 +34,13 @@ class Contents(Protocol):
         ...
 
     def is_call(self, name: str) -> bool:
-        """Tell whether a tool of this name is one of their own."""
+        """Return whether a tool of this name is one of their own."""
         ...
 
     async def wrap_pieces(
         self, client: Client, read: Callable[[], Awaitable[bytes]], source: str
     ) -> bytes | None:
-        """Keep an output; return the answer of ``wrap_output``, None if nobody asks."""
+        """Keep an output; return the answer of ``wrap_output``, None without a client."""
         ...
 
 
@@ -48,7 +48,7 @@ class Handles:
     """Makes handles of finished executions; a ``ToolExec.large_output``.
 
     Args:
-        contents: where they are kept.
+        contents: keep them.
         log: takes a level, a line and its fields.
     """
 
@@ -57,16 +57,16 @@ class Handles:
         self._log = log
 
     async def __call__(self, child: ChildView, execution: Execution) -> bytes | None:
-        """Return the ``fd_result`` of an output, None if it is to go as it is.
+        """Return the ``fd_result`` of an output; None to send it as it is.
 
         Raises:
             OSError: the log cannot be read.
 
-        Cancellation: what was handed over is freed.
+        Cancellation: the pieces so far are freed.
         """
         contents, tool = self._contents, execution.tool
-        # An output has at least as many bytes as characters; and what the calls of the
-        # LLM fds answer is cut already, so they leave that of their namesakes whole.
+        # An output has at least as many bytes as characters. Answers of the LLM fd
+        # calls are cut already, so tools with their names are not handled here.
         is_short = execution.output_end <= contents.most_shown
         if is_short or child.session is None or contents.is_call(tool):
             return None

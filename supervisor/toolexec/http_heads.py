@@ -1,6 +1,6 @@
-"""Heads as bytes: what h11 makes of a request's, and what it writes for a reply.
+"""Heads of requests and replies as bytes, by h11.
 
-One head at a time, of which nothing is kept but what it said.
+One head at a time, without a state of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from protocol.toolexec.body import MAX_HEAD_BYTES, Head
 CONTENT_TYPE = (b"Content-Type", b"text/plain; charset=utf-8")
 CLOSE = (b"Connection", b"close")
 
-# Some clients of old sent one more behind a request's body (RFC 9112, 2.2).
+# Some old clients sent one more behind a request's body (RFC 9112, 2.2).
 _EMPTY_LINE = re.compile(rb"\A\r?\n")
 
-# The request that h11 is told where the reply does not depend on it.
+# The request for h11 where the reply does not depend on it.
 _ANY = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 _END = b"\r\n"
 
@@ -28,7 +28,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class RefusedAtOnceError(Exception):
-    """A request that is refused before all of it was read."""
+    """A request that is refused before it was read whole."""
 
     def __init__(self, refusal: requests.Refusal) -> None:
         super().__init__(refusal.status)
@@ -36,16 +36,16 @@ class RefusedAtOnceError(Exception):
 
 
 def read(text: bytes) -> tuple[Head, bool]:
-    """Read the head of a request.
+    """Return the head of a request.
 
     Args:
-        text: all of it, with its blank line.
+        text: the whole head, with its blank line.
 
     Returns:
-        Its content, and whether its client waits to be told that it may go on.
+        Its content, and whether its client waits for 100.
 
     Raises:
-        RefusedAtOnceError: it is none that is understood here.
+        RefusedAtOnceError: it cannot be parsed.
     """
     text = _EMPTY_LINE.sub(b"", text, count=1)
     try:
@@ -61,19 +61,19 @@ def read(text: bytes) -> tuple[Head, bool]:
 
 def written(status: int, headers: Headers) -> bytes:
     """Return the head of a reply."""
-    return _written(status, headers)[0]
+    return _write_head(status, headers)[0]
 
 
 @cache
 def go_on() -> bytes:
-    """Return what tells a client that it may send its body: 100."""
+    """Return the 100 that lets a client send its body."""
     http = h11.Connection(h11.SERVER)
     http.receive_data(_ANY + b"Content-Length: 1\r\nExpect: 100-continue\r\n" + _END)
     http.next_event()
     return http.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
 
 
-# Of what is the same in every streamed reply h11 makes the bytes once.
+# h11 makes the common parts of all streamed replies once.
 
 
 def chunked_head(exec_id: str) -> bytes:
@@ -84,7 +84,7 @@ def chunked_head(exec_id: str) -> bytes:
 
 @cache
 def _chunked_head() -> tuple[bytes, bytes]:
-    """Return what stands before and after the execution's id."""
+    """Return the bytes before and after the execution's id."""
     mark = b"----"
     headers = [
         CONTENT_TYPE,
@@ -99,15 +99,15 @@ def _chunked_head() -> tuple[bytes, bytes]:
 
 @lru_cache(maxsize=256)  # as many as there are exit codes
 def trailer(exit_code: int) -> bytes:
-    """Return the last chunk with the exit code behind it."""
+    """Return the last chunk with the exit code in a trailer."""
     headers = [CONTENT_TYPE, (b"Transfer-Encoding", b"chunked"), CLOSE]
-    _, http = _written(200, headers)
+    _, http = _write_head(200, headers)
     trailers = [(b"X-Exit-Code", b"%d" % exit_code)]
     return http.send(h11.EndOfMessage(headers=trailers)) or b""
 
 
-def _written(status: int, headers: Headers) -> tuple[bytes, h11.Connection]:
-    """Return the head of a reply, and what may write its end."""
+def _write_head(status: int, headers: Headers) -> tuple[bytes, h11.Connection]:
+    """Return the head of a reply, and the connection that writes its end."""
     http = h11.Connection(h11.SERVER)
     http.receive_data(_ANY + _END)
     http.next_event()

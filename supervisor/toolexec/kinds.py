@@ -1,11 +1,11 @@
-"""The five kinds of sidecar: which tools each has, in which order they are asked.
+"""The five kinds of sidecar: their tools, and the order of asking.
 
-Tables, and the pure questions about them.
+Tables and pure functions on them.
 
 Rules of this file.
 
-1. A tool that belongs to a kind is run by that kind.  Development tools belong to none:
-   every kind may have them, and the kinds are asked in the order of ``KINDS``.
+1. A tool of a kind is run by that kind. Development tools belong to none: every kind
+   may have them, and they are asked in the order of ``KINDS``.
 2. A tool is a name, never a path, and never an option (attack 32).
 """
 
@@ -28,7 +28,7 @@ DEV_TOOLS = (
 )
 """Tools that any kind may have."""
 
-# The protocol allows 64 bytes; exec and the shell see the name as it stands.
+# The protocol allows 64 bytes; exec and the shell see the name as it is.
 _NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]{0,63}", re.ASCII)
 
 
@@ -37,10 +37,10 @@ class Kind:
     """One kind of toolchain.
 
     Attributes:
-        name: as the configuration and ``--toolchain`` have it.
+        name: in the configuration and ``--toolchain``.
         own: the tools that belong to it.
-        env: what its tools find in their environment; ``{state}`` stands for the
-            directory that a child has at the sidecar.
+        env: environment of its tools; ``{state}`` stands for the directory of a child
+            at the sidecar.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Kind:
 
     @property
     def allow(self) -> frozenset[str]:
-        """The tools that a sidecar of this kind allows if it is told nothing else."""
+        """The usual allowlist of a sidecar of this kind."""
         return frozenset((*self.own, *DEV_TOOLS))
 
 
@@ -67,24 +67,24 @@ KINDS = {
         Kind("python", ("python", "python3", "pip", "pip3")),
     )
 }
-"""All kinds, in the order in which they are asked for a development tool."""
+"""All kinds, in the order of asking for a development tool."""
 
 ORDER = {name: position for position, name in enumerate(KINDS)}
 
 OWNERS = {tool: kind.name for kind in KINDS.values() for tool in kind.own}
-"""Which kind a tool belongs to."""
+"""The kind of each tool that belongs to one."""
 
 ALL_TOOLS = frozenset((*OWNERS, *DEV_TOOLS))
-"""The tools that some kind allows."""
+"""The tools of all kinds."""
 
 
 def is_tool_name(name: str) -> bool:
-    """Tell whether a text can name a tool: no path, no blank, no option."""
+    """Return whether a text can name a tool: no path, no blank, no option."""
     return _NAME.fullmatch(name) is not None
 
 
 def toolchains_for(tool: str) -> tuple[str, ...]:
-    """Return the kinds that have a tool, best first; empty for an unknown tool."""
+    """Return the kinds that have a tool, best first; none for an unknown tool."""
     owner = OWNERS.get(tool)
     if owner is not None:
         return (owner,)

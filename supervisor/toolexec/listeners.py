@@ -1,9 +1,9 @@
-"""Where clients of ToolExec connect: a unix socket for each child, one TCP port for the host.
+"""Listeners of ToolExec: a unix socket for each child, one TCP port for the host.
 
-Making listeners, or taking those that are there.
+Makes listeners, or takes those that are open.
 
-Rule: a child's socket is made, and removed, in the directory that the host has made for it,
-wherever the name of that leads by then (``spec``).
+A child's socket is made and removed in the directory that the host has made for it,
+even if the name leads elsewhere by then (``spec``).
 
 Sources: unix(7).
 """
@@ -31,30 +31,29 @@ if TYPE_CHECKING:
     from supervisor.spec import ChildSpec
 
 BACKLOG = 128
-"""Connections that may wait to be accepted while the host is busy for a moment."""
+"""Connections that may wait to be accepted while the host is busy."""
 
 UNIX_BACKLOG = 1024
-"""Likewise at a child's own socket. TCP tries again where the queue is full; there, curl is
-told so at once (EAGAIN, unix(7)) and gives up, and its shim with it. No other task
-waits there."""
+"""The same at a child's own socket. TCP retries when the queue is full; here curl gets
+EAGAIN (unix(7)) and gives up, and its shim with it. No other task waits there."""
 
 SOCKET_NAME = "toolexec.sock"
 
 LISTEN = "toolexec.listen"
-"""Of the configuration: where to listen."""
+"""The configuration key of the address."""
 
 LONGEST_PATH_BYTES = 107
-"""Room in sockaddr_un, unix(7); the host could do with more, a client could not."""
+"""The size of a path in sockaddr_un, unix(7), which binds clients as well."""
 
 INNER_PORT = 8087
-"""Where a child listens in its own net namespace if the host itself has no port."""
+"""The port of a child in its own net namespace if the host has none."""
 
 NO_WAY = (
     "no way to its tools: its profile has unix_sockets = false, and no TCP address of this"
     " host is in its reach; give it network = 'host' with such a [toolexec] listen, the"
     " layer netns, or tools = []"
 )
-"""Why a child is not started."""
+"""The reason for a child that is not started."""
 
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client connects to
 
@@ -63,17 +62,17 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client conne
 async def unix_listener(
     spec: ChildSpec,
 ) -> AsyncIterator[tuple[str, trio.SocketListener]]:
-    """Listen in a child's own directory; a stale socket is replaced, a living one is not.
+    """Listen in a child's own directory; replace a stale socket, not a living one.
 
     Returns:
-        Its path, and the listener.
+        The path and the listener.
 
     Raises:
-        OSError: it cannot be had; ``filename`` is its path.
+        OSError: the socket cannot be made; ``filename`` is its path.
     """
     path = f"{spec.run_dir}/{SOCKET_NAME}"
     if len(os.fsencode(path)) > LONGEST_PATH_BYTES:
-        # Of a daemon's children it lies in the state directory, of a run's in TMPDIR.
+        # In the state directory for a daemon's children, in TMPDIR for a run's.
         advice = "use a shorter [host] state_dir for serve, a shorter TMPDIR for run"
         text = f"longer than {LONGEST_PATH_BYTES} bytes; {advice}"
         raise OSError(errno.ENAMETOOLONG, text, path)
@@ -89,7 +88,7 @@ async def unix_listener_on(
     sock = socket.socket(fileno=fd)
     identity = None
     with suppress(OSError), spec.run_dir_held() as dir_fd:
-        # The child may have removed it: the directory is its own.
+        # The child may have removed it from its directory.
         identity = identity_in(dir_fd, SOCKET_NAME)
     async with listen_on(sock, path, identity, spec.run_dir_held) as listener:
         yield listener
@@ -98,18 +97,18 @@ async def unix_listener_on(
 async def tcp_listener(
     host: str, port: int, chosen_by: str = LISTEN
 ) -> tuple[str, trio.SocketListener]:
-    """Listen on a TCP port; 0 takes a free one.
+    """Listen on a TCP port; 0 for a free one.
 
     Args:
         host: an address or a name.
         port: its number.
-        chosen_by: what says so, for an operator who has to choose another one.
+        chosen_by: the source of the address, for the error text.
 
     Returns:
-        The URL that a client on this machine is told, and the listener.
+        The URL for a client on this machine, and the listener.
 
     Raises:
-        OSError: it cannot be had.
+        OSError: the port is not available.
     """
     try:
         listener, *others = await trio.open_tcp_listeners(
@@ -119,7 +118,7 @@ async def tcp_listener(
         reason = why.strerror or why
         text = f"cannot listen on {host}:{port}: {reason}; choose another {chosen_by}"
         raise OSError(why.errno or errno.EIO, text) from None
-    for other in others:  # a name with several addresses: one port, one listener
+    for other in others:  # a name with several addresses: one listener
         await other.aclose()
     return _tcp_url(listener.socket.getsockname()), listener
 
@@ -138,17 +137,17 @@ async def listening_within(
     serve: Callable[[trio.SocketListener], Awaitable[None]],
     stack: AsyncExitStack,
 ) -> str | None:
-    """Have a child listen in its own net namespace, for it makes no unix sockets (ADR 22).
+    """Return the address of a child that listens in its own net namespace (ADR 22).
 
     Args:
         child: not spawned yet.
-        url: of what all share; None for nothing.
-        taken: told of the descriptor of what it listens on, when the host has it.
-        serve: serves what it listens on, until the stack is unwound.
+        url: the shared listener's; None for none.
+        taken: called with the descriptor of the listener when the host has it.
+        serve: serves the listener until the stack is unwound.
         stack: of the child.
 
     Returns:
-        The address that it is told; None for one that may have no tools.
+        The address for the child; None for one that may have no tools.
 
     Raises:
         OSError: it has no loopback of its own, and so no way to its tools.
@@ -170,13 +169,13 @@ async def listening_within(
 
 
 def activated_listener(sock: socket.socket) -> tuple[str, trio.SocketListener]:
-    """Listen on a socket that the service manager opened; it is owned then.
+    """Listen on a socket of the service manager; own it.
 
     Returns:
-        The URL that a client on this machine is told, and the listener.
+        The URL for a client on this machine, and the listener.
 
     Raises:
-        OSError: it is none that can be listened on, or has no address for a client.
+        OSError: it cannot listen, or has no address for a client.
     """
     try:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))

@@ -1,14 +1,13 @@
-"""The one command of ``[toolexec.notify]``: a program of the host's, for its user.
+"""The command of ``[toolexec.notify]``: a host's program for its user.
 
 Rules of this file.
 
-1. It is asked for by its basename and run by its absolute path.
-2. Without ``{args}`` in the configuration a request's arguments must be exactly the
-   configured ones; with it they take its place, the first ``max_args`` of them.
-3. These are words and no options (attack 49): where one begins with ``-``, ``--`` goes
-   before them.  Behind that the command's own options would be words too: where such
-   follow ``{args}``, the request is refused.
-4. It runs for the host and not for the child: in ``/``, with the least environment.
+1. A request names it by its basename; it is run by its absolute path.
+2. Without ``{args}`` in the configuration, a request's arguments must equal the
+   configured ones; with it they replace it, at most ``max_args`` of them.
+3. Arguments are never options (attack 49): if one begins with ``-``, ``--`` is put
+   before them. If options of the command follow ``{args}``, the request is refused.
+4. It runs for the host and not for the child: in ``/``, with a minimal environment.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
     from supervisor.toolexec.wire import Wire
 
 ARGS = "{args}"
-"""Where a request's arguments go."""
+"""The place of a request's arguments."""
 
 END_OF_OPTIONS = "--"
-"""A word behind it is no option, whatever it looks like (POSIX, 12.2)."""
+"""A word behind it is never an option (POSIX, 12.2)."""
 
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
-"""Variables of programs that show something to a user."""
+"""Variables for programs that show something to a user."""
 
 
 def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...]:
-    """Return the command line that a request stands for.
+    """Return the command line of a request.
 
     Raises:
         RefusedError: 403, with the reason.
@@ -70,7 +69,7 @@ def argv_of(configured: NotifyCommand | None, request: Notify) -> tuple[str, ...
 
 
 def _has_option(words: list[str]) -> bool:
-    """Tell whether a program may take one of these words for an option."""
+    """Return whether a program may take one of these words for an option."""
     return any(word.startswith("-") for word in words)
 
 
@@ -81,15 +80,15 @@ async def start(
 
     Args:
         context: of the host's ToolExec.
-        wire: of the client that asked for it.
-        owner: whose client that is.
-        request: what it asked for.
+        wire: of the requesting client.
+        owner: executions of that client's child.
+        request: the request.
 
     Raises:
         RefusedError: it is not permitted.
-        BusyError: there is no slot.
+        BusyError: no slot is left.
         SpawnError: it cannot be started.
-        OSError: something else cannot be had for it.
+        OSError: another resource for it is missing.
     """
     configured = context.settings.notify
     argv = argv_of(configured, request)
@@ -102,7 +101,7 @@ async def start(
         with execution.start:
             await execution.spawn(plan, -1)
     except StartEndedError as why:
-        await execution.given_up(why.code, "notify")
+        await execution.finish_given_up(why.code, "notify")
         return execution
     except BaseException:
         await execution.abandon()

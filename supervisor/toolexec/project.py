@@ -1,8 +1,8 @@
-"""Programs that a project brings along: its own ``tsc``, its virtual environment.
+"""Programs of a project: its own ``tsc``, its virtual environment.
 
 The host may be root, and a project is the child's: names are looked up beneath the
-project's directory and nowhere else.  Where a link leads out of it, it is the project's
-program all the same: the tool, which sees what its child sees, is told what is there.
+project's directory only. A link that leads out of it still counts as the project's
+program: the tool, with its child's view, follows it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ VENV_TOOLS = frozenset({"python", "python3", "pip", "pip3"})
 
 
 def own_name(tool: str) -> str | None:
-    """Return where a project has its own program for a tool, if projects do at all."""
+    """Return the path of a project's own program for a tool, if projects have one."""
     if tool == "tsc":
         return TSC
     return f"{VENV}/bin/{tool}" if tool in VENV_TOOLS else None
 
 
-def of_its_own(tool: str, cwd_fd: int) -> tuple[str | None, bool]:
-    """Return what a project has for a tool; it may wait for a file system.
+def find_own_program(tool: str, cwd_fd: int) -> tuple[str | None, bool]:
+    """Return a project's program for a tool; it may wait for a file system.
 
     Args:
         tool: its name.
@@ -40,7 +40,7 @@ def of_its_own(tool: str, cwd_fd: int) -> tuple[str | None, bool]:
 
     Returns:
         The path of its own program relative to that directory, None if it has none; and
-        whether the tool is to run in the project's virtual environment.
+        whether the tool runs in the project's virtual environment.
     """
     program = own_name(tool)
     if program is not None and not _is_there(program, cwd_fd, _is_program):
@@ -50,7 +50,7 @@ def of_its_own(tool: str, cwd_fd: int) -> tuple[str | None, bool]:
 
 
 def _is_there(name: str, dir_fd: int, kind: Callable[[int], bool]) -> bool:
-    """Tell whether a name is that of something, or leads out of the directory."""
+    """Return whether a name exists, or leads out of the directory."""
     try:
         fd = open_beneath(dir_fd, os.fsencode(name), os.O_PATH)
     except OSError as why:

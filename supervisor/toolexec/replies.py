@@ -1,14 +1,13 @@
-"""How an execution is answered with: whole, as a stream, as a handle, as a notice.
+"""Replies with an execution: whole, as a stream, as a handle, as a notice.
 
-Replies of a connection with an execution, from any moment of its task, for a program of
-this host may go on where another one was.
+A reply can begin at any stage of its task: a program of this host may continue the
+reply of another one.
 
 Rules of this file.
 
-1. For as long as an execution is answered with, its client is watched: one that goes
-   ends it, unless it was to be detached (spec E25).
-2. Bytes that are still to be sent are in the task before anything waits
-   (``connection_state``).
+1. During a reply the client is watched: if it goes, the execution is ended, unless it
+   is detached (spec E25).
+2. Unsent bytes are in the task before a wait (``connection_state``).
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ if TYPE_CHECKING:
     from supervisor.toolexec.output.log import OutputLog
 
 
-# The moment of a connection of ToolExec, from which another program can go on.
+# The stage of a connection of ToolExec, from which another program can continue.
 #
-# A connection says by its moment how it is handed to the next program of the host: as what
-# it has received, as the reply that is under way, or not at all before it is further.
+# It decides how a connection is handed over: by its received bytes, by its reply, or
+# not yet.
 
 
 class Moment(Enum):
-    """Where a connection is."""
+    """The stage of a connection."""
 
     RECEIVING = "receiving"
-    """Its request has not come whole, or nothing has been done for it."""
+    """Its request is not whole, or not begun."""
 
     BUSY = "busy"
-    """It does what ends by itself."""
+    """It does a step that ends by itself."""
 
     WAITING = "waiting"
-    """It waits for the end of its tool; nothing of the reply is sent."""
+    """It waits for the end of its tool; no part of the reply is sent."""
 
     STREAMING = "streaming"
     """Output is sent as it comes."""
@@ -66,11 +65,11 @@ class Moment(Enum):
     """The last bytes of the reply are being sent."""
 
     REFUSED = "refused"
-    """It was told why; what it still sends is read for a while, and forgotten."""
+    """The refusal was sent; further input is read and dropped for a while."""
 
 
 class Kind(Enum):
-    """How the output of an execution is answered."""
+    """The form of an execution's reply."""
 
     WHOLE = "whole"
     STREAM = "stream"
@@ -80,7 +79,7 @@ class Kind(Enum):
 
 
 class TaskState(msgspec.Struct):
-    """See ``Task``; (child, number) names the execution, ``reader`` is where it is."""
+    """The state of a ``Task``; (child, number) names the execution."""
 
     child: str
     number: int
@@ -96,17 +95,17 @@ class TaskState(msgspec.Struct):
 
 @dataclass(slots=True)
 class Task:
-    """The execution that a connection answers with.
+    """The execution of a connection's reply.
 
     Attributes:
-        execution: it.
-        kind: how its output is answered.
-        detach: it goes on when the client is gone.
-        as_fd: the client takes a handle in place of a large output.
-        moment: where that is.
-        reader: sends its output, while it is streamed.
-        before: sent before what begins at ``offset``, while all of it is sent.
-        offset: everything of the output before it is sent, or with the kernel.
+        execution: the replied one.
+        kind: the form of the reply.
+        detach: whether it goes on without the client.
+        as_fd: whether the client takes a handle for a large output.
+        moment: the stage of the reply.
+        reader: sends a streamed output.
+        before: sent before the bytes at ``offset``, for a whole output.
+        offset: all output before it is sent, or in the kernel.
         after: sent after it.
     """
 
@@ -121,7 +120,7 @@ class Task:
     after: bytes = b""
 
     def snapshot(self, child_id: str, number: int) -> TaskState:
-        """Return it as ``restore`` takes it; its execution is named by the arguments."""
+        """Return its state for ``restore``; the arguments name its execution."""
         is_streaming = self.moment is Moment.STREAMING and self.reader is not None
         return TaskState(
             child=child_id,
@@ -143,9 +142,9 @@ class Task:
         """Return the task of the program before.
 
         Args:
-            state: what it has left.
-            execution: the one that is named there.
-            sock: of the client that is answered.
+            state: its state.
+            execution: the named one.
+            sock: of the client.
         """
         kind, moment = Kind(state.kind), Moment(state.moment)
         task = cls(execution, kind, state.detach, state.as_fd, moment)
@@ -157,13 +156,13 @@ class Task:
             head = chunked_head(execution.id)
             task.reader = ChunkedReader(log, sock, before=head)
         if task.reader is not None:
-            log.readers.add(task.reader)  # it is attached when its turn comes
+            log.readers.add(task.reader)  # attached when its turn comes
         return task
 
 
 HEAD_WAITS_S = 0.002
-"""How long the head of a stream waits for the first output, to go with it: a tool that
-is done by then costs its client one wake-up instead of three."""
+"""Longest wait of a stream's head for the first output, to be sent together: a quick
+tool then costs its client one wake-up instead of three."""
 
 
 class Replies:
@@ -175,8 +174,8 @@ class Replies:
         heads: see ``Wire``.
 
     Attributes:
-        wire: it, as bytes.
-        task: the execution that is answered with; None before and without one.
+        wire: the bytes of the connection.
+        task: the present reply; None before and without one.
     """
 
     def __init__(self, context: Context, sock: socket.socket, heads: Share) -> None:
@@ -185,12 +184,12 @@ class Replies:
         self.task: Task | None = None
 
     async def _carry_out(self, task: Task) -> Refusal | None:
-        """Answer with an execution, from wherever its task is."""
+        """Reply with an execution, from the stage of its task on."""
         self.task = task
         try:
             if task.kind is Kind.STREAM:
                 return await self._reply_stream(task)
-            return await self._watched(partial(self._answer_with, task))
+            return await self._serve_watched(partial(self._answer_with, task))
         finally:
             self.task = None
             if not task.detach:
@@ -202,9 +201,9 @@ class Replies:
         except OSError as why:
             if task.moment is not Moment.BUSY:
                 raise
-            # Nothing has been sent: it is the output that cannot be read.
+            # Nothing was sent: the output cannot be read.
             fault = requests.host_fault(why.strerror or str(why))
-            return _of(task.execution, fault)
+            return _name_execution(task.execution, fault)
 
     async def _answer_from(self, task: Task) -> Refusal | None:
         if task.moment is Moment.SENDING:
@@ -221,16 +220,16 @@ class Replies:
             case _:
                 assert_never(task.kind)
 
-    async def _watched(
+    async def _serve_watched(
         self, serve: Callable[[], Awaitable[Refusal | None]]
     ) -> Refusal | None:
-        """Serve for as long as the client is there."""
+        """Serve while the client is there."""
         refusal = failure = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, nursery.cancel_scope)
             try:
                 refusal = await serve()
-            except Exception as why:  # noqa: BLE001 - raised again, not in a group
+            except Exception as why:  # noqa: BLE001 - raised again, outside of the group
                 failure = why
             nursery.cancel_scope.cancel()
         if failure is not None:
@@ -248,24 +247,24 @@ class Replies:
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.timed_out:
-                return _of(execution, requests.TIMEOUT)
+                return _name_execution(execution, requests.TIMEOUT)
             if execution.fault is not None:
-                return _of(execution, requests.host_fault(execution.fault))
+                return _name_execution(execution, requests.host_fault(execution.fault))
             code = execution.code or 0
             headers = [_exec_id(execution)]
-            handle = await self._as_handle(task)
+            handle = await self._make_handle(task)
             if handle is not None:
                 task.moment = Moment.LAST
                 await self.wire.reply(200, handle, code, headers)
                 return None
-            before, after = await self._framed(log)
+            before, after = await self._make_frame(log)
             length = len(before) + log.end + len(after)
             head = self.wire.head(200, length, code, headers)
             task.before, task.after = head + before, after
             return await self._send_rest(task)
 
     async def _send_rest(self, task: Task) -> Refusal | None:
-        """Send what is left of a whole output."""
+        """Send the rest of a whole output."""
         task.moment = Moment.SENDING
         self.wire.make_room()
         log = task.execution.log
@@ -279,8 +278,8 @@ class Replies:
             await self.wire.send(last)
         return None
 
-    async def _framed(self, log: OutputLog) -> tuple[bytes, bytes]:
-        """Return what a verbose server puts around a whole output."""
+    async def _make_frame(self, log: OutputLog) -> tuple[bytes, bytes]:
+        """Return the frame of a whole output from a verbose server."""
         if not self._context.settings.verbose:
             return b"", b""
         if not log.end:
@@ -292,7 +291,7 @@ class Replies:
         )
 
     async def _reply_as_handle(self, task: Task) -> Refusal | None:
-        """Stream the handle of an output, or the output, once it is whole."""
+        """Stream the handle of an output, or the output, once it is complete."""
         execution = task.execution
         log = execution.log
         with log.attached(Holder()):
@@ -301,8 +300,8 @@ class Replies:
             await execution.finished.wait()
             task.moment = Moment.BUSY
             if execution.fault is not None:
-                return _of(execution, requests.host_fault(execution.fault))
-            handle = await self._as_handle(task)
+                return _name_execution(execution, requests.host_fault(execution.fault))
+            handle = await self._make_handle(task)
             if handle is None:
                 return await self._stream(task, self._reader(task))
             parts = [chunked_head(execution.id), *_chunk(handle)]
@@ -322,16 +321,16 @@ class Replies:
         execution = task.execution
         log = execution.log
         if task.reader is not None:
-            return await self._watched(partial(self._stream, task, task.reader))
+            return await self._serve_watched(partial(self._stream, task, task.reader))
         reader = self._reader(task)
         with log.attached(reader):
-            # Nothing is sent yet: it begins anew where the host is replaced now.
+            # Nothing is sent yet: the next program begins it again.
             with trio.move_on_after(HEAD_WAITS_S):
                 await log.wait_beyond(0)
             said = log.in_memory() if execution.finished.is_set() else None
             if said is None or execution.fault is not None:
-                return await self._watched(partial(self._stream, task, reader))
-            # All of a tool that has ended already: its client wakes up once.
+                return await self._serve_watched(partial(self._stream, task, reader))
+            # All of an ended tool's output: its client wakes up once.
             parts = [chunked_head(execution.id)]
             for text in filter(None, said):
                 parts += _chunk(text)
@@ -342,22 +341,22 @@ class Replies:
     async def _stream(self, task: Task, reader: ChunkedReader) -> Refusal | None:
         execution = task.execution
         if execution.fault is not None and task.moment is not Moment.STREAMING:
-            return _of(execution, requests.host_fault(execution.fault))
+            return _name_execution(execution, requests.host_fault(execution.fault))
         task.reader, task.moment = reader, Moment.STREAMING
         self.wire.make_room()
         with execution.log.attached(reader):
             await reader.run()
             await execution.finished.wait()
         if execution.fault is not None:
-            return None  # no trailer, not even a last chunk: the output has been cut
+            return None  # no trailer, not even a last chunk: the output is cut
         task.moment = Moment.LAST
         await self.wire.send(trailer(execution.code or 0))
         return None
 
     async def _reply_head(self, execution: Execution) -> Refusal | None:
-        """Answer as a stream would begin; nothing of the output is read."""
+        """Send the head of a stream; the output is not read."""
         if execution.fault is not None:
-            return _of(execution, requests.host_fault(execution.fault))
+            return _name_execution(execution, requests.host_fault(execution.fault))
         await self.wire.send(chunked_head(execution.id))
         return None
 
@@ -374,8 +373,8 @@ class Replies:
             task.before = self.wire.head(200, log.end, execution.code or 0, [])
             return await self._send_rest(task)
 
-    async def _as_handle(self, task: Task) -> bytes | None:
-        """Return the handle that stands for a large output, if one was asked for."""
+    async def _make_handle(self, task: Task) -> bytes | None:
+        """Return the handle of a large output, if one was asked for."""
         offer = self._context.large_output
         if offer is None or not task.as_fd:
             return None
@@ -387,8 +386,8 @@ def _exec_id(execution: Execution) -> tuple[bytes, bytes]:
     return b"X-Exec-Id", execution.id.encode()
 
 
-def _of(execution: Execution, refusal: Refusal) -> Refusal:
-    """Return a refusal that says which execution it ends."""
+def _name_execution(execution: Execution, refusal: Refusal) -> Refusal:
+    """Return a refusal with the id of the execution that it ends."""
     return replace(refusal, headers=(*refusal.headers, _exec_id(execution)))
 
 

@@ -1,6 +1,6 @@
-"""The seam between the server and the sidecars: who runs a tool, and how.
+"""Routing: which sidecar runs a tool, and how.
 
-The questions the server asks about one request, in their order.
+The server's questions about one request, in their order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RefusedError(Exception):
 
     Attributes:
         status: 400, 403 or 409.
-        body: one line that says why, with its LF.
+        body: one line with the reason, with its LF.
     """
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -37,22 +37,22 @@ class SpawnPlan:
     """The process to spawn for one execution; text stands for bytes (surrogateescape).
 
     Attributes:
-        executable: an absolute path; execve(2) says whether it is one of a program.
-        argv: what the program sees, its own name first.
+        executable: an absolute path; execve(2) decides whether it is a program.
+        argv: its arguments, its own name first.
         env: all of its environment.
-        cwd: its working directory as the host sees it; what is spawned there begins in
-            the descriptor that goes with the plan, and its walls show it by this name.
+        cwd: its working directory in the host's view; a process begins in the
+            descriptor that comes with the plan, and its walls show it by this name.
         rlimits: (resource, soft, hard) as for setrlimit(2).
-        is_walled: it runs in what its child runs in; else as the host does.
-        is_elsewhere: it works in no directory of this host, so it is started in ``/``.
-        shared: what it may write there: the workspace.
+        is_walled: whether it runs in its child's walls; else as the host does.
+        is_elsewhere: whether it needs no directory of this host and starts in ``/``.
+        shared: paths that it may write there: the workspace.
         kept: as above, of the child's own.
-        programs: what it may read and execute there.
-        asks_model: it joins the net namespace in which its child reaches the model's
-            endpoint; else its net namespace is its own, if its child has one.
-        reaches_names: it joins that in which its child has a network by name.
-        reads_signals: signals do not reach the tool; it reads their names, one a line,
-            from its input, and ends when that ends.
+        programs: paths that it may read and execute there.
+        asks_model: whether it joins the net namespace with the model's endpoint; else
+            it has its own one, if its child has.
+        reaches_names: whether it joins the one with the child's network by name.
+        reads_signals: whether it reads signals' names from its input, one a line, and
+            ends with it, since signals do not reach it.
     """
 
     executable: str
@@ -70,7 +70,7 @@ class SpawnPlan:
     reads_signals: bool = False
 
     def request(self, cwd_fd: int, fds: tuple[tuple[int, int], ...]) -> SpawnRequest:
-        """Say what the launcher is to start: the one place where a tool's process is made."""
+        """Return the launcher's request: the one place where a tool's process is made."""
         return SpawnRequest(
             executable=self.executable,
             argv=self.argv,
@@ -86,10 +86,10 @@ class Target(Protocol):
 
     Attributes:
         name: its name in the configuration.
-        kind: what toolchain it is.
+        kind: its toolchain.
         timeout_s: its time limit for an execution, seconds; 0 for none of its own.
-        tty: stdout and stderr of its tools are a terminal.
-        fd3: its tools have FD 3, as a nested client of the child.
+        tty: whether stdout and stderr of its tools are a terminal.
+        fd3: whether its tools have FD 3, as a nested client of the child.
     """
 
     name: str
@@ -99,28 +99,28 @@ class Target(Protocol):
     fd3: bool
 
     async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
-        """Resolve a working directory beneath the workspace, following no way out.
+        """Open a working directory beneath the workspace; ways out are not followed.
 
         Args:
             cwd: ``.``, ``/workspace[/...]`` or a host path beneath the workspace.
-            child: whose tool it is.
+            child: has the tool.
 
         Returns:
-            An O_PATH descriptor, the caller's to close.
+            An O_PATH descriptor; the caller closes it.
 
         Raises:
-            RefusedError: 400: it leads out, or is not there.
-            OSError: the workspace has been removed, or the host lacks something.
+            RefusedError: 400: it leads out, or is missing.
+            OSError: the workspace has been removed, or a resource is missing.
         """
         ...
 
     async def command(
         self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int
     ) -> SpawnPlan:
-        """Say what to spawn.
+        """Return the process to spawn.
 
         Raises:
-            OSError: it cannot be found out (a fault of the host).
+            OSError: it cannot be determined (a fault of the host).
         """
         ...
 
@@ -129,19 +129,19 @@ class Routes(Protocol):
     """All sidecars of a host."""
 
     def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
-        """Whether any allowlist has the tool, and the token stands for it."""
+        """Return whether an allowlist has the tool, and the token stands for it."""
         ...
 
     async def route(
         self, child: ChildView, tool: str, cwd: bytes, rights: Rights
     ) -> Target:
-        """Choose the sidecar that runs a tool.
+        """Return the sidecar that runs a tool.
 
         Args:
-            child: whose tool it is.
+            child: has the tool.
             tool: its name.
-            cwd: where it is to work.
-            rights: of the token that it is asked for with.
+            cwd: its working directory.
+            rights: of the request's token.
 
         Raises:
             RefusedError: 403 or 409.
@@ -149,11 +149,11 @@ class Routes(Protocol):
         ...
 
     def busy(self) -> str | None:
-        """Say what has to end before they can be handed over; None if nothing has."""
+        """Return what must end before a hand-over; None if nothing must."""
         ...
 
     def hand_over(self) -> tuple[object, set[int]]:
-        """Return their state as plain values, and its descriptors; change nothing."""
+        """Return their state as plain values, and descriptors; changes nothing."""
         ...
 
 
@@ -161,17 +161,17 @@ class NoSidecars:
     """The routes of a host without a sidecar: no tool is permitted."""
 
     def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     async def route(
         self, child: ChildView, tool: str, cwd: bytes, rights: Rights
     ) -> Target:
-        """Never asked, for nothing is permitted."""
+        """Raise: it is never called, since no tool is permitted."""
         raise NotImplementedError(tool)
 
     def busy(self) -> str | None:
-        """Nothing is."""
+        """Return None."""
         return None
 
     def hand_over(self) -> tuple[object, set[int]]:
@@ -183,20 +183,20 @@ class NoSidecars:
 #
 # Rules of this file (spec: sidecars, routing, allowlists).
 #
-# 1. A tool that belongs to a kind goes to the sidecars of that kind, in the order of the
+# 1. A tool of a kind goes to the sidecars of that kind, in the order of the
 #    configuration; then to others whose own list names it.
 # 2. A development tool goes to every kind, in the order of ``kinds.KINDS``.
-# 3. Any other tool goes where a list names it.
-# 4. A sidecar whose list lacks the tool is passed over.  If all lists that could have it
-#    lack it, the tool is forbidden (403); if one has it but does not run, or runs and has
-#    no such program, it is not available (409).  Never 127.
+# 3. Any other tool goes to sidecars whose list names it.
+# 4. A sidecar whose list lacks the tool is skipped. If all lists lack it, the tool is
+#    forbidden (403); if a sidecar that has it does not run, or has no such program, it
+#    is not available (409). Never 127.
 
 SUGGESTED = 2
-"""Toolchains that are named to a child that has none with the tool."""
+"""Toolchains that are named to a child whose sidecars lack the tool."""
 
 
 class Routable(Protocol):
-    """The part of a sidecar that routing looks at."""
+    """A sidecar as routing sees it."""
 
     @property
     def name(self) -> str:
@@ -210,7 +210,7 @@ class Routable(Protocol):
 
     @property
     def allow(self) -> frozenset[str]:
-        """The tools it may run."""
+        """The tools that it may run."""
         ...
 
     @property
@@ -223,14 +223,14 @@ R = TypeVar("R", bound=Routable)
 
 
 def candidates(tool: str, sidecars: Sequence[R]) -> tuple[R, ...]:
-    """Return the sidecars that may run a tool and run now, best first.
+    """Return the running sidecars that may run a tool, best first.
 
     Args:
         tool: its name.
         sidecars: in the order of the configuration.
 
     Raises:
-        RefusedError: 403: no list of those that could have the tool has it.
+        RefusedError: 403: no list has it.
     """
     eligible = _eligible(tool, sidecars)
     if eligible and not any(tool in sidecar.allow for sidecar in eligible):
@@ -248,7 +248,7 @@ def _eligible(tool: str, sidecars: Sequence[R]) -> list[R]:
 
 
 def forbidden(tool: str, sidecars: Iterable[Routable]) -> RefusedError:
-    """Return the refusal of a tool that is in no list where it could be."""
+    """Return the refusal of a tool that is in no list."""
     names = ", ".join(f"'{sidecar.name}'" for sidecar in sidecars)
     text = f"forbidden: tool '{tool}' is not permitted by the allowlist of {names}\n"
     return RefusedError(403, text.encode())

@@ -1,17 +1,13 @@
-"""Serving clients: at a unix socket for each child, at one TCP port for the host.
+"""The server: a unix socket for each child, one TCP port for the host.
 
-Rules of this file.
-
-1. A connection is a task in the nursery of its listener, and ends with it.
-2. A listener has ``MAX_CONNECTIONS`` at once.  For one more that makes room which has been
-   there longest without a whole request; if none is, the one more is told that the
-   server is busy.  So nobody shuts others out by connecting only.
-3. Of those that are told so a listener has ``MAX_REFUSED`` at once, and one more if that
-   was awaited when there was still room. A later one waits in the kernel's queue, where
-   it takes no descriptor of the host.
-4. A client that comes during an exchange waits in that queue for the next program, and
-   there until all that was handed over has been entered.
-5. On a listener that children share each has ``PER_CHILD`` connections that can last.
+1. A connection is a task in its listener's nursery, and ends with it.
+2. A listener has ``MAX_CONNECTIONS``. A new one replaces the oldest without a whole
+   request; without such a one, it is refused: connecting alone excludes no other
+   client.
+3. A listener has ``MAX_REFUSED`` refusals, and one more that was awaited earlier; later
+   clients wait in the kernel's queue, without a descriptor.
+4. During an exchange, clients wait there for the next program and its restored state.
+5. On a shared listener each child has ``PER_CHILD`` lasting connections.
 
 Sources: unix(7), RFC 9112.
 """
@@ -41,13 +37,14 @@ if TYPE_CHECKING:
     from supervisor.toolexec.replies import Task
 
 MAX_REFUSED = 8
-"""Connections of one listener that are being told that it is busy: who reads that and
-goes takes a millisecond, who does not holds its place for the wire's ``DRAIN_S``."""
+"""Most connections of one listener that are being refused: a client that reads the
+refusal leaves in a millisecond, another one holds its place for the wire's
+``DRAIN_S``."""
 
 PER_CHILD = MAX_CONNECTIONS // 4
-"""Connections with an execution that one child has on a listener of all children: as
-many as its executions by default.  The others, of which none lasts, are not counted, so
-that it can always signal what it runs."""
+"""Most connections with an execution that one child has on a shared listener: as many
+as its executions by default. Others are short and not counted, so that it can always
+signal its tools."""
 
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -55,12 +52,12 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A machine that does not answer for half a minute is gone, with its client; connections
-have this from their listener, tcp(7).  With output on its way to it the kernel gives up after
-a quarter of an hour: TCP_USER_TIMEOUT would be quicker, and end who only reads slowly."""
+"""A machine that is silent for half a minute is gone; connections get this from their
+listener, tcp(7). With output in flight the kernel gives up after a quarter of an hour:
+TCP_USER_TIMEOUT would also end slow readers."""
 
 NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-"""A piece of output does not wait until the one before is acknowledged; likewise."""
+"""A piece of output does not wait for the last one's acknowledgement."""
 
 
 class Server:
@@ -69,11 +66,11 @@ class Server:
     Args:
         context: of the host's ToolExec.
         listener: owned.
-        is_shared: all children come here, and not one.
+        is_shared: whether it serves all children.
 
     Attributes:
-        connections: those that are served, by descriptor.
-        heads: the turn in which the large heads that come here are parsed.
+        connections: the served ones, by descriptor.
+        heads: the turn for parsing large heads.
     """
 
     def __init__(
@@ -97,7 +94,7 @@ class Server:
         self, task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Accept and serve until cancelled."""
-        # The same descriptor: what is accepted at it needs no stream of Trio's.
+        # The same descriptor: accepted sockets need no stream of Trio's.
         beneath = self._listener.socket
         plain = _socket.socket(beneath.family, beneath.type, 0, beneath.fileno())
         places = self._context.places
@@ -113,7 +110,7 @@ class Server:
             places.descriptors.hold(-1)
 
     def go_on(self, connection: Connection, task: Task | None, unsent: bytes) -> None:
-        """Go on with a connection of the program before; see ``Connection.serve``."""
+        """Continue a connection of the program before; see ``Connection.serve``."""
         if self._nursery is None:
             raise RuntimeError("a server that does not run has no connections")
         number = self._take_place(connection)
@@ -124,9 +121,8 @@ class Server:
     ) -> None:
         """Accept a connection and serve it, while another task accepts the next.
 
-        So it is served at once, and not a turn of the loop later. A task that has
-        served is the next to accept, and no task is made for that, if no other one
-        waits for it.
+        It is served at once, and not a turn of the loop later. A task that has served
+        accepts next if no other waits; so no new task is made.
         """
         while True:
             sock = await self._next_socket(plain)
@@ -166,7 +162,7 @@ class Server:
             self._context.log("ERROR", text, reason=why.strerror)
 
     def _take_place(self, connection: Connection) -> int:
-        """Count a connection before its task begins: more may be accepted until then."""
+        """Count a connection before its task begins: others may be accepted until then."""
         number = connection.wire.sock.fileno()
         self.connections[number] = connection
         self._context.places.take(1)
@@ -199,7 +195,7 @@ class Server:
 
     @contextmanager
     def lasting(self, owner: ChildExecutions) -> Iterator[bool]:
-        """Hold a connection that lasts, if its child may have one more (rule 5)."""
+        """Hold a lasting connection, if its child may have one more (rule 5)."""
         held = self._lasting.get(owner, 0)
         if held >= PER_CHILD:
             yield False
@@ -214,24 +210,23 @@ class Server:
 
     @property
     def listener_fd(self) -> int:
-        """The descriptor that it listens on."""
+        """The descriptor of the listener."""
         return self._listener.socket.fileno()
 
     def everybody(self) -> Iterator[Connection]:
-        """Yield its connections, those included that are told that it is busy."""
+        """Yield its connections, those under refusal included."""
         yield from self.connections.values()
         yield from self._refused.values()
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what this holds of the host's descriptors."""
+        """Return its descriptors of the host."""
         return (self.listener_fd, *self.connections, *self._refused)
 
 
 class _Shared(Connection):
-    """A connection of a listener that children share.
+    """A connection of a shared listener.
 
-    Those that a program of this host hands to the next are not counted there: no more
-    of them come.
+    Connections that were handed over are not counted: no more of them come.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""ToolExec as a host's service: its listeners, its tokens, its children's executions.
+"""ToolExec as a host's service: listeners, tokens, executions of children.
 
 Rules of this file.
 
-1. A child has a token of its own and, where unix sockets are configured or its walls keep
-   it from what all share, a socket in its directory; both end with it, as its executions.
-   If it makes no unix sockets it has a port in its net namespace, or is not started.
-2. With both kinds of listener a child is told the unix one, if its profile has such.
-3. A socket that the service manager opened is shared by all children, in the place of
-   the TCP port; their tokens tell them apart.
+1. A child has its own token and, with unix sockets configured or walls around the
+   shared listener, a socket in its directory; both end with it. If it makes no unix
+   sockets it has a port in its net namespace, or is not started.
+2. With both kinds of listener a child gets the unix one, if its profile has such.
+3. A socket of the service manager replaces the TCP port for all children; their tokens
+   tell them apart.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ TOKEN = "AIFO_TOOLEEXEC_TOKEN"  # noqa: S105 - the name of a variable
 
 
 class ToolExecState(msgspec.Struct):
-    """ToolExec, handed over.
+    """The handed-over state of ToolExec.
 
-    An execution is a process of the launchpad, a pipe and a log, and all three stay. A
-    listener stays where children were told that it is, whatever is configured by now.
+    An execution is a process of the launchpad, a pipe and a log; all three stay. A
+    listener keeps its address, whatever the configuration says by now.
 
     Attributes:
-        shared: the listeners that all children may come to.
+        shared: the listeners of all children.
         sidecars: those of ``Routes``.
     """
 
@@ -77,10 +77,10 @@ class ToolExecState(msgspec.Struct):
 
 
 def read_state(left: object) -> ToolExecState | None:
-    """Return what was handed over; None if nothing was.
+    """Return the handed-over state; None without one.
 
     Raises:
-        HandoverError: it is another program's.
+        HandoverError: the state is another program's.
     """
     return None if left is None else state_from(left, ToolExecState, "the tools")
 
@@ -89,12 +89,12 @@ class ToolExec:
     """Runs tools for the children of one host; see ``open_toolexec``.
 
     Attributes:
-        context: what connections share.
-        shared_url: where a child without a socket of its own finds it.
-        left: what the program before has left, until all of it is entered.
-        entered: the executions among that, by child, in their order there.
-        shared: what listens where all children may come.
-        servers: all that listens.
+        context: the shared parts of connections.
+        shared_url: the address for children without their own socket.
+        left: the state of the program before, until it is restored.
+        entered: its executions by child, in their order.
+        shared: the servers for all children.
+        servers: all servers.
         children: the executions of each child, by its id.
         slots: those of the host.
     """
@@ -113,7 +113,7 @@ class ToolExec:
         self.children: dict[str, ChildExecutions] = {}
         self.entered: dict[str, list[Execution]] = {}
 
-    # A service (see ``session.ports``)
+    # The service (see ``session.ports``)
 
     async def child_starting(
         self, child: ChildView, stack: AsyncExitStack
@@ -123,7 +123,7 @@ class ToolExec:
         self.give_token(executions, self.context.tokens.issue(executions), stack)
         url, spec = self.shared_url, child.spec
         if not (spec.sandbox.unix_sockets or spec.is_within_reach(url)):
-            return await self._within(executions, stack)
+            return await self._listen_within(executions, stack)
         is_own = self._settings.unix and spec.sandbox.unix_sockets
         if spec.run_dir is not None and (is_own or not spec.is_within_reach(url)):
             path, listener = await stack.enter_async_context(unix_listener(spec))
@@ -134,10 +134,10 @@ class ToolExec:
             raise OSError(2, "a child of ToolExec needs a directory for its socket")
         return {URL: url, TOKEN: executions.token}
 
-    async def _within(
+    async def _listen_within(
         self, executions: ChildExecutions, stack: AsyncExitStack
     ) -> dict[str, str]:
-        """Have a child that makes no unix sockets listen for itself."""
+        """Let a child that makes no unix sockets listen for itself."""
 
         def taken(fd: int) -> None:
             executions.listener = fd, ""
@@ -147,7 +147,7 @@ class ToolExec:
         return {} if url is None else {URL: url, TOKEN: executions.token}
 
     async def own(self, child: ChildView, stack: AsyncExitStack) -> ChildExecutions:
-        """Make what a child's executions are in; it ends with the child."""
+        """Return the executions of a child; they end with it."""
         means = Means(
             self.slots,
             self._settings.log_limit_bytes,
@@ -170,7 +170,7 @@ class ToolExec:
         stack.callback(self.context.tokens.revoke, token)
 
     def client_gone(self, client: Client) -> None:
-        """Nothing: executions belong to the child, not to a conversation of its."""
+        """Do nothing: executions belong to the child, not to one of its conversations."""
 
     async def listen_for_child(
         self, listener: trio.SocketListener, stack: AsyncExitStack
@@ -194,18 +194,18 @@ class ToolExec:
         finally:
             self.servers.discard(server)
 
-    # Handed over (see ``ports.Portable``)
+    # Hand-over (see ``ports.Portable``)
 
     def rest(self) -> None:
-        """Answer no more requests; those that come wait."""
+        """Let new requests wait."""
         self.context.gate.shut()
 
     def go_on(self) -> None:
-        """Answer those that have waited."""
+        """Answer the requests that have waited."""
         self.context.gate.open()
 
     def busy(self) -> str | None:
-        """Say what has to end first."""
+        """Return what must end first."""
         connections = (c for server in self.servers for c in server.everybody())
         children = self.children.values()
         of_connections = (connection.busy() for connection in connections)
@@ -213,7 +213,7 @@ class ToolExec:
         return next(filter(None, reasons), None) or self.context.routes.busy()
 
     def interrupt(self) -> None:
-        """Nothing: what it does ends by itself or is handed over."""
+        """Do nothing: its work ends by itself or is handed over."""
 
     def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
         """Return listeners, tokens, executions, connections, sidecars."""
@@ -237,13 +237,13 @@ class ToolExec:
         return plain, {fd for fd in fds if fd >= 0}
 
     async def take_over(self, state: object) -> None:
-        """Nothing: its listeners had to be there before (``open_shared``)."""
+        """Do nothing: ``open_shared`` has taken the listeners."""
 
     async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
-        """Go on with a child's executions."""
+        """Restore a child's executions."""
         among = () if self.left is None else self.left.children
         state = next((one for one in among if one.id == child.id), None)
-        if state is None:  # it was started when there was no ToolExec
+        if state is None:  # it was started without ToolExec
             return
         executions = await self.own(child, stack)
         self.entered[child.id] = executions.restore(state)
@@ -260,19 +260,19 @@ class ToolExec:
         self.give_token(executions, state.token, stack)
 
     async def all_entered(self) -> None:
-        """Go on with the connections, and answer requests."""
+        """Continue the connections, and answer requests."""
         left, self.left = self.left, None
         for state in () if left is None else left.connections:
             self._restore_connection(state)
         if left is not None:
-            # Their readers hold what they have not taken: only now may more be kept.
+            # Only now may more be kept: their readers hold what they have not taken.
             for executions in self.children.values():
                 executions.go_on()
         self.entered.clear()
         self.go_on()
 
     def _restore_connection(self, state: ConnectionState) -> None:
-        """Go on with a connection; close it if its child has ended meanwhile."""
+        """Continue a connection; close it if its child has ended meanwhile."""
         sock = socket.socket(fileno=state.fd)
         server, task, owner = self._server_of(state), None, None
         if state.task is not None:
@@ -296,18 +296,18 @@ class ToolExec:
         fd = executions.listener[0]
         return next((one for one in self.servers if one.listener_fd == fd), None)
 
-    # Its own life
+    # Life
 
     async def open_shared(
         self, nursery: trio.Nursery, activated: Sequence[socket.socket]
     ) -> None:
-        """Listen where all children may come: on what was opened for it, or on TCP.
+        """Listen for all children: on given sockets, or on TCP.
 
         Raises:
-            OSError: it cannot be had.
+            OSError: a listener is not available.
         """
         if self.left is not None:
-            for sock in activated:  # taken by the program before, and handed over
+            for sock in activated:  # the program before has taken and handed over them
                 sock.close()
             opened = [
                 activated_listener(socket.socket(fileno=fd)) for fd in self.left.shared
@@ -324,11 +324,11 @@ class ToolExec:
             self.shared.append(await nursery.start(serve, listener))
 
     def close(self) -> None:
-        """Give back what belongs to no child."""
+        """Free the parts that belong to no child."""
         os.close(self._null_fd)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what it holds of the host's descriptors, with a word for each."""
+        """Yield its descriptors of the host, with a word for each."""
         yield self._null_fd, "null device for tools"
         for server in self.servers:
             for fd in server.descriptors():
@@ -338,11 +338,11 @@ class ToolExec:
 
 
 class _Leaving:
-    """The executions of a ToolExec that is handed over.
+    """The executions of a ToolExec in a hand-over.
 
     Attributes:
-        children: what has been taken of each, by its id.
-        fds: descriptors of all that.
+        children: the state of each child's, by its id.
+        fds: their descriptors.
     """
 
     def __init__(self) -> None:
@@ -351,7 +351,7 @@ class _Leaving:
         self._places: dict[Execution, tuple[str, int]] = {}
 
     def add_child(self, executions: ChildExecutions) -> None:
-        """Take the executions of a child."""
+        """Add the executions of a child."""
         state, fds = executions.snapshot()
         self.children[state.id] = state
         self.fds |= fds
@@ -363,7 +363,7 @@ class _Leaving:
     def place_of(self, execution: Execution) -> tuple[str, int]:
         """Return the child of an execution, and its number there.
 
-        One that only a connection knows any more is taken now.
+        One that only a connection has is added now.
         """
         return self._places.get(execution) or self._add(execution, "")
 
@@ -389,19 +389,19 @@ async def open_toolexec(
 
     Args:
         host: open; its children must have ended when the block ends.
-        settings: what is configured.
+        settings: the configuration.
         routes: the sidecars; None for none.
         activated: sockets that the service manager opened; owned.
-        left: what the program before has left of it; None if nothing.
+        left: the state of the program before; None without one.
 
     Raises:
-        OSError: a listener cannot be had.
-        HandoverError: what was left is another program's.
+        OSError: a listener is not available.
+        HandoverError: the state is another program's.
     """
     service = ToolExec(host, settings, routes or NoSidecars())
     service.left = read_state(left)
     if service.left is not None:
-        service.rest()  # until all of it is entered
+        service.rest()  # until all of it is restored
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(service.context.lookout.run)

@@ -1,4 +1,4 @@
-"""The configuration of ToolExec."""
+"""The settings of ToolExec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NotifyCommand(NamedTuple):
     Attributes:
         command: the program's absolute path, and its arguments.
         timeout_s: its time limit, seconds.
-        max_args: most arguments that are taken from a request.
+        max_args: most arguments of a request.
     """
 
     command: tuple[str, ...]
@@ -24,17 +24,17 @@ class NotifyCommand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolExecSettings:
-    """All of it.
+    """The settings of ToolExec.
 
     Attributes:
-        unix: each child gets a unix socket.
-        tcp: (address, port, what says so) to listen on; None for no TCP.
-        max_executions: at once.
+        unix: whether each child gets a unix socket.
+        tcp: (address, port, its source in words); None for no TCP.
+        max_executions: at the same time.
         timeout_s: time limit of an execution, seconds; 0 for none.
-        is_timeout_forced: no sidecar's own limit counts beside it.
-        verbose: say what is run; frame buffered output.
-        log_limit_bytes: most that is kept of one execution's output.
-        log_dir: where that is kept; None for the system's temporary directory.
+        is_timeout_forced: whether it overrides a sidecar's own limit.
+        verbose: whether to print each run, and frame buffered output.
+        log_limit_bytes: most bytes of one execution's output.
+        log_dir: has that output; None for the system's temporary directory.
         notify: the notification command; None for none.
     """
 

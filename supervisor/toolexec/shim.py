@@ -1,19 +1,13 @@
-"""Shims: commands of a tool's name that have the tool run by the host.
+"""Shims: commands with a tool's name that let the host run the tool.
 
-The text of a shim, and its installation into a directory.
-
-Rules of this file.
-
-1. A shim is POSIX sh and curl. The tool's output goes to stdout as it comes; the exit
-   code is that of the trailer, 1 if there is none.
-2. curl runs in the background: a signal reaches the tool through ``/signal`` at once,
-   and what the tool prints then is still seen.  It ignores SIGINT and SIGQUIT, so that
-   what the keys of a terminal send does not take it from the shim.
-3. The token goes to curl in a file that nobody else may read, not on its command line.
-4. Only what is a shim is replaced by a shim.
-5. A program that a shim calls is never a shim, whatever their names and wherever they
-   lie in PATH: it takes its own directory out of its PATH, and a shim that another one
-   calls all the same, from a second directory, gives way to the command of its name.
+1. A shim is POSIX sh and curl. Output goes to stdout as it comes; the exit code is the
+   trailer's, 1 without a trailer.
+2. curl runs in the background: a signal goes to the tool by ``/signal`` at once, and
+   its last output is still shown. curl ignores SIGINT and SIGQUIT of the terminal.
+3. curl reads the token from a file that other users cannot read.
+4. A shim replaces only a shim.
+5. A shim never calls a shim: it removes its directory from PATH, and a shim of a second
+   directory runs the command of its own name instead.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MARK = "# sandhost shim"
-"""The beginning of a shim's second line; nothing else has it."""
+"""The beginning of a shim's second line, which no other file has."""
 
 _MODE = 0o755
 _LOOK_BYTES = 64
@@ -152,7 +146,7 @@ exit "$code"
 
 
 class ShimError(Exception):
-    """A shim cannot be installed; one line that says which and why."""
+    """A shim cannot be installed; one line with the reason."""
 
 
 def shim_text(name: str, *, notify: bool = False) -> str:
@@ -160,7 +154,7 @@ def shim_text(name: str, *, notify: bool = False) -> str:
 
     Args:
         name: the tool's.
-        notify: it is the notification command, run by ``/notify``.
+        notify: whether it is the notification command, run by ``/notify``.
     """
     endpoint, field = ("notify", "cmd") if notify else ("exec", "tool")
     head = f"#!/bin/sh\n{MARK}: {endpoint} {name}\n"
@@ -173,19 +167,19 @@ def install(
     """Install shims into a directory, which is made if it is missing.
 
     Args:
-        directory: where.
+        directory: gets the shims.
         tools: one shim each.
         notify: the name of the notification command; None for none.
 
     Returns:
-        The names of what was installed.
+        The names of the installed shims.
 
     Raises:
-        ShimError: a name is none of a tool, or something else has it, or the directory
-            cannot be written; what was installed before stays.
+        ShimError: a name is no tool's, or another file has it, or the directory cannot
+            be written; shims installed before stay.
     """
-    shims = {name: shim_text(name) for name in _checked(tools)}
-    for name in _checked([notify] if notify is not None else []):
+    shims = {name: shim_text(name) for name in _check_names(tools)}
+    for name in _check_names([notify] if notify is not None else []):
         shims[name] = shim_text(name, notify=True)
     try:
         os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - a str
@@ -204,7 +198,7 @@ def install(
     return sorted(shims)
 
 
-def _checked(names: Iterable[str]) -> list[str]:
+def _check_names(names: Iterable[str]) -> list[str]:
     found = sorted(set(names))
     for name in found:
         if not is_tool_name(name):
@@ -231,7 +225,7 @@ def _check_replaceable(dir_fd: int, directory: str, name: str) -> None:
 
 
 def _write(dir_fd: int, directory: str, name: str, text: str) -> None:
-    """Put a shim in place at once: a shell may be reading the one before."""
+    """Replace a shim at one instant: a shell may be reading the old one."""
     fresh = f".{name}.{os.urandom(6).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:

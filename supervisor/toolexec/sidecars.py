@@ -1,13 +1,12 @@
-"""All sidecars of a host: opened, watched, and asked who runs a tool.
+"""All sidecars of a host: opened, supervised, and asked for a tool.
 
     async with open_sidecars(host, config.sidecar) as sidecars:   # routes.Routes
         target = await sidecars.route(child, "make", b".", rights)
 
-The ``Routes`` that the ToolExec server asks.
+The ``Routes`` of the ToolExec server.
 
-Handed over, a sidecar goes on if it is configured as it was; one that is configured
-otherwise by now is ended, as nobody takes its process, and started anew. One that is
-between two starts is started at once by the next program.
+In a hand-over, a sidecar with an unchanged configuration goes on; a changed one is
+ended and started again. One between two starts is started at once by the next program.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ if TYPE_CHECKING:
     from supervisor.toolexec.sidecar_section import SidecarSection
 
 FIRST_START_S = 10.0
-"""Longest that a host waits for its sidecars' first start; children come after it, and
-what takes longer (an image that is fetched) is not available to them at first."""
+"""Longest wait of a host for its sidecars' first start; children come after it. Slower
+ones (an image that is fetched) are not available at first."""
 
 
 class Sidecar(Protocol):
-    """The offer of every backend; more than a ``routes.Target``."""
+    """A sidecar of any backend; more than a ``routes.Target``."""
 
     name: str
     kind: str
@@ -63,22 +62,22 @@ class Sidecar(Protocol):
 
     @property
     def is_asking(self) -> bool:
-        """Whether it asks something of what it runs on."""
+        """Whether a question to its engine is under way."""
         ...
 
     def open(self, written: Iterable[str]) -> None:
-        """Acquire what it holds.
+        """Open its workspace.
 
         Args:
             written: directories in which children or tools may have made links.
 
         Raises:
-            OSError: it cannot be had.
+            OSError: the workspace is not available.
         """
         ...
 
     def close(self) -> None:
-        """Let go of that."""
+        """Close its workspace."""
         ...
 
     async def start(self) -> SpawnedProcess:
@@ -90,7 +89,7 @@ class Sidecar(Protocol):
         ...
 
     async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
-        """Tell whether it can run a tool now, in a working directory."""
+        """Return whether it can run a tool now, in a working directory."""
         ...
 
     async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
@@ -114,7 +113,7 @@ class SidecarState(msgspec.Struct):
 
 
 class SidecarsState(msgspec.Struct):
-    """Those with a process, by name, and their directory."""
+    """The state of sidecars with a process, by name, and their directory."""
 
     state: ScratchState | None = None
     running: dict[str, SidecarState] = {}
@@ -124,7 +123,7 @@ class SidecarsState(msgspec.Struct):
         return None if self.state is None else Scratch.restore(self.state)
 
     def process_of(self, sidecar: Sidecar, host: Parts) -> SpawnedProcess | None:
-        """Return the process of a sidecar that is what it was; None: start one."""
+        """Return the process of an unchanged sidecar; None to start one."""
         left = self.running.get(sidecar.name)
         if left is None or left.section != msgspec.to_builtins(sidecar.section):
             return None
@@ -136,16 +135,16 @@ class SidecarsState(msgspec.Struct):
         return host.launcher.restore_process(left.process)
 
     def close_untaken(self) -> None:
-        """Close the pidfds of the others; the host ends their processes."""
+        """Close the pidfds of the other ones; the host ends their processes."""
         while self.running:
             os.close(self.running.popitem()[1].process.pidfd)
 
 
 def read_sidecars(left: object) -> SidecarsState:
-    """Return what was handed over.
+    """Return the handed-over state.
 
     Raises:
-        HandoverError: it is another program's.
+        HandoverError: the state is another program's.
     """
     if left is None:
         return SidecarsState()
@@ -157,7 +156,7 @@ class Sidecars:
 
     Args:
         sidecars: in the order of the configuration.
-        state: the directory of those that have a process; None if none has.
+        state: the directory of those with a process; None if there are none.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class Sidecars:
         self.tools = ALL_TOOLS.union(*configured)
 
     def is_permitted(self, child: ChildView, tool: str, rights: Rights) -> bool:
-        """See ``routes.Routes``; a child's own policy may hold less."""
+        """See ``routes.Routes``; a child's own policy may allow less."""
         if tool not in self.tools:
             return False
         if child.session is None:
@@ -187,7 +186,7 @@ class Sidecars:
             text = f"forbidden: tool '{tool}' is not permitted with narrowed rights\n"
             raise RefusedError(403, text.encode())
         for sidecar in allowed:
-            # One after the other: a worse one is not asked while a better one answers.
+            # One after another: a worse one is asked only after a better one.
             if await sidecar.has(child, tool, cwd) and sidecar.is_running:
                 return sidecar
         raise unavailable(tool, self.sidecars)
@@ -218,7 +217,7 @@ class Sidecars:
         return msgspec.to_builtins(left, builtin_types=(bytes,)), fds
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what they hold of the host's descriptors, with a word for each."""
+        """Yield their descriptors of the host, with a word for each."""
         for sidecar in self.sidecars:
             if sidecar.workspace_fd >= 0:
                 yield sidecar.workspace_fd, "workspace"
@@ -228,10 +227,10 @@ class Sidecars:
 
 
 def _may_use(child: ChildView, rights: Rights, sidecar: Sidecar) -> bool:
-    """Tell whether a sidecar gives its tools no more than is left (spec A5, I8).
+    """Return whether a sidecar's tools have the token's rights at most (A5, I8).
 
-    Where a sidecar has no workspace of its own, tools work in all of the child's root;
-    where tools have FD 3, they have all that the child's own connection has.
+    Without a workspace of the sidecar, tools work in all of the child's root; with FD
+    3, they have all rights of the child's own connection.
     """
     if sidecar.fd3 and rights.is_narrowed:
         return False
@@ -245,16 +244,16 @@ def _may_use(child: ChildView, rights: Rights, sidecar: Sidecar) -> bool:
 async def open_sidecars(
     host: Parts, sections: Mapping[str, SidecarSection], left: object = None
 ) -> AsyncIterator[Sidecars]:
-    """Start what the configuration has; it ends with the block.
+    """Start the configured sidecars; they end with the block.
 
     Args:
-        host: whose launcher starts processes.
+        host: has the launcher.
         sections: by name, as configured.
-        left: what the program before has left of them; None if nothing.
+        left: the state of the program before; None without one.
 
     Raises:
         OSError: a workspace cannot be reached; its path is in ``filename``.
-        HandoverError: what was left is another program's.
+        HandoverError: the state is another program's.
     """
     before = read_sidecars(left)
     async with contextlib.AsyncExitStack() as stack:
@@ -307,7 +306,7 @@ def _make(
             return LocalSidecar(name, section, host, "/")
         where = _state_dir(state, name)
         return LocalSidecar(name, section, host, where, state.fd)
-    # Most hosts have none.
+    # Most hosts have no containers.
     from supervisor.toolexec.backends.container import CliSidecar  # noqa: PLC0415
 
     return CliSidecar(name, section, host.launcher)
@@ -315,7 +314,7 @@ def _make(
 
 def _state_dir(state: Scratch, name: str) -> str:
     path = f"{state.run}/{name}"
-    with contextlib.suppress(FileExistsError):  # of the program before
+    with contextlib.suppress(FileExistsError):  # made by the program before
         os.mkdir(path, 0o700)  # noqa: PTH102 - a str, as everything beside it
     return path
 

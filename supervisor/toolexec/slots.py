@@ -1,6 +1,6 @@
-"""Slots: how many executions a host runs at once, and whose turn it is.
+"""Slots: the bound on executions of a host, shared between its children.
 
-A slot is there for a child that has few, however many others have (spec S7).
+A child with few executions always has a slot, however many others have (spec S7).
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 #
 # Rules.
 #
-# 1. Descriptors that children can make the host hold stand in one account
-#    (``vfs.filesystem``): those taken for tools are not there for files, and the other way
-#    round, so that together they leave the host its reserve (attack 18).
-# 2. A part of the limit is there for tools in any case: files that stay open stop none.
-# 3. A child that has something and asks for more is refused where there is no more.  A
-#    child that has nothing yet is not: so little stands in the part of rule 2.
-# 4. All listeners together have a quarter of the host's descriptors; beyond that each has
-#    only its equal part, so that floods at some take nothing from the others.  Where other
-#    parts of the host hold what that would take, each has ``MIN_CONNECTIONS``.
+# 1. Descriptors that children can make the host hold are in one account
+#    (``vfs.filesystem``): those of tools are not there for files and vice versa, and
+#    both together leave the host its reserve (attack 18).
+# 2. A part of the limit is for tools in any case: open files stop no tool.
+# 3. A child that has some and asks for more may be refused. A child without one gets it
+#    from the part of rule 2.
+# 4. All listeners together have a quarter of the host's descriptors; beyond that each
+#    has an equal part, so that floods at some take nothing from others. If the rest of
+#    the host holds that, each still has ``MIN_CONNECTIONS``.
 
 OWN_PART = 8
-"""For tools alone is one of so many descriptors that the process may have."""
+"""One of so many descriptors of the process is for tools alone."""
 
 OF_EXECUTION = 7
-"""Of a tool that runs: its output, two pipes that it is moved by, its process, the line of
-its signals."""
+"""Descriptors of a running tool: its output, two pipes that move it, its process, its
+line of signals."""
 
 
 MAX_CONNECTIONS = 256
-"""Connections of one listener: its executions, their readers, and those that signal."""
+"""Connections of one listener: its executions, their readers, and signalling ones."""
 
 MIN_CONNECTIONS = 4
-"""A listener's part of the descriptors, however many listeners there are."""
+"""The listeners' part of the descriptors, however many listeners there are."""
 
 SHORTAGE_TOLD_S = 5.0
-"""Between two lines of log about one shortage of descriptors."""
+"""Time between two lines of log about a shortage of descriptors."""
 
 
 class Descriptors:
@@ -53,7 +53,7 @@ class Descriptors:
         fs: has the account.
 
     Attributes:
-        held: so many, with those that are about to be taken.
+        held: their number, those about to be taken included.
     """
 
     def __init__(self, fs: Filesystem) -> None:
@@ -64,16 +64,16 @@ class Descriptors:
         fs.set_aside(self._own)
 
     def has(self, count: int) -> bool:
-        """Whether so many more may be taken."""
+        """Return whether so many more may be taken."""
         return self._beyond(count) <= max(0, self._fs.spare)
 
     def hold(self, count: int) -> None:
-        """Count so many more as held; less than 0: fewer."""
+        """Count so many more as held; fewer if negative."""
         self._fs.set_aside(self._beyond(count))
         self.held += count
 
     def _beyond(self, count: int) -> int:
-        """Return what so many more take from others."""
+        """Return how many of them other parts of the host would lose."""
         return max(self._own, self.held + count) - max(self._own, self.held)
 
 
@@ -81,12 +81,12 @@ class Places:
     """The places for connections of one host, over all its listeners.
 
     Args:
-        descriptors: what is held of the host's.
+        descriptors: the account of the host's.
 
     Attributes:
         descriptors: as above.
-        listeners: how many there are.
-        taken: by connections that are served.
+        listeners: their number.
+        taken: places of served connections.
     """
 
     def __init__(self, descriptors: Descriptors) -> None:
@@ -96,7 +96,7 @@ class Places:
         self._told_at = -SHORTAGE_TOLD_S
 
     def has_one(self, held: int) -> bool:
-        """Whether a listener that holds so many may have one more."""
+        """Return whether a listener with so many connections may have one more."""
         if held >= MAX_CONNECTIONS:
             return False
         if held >= MIN_CONNECTIONS and not self.descriptors.has(1):
@@ -107,12 +107,12 @@ class Places:
         return self.taken < all_of_them or held < part
 
     def take(self, count: int) -> None:
-        """Take so many; less than 0: give them back."""
+        """Take so many; give them back if negative."""
         self.taken += count
         self.descriptors.hold(count)
 
     def is_shortage_news(self) -> bool:
-        """Whether a shortage of descriptors is to be told now."""
+        """Return whether a shortage of descriptors is to be logged now."""
         now = trio.current_time()
         if now - self._told_at < SHORTAGE_TOLD_S:
             return False
@@ -121,26 +121,26 @@ class Places:
 
 
 GUARANTEED_SLOTS = 8
-"""Slots that are there for a child however many others have."""
+"""Slots of a child that others cannot take."""
 
 
 class BusyError(Exception):
-    """There is no slot."""
+    """No slot is left."""
 
 
 class Slots:
-    """How many executions a host may run at once.
+    """The bound on executions of a host.
 
-    A child may have all of them; one that has fewer than ``guaranteed`` gets its next
-    one in any case.  Where the host lacks descriptors a child has one, and more as soon as
-    there are some.
+    A child may have all of them; one with fewer than ``guaranteed`` gets its next one
+    in any case. Where the host lacks descriptors a child has one, and more when there
+    are some.
 
     Args:
         limit: slots of the host.
         fs: has the account of the host's descriptors.
 
     Attributes:
-        descriptors: what ToolExec holds of them.
+        descriptors: ToolExec's account of them.
     """
 
     def __init__(self, limit: int, fs: Filesystem) -> None:
@@ -150,10 +150,10 @@ class Slots:
         self.descriptors = Descriptors(fs)
 
     def take(self, of_child: int) -> None:
-        """Take one for a child that has ``of_child`` already.
+        """Take a slot for a child that has ``of_child`` already.
 
         Raises:
-            BusyError: there is none.
+            BusyError: no slot is left.
         """
         if of_child >= self.limit:
             raise BusyError
@@ -164,11 +164,11 @@ class Slots:
         self.enter()
 
     def enter(self) -> None:
-        """Take one for an execution of the program before."""
+        """Take a slot for an execution of the program before."""
         self.used += 1
         self.descriptors.hold(OF_EXECUTION)
 
     def give(self) -> None:
-        """Give one back."""
+        """Give a slot back."""
         self.used -= 1
         self.descriptors.hold(-OF_EXECUTION)

@@ -1,12 +1,10 @@
-"""Steps that are over in a moment, and are looked at only where they take long.
+"""Watches short steps, and looks at those that take long.
 
 Rules of this file.
 
-1. Nothing is made for what is over in a moment: it is put down and crossed out.  One task
-   for all looks at them every ``LOOK_S`` while there are some, and sleeps while there are
-   none.
-2. A step that is there for a whole ``LOOK_S`` is looked at, each time until it is
-   removed.
+1. A short step costs an entry in a set and no task. One task looks at all steps every
+   ``LOOK_S`` while there are some, and sleeps while there are none.
+2. A step that lasts a whole ``LOOK_S`` is looked at, until it is removed.
 """
 
 from __future__ import annotations
@@ -19,19 +17,19 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 LOOK_S = 0.25
-"""Between two looks at what takes long: a tenth of what a client's end may take."""
+"""Time between two looks: a tenth of the time for a client's end."""
 
 
 class Brief(Protocol):
-    """A step that may take longer than it should."""
+    """A step that should be short."""
 
     def look(self) -> None:
-        """Do what is to be done for it where it takes long; at once, and so not to wait."""
+        """Handle a slow step, at once and without waiting."""
         ...
 
 
 class Lookout:
-    """The steps under way in one host that should be over in a moment."""
+    """The short steps under way in one host."""
 
     def __init__(self) -> None:
         self._under_way: set[Brief] = set()
@@ -39,20 +37,20 @@ class Lookout:
 
     @property
     def under_way(self) -> frozenset[Brief]:
-        """The steps that are not over."""
+        """The steps that have not ended."""
         return frozenset(self._under_way)
 
-    def put_down(self, one: Brief) -> None:
-        """Have an eye on something."""
+    def add(self, one: Brief) -> None:
+        """Watch a step."""
         self._under_way.add(one)
         self._some.set()
 
-    def cross_out(self, one: Brief) -> None:
-        """Forget something that is over; nothing if it is not there."""
+    def remove(self, one: Brief) -> None:
+        """Remove a step that has ended; nothing if it is not there."""
         self._under_way.discard(one)
 
     async def run(self) -> NoReturn:
-        """Look at those that take long, until cancelled."""
+        """Look at slow steps until cancelled."""
         while True:
             await self._some.wait()
             while self._under_way:

@@ -1,15 +1,14 @@
-"""Starts of tools, as what may be given up: an exec can hang for as long as a disk does.
+"""Starts of tools that can be given up: an exec can hang as long as a disk.
 
     with Start(...): order, exec -> the tool runs
 
 Rules of this file.
 
-1. A start is over within a millisecond: it is looked at only if it takes long
-   (``slow_steps``).
-2. A start without its client is given up, unless it was to be detached (spec E25), and
-   so is one that takes longer than its tool may run.
-3. A signal ends who is not its program yet, as the kernel would end it: nothing in it
-   handles one.
+1. A start takes a millisecond: it is looked at only if it takes long (``slow_steps``).
+2. A start without its client is given up, unless it is detached (spec E25), and so is
+   one that takes longer than its tool may run.
+3. A signal ends a process before its exec, as the kernel's default does: it has no
+   handlers.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from supervisor.toolexec.wire import Wire
 
 LEAST_S = 0.001
-"""The rest of a time limit that its start has used up: 0 would be none."""
+"""The remainder of a time limit that the start has used up: 0 would be no limit."""
 
 
 class StartEndedError(Exception):
-    """A start was given up, and what asked for it is answered as a tool that has ended.
+    """A start was given up; its client gets the reply of an ended tool.
 
     Attributes:
         code: its exit code.
@@ -46,20 +45,20 @@ class StartEndedError(Exception):
 
 
 class Start:
-    """One start, within whose block it is made; left by an error if it was given up.
+    """One start, made inside its block; the block raises if it was given up.
 
     Args:
         lookout: of this host.
-        wire: of the client that asked for it.
-        limit_s: what its tool may take, seconds; 0 for no limit.
-        detach: it goes on when the client is gone.
+        wire: of the client.
+        limit_s: the time limit of its tool, seconds; 0 for none.
+        detach: whether it goes on without the client.
 
     Attributes:
-        code: the exit code with which it was given up; None for none.
+        code: the exit code of a given-up start; None for none.
 
     Raises:
         StartEndedError: it was given up with an exit code.
-        BusyError: it was given up without one: nobody waits for it.
+        BusyError: it was given up without one: its client is gone.
     """
 
     __slots__ = ("_detach", "_lookout", "_scope", "_until", "_wire", "code")
@@ -80,7 +79,7 @@ class Start:
         self.code: int | None = None
 
     def __enter__(self) -> None:
-        self._lookout.put_down(self)
+        self._lookout.add(self)
         self._scope.__enter__()
 
     def __exit__(
@@ -89,7 +88,7 @@ class Start:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._lookout.cross_out(self)
+        self._lookout.remove(self)
         is_swallowed = self._scope.__exit__(kind, error, trace)
         if not self._scope.cancelled_caught:
             return is_swallowed
@@ -98,24 +97,24 @@ class Start:
         raise StartEndedError(self.code)
 
     def give_up(self, code: int | None = None) -> None:
-        """End it if it is not over: as a tool with an exit code, or for nobody."""
+        """End it if it is not over: with an exit code, or without a client."""
         self.code = code
         self._scope.cancel()
 
     @property
     def is_given_up(self) -> bool:
-        """Whether that was asked for, be it too late."""
+        """Whether giving up was asked for, even if too late."""
         return self._scope.cancel_called
 
     @property
     def left_s(self) -> float:
-        """The rest of its tool's time, seconds; 0 for no limit."""
+        """Return the rest of its tool's time, seconds; 0 for no limit."""
         if self._until == math.inf:
             return 0.0
         return max(LEAST_S, self._until - trio.current_time())
 
     def look(self) -> None:
-        """Give it up if nobody waits for it any more, or it takes too long."""
+        """Give it up if its client is gone, or it takes too long."""
         if trio.current_time() >= self._until:
             self.give_up(TIMED_OUT)
         elif not self._detach:

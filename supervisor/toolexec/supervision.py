@@ -1,12 +1,12 @@
-"""A sidecar's long-lived process: started, watched, started again, ended.
+"""Supervises a sidecar's process: start, watch, restart, end.
 
 Rules of this file.
 
 1. A sidecar runs while its process does.  Each start is a new generation.
 2. A process that ends is started again after a pause, which doubles each time and is
-   short again after a run that was steady.
+   short again after a steady run.
 3. It ends with the host: SIGTERM, a grace period, SIGKILL to the whole tree.
-4. Each start, each end and each pause before a restart is an event of the journal.
+4. Each start, end and pause is an event of the journal.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ PAUSES = RestartPolicy(
     restart="always",
     backoff_s=0.5,  # a server whose port is still taken needs a moment
     max_restarts=sys.maxsize,
-    within_s=10.0,  # a run that long was no failed start
+    within_s=10.0,  # a longer run was no failed start
     max_backoff_s=30.0,
     spread=0.0,
 )
-"""Of what never stays up: somebody is going to repair it."""
+"""Longest pause of a sidecar that never stays up."""
 
 GRACE_S = 2.0
-"""Between SIGTERM and SIGKILL when the host stops."""
+"""Grace period between SIGTERM and SIGKILL when the host stops."""
 
 END_TIMEOUT_S = 10.0
-"""Longest that the end of one sidecar may hold the host up."""
+"""Longest wait for the end of one sidecar."""
 
 
 class Starter(Protocol):
-    """A backend's record of its long-lived process.
+    """A backend's record of its process.
 
     Attributes:
-        process: it, while it runs.
-        is_moving: it is being started or ended.
+        process: the running one.
+        is_moving: whether it is being started or ended.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Starter(Protocol):
     is_moving: bool
 
     async def start(self) -> SpawnedProcess:
-        """Start it; return the process that lives as long as it takes work.
+        """Start it; return the process that runs as long as it takes work.
 
         Raises:
             SpawnError: it cannot be started.
@@ -70,7 +70,7 @@ class Starter(Protocol):
         ...
 
     async def clean_up(self) -> None:
-        """Remove what a run left; called after each, bounded and shielded."""
+        """Remove leftovers of a run; called after each, bounded and shielded."""
         ...
 
 
@@ -78,7 +78,7 @@ class Tell(Protocol):
     """The journal's ``write``."""
 
     def __call__(self, event: str, **fields: object) -> None:
-        """Take an event."""
+        """Write an event."""
         ...
 
 
@@ -92,14 +92,14 @@ async def supervise(
     """Keep a sidecar running until cancelled.
 
     Args:
-        sidecar: which one.
+        sidecar: the supervised one.
         log: takes a level, a line and its fields.
-        tried: set when the first start has gone well or not.
-        tell: takes events.
-        running: its process, which the program before has started; owned.
+        tried: set when the first start has succeeded or failed.
+        tell: writes events.
+        running: its process from the program before; owned.
 
     Raises:
-        LaunchpadLost: no process can be started or waited for any more.
+        LaunchpadLost: no process can be started or awaited any more.
 
     Cancellation: ends its process, bounded.
     """
@@ -124,7 +124,7 @@ async def supervise(
 async def _run_once(
     sidecar: Starter, tried: trio.Event, tell: Tell, running: SpawnedProcess | None
 ) -> str:
-    """Start a sidecar and wait for its end; tell how it ended."""
+    """Start a sidecar and wait for its end; return its end in words."""
     how = "ended by the host"
     sidecar.is_moving = True
     try:
@@ -143,7 +143,7 @@ async def _run_once(
                     pid=process.pid,
                 )
             sidecar.is_moving = False
-            how = _how_ended(await process.wait_exit())
+            how = _describe_end(await process.wait_exit())
         finally:
             sidecar.is_moving = True
             sidecar.process = None
@@ -163,7 +163,7 @@ async def _run_once(
 
 
 async def _end(process: SpawnedProcess) -> None:
-    """End a process and all beneath it; nothing to do if that has happened."""
+    """End a process and all beneath it; nothing if they have ended."""
     with trio.move_on_after(END_TIMEOUT_S, shield=True):
         with contextlib.suppress(LaunchpadLost):
             process.send_signal(signal.SIGTERM)
@@ -174,7 +174,7 @@ async def _end(process: SpawnedProcess) -> None:
     process.close()
 
 
-def _how_ended(status: ExitStatus) -> str:
+def _describe_end(status: ExitStatus) -> str:
     if status.signal is not None:
         return f"ended by signal {status.signal}"
     if status.code is None:

@@ -1,14 +1,14 @@
-"""Tokens: one for each child, 128 random bits, until the child has ended.
+"""Tokens: 128 random bits for each child, valid until the child has ended.
 
 Rules of this file.
 
-1. A token is looked up by a keyed hash of it, and compared in constant time: how long a
-   wrong one takes says nothing about a right one, and a thousand children cost no more
-   than one.
-2. A token that was revoked is as unknown as one that never was, and so is what was
-   narrowed from it (``protocol/toolexec/token.py``).
-3. A narrowed token names the one that it was made from; where nobody has that, nothing
-   is computed for it.  The name is no secret, so its look-up may be told by the clock.
+1. A token is looked up by a keyed hash and compared in constant time: the time for a
+   wrong one says nothing about a right one, and a thousand children cost no more than
+   one.
+2. A revoked token is as unknown as one that never was, and so are tokens narrowed from
+   it (``protocol/toolexec/token.py``).
+3. A narrowed token names its origin; for an unknown origin nothing is computed. The
+   name is no secret, so the time of its look-up does not matter.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ class Tokens(Generic[Owner]):
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._owners: dict[bytes, tuple[bytes, Owner]] = {}
-        self._names: dict[str, str] = {}  # in narrowed tokens
+        self._names: dict[str, str] = {}  # those in narrowed tokens
 
     def issue(self, owner: Owner) -> str:
-        """Make a token that stands for an owner."""
+        """Return a new token that stands for an owner."""
         token = secrets.token_hex(TOKEN_BYTES)
         self.adopt(token, owner)
         return token
 
     def adopt(self, token: str, owner: Owner) -> None:
-        """Let a token stand for an owner, which the program before has issued."""
+        """Let a token of the program before stand for an owner."""
         self._owners[self._digest(token.encode())] = (token.encode(), owner)
         self._names[toolexec_token.identity(token)] = token
 
     def revoke(self, token: str) -> None:
-        """Forget a token; nothing if it is not known."""
+        """Forget a token; nothing if it is unknown."""
         self._owners.pop(self._digest(token.encode()), None)
         self._names.pop(toolexec_token.identity(token), None)
 
     def find(self, pieces: Iterable[bytes]) -> tuple[Owner, Rights] | None:
-        """Return whose token one of the pieces is and what it stands for, or None."""
+        """Return the owner and rights of the token in one of the pieces, or None."""
         found = None
         for piece in pieces:
             if len(piece) > toolexec_token.MAX_TOKEN_BYTES:

@@ -1,19 +1,13 @@
-"""One connection as bytes: a request is cut out of it, a reply is put on it.
-
-Rules of this file.
+"""One connection as bytes: receives a request, sends a reply.
 
 1. One request a connection; every reply says ``Connection: close``.
-2. A head has ``HEAD_TIMEOUT_S``, a body that stalls ``BODY_TIMEOUT_S``; then the
-   connection is dropped.  A whole body has ``BODY_DEADLINE_S``.  Sending has no time-out
-   (spec: no write time-out).
-3. A client that is refused before all it sent was read gets the chance to read that:
-   the host half-closes and drains for ``DRAIN_S`` (RFC 9112, 9.6).
-4. Of a request nothing is kept that is not bounded: its head, and its body as decoded.
-   The bytes that framed it are not kept, for a client may send them without end.
-5. A client that asks with HEAD gets heads and no bodies (RFC 9110, 9.3.2).
-6. No body is received of whom its head is enough to refuse.
-7. Bytes of others are parsed in pieces, between which the rest of the host goes on:
-   ``RECEIVE_BYTES`` at a time, large heads and bodies in turns (``turns``).
+2. Times: ``HEAD_TIMEOUT_S``, ``BODY_TIMEOUT_S`` for a pause, ``BODY_DEADLINE_S`` for a
+   whole body; sending has none (spec: no write time-out).
+3. A client that is refused early can read that: the host half-closes and drains for
+   ``DRAIN_S`` (RFC 9112, 9.6). No body is received if the head is refused.
+4. Only the head and the decoded body are kept; both are bounded.
+5. HEAD gets heads without bodies (RFC 9110, 9.3.2).
+6. Input is parsed in pieces of ``RECEIVE_BYTES``, large ones in turns (``turns``).
 """
 
 from __future__ import annotations
@@ -46,41 +40,41 @@ if TYPE_CHECKING:
     from supervisor.toolexec.http_heads import Headers
 
 HEAD_TIMEOUT_S = 10.0
-"""A head is one packet; a client that needs longer holds a connection for nothing."""
+"""Longest time for a head: it is one packet."""
 
 BODY_TIMEOUT_S = 30.0
-"""Between two pieces of a body."""
+"""Longest time between two pieces of a body."""
 
 BODY_DEADLINE_S = 60.0
-"""For a whole body, from the end of its head: a MiB from another machine takes seconds,
-and who sends it byte by byte holds a connection for nothing."""
+"""Longest time for a whole body: a MiB from another machine takes seconds, and single
+bytes hold a connection for nothing."""
 
 DRAIN_S = 2.0
-"""How long a refused client may go on sending before the connection is closed."""
+"""How long a refused client may send before the connection is closed."""
 
 RECEIVE_BYTES = 16_384
-"""Bytes that are received at once: as chunks of a byte that takes one to two
+"""Bytes that are received at once: in chunks of a byte they take one to two
 milliseconds."""
 
 LOOK_PIECES = 64
-"""Bytes that are read and forgotten in one look whether a client is there: a MiB, which
-takes less than a millisecond."""
+"""Bytes that are dropped in one look for a client: a MiB, which takes less than a
+millisecond."""
 
 FIRST_BYTES = 4096
-"""The part of a body that is taken with its head before the token is checked: most are
-that short, and a bad one is told so first (spec: order of checks)."""
+"""The part of a body that is received with its head before the token is checked: most
+are that short, and a bad one is refused first (spec: order of checks)."""
 
 SEND_BYTES = 256 * 1024
-"""Two pieces of output wait in a socket at most, for a client that is a little late."""
+"""At most two pieces of output wait in a socket, for a client that is a little late."""
 
 SMALL_HEAD_BYTES = 2048
-"""Longest head that is parsed when it comes; h11 may take 0.2 us for a byte."""
+"""Longest head that is parsed at once; h11 may take 0.2 us for a byte."""
 
 _IS_HEAD = re.compile(rb"(?:\r?\n)?HEAD ")
 
 
 class GoneError(Exception):
-    """The client is gone, or was too slow: there is nobody to answer."""
+    """The client is gone or was too slow: it gets no reply."""
 
 
 class Wire:
@@ -88,18 +82,18 @@ class Wire:
 
     Args:
         sock: non-blocking; owned.
-        turn: in which large heads are parsed.
+        turn: for parsing large heads.
 
     Attributes:
-        received: what brings another wire to where this one is in its request, while
-            that is being received: its head, then what the body's reader holds.
-        unsent: what the client has not taken of what is being sent.
+        received: the bytes that bring another wire to this stage of its request, while
+            it is being received: its head, then the rest in the body's reader.
+        unsent: the bytes that the client has not taken yet.
     """
 
     def __init__(self, sock: socket.socket, turn: Share) -> None:
         self.sock = sock
         self._turn = turn
-        self._ahead = b""  # received and not looked at
+        self._ahead = b""  # received and not parsed
         self._is_head = False
         self._wants_100 = False
         self.received: list[bytes | bytearray] = []
@@ -110,15 +104,15 @@ class Wire:
     async def receive(
         self, first_look: Callable[[Head], Refusal | Share]
     ) -> tuple[Head, bytes]:
-        """Receive a request, all of it.
+        """Return a whole request.
 
         Args:
-            first_look: asked about a head whose body is still to come, before any of
-                that is received: refuses, or says in whose turn it is read.
+            first_look: called with a head before its body is received: returns a
+                refusal, or the turn for the body.
 
         Raises:
-            RefusedAtOnceError: it is none, or too large, or something follows it.
-            GoneError: it did not come.
+            RefusedAtOnceError: it is no request, too large, or has bytes behind it.
+            GoneError: it was not received.
             OSError: the connection failed.
         """
         head = None
@@ -144,11 +138,11 @@ class Wire:
         return head, bytes(body.body)
 
     def held(self) -> bytes:
-        """Return what was received of a request that is being received."""
+        """Return the bytes of a request that is being received."""
         return b"".join(self.received) + self._ahead
 
     def hold(self, data: bytes) -> None:
-        """Receive first what was received before, by another program of this host."""
+        """Receive first the bytes of another program of this host."""
         self._ahead = data
 
     def _feed(self, body: BodyReader, data: bytes) -> None:
@@ -167,22 +161,22 @@ class Wire:
                 refusal = requests.bad_request("the head ended early")
                 raise RefusedAtOnceError(refusal)
             so_far += data
-            # Also of whom is refused before the head is whole (rule 5).
+            # Also refused clients get it, before the head is whole (rule 5).
             self._is_head = _IS_HEAD.match(so_far) is not None
             try:
                 cut = reader.feed(data)
             except HeadTooLargeError:
                 raise RefusedAtOnceError(requests.HEAD_TOO_LARGE) from None
             if cut is not None:
-                text = self._taken(cut)
+                text = self._take_head(cut)
                 if len(text) <= SMALL_HEAD_BYTES:
                     return self._parse(text)
                 async with self._turn.hold():
                     return self._parse(text)
             await trio.lowlevel.checkpoint()
 
-    def _taken(self, cut: tuple[bytes, bytes]) -> bytes:
-        """Return a whole head; what came after it is kept for the body."""
+    def _take_head(self, cut: tuple[bytes, bytes]) -> bytes:
+        """Return a whole head; later bytes are kept for the body."""
         text, self._ahead = cut
         self._is_head = _IS_HEAD.match(text) is not None
         self.received = [text]
@@ -205,7 +199,7 @@ class Wire:
             if self._wants_100 and not self._ahead:
                 await self.send(http_heads.go_on())
             while not body.is_complete:
-                # Where another program can have it until its turn has come.
+                # Where another program can find it until its turn has come.
                 self._ahead = await self._receive_more()
                 async with turn.hold():
                     data, self._ahead = self._ahead, b""
@@ -235,11 +229,11 @@ class Wire:
     def _has_more(self) -> bool:
         try:
             return bool(self.sock.recv(1, socket.MSG_PEEK))
-        except OSError:  # nothing, or its end: who asks for that has ``check_there``
+        except OSError:  # empty, or its end: ``check_there`` reports that
             return False
 
     def check_there(self) -> None:
-        """Raise ``GoneError`` if the client is known to be gone, as ``wait_gone`` sees it.
+        """Raise ``GoneError`` if the client is gone, as ``wait_gone`` would see it.
 
         A client that sends faster than this reads is there.
         """
@@ -249,9 +243,9 @@ class Wire:
                     raise GoneError
 
     async def wait_gone(self) -> None:
-        """Wait until the client has closed its side, or is no longer there.
+        """Wait until the client has closed its side or is gone.
 
-        Later bytes are read and forgotten: one request a connection.
+        Later bytes are read and dropped: one request a connection.
         """
         with suppress(OSError):
             while await self._receive():
@@ -260,7 +254,7 @@ class Wire:
     # The reply
 
     async def send(self, *parts: bytes | memoryview) -> None:
-        """Send bytes, whole.
+        """Send bytes whole.
 
         Raises:
             OSError: the client is gone.
@@ -274,7 +268,7 @@ class Wire:
                 await wait_writable(self.sock)
 
     def make_room(self) -> None:
-        """Let the kernel hold more than a small reply: as much of this as wmem_max allows.
+        """Enlarge the kernel's buffer beyond a small reply, as far as wmem_max allows.
 
         A piece of output should fit, or the host waits in the middle of each.
         """
@@ -297,7 +291,7 @@ class Wire:
         await self.reply(refusal.status, refusal.body, refusal.exit_code, headers)
 
     def head(self, status: int, length: int, exit_code: int, headers: Headers) -> bytes:
-        """Return the head of a reply whose length is known."""
+        """Return the head of a reply of known length."""
         headers = [
             http_heads.CONTENT_TYPE,
             (b"X-Exit-Code", b"%d" % exit_code),
@@ -308,13 +302,13 @@ class Wire:
         return http_heads.written(status, headers)
 
     async def drain(self) -> None:
-        """Say that no more will come, and read on for a while (rule 3)."""
+        """Send the end, and read on for a while (rule 3)."""
         with trio.move_on_after(DRAIN_S), suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
             await self.wait_gone()
 
     def close(self) -> None:
-        """Close the connection; what was sent is delivered.  A second call does nothing."""
+        """Close the connection; sent bytes are delivered. Safe to call twice."""
         if self.sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self.sock)
             self.sock.close()

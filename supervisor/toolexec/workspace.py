@@ -1,15 +1,14 @@
-"""A tool's working directory: resolved beneath the workspace, by the kernel.
+"""The working directory of a tool: opened beneath the workspace by the kernel.
 
 Rules of this file.
 
-1. The workspace is a held directory.  ``.`` is it, ``/workspace/...`` lies beneath it,
-   and ``openat2`` says whether it does, links and ``..`` included (spec A4).
-2. A host path is accepted if the directory it leads to lies beneath the workspace:
-   its text only chooses which name to ask for, and what that leads to has to be the
-   same directory.  Shims send ``$(pwd)``.
-3. Every other path gets the same answer, so that no child learns what there is outside.
-4. A directory that a host keeps (``sandbox.ownership``) is no working directory, but
-   for the child's own there: a tool that begins in there needs no way to it.
+1. The workspace is a held directory. ``.`` is it, ``/workspace/...`` lies beneath it,
+   and ``openat2`` checks that, links and ``..`` included (spec A4).
+2. A host path is accepted if its directory lies beneath the workspace: its text only
+   suggests a name, which must lead to the same directory. Shims send ``$(pwd)``.
+3. All other paths get the same answer, so that a child learns nothing of the outside.
+4. A directory that a host keeps (``sandbox.ownership``) is no working directory, except
+   the child's own there: a tool that begins in it needs no way to it.
 """
 
 from __future__ import annotations
@@ -43,54 +42,54 @@ async def open_cwd(
 
     Args:
         workspace_fd: the workspace, held.
-        cwd: as the request has it; ``.`` for one that has none.
-        share: bounds the threads that one child's host paths may wait in.
+        cwd: from the request; ``.`` if it has none.
+        share: bounds the threads for one child's host paths.
 
     Returns:
-        An O_PATH descriptor, the caller's to close.
+        An O_PATH descriptor; the caller closes it.
 
     Raises:
         RefusedError: 400: it is no directory beneath the workspace.
-        OSError: the host has no descriptor left, or no memory.
+        OSError: no descriptor or memory is left.
     """
     rest = beneath_name(cwd)
     if rest is not None:
-        with _nothing_there():
+        with _suppress_missing():
             return open_directory(workspace_fd, rest)
     if cwd.startswith(b"/") and b"\0" not in cwd:
-        with _nothing_there():
-            # Anywhere on the host, a dead network file system included.
+        with _suppress_missing():
+            # Anywhere on the host, even on a dead network file system.
             return await in_thread(_open_host_path, workspace_fd, cwd, share=share)
-    raise refused()
+    raise make_refusal()
 
 
 def open_in_mount(
     directory: MountDirectory, rest: bytes | None, name: bytes | None
 ) -> int:
-    """Open a working directory in the mount that a child has as its workspace.
+    """Open a working directory in the mount of a child's workspace.
 
     Args:
         directory: its top.
-        rest: a name beneath the workspace, as ``beneath_name`` returns it.
-        name: the same of a path under which the child sees the mount.
+        rest: a name beneath the workspace, from ``beneath_name``.
+        name: the same for a path under which the child sees the mount.
 
     Returns:
-        An O_PATH descriptor, the caller's to close.
+        An O_PATH descriptor; the caller closes it.
 
     Raises:
-        RefusedError: 400: it is no directory that the child may enter there.
-        OSError: the host has no descriptor left, or no memory.
+        RefusedError: 400: it is no directory that the child may enter.
+        OSError: no descriptor or memory is left.
     """
     name = name if rest is None else rest
     if name is not None:
-        with _nothing_there(), contextlib.suppress(AccessDeniedError):
+        with _suppress_missing(), contextlib.suppress(AccessDeniedError):
             return directory.open_directory(name)
-    raise refused()
+    raise make_refusal()
 
 
 @contextlib.contextmanager
-def _nothing_there() -> Iterator[None]:
-    """Pass over what a name leads to nowhere for, but not what the host has too few of."""
+def _suppress_missing() -> Iterator[None]:
+    """Suppress errors of names that lead nowhere, but not a lack of resources."""
     try:
         yield
     except OSError as why:
@@ -99,7 +98,7 @@ def _nothing_there() -> Iterator[None]:
 
 
 def beneath_name(cwd: bytes) -> bytes | None:
-    """Return the name beneath the workspace that a text stands for; None for others."""
+    """Return the name beneath the workspace in a text; None for other texts."""
     if cwd in {b".", NAME}:
         return b"."
     if cwd.startswith(NAME + b"/"):
@@ -107,33 +106,33 @@ def beneath_name(cwd: bytes) -> bytes | None:
     return None
 
 
-def refused() -> RefusedError:
+def make_refusal() -> RefusedError:
     """Return the refusal of a working directory."""
     text = b"bad request: cwd is not a directory beneath /workspace\n"
     return RefusedError(400, text)
 
 
 def path_of(fd: int) -> str:
-    """Return the path of a held directory as the host sees it now (proc(5))."""
+    """Return the host's present path of a held directory (proc(5))."""
     return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - a str
 
 
 def is_kept(cwd_fd: int, workspace_fd: int, own: Iterable[str]) -> bool:
-    """Tell whether a directory lies in what a host keeps from everybody (rule 4).
+    """Return whether a directory lies in one that the host keeps (rule 4).
 
     Args:
         cwd_fd: the directory, held.
-        workspace_fd: what it lies beneath.
-        own: directories that are the child's own wherever they lie.
+        workspace_fd: its ancestor.
+        own: the child's own directories, wherever they lie.
 
     Raises:
-        OSError: the host has no descriptor left.
+        OSError: no descriptor is left.
     """
     if os.geteuid() != 0:
         return False
     ends = [os.fstat(workspace_fd)]
     for path in own:
-        with contextlib.suppress(OSError):  # the child has put something in its place
+        with contextlib.suppress(OSError):  # the child has replaced it
             ends.append(os.lstat(path))
     here = os.dup(cwd_fd)
     try:
@@ -158,7 +157,7 @@ def _open_host_path(workspace_fd: int, path: bytes) -> int:
         real = os.fsencode(path_of(fd))
         if real != top and not real.startswith(top + b"/"):
             raise NotADirectoryError
-        # The guess by text, proved: what lies there beneath the held directory.
+        # The guess by text is checked: a name beneath the held directory.
         ours = open_directory(workspace_fd, real[len(top) :].lstrip(b"/") or b".")
         if not os.path.samestat(os.fstat(ours), os.fstat(fd)):
             os.close(ours)

@@ -1,16 +1,12 @@
 """The differences between a base and the tree that a workspace shows.
 
-The cost depends on what the layers above the base hold and on directories that were
-renamed or made anew, never on the size of the base: a directory that no layer has is
-passed over.
+The cost depends on the layers, and on renamed or new directories, never on the base's size.
 
-Rules:
- 1. Content, mode and type count. Times, owners and extended attributes alone do not.
- 2. Sockets have no rows, nor has a new file with the name of one that a host publishes
-    through FD 3 (``vfs.backends.host_file``): a host that was killed then has left it.
- 3. A deleted directory is one row; beneath what is no directory any more nothing has one.
- 4. A renamed directory is one row, and what is in it is compared with what was at its old
-    place. That place then counts as empty in the base.
+1. Content, mode and type count; times, owners and extended attributes alone do not.
+2. Sockets have no rows, nor has a staged file of a killed host (``vfs.backends``).
+3. A deleted directory is one row; nothing beneath a path that is no directory has one.
+4. A renamed directory is one row; its content is compared with its old place, which then
+   counts as empty in the base.
 """
 
 from __future__ import annotations

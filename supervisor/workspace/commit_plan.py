@@ -207,7 +207,7 @@ class Planner:
         allow = self._selection.allow
         paths = list(changed_paths(rows, self._trees.base)) if allow else []
         unmatched = allow.unmatched(paths)
-        if unmatched:  # what lies in a renamed directory has no row of its own
+        if unmatched:  # paths in a renamed directory have no rows of their own
             guarded = [(path, False) for path in self._guarded_paths(rows)]
             unmatched = Patterns(unmatched).unmatched(guarded)
         if unmatched:

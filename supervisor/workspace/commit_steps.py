@@ -264,7 +264,7 @@ class Steps:
                 self._put_aside(step)
             return
         if _is_edited(step, directory, name):
-            return  # what the operator has written into it stays
+            return  # the operator's files in it stay
         if step.expected is not None:
             self._bring_back(step, directory, name)
             if _is_edited(step, self._staging, step.staged):

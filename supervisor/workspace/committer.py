@@ -252,7 +252,7 @@ class Committer:
         try:
             os.close(self._open_staging(journal))
         except (FileNotFoundError, NotADirectoryError):
-            return  # what is there now is not the commit's
+            return  # the present file is not the commit's
         staging = Path(os.fsdecode(journal.staging))
         why = remove_tree(staging, self._holder_fd(journal))
         if why is not None:

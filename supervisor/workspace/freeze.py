@@ -1,15 +1,12 @@
 """The stop of all processes that see a workspace, for a look at its layer.
 
-Rules:
- 1. A cgroup in which there is no other process is frozen, and its processes do not notice.
-    Other processes get SIGSTOP; one that was stopped before stays so.
- 2. All in a pid namespace get it at once, from inside: kill(2) lets no fork escape. A child
-    that has neither is not stopped: one of its processes could hide the mount from its
-    table (pivot_root(2)), leave its parent, and write on through a file that it holds open.
- 3. A forked guard does it for a command, and lets all go on when the command ends, even if
-    it is killed. It lets nobody look into it, for it forks into the child's namespace.
- 4. The guard holds the command's lock too: the next command finds a child that goes on.
-
+1. A cgroup without other processes is frozen unnoticed. Others get SIGSTOP; a process that
+   was stopped before stays so.
+2. All in a pid namespace get it at once, from inside: kill(2) lets no fork escape. A child
+   with neither is not stopped: one of its processes could hide the mount and escape.
+3. A forked guard does it for a command, and lets all go on when the command ends, even by
+   a kill. It is not dumpable, since it forks into the child's namespace.
+4. The guard holds the command's lock, too: the next command finds a running child.
 Sources: cgroup-v2.rst ("cgroup.freeze"), setns(2), kill(2), ioctl_nsfs(2), signal(7).
 """
 

@@ -90,7 +90,7 @@ class Judge:
             return self._conflict_unrecorded(row) if is_still else _CHANGED
         now = look_at_base(self._base, row)
         is_whole = row.change is Change.RENAMED or (seen.inside and now.inside)
-        if not is_whole:  # what is inside has rows of its own
+        if not is_whole:  # its content has rows of its own
             now = msgspec.structs.replace(now, inside=seen.inside)
         if not seen.is_still(now):
             return _CHANGED if now.kind else "it was removed in the base"

@@ -1,17 +1,13 @@
 """The tree that a stack of overlay layers shows, read from the layers themselves.
 
-It reads what overlayfs wrote: whiteouts, opaque directories and redirects. So a workspace
-can be looked at without a mount, and by an operator who may make none.
+It reads overlayfs's whiteouts, opaque directories and redirects, so an operator needs no
+mount for a look.
 
-Rules:
- 1. A layer is held by one descriptor of its top. Everything in it is opened beneath that
-    without following a link, so no name leads out of a layer.
- 2. The first layer is the newest. The last one is the base, in which marks count as well,
-    because the kernel reads them there too.
- 3. Only the upper, the first of a workspace's, may have redirects: a layer is sealed
-    without any.
+1. A layer is held by one descriptor of its top; names in it are opened without links.
+2. The newest layer is first and the base last; the kernel reads marks in the base, too.
+3. Only the upper, the first of a workspace's, has redirects: sealed layers have none.
 
-Sources: Documentation/filesystems/overlayfs.rst.
+Source: Documentation/filesystems/overlayfs.rst.
 """
 
 from __future__ import annotations

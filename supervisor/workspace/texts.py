@@ -73,7 +73,7 @@ def keep_texts(
             continue
         room_bytes -= len(content)
         if kept and room_bytes < 0:  # some file systems have no bound to tell
-            return  # what is not kept cannot be merged, which a commit says
+            return  # without a kept text there is no merge, which a commit says
         try:
             name = _write(directory, content)
         except OSError as why:

@@ -248,7 +248,7 @@ def drop_changes(upper: int, rows: Sequence[Row]) -> None:
         upper: a descriptor of its top.
         rows: of ``compare``, sorted.
     """
-    for row in reversed(rows):  # what lies in a directory first
+    for row in reversed(rows):  # the content of a directory first
         with _directory_of(upper, row.path) as (fd, name):
             if row.change is Change.MODE and row.old and row.old.is_directory:
                 with held_entry(fd, name) as held:

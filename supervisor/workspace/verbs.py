@@ -201,7 +201,7 @@ def workspace_rows(
     """
     names = workspaces_in(state_dir)
     rows = [_row(state_dir, name, notes) for name in names if name not in but]
-    notes += finish_removals(state_dir)  # what a commit has ended with may be among it
+    notes += finish_removals(state_dir)  # removals of the last commit may be among them
     return rows
 
 

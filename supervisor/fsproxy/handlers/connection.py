@@ -73,7 +73,7 @@ def do_narrow(session: Session, request: m.Request) -> bytes | None:
 
 
 def _narrow_now(session: Session, document: bytes | memoryview) -> bytes | None:
-    # A job, so that others have a turn between one document and the next.
+    # A job, so that others have a turn between two documents.
     session.start(partial(_narrow, session, bytes(document)))
     return None
 
@@ -93,7 +93,7 @@ async def _narrow(session: Session, document: bytes) -> bytes:
 
 
 def do_refuse(session: Session, request: m.Refusal) -> bytes | None:
-    """A line that did not parse: its error, after what must come first."""
+    """A line that did not parse: its error, after earlier replies."""
     token = request.token
     reply = request.reply
     if token is not None and int(token) not in session.files:

@@ -1,8 +1,8 @@
 """Requests about LLM fds: FD_CALL and FD_PUT.
 
-A tool that reports an error has answered all the same: its ``fd_error`` comes with OK.
-ERROR is for what is no call at all. Long work of a call happens in a job, and ends with
-its client if no other client has anything of it (spec L10).
+A tool's error is an answer: its ``fd_error`` comes with OK. ERROR is for requests that
+are no calls. Long work of a call is a job, and ends with its client if no other client
+depends on it (spec L10).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hostlib.threads import in_thread
 from protocol import echo, error, invalid, limits
 from supervisor.fsproxy.handlers.llm import INLINE_BYTES, LEAVE_S
 from supervisor.fsproxy.ports import ContentError
-from supervisor.fsproxy.replies import no_memory
+from supervisor.fsproxy.replies import no_memory_error
 
 if TYPE_CHECKING:
     from protocol import messages as m
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.session import Session
 
 FORMS = 2
-"""In so many forms the text of a call is there, beside the decoded one: as it came, and as
-the content that is made of it."""
+"""Copies of a call's text beside the decoded one: the received one, and the content
+that is made of it."""
 
 MOST_DIGITS = 1000
-"""Longest number in a call: far more than any parameter takes."""
+"""Longest number in a call: far more digits than any parameter needs."""
 
 UNAVAILABLE = error(b"LLM fds not available")
 
@@ -48,7 +48,7 @@ def do_fd_call(session: Session, request: m.FdCall) -> bytes | None:
     try:
         session.reserved_memory().resize((FORMS + 2) * request.size)
     except OSError as why:
-        return session.inbound.drain(no_memory(why))
+        return session.inbound.drain(no_memory_error(why))
     piece = session.conn.take_body()
     return session.inbound.collect(piece, partial(_begin_call, session, service))
 
@@ -60,7 +60,7 @@ def _too_large(session: Session, size: int) -> bytes:
 def _begin_call(
     session: Session, service: Contents, document: bytes | memoryview
 ) -> None:
-    # A job that had a view of the payload would keep its memory.
+    # A view of the payload in a job would keep its memory.
     data = bytes(document) if len(document) <= INLINE_BYTES else None
     session.start(partial(_call, session, service, data))
 
@@ -71,11 +71,11 @@ async def _call(
     threads = session.client.ledger.threads
     try:
         if document is None:
-            taken, size = await in_thread(_measured, session, share=threads)
+            taken, size = await in_thread(_measure_document, session, share=threads)
             session.inbound.release_payload()
             session.reserved_memory().raise_to(FORMS * len(taken) + size)
             name, arguments = await in_thread(_parse, taken, share=threads)
-            del taken  # what is left of it are the arguments
+            del taken  # its other parts are the arguments
         else:
             session.inbound.release_payload()
             size = document_bytes(document, len(document))
@@ -86,7 +86,7 @@ async def _call(
             answer = await process.call(name, **arguments)
         else:
             with session.while_connected(LEAVE_S) as scope:
-                # For who is gone nothing begins (spec L10).
+                # For a client that is gone nothing begins (spec L10).
                 await trio.lowlevel.checkpoint_if_cancelled()
                 answer = await process.call(name, **arguments)
             if scope.cancelled_caught:
@@ -101,21 +101,21 @@ async def _call(
     except OSError as why:
         if why.errno != errno.ENOMEM:
             raise
-        return no_memory(why)
+        return no_memory_error(why)
     return b"OK %d\n%b" % (len(answer), answer)
 
 
-def _measured(session: Session) -> tuple[bytes, int]:
-    """Return the document that has come, and what it takes once it is decoded.
+def _measure_document(session: Session) -> tuple[bytes, int]:
+    """Return the received document, and its size once it is decoded.
 
     Raises:
         ValueError: it has too many values.
     """
-    document = session.inbound.with_payload(bytes)
-    return document, _decoded_bytes(document)
+    document = session.inbound.call_with_payload(bytes)
+    return document, _decoded_size(document)
 
 
-def _decoded_bytes(document: bytes) -> int:
+def _decoded_size(document: bytes) -> int:
     from hostlib.documents import MOST_VALUES, check_values  # noqa: PLC0415 - see _call
 
     check_values(document, "put long content in with FD_PUT")
@@ -126,10 +126,10 @@ def _parse(document: bytes) -> tuple[str, dict[str, object]]:
     """Return the name and the arguments of a call.
 
     Raises:
-        ValueError: it is none; the text says why.
+        ValueError: it is no call; the text has the reason.
     """
     try:
-        call = _decoded(document)
+        call = _decode(document)
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except RecursionError:
@@ -146,16 +146,16 @@ def _parse(document: bytes) -> tuple[str, dict[str, object]]:
     raise ValueError('write {"name": TEXT, "arguments": OBJECT}')
 
 
-def _decoded(document: bytes) -> object:
+def _decode(document: bytes) -> object:
     if len(document) <= INLINE_BYTES:
-        return _loaded(document)
+        return _load(document)
     try:
         return msgspec.json.decode(document)
     except msgspec.DecodeError:
-        return _loaded(document)  # says what is wrong, and takes what is odd
+        return _load(document)  # names the fault, and accepts unusual JSON
 
 
-def _loaded(document: bytes) -> object:
+def _load(document: bytes) -> object:
     return json.loads(document, parse_int=_integer, parse_float=_float)
 
 
@@ -168,7 +168,7 @@ def _float(digits: str) -> float:
 
 
 def _short(digits: str) -> str:
-    """Return a number that is short enough to be one (attack 43)."""
+    """Return a number's digits if they are few enough (attack 43)."""
     if len(digits) > MOST_DIGITS:
         raise ValueError(
             f"a number of {len(digits)} digits; write {MOST_DIGITS} at most"

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from vfs.filesystem import OpenFile
 
 SMALL_READ_BYTES = 65_536
-"""Up to here a READ is copied through this process; above it the kernel moves it."""
+"""Largest READ that is copied through this process; the kernel moves larger ones."""
 
 
 NEITHER = (b"r", b"r+")
-"""The modes that neither make nor empty a file."""
+"""The modes that neither create nor empty a file."""
 
 
 def do_open(session: Session, request: m.Open) -> bytes | None:
@@ -58,14 +58,14 @@ def do_open(session: Session, request: m.Open) -> bytes | None:
     try:
         file = session.fs.open(client, name, request.mode, request.flag)
     except (AccessDeniedError, UnavailableError, OSError) as why:
-        return _not_opened(session, request, why)
+        return _open_error(session, request, why)
     if file.must_empty:
         session.start(partial(_open_waiting, session, file))
         return None
     return b"OK %d\n" % file.fileno
 
 
-def _not_opened(session: Session, request: m.Open, why: Exception) -> bytes:
+def _open_error(session: Session, request: m.Open, why: Exception) -> bytes:
     name = request.name
     if isinstance(why, AccessDeniedError):
         return denied(session, "OPEN", name)
@@ -75,27 +75,27 @@ def _not_opened(session: Session, request: m.Open, why: Exception) -> bytes:
 
 
 async def _open_distant(session: Session, request: m.Open) -> bytes:
-    """Open where a file system may wait for another machine (``Filesystem.knock``)."""
+    """Open a file on a file system that may wait for another machine."""
     try:
         await names.wait_reachable(session.client, request.name)
     except OSError as why:  # no thread can be started
-        return _not_opened(session, request, why)
+        return _open_error(session, request, why)
     return await _open_in_turn(session, request)
 
 
 async def _open_in_turn(session: Session, request: m.Open) -> bytes:
-    """Open once nobody changes what the client's bounds count (``hostlib.fairness``)."""
+    """Open when no other client changes the counted bounds (``hostlib.fairness``)."""
     open_waiting = session.fs.open_waiting
     name, mode, claim = request.name, request.mode, request.flag
     try:
         file = await open_waiting(session.client, name, mode, claim)
     except (AccessDeniedError, UnavailableError, OSError) as why:
-        return _not_opened(session, request, why)
+        return _open_error(session, request, why)
     return b"OK %d\n" % file.fileno
 
 
 async def _open_waiting(session: Session, file: OpenFile) -> bytes:
-    """Finish an OPEN for which a long file is to be truncated."""
+    """Finish an OPEN that truncates a long file."""
     try:
         await session.fs.empty_waiting(file)
     except OSError as why:
@@ -149,7 +149,7 @@ def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
     try:
         size = min(size, limits.MAX_READ_BYTES, handle.size() - file.offset)
         if size <= SMALL_READ_BYTES:
-            # Not `size`: files of procfs say that they are empty, and are not.
+            # Not `size`: files of procfs have size 0 and content.
             return _read_small(session, file, SMALL_READ_BYTES)
         if handle.fd < 0:
             data = file.read(size)
@@ -160,7 +160,7 @@ def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
 
 
 def _read_small(session: Session, file: OpenFile, size: int) -> bytes | None:
-    """Answer a large READ of which little is left."""
+    """Answer a large READ with few bytes left."""
     try:
         data = file.read(size)
     except BlockingIOError:
@@ -183,7 +183,7 @@ def do_write(session: Session, request: m.Write) -> bytes | None:
     piece = session.conn.take_body()
     if len(piece) < size:
         if file.ledger is not None:
-            # From here on nobody else gets it; whatever ends this gives it back.
+            # Reserved from here on, and given back in any case.
             try:
                 session.inbound.reserved = file, file.charge_growth(size)
             except OSError as why:
@@ -231,10 +231,10 @@ def _write_now(
 async def _write_after_read(
     session: Session, file: OpenFile, data: bytes | memoryview
 ) -> bytes:
-    """Write once the client has taken what an earlier READ lent it.
+    """Write once the client has taken the pages that an earlier READ has lent.
 
-    ``sendfile`` lends pages of the file, not copies: a WRITE that the client sent before
-    it read that reply must not change what it will read.
+    ``sendfile`` lends pages of the file, not copies: a WRITE sent before the reply was
+    read must not change the reply.
     """
     await session.outbound.wait_taken(
         lambda: b"WRITE %d %d\n%b" % (file.fileno, len(data), bytes(data))

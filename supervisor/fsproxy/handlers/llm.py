@@ -18,22 +18,22 @@ from hostlib.threads import in_thread
 from protocol import error
 from protocol import messages as m
 from protocol.chat import ChatBody
-from supervisor.fsproxy.replies import denied, no_memory, reason
+from supervisor.fsproxy.replies import denied, no_memory_error, reason
 
 if TYPE_CHECKING:
     from supervisor.fsproxy.session import Session
 
 LEAVE_S = 0.002
-"""How long a call outlives its client: what the provider has sent by then is read, so
-that it is charged (spec L10), and a dead child is cleaned up within 10 ms (spec S4)."""
+"""How long a call outlives its client: bytes of the provider until then are read, to be
+charged (spec L10), and a dead child is cleaned up within 10 ms (spec S4)."""
 
 CHAT_FORMS = 6
-"""In so many forms the text of a request is there at the end: as it came (twice while it is
-split), decoded, in a message, and as JSON (twice, once to be measured). More than that
-is reserved when it is known."""
+"""Copies of a request's text at its end: the received one (twice while it is split),
+decoded, in a message, and as JSON (twice, once for measuring). More is reserved when it
+is known."""
 
 INLINE_BYTES = 64 * 1024
-"""Longest document, piece or text that is taken apart in the Trio thread."""
+"""Longest document, piece or text that is parsed in the Trio thread."""
 
 
 def do_chat(session: Session, request: m.Chat) -> bytes | None:
@@ -47,7 +47,7 @@ def do_chat(session: Session, request: m.Chat) -> bytes | None:
     try:
         session.reserved_memory().resize(CHAT_FORMS * sum(request.parts))
     except OSError as why:
-        return session.inbound.drain(no_memory(why), chat)
+        return session.inbound.drain(no_memory_error(why), chat)
     piece = session.conn.take_body()
     return session.inbound.collect(
         piece, partial(_chat_now, session, is_top_level, chat), chat
@@ -57,7 +57,7 @@ def do_chat(session: Session, request: m.Chat) -> bytes | None:
 def _chat_now(
     session: Session, is_top_level: bool, chat: ChatBody, data: bytes | memoryview
 ) -> bytes | None:
-    # A job that had a view of the payload would keep its memory.
+    # A view of the payload in a job would keep its memory.
     parts = chat.split(data) if len(data) <= INLINE_BYTES else None
     session.start(partial(_chat, session, is_top_level, chat, parts))
     return None
@@ -71,7 +71,7 @@ async def _chat(
 ) -> bytes | None:
     try:
         if parts is None:
-            parts = await in_thread(session.inbound.with_payload, chat.split)
+            parts = await in_thread(session.inbound.call_with_payload, chat.split)
         session.inbound.release_payload()
         service = session.services.llm
         if service is None:

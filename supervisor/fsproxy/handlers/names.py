@@ -1,6 +1,6 @@
 """Requests about names: STAT, LIST, MKDIR, REMOVE, RENAME (spec X1).
 
-Long work is done in a worker thread: to read a long directory, and to free the blocks
+Slow work is done in a worker thread: reading a long directory, and freeing the blocks
 of a long file, which REMOVE and RENAME may do.
 """
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 LISTED_BYTES = 500
-"""The memory of a directory's entry while it is listed: its name, twice, as an object
-and as JSON (attack 42)."""
+"""Memory for a listed directory entry: its name, twice, as an object and as JSON
+(attack 42)."""
 
 
-def named(
+def name_handler(
     word: str, verb: str, call: Callable[[Session, m.NameRequest], bytes]
 ) -> Handler:
-    """Make the handler of a command about one name, with the contract's errors."""
+    """Return the handler of a command about one name, with its errors."""
 
     def handler(session: Session, request: m.NameRequest) -> bytes | None:
         try:
@@ -53,10 +53,10 @@ def named(
     return handler
 
 
-def named_waiting(
+def waiting_name_handler(
     word: str, verb: str, call: Callable[[Session, m.NameRequest], Awaitable[bytes]]
 ) -> Handler:
-    """Make the handler of a command about one name that may take long: a job."""
+    """Return the handler of a command about one name that is a job."""
 
     async def work(session: Session, request: m.NameRequest) -> bytes:
         try:
@@ -77,9 +77,9 @@ def _failure(
     """Return the error.
 
     Args:
-        session: whose request it was.
+        session: got the request.
         asked: (the command, its verb, the name, the claim).
-        why: what was raised.
+        why: the exception.
     """
     word, verb, name, claim = asked
     if isinstance(why, AccessDeniedError):
@@ -96,10 +96,10 @@ def body(document: object) -> bytes:
     return b"OK %d\n%b" % (len(data), data)
 
 
-def named_by_place(now: Handler, waiting: Handler) -> Handler:
-    """Make the handler of a command that is a job only where it has to wait.
+def placed_name_handler(now: Handler, waiting: Handler) -> Handler:
+    """Return the handler of a command that is a job only where it has to wait.
 
-    For a place that is distant, or for its turn (``hostlib.fairness``).
+    It waits on a distant place, or for its turn (``hostlib.fairness``).
     """
 
     def handler(session: Session, request: m.NameRequest) -> bytes | None:
@@ -130,7 +130,7 @@ async def _list(session: Session, request: m.NameRequest) -> bytes:
         session.client, request.name, claim=request.flag, limit=most
     )
     session.reserved_memory().add(LISTED_BYTES * len(entries))
-    # It is freed where it is used: that takes 10 ms for as many as there may be.
+    # Freed here: that takes 10 ms for as many as there may be.
     held = [entries]
     del entries
     return await in_thread(_listing, held, share=session.client.ledger.threads)
@@ -208,11 +208,13 @@ async def _rename_waiting(
     return OK
 
 
-do_stat = named_by_place(
-    named("STAT", "stat", _stat), named_waiting("STAT", "stat", _stat_waiting)
+do_stat = placed_name_handler(
+    name_handler("STAT", "stat", _stat),
+    waiting_name_handler("STAT", "stat", _stat_waiting),
 )
-do_list = named_waiting("LIST", "list", _list)
-do_make = named_by_place(
-    named("MKDIR", "make", _make), named_waiting("MKDIR", "make", _make_waiting)
+do_list = waiting_name_handler("LIST", "list", _list)
+do_make = placed_name_handler(
+    name_handler("MKDIR", "make", _make),
+    waiting_name_handler("MKDIR", "make", _make_waiting),
 )
-do_remove = named_waiting("REMOVE", "remove", _remove)
+do_remove = waiting_name_handler("REMOVE", "remove", _remove)

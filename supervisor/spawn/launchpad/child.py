@@ -1,21 +1,13 @@
-"""The steps of a forked child before it becomes its program.
+"""The steps of a forked child between fork and exec, and the report of a failure.
 
-The steps between fork and exec, and the report of the one that failed. The launchpad's own
-process runs none of them.
-
-Rules:
- 1. `STEPS` is the whole order. A sandbox layer is one row: those that need the file
-    system or privileges before "rlimit", those that take rights away after it. A
-    layer that was not asked for is passed over; one that fails ends the child, so
-    what the report calls applied is all that was asked for.
- 2. Exactly the named descriptors are open after the exec.
- 3. Limits come late: a small RLIMIT_NOFILE or RLIMIT_AS must bind the program, not the
-    steps that prepare it; what follows them opens nothing.
- 4. Of signals the launchpad blocks SIGCHLD alone, and ignores none; what it catches is
-    the default again after exec (execve(2)).
- 5. This ends in exec or in `os._exit`; it never returns into the launchpad's loop.
- 6. A child that waits for its order (``launchpad.prefork``) holds nothing of the
-    launchpad's.
+1. `STEPS` is the order: layers that need privileges come before "rlimit", those that take
+   rights away after it. A failed layer ends the child: the report lists all layers.
+2. Exactly the named descriptors are open after the exec.
+3. Limits come late, so that they bind the program and not these steps.
+4. Signals have their defaults after exec (execve(2)); only SIGCHLD is blocked before.
+5. It ends in exec or `os._exit`, and never returns into the launchpad's loop.
+6. A child that waits for its order (``launchpad.prefork``) holds nothing of the
+   launchpad's.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class PidNamespaces:
 
     def __init__(self) -> None:
         self._own = -1
-        self._is_away = False  # what is forked is not in our namespace
+        self._is_away = False  # forked children are not in our namespace
         self._own_net = self._empty_net = -1
         self._is_net_away = False
 

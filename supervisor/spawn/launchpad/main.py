@@ -1,32 +1,13 @@
-"""The launchpad: the small process that starts, reaps and ends every child of a host.
+"""The launchpad: the small process that starts, reaps and ends a host's children.
 
-One single-threaded process per host. It forks children on request, tells their end,
-kills whatever a dead child leaves behind, and when its host is gone kills everything
-and exits.
-
-Rules:
- 1. Only this process waits for children, so the pid of an unreaped one is its own.
- 2. Every child is a subreaper: what it daemonises stays beneath it while it lives and
-    becomes a direct child of the launchpad when it dies. Hence every direct child that
-    its ``Family`` does not know is a leftover, and is killed until none is left.
- 3. The exit of a child is reported before its leftovers are looked for.
- 4. A child with a pid namespace is two direct children: it and the namespace's init,
-    which is killed when the child has ended, and with it all that is left in there.
- 5. Nothing ends the launchpad but the end of its host (EOF), and then only after the
-    whole tree. If it is killed, the kernel kills its children (PR_SET_PDEATHSIG) and
-    the host, a subreaper too, ends the rest. That is how a deadline ends it (ARM): the
-    kernel's timer needs no process of ours to be awake.
- 6. Nothing blocks: a reply the host does not take waits in a queue, an exec that hangs
-    hangs alone. Without events the launchpad sleeps.
- 7. An order that comes again and again finds a child that waits forked
-    (``launchpad.prefork``); it is forked while no caller waits for the launchpad.
- 8. Standard library only, in C where there is a choice (``_socket``, ``_signal``), and
-    no ``json``: it starts in the time of a bare interpreter plus 4 ms.
-
-Started by ``supervisor/spawn/launchpad/start.py`` as ``python -I -S -c BOOT`` with its control
-socket (AF_UNIX, SOCK_SEQPACKET) as descriptor 0. Read next: ``launchpad.wire`` for the
-messages, ``launchpad.life`` for what an event means, ``launchpad.child`` for what
-happens between fork and exec, ``launchpad.ends`` for what happens after.
+1. It alone waits for children, so the pid of an unreaped one is its own.
+2. Children are subreapers: what they daemonise comes to the launchpad at their death, and
+   each direct child that its ``Family`` does not know is killed.
+3. A child's exit is reported first. With a pid namespace, its init is killed then.
+4. It ends only after its host (EOF) and the whole tree; if it is killed, PR_SET_PDEATHSIG
+   and the host end the rest. A deadline (ARM) does so by the kernel's timer.
+5. It never blocks, and sleeps without events. Standard library only, without ``json``: it
+   starts in the time of a bare interpreter plus 4 ms. Read next: ``wire``, ``life``.
 """
 
 from __future__ import annotations
@@ -199,7 +180,7 @@ class _Launchpad:
         child = child or self._fork(order, life.STARTING)
         child.locks = order.locks
         for lock in order.locks:
-            fds.remove(lock)  # who received them closes the others
+            fds.remove(lock)  # the receiver closes the others
         self._family.order(child, ident)
         for unwanted in self._stock.surplus():
             unwanted.hang_up()

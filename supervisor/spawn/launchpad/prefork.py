@@ -1,18 +1,13 @@
-"""Children in stock: forked, and in what they can be in before anybody asks for them.
+"""Children in stock: forked and prepared before their order comes.
 
-Which kinds of orders come again and again, and who waits for the next one of each.
-
-Rules:
- 1. The *shape* of an order is what can be put on before the rest of it is known: its
-    namespaces, its user namespace, no_new_privs, the bounding set; and, as far as they
-    were the same in all orders of that shape so far, its Landlock rules.
- 2. A shape that was asked for twice is kept: one child, for the last `SHAPES` of them.
-    A host with one child has no stock.
- 3. A child that waits in groups of processes gets only an order for exactly these. The
-    host makes them beforehand (SPARE): nobody is moved between groups.
- 4. A child that fails in stock is nobody's: its shape has to be asked for twice again.
-    The order that would have been its own fails, or not, in a child forked for it.
- 5. A process that waits holds no descriptor, environment or directory of any child.
+1. The *shape* of an order is the part that can be applied early: namespaces, no_new_privs,
+   the bounding set, and Landlock rules that were equal in all orders of the shape.
+2. A shape that was ordered twice is kept, with one child, for the last `SHAPES`.
+3. A child in groups of processes gets only orders for exactly these groups, which the
+   host makes ahead (SPARE): no process is moved.
+4. A child that fails in stock is dropped, and its shape has to be ordered twice again; the
+   next order is done by a new fork.
+5. A waiting process holds no descriptor, environment or directory of any child.
 """
 
 from __future__ import annotations
@@ -73,7 +68,7 @@ class Stock:
 
     def take(self, layers: dict[str, Any]) -> Child | None:
         """Record an order; return who is to have it, None if nobody waits."""
-        if layers.get("userns") == JOINED:  # nobody can wait in a child's namespace
+        if layers.get("userns") == JOINED:  # no child can wait in another's namespace
             return None
         shape = _shape_of(layers)
         kind = self._kinds.pop(shape, None) or Kind()
@@ -166,7 +161,7 @@ def _share(kind: Kind, landlock: tuple[Rules, bool] | None) -> None:
 
 
 def hand_over(child: Child, body: tuple[Any, ...], fds: list[int], owners: int) -> bool:
-    """Give an order to a child that waited for it; tell whether it is there to take it.
+    """Send an order to a waiting child; return whether it could take it.
 
     Raises:
         OSError: no memory for it.

@@ -85,7 +85,7 @@ class Ends:
         if child is None:
             return
         if signal == _signal.SIGKILL:
-            processes.kill_children((child.pid,))  # what it leaves is killed after it
+            processes.kill_children((child.pid,))  # its leftovers are killed after it
         else:
             processes.signal_trees(os.getpid(), (child.pid,), signal)
 

@@ -1,46 +1,10 @@
 """The messages between the host and its launchpad, as datagrams.
 
-The messages, and sending and receiving one.
-
-Rules:
- 1. A datagram is one tuple, marshalled: both ends are one program run by one
-    interpreter, and nobody else holds the socket (no child ever does).
- 2. A message and its descriptors arrive together or not at all; nothing here blocks.
- 3. Messages, host to launchpad:
-
-    ``(SPAWN, id, executable, argv, env, targets, rlimits, umask, layers)`` with
-    descriptors: the working directory, then as many as ``layers`` has "locks", which
-    this process keeps until it says SWEPT, then for each target number its source, then
-    the mounts that ``layers`` names in "mountns" by their position, then, if ``layers``
-    has "listener", the socket by which the sockets of its loopback go to the host.
-    ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None to keep the host's;
-    ``layers`` maps the name of a sandbox layer to what its apply takes.
-    ``(SIGNAL, id, signal)``, to the child and to everything beneath it.
-    ``(SPARE, 0, groups)``: groups that a coming child may be asked to be in.
-    ``(LIST, id)``: which children are in stock.
-    ``(ARM, id, deadline_ns)``: end this process at that time of CLOCK_BOOTTIME.
-    ``(FURNISH, id, order)`` with a net namespace, the socket by which it is sent to the
-    host, and the user namespace that owns it where that is another: see ``addition``.
-    ``(OWNERS, id, user, owner)``: for the namespace that shows one's files as the other's.
-
- 4. Launchpad to host:
-
-    ``(SPAWNED, id, pid, create_time, applied, init)`` with the pidfd: the exec
-    succeeded; ``applied`` are ``(layer, detail)``, as the child itself told before it;
-    ``init`` is the pid of the init of its pid namespace, -1 if it has none.
-    ``(FAILED, id, errno, stage, detail)``: it did not, and it ends.
-    ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
-    ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
-    ``(LISTED, id, stock)``: (pid, create_time) of each, its init's too.
-    ``(FURNISHED, id)``: it is sent; or FAILED.
-    ``(ARMED, id)``: the kernel has that time, and no other; or FAILED.
-    ``(OWNED, id)`` with that user namespace; or FAILED.
-    SPAWNED, EXITED, SWEPT of one id come in this order.
- 5. The launchpad and a child in stock (``launchpad.prefork``) speak in the same way:
-    ``((executable, ... layers), has_owners)`` is an order; the last descriptor is a
-    user namespace if `has_owners`.
- 6. A launchpad outlives its host's program (``handover``): one that is changed so that
-    the program before cannot speak with it has a new ``VERSION``.
+1. A datagram is one marshalled tuple: both ends are one program in one interpreter, and no
+   child ever holds the socket.
+2. A message and its descriptors arrive together or not at all; nothing here blocks.
+3. A changed form that the program before cannot speak (``handover``) has a new
+   ``VERSION``.
 """
 
 from __future__ import annotations
@@ -57,6 +21,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+# Messages, host to launchpad:
+#
+# ``(SPAWN, id, executable, argv, env, targets, rlimits, umask, layers)`` with descriptors:
+# the working directory, then as many as ``layers`` has "locks", which the launchpad keeps
+# until SWEPT, then the source of each target number, then the mounts that ``layers`` names
+# in "mountns" by position, then, with "listener", the socket by which the sockets of its
+# loopback go to the host. ``rlimits`` are ``(resource, soft, hard)``; ``umask`` is None for
+# the host's; ``layers`` maps the name of a layer to the argument of its apply.
+# ``(SIGNAL, id, signal)``, to the child and all beneath it.
+# ``(SPARE, 0, groups)``: groups that a coming child may be asked to be in.
+# ``(LIST, id)``: asks for the children in stock.
+# ``(ARM, id, deadline_ns)``: end this process at that time of CLOCK_BOOTTIME.
+# ``(OWNERS, id, user, owner)``: the namespace that shows one's files as the other's.
+# ``(FURNISH, id, order)`` with a net namespace, the socket by which it is sent to the host,
+# and the user namespace that owns it where that is another: see ``addition``.
+#
+# Launchpad to host; SPAWNED, EXITED, SWEPT of one id come in this order:
+#
+# ``(SPAWNED, id, pid, create_time, applied, init)`` with the pidfd: the exec succeeded;
+# ``applied`` are ``(layer, detail)`` from the child; ``init`` is the pid of the init of its
+# pid namespace, -1 for none.
+# ``(FAILED, id, errno, stage, detail)``: it did not, and the child ends.
+# ``(EXITED, id, code or None, signal or None, utime_s, stime_s, maxrss_kib)``.
+# ``(SWEPT, ids, killed)``: nothing that these ended children left is alive.
+# ``(LISTED, id, stock)``: (pid, create_time) of each, and of its init.
+# ``(ARMED, id)``: the kernel has that time, and no other; or FAILED.
+# ``(OWNED, id)`` with that user namespace; or FAILED.
+# ``(FURNISHED, id)``: it is sent; or FAILED.
+#
+# Launchpad and a child in stock (``launchpad.prefork``): ``((executable, ... layers),
+# has_owners)`` is an order; the last descriptor is a user namespace if `has_owners`.
 
 VERSION = 17
 

@@ -1,1 +1,1 @@
-"""Where sidecars run: on this machine, or in a container."""
+"""Backends of sidecars: processes on this machine, or containers."""

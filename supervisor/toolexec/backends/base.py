@@ -1,6 +1,6 @@
-"""Parts that all backends of sidecars share: their record, their held workspace.
+"""Shared parts of all backends of sidecars: their record, their held workspace.
 
-The configuration of a sidecar, as the routing and the supervision read it.
+The configuration of a sidecar in the form that routing and supervision read.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """One sidecar, whatever runs it.
+    """One sidecar with any backend.
 
     Args:
         name: its name in the configuration.
-        section: what the configuration says of it.
-        starts: it has a long-lived process, and runs while that does.
+        section: its configuration.
+        starts: whether it needs a long-lived process to run.
 
     Attributes:
-        kind: what toolchain it is.
+        kind: its toolchain.
         allow: the tools it may run.
         timeout_s: time limit of one execution, seconds; 0 for none.
-        tty: a tool's output is a terminal.
-        fd3: a tool has FD 3.
-        is_running: it takes work.
-        generation: how often it was started; what is known of its tools belongs to one.
+        tty: whether a tool's output is a terminal.
+        fd3: whether a tool has FD 3.
+        is_running: whether it takes work.
+        generation: number of its starts; the known tools belong to one generation.
         workspace: its own, as configured; None for the calling child's root.
-        workspace_fd: the same, held; -1 for none.
-        section: what the configuration says of it.
+        workspace_fd: the held workspace; -1 for none.
+        section: its configuration.
         process, is_moving: see ``supervision.Starter``.
-        is_asking: whether it asks something of what it runs on.
-        user: whose its process is; None for the host's.
+        is_asking: whether a question to its engine is under way.
+        user: the user of its process; None for the host's.
     """
 
     def __init__(self, name: str, section: SidecarSection, *, starts: bool) -> None:
@@ -68,7 +68,7 @@ class Backend:
 
     @property
     def is_asking(self) -> bool:
-        """Whether it asks something of what it runs on."""
+        """Whether a question to its engine is under way."""
         return False
 
     def open(self, written: Iterable[str]) -> None:
@@ -86,10 +86,10 @@ class Backend:
             check_ways({self.workspace: path_of(fd)}, written)
 
     def check_workspace(self) -> None:
-        """Make sure that its workspace has not been removed since it is held.
+        """Check that its held workspace has not been removed.
 
         Raises:
-            OSError: it has; what has its name now is another one.
+            OSError: it has; its name is another directory's or none.
         """
         if not os.fstat(self.workspace_fd).st_nlink:
             text = (
@@ -98,7 +98,7 @@ class Backend:
             raise OSError(errno.ENOENT, f"{text}; make it again and restart the host")
 
     def close(self) -> None:
-        """Let go of its workspace."""
+        """Close its workspace."""
         fd, self.workspace_fd = self.workspace_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -114,34 +114,34 @@ def own_process(
     output: int | None = None,
     rlimits: tuple[tuple[int, int, int], ...] = (),
 ) -> Iterator[SpawnRequest]:
-    """Describe a process of a sidecar's own, one that is no tool.
+    """Yield a request for a process of the sidecar that is no tool.
 
     Args:
         executable: its program, an absolute path.
-        argv: what that sees.
+        argv: its arguments.
         env: all of its environment.
         where: its working directory.
-        output: takes what it says; None for nobody.
-        rlimits: as ``SpawnRequest`` has them.
+        output: gets its output; None for none.
+        rlimits: as in ``SpawnRequest``.
 
     Raises:
         OSError: the directory cannot be opened.
     """
     with ExitStack() as stack:
-        null = opened(stack, os.devnull, os.O_RDWR)
+        null = open_for(stack, os.devnull, os.O_RDWR)
         said = null if output is None else output
         yield SpawnRequest(
             executable=executable,
             argv=argv,
             env=env,
-            cwd_fd=opened(stack, where, os.O_PATH | os.O_DIRECTORY),
+            cwd_fd=open_for(stack, where, os.O_PATH | os.O_DIRECTORY),
             fds=((null, 0), (said, 1), (said, 2)),
             rlimits=rlimits,
         )
 
 
-def opened(stack: ExitStack, path: str, flags: int) -> int:
-    """Open something for as long as a block lasts."""
+def open_for(stack: ExitStack, path: str, flags: int) -> int:
+    """Return a descriptor that is closed with a stack."""
     fd = os.open(path, flags | os.O_CLOEXEC)
     stack.callback(os.close, fd)
     return fd

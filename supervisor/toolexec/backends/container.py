@@ -1,18 +1,14 @@
 """Sidecars in containers, through the command line of docker or podman.
 
-Rules of this file.
-
-1. A sidecar is one container of the configured image, with the workspace mounted at
-   ``/workspace``.  It runs as long as ``CLI wait NAME`` does.
-2. A container carries the host that made it, as (pid, start time), in a label.  It is
-   removed when the sidecar stops; what a dead host left is found by that label and
-   removed at the next start (attack 39).
-3. Killing ``CLI exec`` does not kill what it started in the container, nor does a signal
-   get there.  There, a shell reads the names of signals from its standard input, hands
-   them on to the tool's process group, and ends that when its input ends, as it does
-   with the command or the host here.
-4. An engine is asked with a time limit; its commands get none of the host's variables
-   but those that say where the engine is.
+1. A sidecar is one container with the workspace at ``/workspace``. It runs as long as
+   ``CLI wait NAME`` does.
+2. A label names the host, as (pid, start time): the container is removed when the
+   sidecar stops, and one of a dead host at the next start (attack 39).
+3. Signals to ``CLI exec`` do not reach the container. A shell in it reads names of
+   signals from its input, sends them to the tool's process group, and ends that with
+   its input.
+4. A command of the engine has a time limit, and only the variables that name the
+   engine.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
     from supervisor.toolexec.sidecar_section import SidecarSection
 
 LABEL = "sandhost.host"
-"""Says which host a container belongs to."""
+"""The label that names the host of a container."""
 
 STATE = "/var/tmp/sandhost"  # noqa: S108 - a name inside the container
 """The HOME of tools in a container."""
@@ -60,19 +56,19 @@ PASSED = (
     "CONTAINER_SSHKEY",
     "CONTAINERS_CONF",
 )
-"""Variables by which an engine's command finds its engine, and proves who it is."""
+"""Variables by which an engine's command finds its engine and logs in."""
 
 ASK_TIMEOUT_S = 10.0
-"""Longest wait for a command of the engine that starts nothing."""
+"""Longest wait for a command of the engine that starts no container."""
 
 RUN_TIMEOUT_S = 600.0
-"""Longest wait for a container to start: its image may have to be fetched."""
+"""Longest wait for the start of a container: its image may have to be fetched."""
 
 END_TIMEOUT_S = 5.0
-"""Longest wait for a command of the engine that was killed."""
+"""Longest wait for a killed command of the engine."""
 
 OUTPUT_BYTES = 65_536
-"""Most of what a command of the engine says that is kept."""
+"""Most output of a command of the engine that is kept."""
 
 INSIDE = r"""
 path=$1; shift
@@ -106,8 +102,8 @@ FIND = r"""
 PATH=${1:+$1:}$PATH
 command -v "$2" >/dev/null || { printf 'sandhost-%s\n' lacks; exit 1; }
 """
-"""Says in a word that a tool is not there: such a status may also be that of an engine which
-did not get as far as asking, and says so in words of its own, this text among them."""
+"""Printed if a tool is missing: its status may also be that of an engine that failed
+before, whose own message may contain this text."""
 
 LACKS_IT = b"sandhost-lacks"
 
@@ -117,7 +113,7 @@ class CliSidecar(Backend):
 
     Args:
         name: its name in the configuration.
-        section: what the configuration says of it.
+        section: its configuration.
         launcher: starts the engine's commands.
 
     Attributes:
@@ -164,7 +160,7 @@ class CliSidecar(Backend):
 
     @property
     def is_asking(self) -> bool:
-        """Whether a command of the engine is at work."""
+        """Whether a command of the engine runs."""
         return self._questions > 0
 
     async def clean_up(self) -> None:
@@ -188,7 +184,7 @@ class CliSidecar(Backend):
     # One request
 
     async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
-        """Tell whether the container has a tool, or the project its own."""
+        """Return whether the container, or the project, has a tool."""
         if await self._tools.find(tool, self.generation) is not None:
             return True
         if project.own_name(tool) is None:
@@ -198,9 +194,9 @@ class CliSidecar(Backend):
         except RefusedError:
             return False
         try:
-            # On this side of the mount; where a link leads out is known only inside.
+            # Seen through the mount; only the container can follow links that lead out.
             own, _ = await in_thread(
-                project.of_its_own, tool, cwd_fd, share=child.threads
+                project.find_own_program, tool, cwd_fd, share=child.threads
             )
         finally:
             os.close(cwd_fd)
@@ -253,7 +249,7 @@ class CliSidecar(Backend):
         """Run a command of the engine to its end.
 
         Returns:
-            (exit status, the beginning of what it said).
+            (exit status, the beginning of its output).
 
         Raises:
             SpawnError: the command cannot be started.
@@ -286,7 +282,7 @@ class CliSidecar(Backend):
 
 
 async def _finish(process: SpawnedProcess, reader: int) -> tuple[int, bytes]:
-    """Read what a process says, and wait for its end; it does not outlive this."""
+    """Return the status and the output of a process; it ends with this call."""
     said = bytearray()
     try:
         while True:
@@ -307,7 +303,7 @@ async def _finish(process: SpawnedProcess, reader: int) -> tuple[int, bytes]:
 
 
 def _identity(pid: int) -> str | None:
-    """Return what names a process for ever: its pid and its start."""
+    """Return the lasting name of a process: its pid and its start."""
     found = processes.read_parent_and_start(pid)
     return None if found is None else f"{pid}:{found[1]}"
 

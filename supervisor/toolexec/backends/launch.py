@@ -1,7 +1,7 @@
-"""Starting a tool's process: in all that its child runs in, or as the host runs.
+"""Starts a tool's process in the walls of its child, or as the host runs.
 
-Rule: what a narrowed token starts has no way to the model, nor to its child's names, for
-its holder may have none.
+A tool that is started with a narrowed token has no way to the model or to its child's
+names: the holder of the token may have neither.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 _NOT_GIVEN = frozenset({errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM})
-"""Errors of these where the kernel lacks them (before 4.10, or gVisor), or refuses."""
+"""Errors of these calls on a kernel without them (before 4.10, or gVisor)."""
 
 
 class Owner(Protocol):
-    """The executions of a child, as the start of one needs them.
+    """The executions of a child, as far as a start needs them.
 
     Attributes:
-        host: whose child it is.
+        host: has the child.
         child: the child.
-        lacks_doors: its log says that its tools have no way to the model.
+        lacks_doors: whether the log says that its tools have no way to the model.
     """
 
     host: Parts
@@ -46,12 +46,11 @@ class Owner(Protocol):
     lacks_doors: bool
 
 
-def with_doors(owner: Owner, plan: SpawnPlan) -> SpawnPlan:
+def add_doors(owner: Owner, plan: SpawnPlan) -> SpawnPlan:
     """Return a plan whose tool reaches the model, and names, as its child does (MD1).
 
-    The sidecar's value wins. One that runs as the host does belongs to no child alone.
-    Where the kernel does not give the net namespace of the child, a tool starts
-    without.
+    The sidecar's value wins. A tool that runs as the host does belongs to no child. A
+    kernel that refuses the net namespace of the child starts the tool without it.
     """
     if plan.is_walled and _names_fd(owner) >= 0:
         plan = replace(plan, reaches_names=True)
@@ -70,16 +69,16 @@ def _doors_of(owner: Owner) -> Doors | None:
 
 
 def _names_fd(owner: Owner) -> int:
-    """Return a socket in the net namespace in which its child has names; -1 for none."""
+    """Return a socket in the net namespace where its child has names; -1 for none."""
     names = owner.host.services.network
     return -1 if names is None else names.inner_fd(owner.child.id)
 
 
 def _can_join(owner: Owner, doors: Doors) -> bool:
-    """Tell whether a tool can join the namespaces of its child's doors; say once if not.
+    """Return whether a tool can join its child's namespaces; log once if not.
 
     Raises:
-        OSError: the host lacks something now.
+        OSError: a resource of the host is missing.
     """
     try:
         with _namespaces(doors.listener_fd):
@@ -100,11 +99,11 @@ def _can_join(owner: Owner, doors: Doors) -> bool:
 
 
 @contextmanager
-def _joined(
+def _open_namespaces(
     owner: Owner, plan: SpawnPlan, wanted: Wanted
 ) -> Iterator[Mapping[str, int]]:
-    """Give the namespaces that a tool joins, for its start."""
-    # Asked for here: a number that was kept may be another socket's by now.
+    """Yield the namespaces that a tool joins at its start."""
+    # Asked for now: an old number may be another socket's.
     doors = _doors_of(owner) if plan.asks_model else None
     inner_fd = -1 if doors is None else doors.listener_fd
     if plan.reaches_names:  # the same namespace
@@ -115,7 +114,7 @@ def _joined(
 
 @contextmanager
 def _namespaces(inner_fd: int) -> Iterator[Mapping[str, int]]:
-    """Give the namespaces that a child made a socket in; none for -1, the host's own."""
+    """Yield the namespaces of a socket that a child has made; none for -1."""
     if inner_fd < 0:
         yield {}
         return
@@ -123,7 +122,7 @@ def _namespaces(inner_fd: int) -> Iterator[Mapping[str, int]]:
         net = open_net_namespace(inner_fd)
         stack.callback(os.close, net)
         joined = {NET: net}
-        if os.geteuid() != 0:  # the user namespace that the child made it in
+        if os.geteuid() != 0:  # the user namespace in which the child made it
             joined[USERS] = open_user_namespace(net)
             stack.callback(os.close, joined[USERS])
         yield joined
@@ -132,23 +131,23 @@ def _namespaces(inner_fd: int) -> Iterator[Mapping[str, int]]:
 async def launch(
     owner: Owner, plan: SpawnPlan, request: SpawnRequest
 ) -> SpawnedProcess:
-    """Start what a plan says, for one child.
+    """Start the process of a plan for one child.
 
     Args:
         owner: the executions of that child.
-        plan: what is to be started.
+        plan: the process.
         request: the same, for the launcher.
 
     Raises:
         SpawnError: it did not start.
-        LaunchpadLost: nothing can be started any more.
+        LaunchpadLost: no process can be started any more.
     """
     host, child = owner.host, owner.child
     wanted = child.wanted
     if not plan.is_walled or wanted is None:
         return await child.launcher.spawn(request)
-    # No less than the child has: what cannot be had here refuses the start, and
-    # says nothing of the machine, for the workspace may be on any file system.
+    # With all walls of the child: a missing layer refuses the start, and is not
+    # recorded for the machine, since the workspace may be on any file system.
     kept: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()
     if child.spec.workspaces:
@@ -165,9 +164,9 @@ async def launch(
         kept=(*plan.kept, *kept),
         programs=plan.programs,
         unwritten=unwritten,
-        # Where they are now: a tool may have moved what they lie in.
+        # The present paths: a tool may have moved their parents.
         hidden=host.apart.locations(child.spec.made_in),
     )
-    with _joined(owner, plan, wanted) as wanted.joined:
+    with _open_namespaces(owner, plan, wanted) as wanted.joined:
         process, _ = await start.spawn(child.launcher, host.machine, request, wanted)
     return process

@@ -1,19 +1,14 @@
 """The local backend: tools of this host, run in the child's own directory.
 
-Rules of this file.
-
-1. PATH is the configured directories, then the system's, which is never replaced; the
-   rest of the environment is the sidecar's.  Nothing else of the host's is passed: a
-   home directory with somebody's tokens least of all, so HOME is the child's own.
-2. Files that tools keep for later (HOME, CARGO_HOME) lie in a directory of the child
-   and the sidecar, and end with the child: no child can leave there what another one
-   runs.
-3. ``tsc`` is the project's own if it has one, Python is that of ``.venv``, if the
-   working directory has one.
+1. PATH is the configured directories, then the system's; the rest of the environment is
+   the sidecar's. HOME is the child's own: the host's may have a user's tokens.
+2. Files that tools keep (HOME, CARGO_HOME) lie in a directory of child and sidecar, and
+   end with the child: no other child runs them.
+3. ``tsc`` is the project's own if it has one; Python is that of ``.venv`` in the
+   working directory.
 4. Without a command to start, a local sidecar is always running.
-5. That command runs in walls of its own (``sandbox``, "auto"): as a user of its own, with
-   its workspace and its directory to write.  Children write into a shared workspace, so
-   what they leave there must not run as the host.
+5. Its command runs in walls ("auto") as a user of its own: files that children leave in
+   a shared workspace must not run as the host.
 """
 
 from __future__ import annotations
@@ -52,7 +47,7 @@ _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def system_path() -> str:
-    """Return the PATH that the host itself was started with."""
+    """Return the PATH with which the host was started."""
     return os.environ.get("PATH") or os.defpath.lstrip(":")
 
 
@@ -63,9 +58,9 @@ class LocalSidecar(Backend):
         name: its name in the configuration.
         section: what the configuration says of it.
         host: starts its long-lived process, and builds its walls.
-        state_dir: where that process runs if there is no workspace.
-        made_in: a descriptor of what this and those of other sidecars were made in, for
-            as long as there is one, somebody else's; -1 if there is none.
+        state_dir: the working directory of that process without a workspace.
+        made_in: a descriptor of the parent of this and other sidecars' directories,
+            owned by the caller; -1 if there is none.
     """
 
     def __init__(
@@ -89,7 +84,7 @@ class LocalSidecar(Backend):
         self._tools = Availability(self._probe)
         self._told: set[str] = set()
 
-    # Its life
+    # Life
 
     async def start(self) -> SpawnedProcess:
         """Start its long-lived process in walls; see ``supervision.Starter``."""
@@ -103,7 +98,7 @@ class LocalSidecar(Backend):
             executable, self._command, env, where, rlimits=self.rlimits
         ) as request:
             host = self._host
-            wanted = self._wanted(where)
+            wanted = self._describe_walls(where)
             process, walls = await sandbox_start.spawn(
                 host.launcher, host.machine, request, wanted
             )
@@ -125,8 +120,8 @@ class LocalSidecar(Backend):
                     reason=why,
                 )
 
-    def _wanted(self, where: str) -> Wanted:
-        """Say what its long-lived process runs in: a user, walls, the host's network."""
+    def _describe_walls(self, where: str) -> Wanted:
+        """Return the walls of its process: a user, layers, the host's network."""
         wanted = Wanted(
             self._profile,
             "host",
@@ -144,11 +139,11 @@ class LocalSidecar(Backend):
         return wanted
 
     async def clean_up(self) -> None:
-        """See ``supervision.Starter``; its user stays its own, and so do its files."""
+        """Keep its user and its files; see ``supervision.Starter``."""
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """Let go of its workspace and of its user: all of its processes have ended."""
+        """Close its workspace and give its user back: all of its processes have ended."""
         super().close()
         if self.user is not None:
             self._host.machine.give_user_back(self.user)
@@ -157,7 +152,7 @@ class LocalSidecar(Backend):
     # One request
 
     async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
-        """Tell whether it can run a tool now, in a working directory."""
+        """Return whether it can run a tool now, in a working directory."""
         if await self._tools.find(tool, self.generation) is not None:
             return True
         if project.own_name(tool) is None:
@@ -168,7 +163,7 @@ class LocalSidecar(Backend):
             return False
         try:
             own, _ = await in_thread(
-                project.of_its_own, tool, cwd_fd, share=child.threads
+                project.find_own_program, tool, cwd_fd, share=child.threads
             )
         finally:
             os.close(cwd_fd)
@@ -183,7 +178,7 @@ class LocalSidecar(Backend):
             try:
                 child.session.client.policy.check_available()
             except UnavailableError:
-                raise workspace.refused() from None
+                raise workspace.make_refusal() from None
         top = self._workspace_of(child)
         mount = self._mount_of(child)
         if mount is not None:
@@ -193,7 +188,7 @@ class LocalSidecar(Backend):
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, cwd_fd)
             if workspace.is_kept(cwd_fd, top, child.spec.own_dirs):
-                raise workspace.refused()
+                raise workspace.make_refusal()
             stack.pop_all()
         return cwd_fd
 
@@ -209,7 +204,7 @@ class LocalSidecar(Backend):
         own, has_venv = None, False
         if project.own_name(tool) is not None:
             own, has_venv = await in_thread(
-                project.of_its_own, tool, cwd_fd, share=child.threads
+                project.find_own_program, tool, cwd_fd, share=child.threads
             )
         if has_venv:
             venv = env["VIRTUAL_ENV"] = f"{where}/{project.VENV}"
@@ -218,7 +213,7 @@ class LocalSidecar(Backend):
             name = executable = f"{where}/{own}"
         else:
             found = await self._tools.find(tool, self.generation)
-            # Gone since it was routed here: exec says so (127).
+            # Removed since it was routed here: exec fails with 127.
             name, executable = tool, found or f"/usr/bin/{tool}"
         return SpawnPlan(
             executable=executable,
@@ -227,7 +222,7 @@ class LocalSidecar(Backend):
             cwd=where,
             rlimits=tightest(child.spec.rlimits, self.rlimits),
             is_walled=True,
-            shared=self._shared_by(child),
+            shared=self._writable_paths(child),
             kept=(state,) if tmp is None else (state, tmp),
             programs=self._programs,
         )
@@ -239,22 +234,22 @@ class LocalSidecar(Backend):
         return root_fd
 
     def _mount_of(self, child: ChildView) -> MountDirectory | None:
-        """Return the mount that tools of a child work in; None for a plain directory."""
+        """Return the mount in which tools of a child work; None for a plain directory."""
         root = child.places[0].backend
         if self.workspace_fd >= 0 or not isinstance(root, MountDirectory):
             return None
         return root
 
     def _path_of(self, cwd_fd: int, child: ChildView) -> str:
-        """Return the path of a working directory as a tool sees it."""
+        """Return the path of a working directory in a tool's view."""
         mount = self._mount_of(child)
         if mount is None:
             return workspace.path_of(cwd_fd)
         rest = os.fsdecode(mount.path_of(cwd_fd))
         return f"{child.spec.root}/{rest}" if rest else child.spec.root
 
-    def _shared_by(self, child: ChildView) -> tuple[str, ...]:
-        """Return what a tool may write; a mount of the child's takes that place."""
+    def _writable_paths(self, child: ChildView) -> tuple[str, ...]:
+        """Return the paths that a tool may write, with the child's mount in place."""
         spec = child.spec
         if self.workspace_fd < 0 and spec.has_workspace_root:
             is_shown = self._mount_of(child) or spec.workspaces[0].is_writable
@@ -278,10 +273,10 @@ class LocalSidecar(Backend):
 
 
 def state_of(spec: ChildSpec, sidecar: str) -> str:
-    """Return the directory that a child has at a sidecar; it is made at first use.
+    """Return the directory of a child at a sidecar; it is made at first use.
 
     Raises:
-        OSError: the child has no directory of its own, or no more room.
+        OSError: the child has no directory of its own, or no room.
     """
     name = f"sidecar-{sidecar}"
     with spec.run_dir_held() as run_fd:
@@ -289,12 +284,14 @@ def state_of(spec: ChildSpec, sidecar: str) -> str:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, _PRIVATE, dir_fd=run_fd)
             is_new = True
-        # The child may put something else in its place, a link say: that is refused
-        # here, and not followed later (``sandbox.paths``, rule 5; ``sandbox.view``).
+        # The child may replace it, by a link for example: that is refused here, and
+        # not followed later (``sandbox.paths``, rule 5; ``sandbox.view``).
         fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=run_fd)
         try:
             owner = os.fstat(run_fd)
-            if is_new and owner.st_uid != os.geteuid():  # a child under its own uid
+            if (
+                is_new and owner.st_uid != os.geteuid()
+            ):  # a child with a user of its own
                 os.fchown(fd, owner.st_uid, owner.st_gid)
         finally:
             os.close(fd)
@@ -304,7 +301,7 @@ def state_of(spec: ChildSpec, sidecar: str) -> str:
 def tightest(
     some: tuple[tuple[int, int, int], ...], others: tuple[tuple[int, int, int], ...]
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return the smaller of each two limits, -1 being none."""
+    """Return the smaller one of each two limits; -1 is no limit."""
     found: dict[int, tuple[int, int]] = {}
     for which, soft, hard in (*some, *others):
         known = found.get(which, (-1, -1))

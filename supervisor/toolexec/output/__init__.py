@@ -1,1 +1,1 @@
-"""The output of a tool: its log, the files of it, and the way to its readers."""
+"""The output of a tool: its log, the log's files, and readers."""

@@ -1,12 +1,12 @@
-"""One reader of an execution's output: it sends what is logged, in HTTP chunks.
+"""One reader of an execution's output: it sends the log in HTTP chunks.
 
 Rules of this file.
 
-1. A chunk is a piece of output as it appeared, or as much as is sent at once.
-2. While the reader is live, the log hands it each piece, and it sends from there; once
-   its client is slower than that, it goes on from the log by itself. The missing part
-   of a chunk is remembered, so that either way the stream is whole.
-3. There is no time-out for sending: a client that does not read harms nobody else.
+1. A chunk is a piece of output as it came, or as much as is sent at once.
+2. A live reader gets each piece from the log and sends it; if its client is slower, it
+   continues from the log alone. The rest of a chunk is remembered, so the stream stays
+   whole.
+3. Sending has no time-out: a client that does not read harms no other.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class ChunkedReader:
     """Sends one log to one client.
 
     Args:
-        log: what is sent.
-        sock: a non-blocking stream socket; the caller's to close.
-        offset: where to begin.
+        log: the output.
+        sock: a non-blocking stream socket; the caller closes it.
+        offset: the beginning.
         before: sent first: the head of the reply.
 
     Attributes:
-        offset: everything before it has been handed to the kernel.
+        offset: all bytes before it are in the kernel.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ChunkedReader:
         self.offset = offset
         self._log = log
         self._sock = sock
-        # The missing part of the chunk under way: its size line, output, its end.
+        # The rest of the present chunk: size line, output, end.
         self._head = before
         self._left = 0
         self._tail = b""
@@ -55,22 +55,22 @@ class ChunkedReader:
         self._woken = trio.Event()
 
     async def run(self) -> None:
-        """Send everything, until the log is finished.
+        """Send all output until the log is finished.
 
         Raises:
             OSError: the client is gone, or the log cannot be read.
 
-        Cancellation: at once; what was sent was sent.
+        Cancellation: at once; a part may have been sent.
         """
         log = self._log
-        # Else it goes on in the middle of a chunk, of another program of this host.
-        if not (self._left or self._tail) and self.offset < self._until():
-            self._begin(min(self._until() - self.offset, PIECE_BYTES))
+        # Else it continues a chunk of another program of this host.
+        if not (self._left or self._tail) and self.offset < self._next_end():
+            self._begin(min(self._next_end() - self.offset, PIECE_BYTES))
         while True:
             if self._is_open():
                 await self._send_from_log()
             elif self.offset < log.end:
-                self._begin(min(self._until() - self.offset, PIECE_BYTES))
+                self._begin(min(self._next_end() - self.offset, PIECE_BYTES))
             elif log.is_finished:
                 return
             else:
@@ -79,7 +79,7 @@ class ChunkedReader:
                 raise self._failure
 
     async def take(self, piece: memoryview) -> bool:
-        """Send the next piece; False if the client is too slow for that."""
+        """Send the next piece; return False if the client is too slow."""
 
         def push() -> None:
             nonlocal piece
@@ -89,21 +89,21 @@ class ChunkedReader:
         return await self._push(push)
 
     def frame(self, size: int) -> tuple[bytes, bytes]:
-        """Begin a piece; see ``readers.Reader``."""
+        """Begin a piece; see ``log.Reader``."""
         self._begin(size)
         return self._head, self._tail
 
     async def take_from(self, tap: Tap) -> bool:
-        """Send that piece from where it was put aside; see ``readers.Reader``."""
+        """Send that piece from the pipe aside; see ``log.Reader``."""
 
         def push() -> None:
             owed = len(self._head) + self._left + len(self._tail)
-            self._sent(tap.send(self._sock, owed))
+            self._count_sent(tap.send(self._sock, owed))
 
         return await self._push(push)
 
     async def _push(self, push: Callable[[], None]) -> bool:
-        """Send the chunk that has begun; False if the client is too slow for that."""
+        """Send the present chunk; return False if the client is too slow."""
         deadline_s = 0.0
         try:
             while self._is_open():
@@ -116,32 +116,32 @@ class ChunkedReader:
                         break
         except (OSError, trio.ClosedResourceError) as why:
             self._failure = why if isinstance(why, OSError) else BrokenPipeError()
-        self._log.advanced()
+        self._log.record_progress()
         if self._is_open() or self._failure is not None:
             self.wake()
             return False
         return True
 
     def wake(self) -> None:
-        """Look at the log again: it is finished, or will not hand over any more."""
+        """Look at the log again: it is finished, or this reader is not live any more."""
         self._woken.set()
 
     def held(self) -> tuple[int, bytes, int, bytes]:
-        """Return where it is: (offset, head, left, tail), as ``at`` takes it."""
+        """Return its position: (offset, head, left, tail), for ``at``."""
         return self.offset, self._head, self._left, self._tail
 
     @classmethod
     def at(
         cls, log: OutputLog, sock: socket.socket, held: tuple[int, bytes, int, bytes]
     ) -> ChunkedReader:
-        """Return a reader that goes on where another one was."""
+        """Return a reader that continues at another one's position."""
         offset, head, left, tail = held
         reader = cls(log, sock, offset, before=head)
         reader._left, reader._tail = left, tail
         return reader
 
-    def _until(self) -> int:
-        """Return where the next chunk ends at the latest: the note has its own."""
+    def _next_end(self) -> int:
+        """Return the latest end of the next chunk: the note has its own."""
         log = self._log
         return log.note_at if self.offset < log.note_at else log.end
 
@@ -165,25 +165,25 @@ class ChunkedReader:
                 view = self._send(view)
             except BlockingIOError:
                 await wait_writable(self._sock)
-        self._log.advanced()
+        self._log.record_progress()
         await trio.lowlevel.checkpoint()
 
     def _send(self, view: memoryview) -> memoryview:
-        """Send what the chunk owes; ``view`` is the output that it needs next.
+        """Send bytes of the chunk; ``view`` is its next output.
 
         Returns:
             The rest of ``view``.
 
         Raises:
-            BlockingIOError: the client takes nothing at the moment.
+            BlockingIOError: the client takes nothing now.
         """
         tail = self._tail if len(view) == self._left else b""
         parts: tuple[bytes | memoryview, ...] = (self._head, view, tail)
         sent = self._sock.sendmsg(parts, (), socket.MSG_NOSIGNAL)
-        return view[self._sent(sent) :]
+        return view[self._count_sent(sent) :]
 
-    def _sent(self, size: int) -> int:
-        """Count bytes that were sent; return how many of them were output."""
+    def _count_sent(self, size: int) -> int:
+        """Count sent bytes; return how many of them were output."""
         of_head = min(size, len(self._head))
         self._head = self._head[of_head:]
         of_output = min(size - of_head, self._left)
@@ -193,7 +193,7 @@ class ChunkedReader:
         return of_output
 
     async def _wait(self) -> None:
-        """Wait for more, as the live reader if nobody else is."""
+        """Wait for more, as the live reader if there is none."""
         log = self._log
         if log.live is not None or self.offset != log.end:
             await log.wait_beyond(self.offset)

@@ -1,26 +1,14 @@
 r"""The output of an execution: by offset, up to a limit, for any number of readers.
 
     tool -> pipe -> pump -> log: head (memory) | file (disk) | window (memory)
-                              \-> the live reader, from the pump's buffer or the pipe
+                        \-> the live reader, from the pump's buffer or the pipe
 
-Rules of this file.
-
-1. No byte is dropped that an attached reader has not taken.  Up to the limit readers are
-   independent; beyond it the oldest bytes make room, and the slowest attached reader
-   slows the tool.
-2. The first ``HEAD_BYTES`` stay in memory, for most tools print less. The rest goes to
-   a file without a name, which becomes a ring when it may not grow: at the limit, at
-   the child's quota, on a full disk. Without a file there is a window in memory.
-3. One reader that has taken everything is *live*: the pump hands it each piece, and
-   waits ``patience_s`` for it at most.  Measured: 1.5 GB/s so, 1.0 by way of the
-   file (ADR 25).
-4. One that is behind is read from the file, which is slower than the tool, so it would
-   stay behind: while it takes what it is sent, the pump waits for the only one now and
-   then, likewise (ADR 25).
-5. Where there is a file, pieces go from the pipe to it and to the live reader without
-   being copied by the host (``splice``, ADR 25).
-
-Cancellation of ``append`` and of readers loses nothing that was kept.
+1. Bytes that an attached reader needs stay. Beyond the limit, the oldest bytes make
+   room, and the slowest reader slows the tool.
+2. ``HEAD_BYTES`` stay in memory; an unnamed file, or a ring, has the rest.
+3. A *live* reader has taken all: the pump hands it each piece, and waits ``patience_s``.
+   One that is behind reads the file; an only reader is waited for (ADR 25).
+4. Pieces are spliced if there is a file. Cancellation loses nothing that was kept.
 """
 
 from __future__ import annotations
@@ -51,36 +39,36 @@ if TYPE_CHECKING:
 
 
 PIECE_BYTES = 131_072
-"""Most that is read, written or sent at once."""
+"""Most bytes of one read, write or send."""
 
 LIVE_PATIENCE_S = 0.005
-"""How long the pump waits for the live reader: several times what a program on the
-other core takes for a piece, and too short to be felt by the tool's other readers."""
+"""Longest wait of the pump for the live reader: several times a program's time for a
+piece on the other core, and too short to slow other readers."""
 
 ALONE_PATIENCE_S = 0.02
-"""Likewise where it is the only reader: some turns of others on a machine that is busy,
-after which it would have to read the whole of what it missed from the file."""
+"""The same for an only reader: some turns of others on a busy machine; later it would
+have to read all that it missed from the file."""
 
 CATCH_UP_BYTES = 8 * 1024 * 1024
-"""Bytes that the only reader has to take before the pump waits again for it to become
-live: it may be slower than the tool, and then the tool should feel little of it."""
+"""Bytes that the only reader has to take before the pump waits for it again: a reader
+slower than the tool should hold it up little."""
 
 FILE_WAIT_S = 2.0
-"""How long a tool whose output must be kept whole waits for the host to have a descriptor
-for it: others may have taken the last, and give it back."""
+"""How long a tool whose output must be kept whole waits for a descriptor of the host:
+others may give one back."""
 
 _UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""Answers of a file system that cannot be spliced to."""
+"""Errors of a file system that splice(2) cannot write to."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class LogFullError(Exception):
-    """Output that must be kept whole does not fit; the text says why."""
+    """Output that must be kept whole does not fit; the text has the reason."""
 
 
 class LogState(msgspec.Struct):
-    """See ``OutputLog``; ``pending`` was read from the pipe and is not kept yet."""
+    """The state of an ``OutputLog``; ``pending`` was read and not kept yet."""
 
     start: int
     end: int
@@ -96,16 +84,16 @@ class OutputLog:
     """The output of one execution.
 
     Args:
-        directory: where its file may be made.
-        limit_bytes: most that is kept on the disk.
+        directory: has its file.
+        limit_bytes: most bytes on the disk.
         quota: of the child.
-        keep_all: it must be kept from its first byte (version 1).
+        keep_all: whether it must be kept from its first byte (version 1).
 
     Attributes:
-        start: offset of the oldest byte that is kept.
+        start: offset of the oldest kept byte.
         end: offset after the newest.
-        is_finished: nothing more will come.
-        note_at: where the host's own last words begin; -1 if it has none.
+        is_finished: whether it is complete.
+        note_at: offset of the host's note; -1 for none.
     """
 
     def __init__(
@@ -131,7 +119,7 @@ class OutputLog:
         self._waits_from = 0  # the offset of a reader that is waited for
 
     def snapshot(self) -> LogState:
-        """Return it as ``restore`` takes it."""
+        """Return its state for ``restore``."""
         return LogState(
             start=self.start,
             end=self.end,
@@ -144,7 +132,7 @@ class OutputLog:
         )
 
     def restore(self, state: LogState) -> None:
-        """Be the log of the program before.
+        """Take over the log of the program before.
 
         Raises:
             HandoverError: this program knows no such log.
@@ -160,10 +148,10 @@ class OutputLog:
     # The pump's side
 
     async def append(self, data: bytes | memoryview) -> None:
-        """Keep bytes; waits until there is room for them (rule 1).
+        """Keep bytes; wait until there is room for them (rule 1).
 
         Raises:
-            LogFullError: it must be kept whole, and cannot be.
+            LogFullError: it must be kept whole, and does not fit.
         """
         view = self._pending = memoryview(data)
         while view:
@@ -184,10 +172,10 @@ class OutputLog:
             await self._hand_on(piece)
 
     async def wait_for_reader(self) -> None:
-        """Let the only reader become live, if it is on its way to that.
+        """Let the only reader become live, if it is about to.
 
-        Once behind it would stay so: the log grows as fast as it is read.  One that takes
-        nothing is not waited for.
+        Once behind it would stay so: the log grows as fast as it is read. A reader that
+        takes nothing is not waited for.
         """
         if self.live is not None or self._keep_all or len(self.readers) != 1:
             return
@@ -200,13 +188,13 @@ class OutputLog:
             self._waits_from = reader.offset + CATCH_UP_BYTES
 
     async def append_from(self, tap: Tap, size: int) -> int | None:
-        """Keep what waits in a pipe, up to ``size`` bytes, without copying it here.
+        """Keep bytes of a pipe, at most ``size``, without copying them here.
 
         Returns:
-            How much it was; 0 at the end of the pipe; None if it has to be copied.
+            Their number; 0 at the end of the pipe; None if they have to be copied.
 
         Raises:
-            BlockingIOError: nothing waits there.
+            BlockingIOError: the pipe is empty.
         """
         store = self._stores[-1]
         if not isinstance(store, File) or not store.is_spliceable:
@@ -228,7 +216,7 @@ class OutputLog:
     async def _keep_and_hand_on(
         self, store: File, tap: Tap, size: int, live: Reader | None
     ) -> None:
-        """Keep a piece that was taken; the live reader has it from aside."""
+        """Keep a piece that was taken; the live reader sends it from aside."""
         is_aside = live is not None and tap.set_aside(size, *live.frame(size))
         has_sent = False
         refusal: OSError | None = None
@@ -236,11 +224,11 @@ class OutputLog:
             self._keep(store, tap, size)
             if live is not None and is_aside:
                 has_sent = await live.take_from(tap)
-        except OSError as why:  # the file's: a reader keeps its own to itself
+        except OSError as why:  # an error of the file: readers keep their own
             refusal = why
         finally:
             if live is not None and not has_sent:
-                tap.forget_aside()
+                tap.empty_aside()
                 self._leave_behind(live)
         if refusal is not None:
             rest = tap.rest()
@@ -256,25 +244,25 @@ class OutputLog:
             self._grown.unpark_all()
 
     def _leave_behind(self, live: Reader) -> None:
-        """Let a reader that was live go on by itself."""
+        """Let a live reader continue from the log."""
         live.wake()
-        self._waits_from = live.offset + 1  # it has been waited for
+        self._waits_from = live.offset + 1  # it was waited for
         if self.live is live:
             self.live = None
 
     def _cannot_splice(self, store: File, why: OSError) -> None:
         if why.errno in _UNKNOWN:
             store.is_spliceable = False
-        elif not self._keep_all:  # else ``append`` sees to it
+        elif not self._keep_all:  # else ``append`` handles it
             self._give_way(store, why)
 
     async def append_pending(self) -> None:
-        """Keep what the program before had read and not kept yet."""
+        """Keep the bytes that the program before has read and not kept."""
         if self._pending:
             await self.append(self._pending)
 
     def finish(self, note: bytes = b"") -> None:
-        """Say that nothing more will come; ``note`` is the host's own last word."""
+        """Mark the log as complete; ``note`` is the host's text behind it."""
         if note:
             self.note_at = self.end
             self._stores.append(Note(self.end, note))
@@ -311,7 +299,7 @@ class OutputLog:
             await self._space.park()
 
     async def _open_file(self) -> None:
-        """Open the file; what must be kept whole waits for a descriptor."""
+        """Open the file; a log that must be kept whole waits for a descriptor."""
         until_s = trio.current_time() + (FILE_WAIT_S if self._keep_all else 0.0)
         while True:
             try:
@@ -333,14 +321,14 @@ class OutputLog:
         self._stores.append(Window(self.end))
 
     async def _has_made_room(self, why: OSError) -> bool:
-        """Give up what nobody uses for an output that must be kept whole, on a full disk."""
+        """Free unused files for an output that must be kept whole, on a full disk."""
         if not (self._keep_all and why.errno in _FULL and self._quota.give_up()):
             return False
         await trio.sleep(ACCEPT_PAUSE_S)  # a long file is freed in a thread
         return True
 
     def _give_way(self, store: Store, why: OSError) -> None:
-        """Go on after a write that failed: as a ring on a full disk, else in memory."""
+        """Continue after a failed write: as a ring on a full disk, else in memory."""
         goes_round = (
             not self._keep_all
             and why.errno in _FULL
@@ -351,19 +339,19 @@ class OutputLog:
             self._open_window(why)
 
     def _low(self) -> int:
-        """Return the offset that the slowest attached reader has come to."""
+        """Return the offset of the slowest attached reader."""
         return min((self.end, *(reader.offset for reader in self.readers)))
 
     # The readers' side
 
     @property
     def patience_s(self) -> float:
-        """How long the live reader is waited for, seconds."""
+        """Longest wait for the live reader, seconds."""
         return LIVE_PATIENCE_S if len(self.readers) > 1 else ALONE_PATIENCE_S
 
     @contextlib.contextmanager
     def attached(self, reader: Reader) -> Iterator[None]:
-        """Hold the output from a reader's offset on for as long as the block lasts."""
+        """Hold the output from a reader's offset on until the block ends."""
         self.readers.add(reader)
         self._users += 1
         try:
@@ -372,7 +360,7 @@ class OutputLog:
             self.readers.discard(reader)
             if self.live is reader:
                 self.live = None
-            self.advanced()
+            self.record_progress()
             self._settled.unpark_all()
             self._users -= 1
             if self._is_discarded and not self._users:
@@ -380,7 +368,7 @@ class OutputLog:
 
     @contextlib.contextmanager
     def handing_on_to(self, reader: Reader) -> Iterator[None]:
-        """Have a reader that has taken everything live, until it is slower than that."""
+        """Make a reader that has taken all live, until it is too slow."""
         self.live = reader
         self._settled.unpark_all()
         try:
@@ -389,13 +377,13 @@ class OutputLog:
             if self.live is reader:
                 self.live = None
 
-    def advanced(self) -> None:
-        """Record that a reader has taken something."""
+    def record_progress(self) -> None:
+        """Record that a reader has taken bytes."""
         if self._space:
             self._space.unpark_all()
 
     async def wait_beyond(self, offset: int) -> None:
-        """Wait until there is something at an offset, or nothing will ever be."""
+        """Wait until there is a byte at an offset, or the log is complete."""
         while self.end <= offset and not self.is_finished:
             await self._grown.park()
 
@@ -413,15 +401,15 @@ class OutputLog:
         raise OSError(errno.EIO, "output that is no longer kept was asked for")
 
     def in_memory(self) -> list[bytes] | None:
-        """Return all of an output that never left memory, the host's last word apart.
+        """Return all of an output that is in memory, without the host's note.
 
-        None if some of it has.
+        None if a part is on the disk.
         """
         kept = [one.whole() for one in self._stores if isinstance(one, Head | Note)]
         return kept if len(kept) == len(self._stores) else None
 
     def discard(self) -> None:
-        """Give everything back, once no reader is attached."""
+        """Free all, once no reader is attached."""
         self._is_discarded = True
         if not self._users:
             self._close()
@@ -432,15 +420,15 @@ class OutputLog:
 
     @property
     def has_idle_file(self) -> bool:
-        """Whether a file comes back at once if it is discarded."""
+        """Whether discarding it frees a file at once."""
         return not self._users and bool(self.descriptors())
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what this holds of the host's descriptors."""
+        """Return its descriptors of the host."""
         return tuple(store.fd for store in self._stores if isinstance(store, File))
 
 
-# Followers of a log (``log``): the one that it hands pieces to, and those that only
+# Followers of a log: the live one, and those that only hold it.
 # hold it.
 
 
@@ -448,27 +436,27 @@ class Reader(Protocol):
     """A follower of a log.
 
     Attributes:
-        offset: everything before it has been taken.
+        offset: all bytes before it were taken.
     """
 
     offset: int
 
     async def take(self, piece: memoryview) -> bool:
-        """Take the next piece from memory; False if the log is to keep the rest.
+        """Take the next piece from memory; return False to leave the rest to the log.
 
-        Only called while it is live, with what begins at ``offset``.
+        Called only while it is live, with the piece at ``offset``.
         """
         ...
 
     def frame(self, size: int) -> tuple[bytes, bytes]:
-        """Begin the next piece of ``size`` bytes; return what goes before and after it.
+        """Begin the next piece of ``size`` bytes; return its prefix and suffix.
 
-        Only called while it is live, with what begins at ``offset``.
+        Called only while it is live, with the piece at ``offset``.
         """
         ...
 
     async def take_from(self, tap: Tap) -> bool:
-        """Take that piece from where it was put aside, or False as ``take``."""
+        """Take that piece from the pipe aside, or return False as ``take``."""
         ...
 
     def wake(self) -> None:
@@ -477,7 +465,7 @@ class Reader(Protocol):
 
 
 class Holder:
-    """Holds a log from its beginning; it is never live."""
+    """Holds a log from its beginning; never live."""
 
     offset = 0
 

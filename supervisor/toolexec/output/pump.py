@@ -1,13 +1,13 @@
-"""The pump of one execution: what its tool prints, from the pipe into the log.
+"""The pump of one execution: moves output from the pipe into the log.
 
-    run: read small pieces -> the tool prints much: move large ones (``splice``)
+    run: read small pieces -> much output: move large ones (``splice``)
 
-The reading end of the tool's pipe, and its end.
+Owns the reading end of the tool's pipe.
 
 Rules of this file.
 
 1. Output is logged as fast as the log takes it: the pipe is the backpressure.
-2. After each piece others have their turn, unless the pump had to wait for it anyhow.
+2. After each piece other tasks have their turn, unless the pump had to wait anyhow.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class OutputPump:
-    """Moves what one tool prints into its log.
+    """Moves the output of one tool into its log.
 
     Args:
         pipe: its end of the tool's pipe or terminal, non-blocking; owned.
-        log: takes the output.
+        log: gets the output.
 
     Attributes:
-        has_ended: nothing more comes from here.
+        has_ended: whether its output is complete.
     """
 
     def __init__(self, pipe: int, log: OutputLog) -> None:
@@ -50,64 +50,64 @@ class OutputPump:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Say that nothing more comes once the block is left."""
+        """Mark the output as complete when the block is left."""
         try:
             yield
         finally:
             self.has_ended = True
 
     async def run(self) -> None:
-        """Log what is printed, to its end.
+        """Log the output to its end.
 
         Raises:
-            LogFullError: it must be kept whole, and cannot be.
+            LogFullError: it must be kept whole, and does not fit.
         """
         await self._log.append_pending()
         while data := await self._read(HEAD_BYTES):
             await self._log.append(data)
-            if len(data) == HEAD_BYTES:  # it prints much
+            if len(data) == HEAD_BYTES:  # much output
                 await self._run_on()
                 return
 
     async def discard_rest(self) -> None:
-        """Read to the end; what is still printed is lost."""
+        """Read to the end and drop the bytes."""
         while await self._read(HEAD_BYTES):
             pass
 
-    def stop_at_what_is_there(self) -> None:
-        """Take what the pipe holds now for the last: others hold it for ever."""
+    def end_at_present(self) -> None:
+        """Make the present content of the pipe the last: others hold it open for ever."""
         if not self.has_ended:
             self._last_bytes = waiting_in(self._pipe)
-            trio.lowlevel.notify_closing(self._pipe)  # who waits for more, goes on
+            trio.lowlevel.notify_closing(self._pipe)  # a waiting reader continues
 
     @property
     def pipe(self) -> int:
-        """The descriptor of the tool's output; -1 when it is closed."""
+        """Return the descriptor of the tool's output; -1 when it is closed."""
         return self._pipe
 
     def close(self) -> None:
         """Close the pipe; a second call does nothing."""
         if self._pipe >= 0:
-            if not self.has_ended:  # somebody may be waiting for it
+            if not self.has_ended:  # a task may be waiting for it
                 trio.lowlevel.notify_closing(self._pipe)
             os.close(self._pipe)
             self._pipe = -1
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what this holds of the host's descriptors."""
+        """Yield its descriptors of the host."""
         if self._pipe >= 0:
             yield self._pipe, "tool's output"
         if self._tap is not None:
             for fd in self._tap.descriptors():
                 yield fd, "tool's output, aside"
 
-    # A tool that prints much
+    # Much output
 
     async def _run_on(self) -> None:
-        """Move the rest without copying it; by way of a buffer where that cannot be."""
+        """Move the rest without copying it, or by a buffer where that fails."""
         with ExitStack() as stack:
             tap = None
-            with suppress(OSError):  # a terminal; no descriptor to be had
+            with suppress(OSError):  # a terminal, or no descriptor left
                 tap = Tap(self._pipe)
                 self._tap = tap
                 stack.callback(self._close_tap, tap)
@@ -125,7 +125,7 @@ class OutputPump:
         tap.close()
 
     async def _splice(self, tap: Tap) -> int | None:
-        """Move a piece; return its size, 0 at the end, None if it is to be copied."""
+        """Move a piece; return its size, 0 at the end, None if it must be copied."""
         while True:
             await self._take_turns()
             await self._log.wait_for_reader()
@@ -137,7 +137,7 @@ class OutputPump:
             try:
                 moved = await self._log.append_from(tap, size)
             except BlockingIOError:
-                if not await self._more():
+                if not await self._wait_more():
                     return 0
             else:
                 if moved and self._last_bytes is not None:
@@ -147,13 +147,13 @@ class OutputPump:
     # Reading
 
     async def _read(self, size: int) -> bytes:
-        """Return what the tool printed, ``b""`` at the end."""
+        """Return output of the tool; ``b""`` at the end."""
         while True:
             await self._take_turns()
             try:
-                return os.read(self._pipe, self._allowed(size))
+                return os.read(self._pipe, self._allowed_size(size))
             except BlockingIOError:
-                if not await self._more():
+                if not await self._wait_more():
                     return b""
             except OSError:  # EIO: the last holder of a terminal is gone
                 return b""
@@ -161,34 +161,34 @@ class OutputPump:
     async def _read_into(self, buffer: bytearray) -> int:
         while True:
             await self._take_turns()
-            allowed = self._allowed(len(buffer))
+            allowed = self._allowed_size(len(buffer))
             try:
                 return os.readv(self._pipe, [memoryview(buffer)[:allowed]])
             except BlockingIOError:
-                if not await self._more():
+                if not await self._wait_more():
                     return 0
             except OSError:
                 return 0
 
     async def _take_turns(self) -> None:
-        """Let others run: a tool that prints on and on is one of many."""
+        """Let other tasks run: a tool with endless output is one of many."""
         if not self._waited:
             await trio.lowlevel.checkpoint()
         self._waited = False
 
-    def _allowed(self, size: int) -> int:
+    def _allowed_size(self, size: int) -> int:
         if self._last_bytes is None:
             return size
         size = min(size, self._last_bytes)
         self._last_bytes -= size
         return size
 
-    async def _more(self) -> bool:
-        """Wait for output; False if what still comes is nobody's."""
+    async def _wait_more(self) -> bool:
+        """Wait for output; return False if further output is not wanted."""
         if self._last_bytes is not None:
             return False
         self._waited = True
-        # Not a scope that is cancelled: it would be made for each wait.
+        # Not a cancel scope: one would be made for each wait.
         with suppress(trio.ClosedResourceError):
             await wait_readable(self._pipe)
         return True

@@ -1,14 +1,13 @@
-"""The room for the logs of one child on the disk, and the files for that.
+"""The disk space for the logs of one child, and their files.
 
 Rules of this file.
 
-1. A file that is no longer needed becomes the spare one, and never changes hands
-   between children.
-2. Unused files are given up before a log is refused: the spare file, then the oldest
-   finished log that has one. So it is where the host lacks descriptors, and where the
-   disk is full and a log must be kept whole.
-3. The content of a closed file is not needed: an error of it then (of a network file
-   system, say) is no fault.
+1. An unused file becomes the spare one, and never moves to another child.
+2. Unused files are freed before a log is refused: the spare file, then the oldest
+   finished log's. So it is where the host lacks descriptors, and on a full disk for a
+   log that must be kept whole.
+3. The content of a closed file is not needed: an error at its close (of a network file
+   system) is ignored.
 """
 
 from __future__ import annotations
@@ -27,23 +26,22 @@ if TYPE_CHECKING:
     from supervisor.toolexec.slots import Descriptors
 
 LEAST_FILE_BYTES = 8 * 1024 * 1024
-"""The length to which a file may grow although the child's quota is used up: with less,
-a tool and its reader would wait for each other all the time."""
+"""Length to which a file may grow although the quota is used up: with less, a tool and
+its reader would wait for each other all the time."""
 
 STEP_BYTES = 1024 * 1024
-"""How much of the quota a growing file takes at a time."""
+"""Share of the quota that a growing file takes at a time."""
 
 
 class Quota:
-    """The room for the logs of one child on the disk, and the files for that.
+    """The disk space for the logs of one child, and their files.
 
-    A file that is no longer needed becomes the spare one: it is written again from its
-    beginning, which is up to ten times as quick as to have pages allocated anew.  It
-    never changes hands between children.
+    An unused file becomes the spare one: it is overwritten from its beginning, which is
+    up to ten times as quick as new pages. It never moves to another child.
 
     Args:
-        limit_bytes: all of them together.
-        make_room: gives a finished execution's file up; tells whether there was one.
+        limit_bytes: for all of them together.
+        make_room: frees a finished execution's file; returns whether there was one.
         descriptors: those of the host.
     """
 
@@ -61,16 +59,16 @@ class Quota:
 
     @property
     def spare(self) -> tuple[int, int] | None:
-        """The spare file and the share that it has; None if there is none."""
+        """The spare file and its share; None if there is none."""
         return self._spare
 
     def restore(self, used_bytes: int, spare: tuple[int, int] | None) -> None:
-        """Have what the program before had taken, and its spare file."""
+        """Take over the share and the spare file of the program before."""
         self.used_bytes, self._spare = used_bytes, spare
         self._descriptors.hold(len(self.descriptors()))
 
     def take(self, size_bytes: int) -> bool:
-        """Take a share; False if there is none."""
+        """Take a share; return False if none is left."""
         while self.used_bytes + size_bytes > self.limit_bytes:
             if not self.give_up():
                 return False
@@ -78,11 +76,11 @@ class Quota:
         return True
 
     def give_up(self) -> bool:
-        """Give up something that nobody uses; False if there is nothing."""
+        """Free an unused file; return False if there is none."""
         return self.drop_spare() or self._make_room()
 
     def open_file(self, directory: str) -> tuple[int, int]:
-        """Return a file without a name, and the share that has been taken for it.
+        """Return an unnamed file and the share that was taken for it.
 
         Raises:
             OSError: it cannot be made.
@@ -91,7 +89,7 @@ class Quota:
             if not self._make_room():
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if self._spare is None and self.used_bytes + STEP_BYTES > self.limit_bytes:
-            # Its first step would push that out, and have as many pages made anew.
+            # Its first step would drop the spare file and make as many new pages.
             self._make_room()
         spare, self._spare = self._spare, None
         if spare is None:
@@ -111,7 +109,7 @@ class Quota:
         self._spare = fd, share_bytes
 
     def drop_spare(self) -> bool:
-        """Close the spare file; tells whether there was one."""
+        """Close the spare file; return whether there was one."""
         if self._spare is None:
             return False
         fd, share_bytes = self._spare
@@ -123,5 +121,5 @@ class Quota:
         return True
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what this holds of the host's descriptors."""
+        """Return its descriptors of the host."""
         return (self._spare[0],) if self._spare is not None else ()

@@ -1,23 +1,14 @@
-r"""Output moved from pipe to file and socket within the kernel, its pages not copied.
+r"""Moves output from pipe to file and socket within the kernel, without a copy.
 
-    tool -> pipe -> splice(2) -> pipe of what is taken -> splice(2) -> file of the log
-                                        \-> tee(2) -> pipe aside, framed -> splice(2) -> socket
+    tool -> pipe -> splice(2) -> pipe of taken bytes -> splice(2) -> file of the log
+                              \-> tee(2) -> pipe aside, framed -> splice(2) -> socket
 
-The calls, and the pipes that they take.
-
-Rules of this file.
-
-1. A piece is taken from the tool's pipe before anything is done with it: that moves
-   references to its pages, while the mover of a piece into a file has the pipe for itself
-   until the last page is copied, and the tool cannot print.
-2. A taken piece goes to the file alone, so after a failure it is still in the one or
-   the other. It does not stay there: the log takes all of it before anybody else has a
-   turn.
-3. A page that waits in a socket is the tool's pipe's and is never written again; the file
-   has a copy.
-4. The frame of a piece lies around it in the pipe aside: the reader is woken up once.
-
-Sources: tee(2), splice(2).
+1. A piece is taken from the tool's pipe first: splicing into a file would hold that
+   pipe, and the tool, until the last page is copied.
+2. A taken piece goes to the file alone: after a failure it is in one of the two. The
+   log keeps all of it before another task runs.
+3. A page in a socket is the pipe's and never written again; the file has a copy.
+4. Its frame lies around it in the pipe aside: the reader wakes up once.
 """
 
 from __future__ import annotations
@@ -37,14 +28,14 @@ if TYPE_CHECKING:
     import socket
 
 SPLICED_BYTES = 262_144
-"""Most that is moved at once: what a unix socket takes in one go."""
+"""Most bytes of one move: the size of a unix socket's buffer."""
 
 PIPE_BYTES = 524_288
-"""The capacity of the tool's pipe: two pieces, so that the tool prints one while the
-other is moved; and the pipe aside, for what frames a piece takes room too."""
+"""Capacity of the tool's pipe: two pieces, so that the tool prints one while the other
+is moved; the pipe aside has room for the frame, too."""
 
 _FRAME_PAGES = 2
-"""A piece has a line before it and one after it, in a page each."""
+"""A line before and one after a piece, in a page each."""
 
 _libc = ctypes.CDLL(None)
 _libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
@@ -52,24 +43,24 @@ _libc.tee.restype = ctypes.c_ssize_t
 
 
 def waiting_in(pipe: int) -> int:
-    """Return how many bytes a pipe or a terminal holds."""
+    """Return the number of bytes in a pipe or a terminal."""
     found = array.array("i", [0])
     fcntl.ioctl(pipe, termios.FIONREAD, found)
     return found[0]
 
 
 class Tap:
-    """The pipe of a tool that prints much, with two more for what is taken from it.
+    """The pipe of a tool with much output, with two more for taken pieces.
 
     Args:
-        pipe: the tool's, non-blocking; the caller's to close.
+        pipe: the tool's, non-blocking; the caller closes it.
 
     Attributes:
-        piece_bytes: most that is taken at once.
+        piece_bytes: most bytes of a piece.
 
     Raises:
-        OSError: no descriptors, no pipes that hold anything, or the tool's is none (a
-            terminal).
+        OSError: no descriptors or pipe buffers are left, or the tool's output is a
+            terminal.
     """
 
     def __init__(self, pipe: int) -> None:
@@ -97,41 +88,41 @@ class Tap:
         return pipe
 
     def close(self) -> None:
-        """Close the pipes that are not the tool's."""
+        """Close the two pipes."""
         fds, self._fds = self._fds, ()
         for fd in fds:
             os.close(fd)
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return what this holds of the host's descriptors."""
+        """Return its descriptors of the host."""
         return self._fds
 
     def take(self, size: int) -> int:
-        """Take what the tool's pipe holds; return how much, 0 at the end.
+        """Take the content of the tool's pipe; return its size, 0 at the end.
 
         Raises:
-            BlockingIOError: there is nothing yet.
+            BlockingIOError: it is empty.
             OSError: pages cannot be moved out of it.
         """
         return os.splice(self._pipe, self._to_be_kept, min(size, self.piece_bytes))
 
     def set_aside(self, size: int, before: bytes, after: bytes) -> bool:
-        """Put what was taken aside too, framed.
+        """Put the taken piece aside as well, with its frame.
 
         Returns:
-            False if it does not fit; ``forget_aside`` then.
+            False if it does not fit; then call ``empty_aside``.
         """
         try:
             os.write(self._in, before)
             if _libc.tee(self._taken, self._in, size, 0) != size:
                 return False
             os.write(self._in, after)
-        except OSError:  # there is less room than there was asked for
+        except OSError:  # less room than requested
             return False
         return True
 
     def keep(self, fd: int, size: int, offset: int) -> int:
-        """Move what was taken into a file; return how much.
+        """Move taken bytes into a file; return their number.
 
         Raises:
             OSError: the file refused.
@@ -139,25 +130,25 @@ class Tap:
         return os.splice(self._taken, fd, size, offset_dst=offset)
 
     def rest(self) -> bytes:
-        """Return what was taken and could not be kept."""
-        return _emptied(self._taken)
+        """Return the taken bytes that were not kept."""
+        return _empty(self._taken)
 
     def send(self, sock: socket.socket, size: int) -> int:
-        """Move what was put aside to a socket; return how many bytes.
+        """Move bytes from aside to a socket; return their number.
 
         Raises:
-            BlockingIOError: the socket takes nothing at the moment.
+            BlockingIOError: the socket takes nothing now.
             OSError: its other end is gone.
         """
         return os.splice(self._out, sock.fileno(), size)
 
-    def forget_aside(self) -> None:
+    def empty_aside(self) -> None:
         """Empty the pipe aside."""
-        _emptied(self._out)
+        _empty(self._out)
 
 
-def _emptied(pipe: int) -> bytes:
-    """Return all that a pipe of this file holds."""
+def _empty(pipe: int) -> bytes:
+    """Return the content of a pipe of this file."""
     parts = []
     with contextlib.suppress(BlockingIOError):
         while part := os.read(pipe, SPLICED_BYTES):

@@ -1,10 +1,10 @@
-"""Where the parts of a log are kept: in memory, in a file, in a ring of either.
+"""Stores for the parts of a log: memory, a file, a ring of either.
 
-Each store keeps everything from an offset of its own on, and says how much more it can
-take; the log (``log``) decides which comes next.
+Each store keeps all bytes from its own offset on, and says how many more it takes; the
+log (``log``) chooses the next store.
 
-Bytes are copied into the file by the kernel and out of it by the host: a page that waits
-in a socket must not change when the ring comes round.
+The kernel copies bytes into the file and the host copies them out: a page that waits in
+a socket must not change when the ring wraps.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from supervisor.toolexec.output.quota import Quota
 
 HEAD_BYTES = 65_536
-"""Kept in memory of every execution; what a pipe holds by default."""
+"""Bytes of every execution in memory; the size of a pipe."""
 
 WINDOW_BYTES = 1024 * 1024
-"""The window in memory, where no file can be had."""
+"""The window in memory, without a file."""
 
 
 class StoreState(msgspec.Struct):
-    """A part of a log, handed over: a file by its descriptor, memory as it is.
+    """The state of a part of a log: a file by descriptor, memory by bytes.
 
     Attributes:
-        data: what lies in memory, in the order of its place.
+        data: bytes in memory, by place.
     """
 
     kind: str
@@ -50,21 +50,21 @@ class StoreState(msgspec.Struct):
 
 
 class Store(Protocol):
-    """Where a part of a log is kept: everything from ``start`` on."""
+    """Keeps a part of a log: all bytes from ``start`` on."""
 
     start: int
 
     def room(self, low: int, end: int) -> int:
-        """Return how many bytes it can take now.
+        """Return the number of bytes that it takes now.
 
         Args:
-            low: offset that the slowest attached reader has come to.
-            end: offset at which the next byte would be.
+            low: offset of the slowest attached reader.
+            end: offset of the next byte.
         """
         ...
 
     async def write(self, offset: int, data: memoryview) -> int:
-        """Take bytes, no more than there is room for; return how many it took.
+        """Write bytes, at most ``room``; return their number.
 
         Raises:
             OSError: the file refused.
@@ -72,7 +72,7 @@ class Store(Protocol):
         ...
 
     async def read(self, offset: int, size: int) -> bytes:
-        """Return up to ``size`` bytes that it keeps, at least one.
+        """Return up to ``size`` of its bytes, at least one.
 
         Raises:
             OSError: the file cannot be read.
@@ -80,15 +80,15 @@ class Store(Protocol):
         ...
 
     def oldest(self, end: int) -> int:
-        """Return the offset of the oldest byte that it keeps when it ends at ``end``."""
+        """Return the offset of its oldest byte when it ends at ``end``."""
         ...
 
     def snapshot(self) -> StoreState:
-        """Return it as ``restore_store`` takes it."""
+        """Return its state for ``restore_store``."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free all."""
         ...
 
 
@@ -109,7 +109,7 @@ class Head:
         return len(data)
 
     def whole(self) -> bytes:
-        """Return all that it keeps."""
+        """Return all its bytes."""
         return bytes(self._data)
 
     async def read(self, offset: int, size: int) -> bytes:
@@ -130,7 +130,7 @@ class Head:
 
 
 class Window:
-    """A ring in memory, where no file can be had."""
+    """A ring in memory, used without a file."""
 
     def __init__(self, start: int, ring: bytes | None = None) -> None:
         self.start = start
@@ -166,12 +166,12 @@ class Window:
 
 
 class File:
-    """A file without a name: it grows, and becomes a ring when it may not.
+    """An unnamed file: it grows, and becomes a ring when it may not.
 
     Attributes:
         fd: the descriptor, owned.
         ring_bytes: its size as a ring; 0 while it grows.
-        is_spliceable: its file system takes what waits in a pipe, as far as is known.
+        is_spliceable: whether its file system takes splice(2), as far as known.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class File:
             self._allowed = self._least_bytes
 
     def freeze(self) -> bool:
-        """Become a ring; False if there is too little to be one, or it is one."""
+        """Become a ring; return False if it is too short, or a ring already."""
         if self.ring_bytes or self._length < WINDOW_BYTES:
             return False
         self.ring_bytes = self._length
@@ -227,9 +227,9 @@ class File:
         return written
 
     def fitting(self, offset: int, size: int) -> int:
-        """Return how much of ``size`` bytes can be kept at once, not to wait for it.
+        """Return how many of ``size`` bytes can be kept now without waiting.
 
-        Nothing while the disk is slow: that is for threads.
+        None while the disk is slow: threads write then.
         """
         if not self._mount.inline:
             return 0
@@ -238,15 +238,15 @@ class File:
         return size
 
     def keep(self, offset: int, size: int, move: Callable[[int, int, int], int]) -> int:
-        """Have bytes moved into the file; return how many.
+        """Move bytes into the file; return their number.
 
         Args:
             offset: in the output.
-            size: no more than is ``fitting``.
+            size: at most ``fitting``.
             move: takes (descriptor, size, offset in the file).
 
         Raises:
-            OSError: the file refused, or nothing was there.
+            OSError: the file refused, or there were no bytes.
         """
         at = offset - self.start
         if self.ring_bytes:
@@ -256,7 +256,7 @@ class File:
         return written
 
     def _inline(self, write: Callable[[], int]) -> int:
-        """Write in this thread, and have noted how long it took."""
+        """Write in this thread, and record its duration."""
         slept, begun_s = count_sleeps(), time.monotonic()
         written = write()
         self._mount.note(time.monotonic() - begun_s, slept)
@@ -290,7 +290,7 @@ class File:
         )
 
     def restore(self, state: StoreState) -> None:
-        """Be as far as the file of the program before."""
+        """Take over the progress of the program before."""
         self.ring_bytes = state.ring_bytes
         self._length, self._allowed = state.length, state.allowed
 
@@ -300,7 +300,7 @@ class File:
 
 
 class Note:
-    """The host's own last words, in memory."""
+    """The host's note, in memory."""
 
     def __init__(self, start: int, text: bytes) -> None:
         self.start = start
@@ -337,7 +337,7 @@ class Note:
 
 
 def restore_store(state: StoreState, limit_bytes: int, quota: Quota) -> Store:
-    """Return the part of a log that was handed over.
+    """Return a handed-over part of a log.
 
     Raises:
         HandoverError: this program knows no such part.

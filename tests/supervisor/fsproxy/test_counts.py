@@ -108,7 +108,7 @@ def test_a_histogram_cumulates_to_all_that_it_was_given(times: list[float]) -> N
     histogram = Histogram()
     for time_s in times:
         histogram.add(time_s)
-    steps = list(histogram.cumulated())
+    steps = list(histogram.accumulate())
     assert steps[-1] == ("+Inf", len(times))
     for bound_s, (text, count) in zip(BOUNDS_S, steps, strict=False):
         assert float(text) == bound_s

@@ -29,7 +29,7 @@ async def spoken(stage: Stage, door: Door, script: str) -> bytes:
         fds=(*stdio, *door.fds),
     )
     process = await stage.host.launcher.spawn(request)
-    door.handed_over()
+    door.close_tools_end()
     os.close(writer)
     os.close(cwd_fd)
     await process.wait_exit()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from supervisor.fsproxy.ports import Doors
-from supervisor.toolexec.backends.launch import with_doors
+from supervisor.toolexec.backends.launch import add_doors
 from supervisor.toolexec.routes import SpawnPlan
 
 ENV = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "OPENAI_API_KEY": "sk-sandhost-a"}
@@ -52,7 +52,7 @@ def test_a_tool_starts_without_the_model_where_its_net_namespace_is_not_given(
     try:
         owner = owner_of(Doors(ENV, fd), log)
         for _ in range(2):
-            assert with_doors(owner, PLAN) == PLAN
+            assert add_doors(owner, PLAN) == PLAN
     finally:
         os.close(fd)
     (said,) = log.lines
@@ -66,7 +66,7 @@ def test_a_tool_in_the_net_namespace_of_its_host_joins_none(
     doors: Doors | None,
 ) -> None:
     log = Log()
-    plan = with_doors(owner_of(doors, log), PLAN)
+    plan = add_doors(owner_of(doors, log), PLAN)
     assert plan.asks_model is (doors is not None)
     assert plan.env == {**PLAN.env, **({} if doors is None else ENV)}
     assert not log.lines

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.toolexec.project import of_its_own
+from supervisor.toolexec.project import find_own_program
 
 
 @pytest.fixture
@@ -29,20 +29,20 @@ def cwd_fd(place: Path) -> Iterator[int]:
 def test_what_is_there_is_its_own(place: Path, cwd_fd: int) -> None:
     project = place / "project"
     bin_dir = project / ".venv" / "bin"
-    assert of_its_own("python", cwd_fd) == (None, True)
+    assert find_own_program("python", cwd_fd) == (None, True)
     (bin_dir / "python3").write_text("#!/bin/sh\n")
-    assert of_its_own("python3", cwd_fd) == (None, True), "not executable"
+    assert find_own_program("python3", cwd_fd) == (None, True), "not executable"
     (bin_dir / "python3").chmod(0o755)
-    assert of_its_own("python3", cwd_fd) == (".venv/bin/python3", True)
+    assert find_own_program("python3", cwd_fd) == (".venv/bin/python3", True)
     (bin_dir / "python").symlink_to("python3")
-    assert of_its_own("python", cwd_fd) == (".venv/bin/python", True)
+    assert find_own_program("python", cwd_fd) == (".venv/bin/python", True)
     (project / "node_modules" / "typescript").mkdir(parents=True)
     (project / "node_modules" / ".bin").mkdir()
     (project / "node_modules" / ".bin" / "tsc").symlink_to("../typescript/tsc")
-    assert of_its_own("tsc", cwd_fd) == (None, False)
+    assert find_own_program("tsc", cwd_fd) == (None, False)
     (project / "node_modules" / "typescript" / "tsc").touch(0o755)
-    assert of_its_own("tsc", cwd_fd) == ("node_modules/.bin/tsc", False)
-    assert of_its_own("make", cwd_fd) == (None, False)
+    assert find_own_program("tsc", cwd_fd) == ("node_modules/.bin/tsc", False)
+    assert find_own_program("make", cwd_fd) == (None, False)
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "loop", "file without x"])
@@ -57,7 +57,7 @@ def test_what_is_no_program_is_none(place: Path, cwd_fd: int, kind: str) -> None
         name.symlink_to("pip")
     else:
         name.touch(0o644)
-    assert of_its_own("pip", cwd_fd) == (None, True)
+    assert find_own_program("pip", cwd_fd) == (None, True)
 
 
 # attack 24: what is there in a directory of the host's is not for the child to learn
@@ -71,13 +71,13 @@ def test_nothing_outside_is_looked_at(place: Path, cwd_fd: int, way: str) -> Non
     for name in ("there", "gone"):
         (bin_dir / "pip").unlink(missing_ok=True)
         (bin_dir / "pip").symlink_to(f"{way.format(private)}/{name}")
-        found.append(of_its_own("pip", cwd_fd))
+        found.append(find_own_program("pip", cwd_fd))
     assert found == [(".venv/bin/pip", True)] * 2
     found = []
     for name in ("private", "gone"):
         (place / "project" / ".venv").rename(place / "project" / f"before-{name}")
         (place / "project" / ".venv").symlink_to(place / name)
-        found.append(of_its_own("pip", cwd_fd))
+        found.append(find_own_program("pip", cwd_fd))
         (place / "project" / ".venv").unlink()
         (place / "project" / f"before-{name}").rename(place / "project" / ".venv")
     assert found == [(".venv/bin/pip", True)] * 2

@@ -131,7 +131,7 @@ def test_in_small_pipes_a_piece_is_smaller(
     size = tap.take(SPLICED_BYTES)
     assert 0 < size < len(data)
     assert tap.set_aside(size, b"<", b">")
-    tap.forget_aside()
+    tap.empty_aside()
     assert tap.rest() == data[:size]
     tap.close()
 

@@ -1,18 +1,13 @@
-"""The fresh root of the layer "mountns" while it is filled: places, covers, what is attached.
+"""The fresh root of the layer "mountns" while it is filled: places and covers.
 
-The one way in which a copy of a mount gets its place, and in which something within a
-copy is hidden.
+The one way to attach a copy of a mount, and to hide a path in one.
 
-Rules:
- 1. A copy that is attached is somebody else's directory, the child's say, who may change
-    it meanwhile: nothing is made in it, and no name is looked up through it that could
-    lead out of it. A place in it is opened without any link, from the fresh root's top;
-    what is not there, or not the same file, is passed over.
- 2. A path to hide within a copy is covered by an empty read-only directory of ours,
-    with places only for trees that lie beneath. A path that cannot be covered ends the
-    start: it may have been moved to where it would be seen.
- 3. A place in what is ours is looked up from the top of that, by a descriptor: nobody but
-    this process has touched it.
+1. An attached copy may be the child's directory, which changes it meanwhile: nothing is
+   made in it, and places are opened without links from the fresh root's top. A missing or
+   replaced place is skipped.
+2. A hidden path is covered by an empty read-only directory, with places only for trees
+   beneath. A path that cannot be covered ends the start.
+3. Places in our own directories are looked up by descriptor: no other process has them.
 """
 
 from __future__ import annotations
@@ -164,7 +159,7 @@ class _Ours:
             self._links.add(path)
 
     def make_file(self, path: bytes, content: bytes, mode: int = 0o644) -> None:
-        """Make a file, and what it lies in; empty where no file may be long (RLIMIT_FSIZE)."""
+        """Make a file and its parents; empty where RLIMIT_FSIZE is too small."""
         self.make_directory(path.rpartition(b"/")[0])
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(self.name(path), flags, mode, dir_fd=self.top)
@@ -320,7 +315,7 @@ def make_cover() -> int:
 
 
 def _make_shut_file() -> int:
-    """Make a copy of the mount of a file that nobody can open: a device where none may be."""
+    """Copy the mount of a file that cannot be opened: a device without devices."""
     fd = _open_tree(_AT_FDCWD, b"/dev/null", _OPEN_TREE_CLONE)
     set_attributes(fd, ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY)
     return fd

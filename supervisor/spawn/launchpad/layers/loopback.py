@@ -1,15 +1,4 @@
-"""The loopback of a child's net namespace: its addresses, its routes, the host's sockets.
-
-Rules:
- 1. A socket stays in the net namespace in which it was made, in any hands. So the
-    process that becomes the child makes them, before it is anybody's program, and the
-    host serves them: what the host itself listens on is on another loopback.
- 2. They go to the host in one message, in the order in which they were asked for.
- 3. The prefix of a v4 address on lo is local as a whole, one of v6 is not: that takes a
-    route of the type local. The address of the namespace is the source of what is
-    connected to any of them (spec NET4).
- 4. A namespace without v6 has neither its addresses nor its sockets.
-"""
+"""The loopback of a child's net namespace: addresses, routes, the host's sockets."""
 
 from __future__ import annotations
 

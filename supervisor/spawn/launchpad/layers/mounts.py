@@ -1,23 +1,12 @@
-"""The layer "mountns": what there is of the file system, for a child.
+"""The layer "mountns": a fresh root with copies of mounts that a child may see.
 
-A fresh root directory that holds copies of mounts of what a child may see, and nothing
-else: no ``/run`` with its sockets, no other child's directories, no homes.
-
-Rules:
- 1. Called in a mount namespace of its own (``launchpad.namespaces``). A failure comes
-    before the root changes.
- 2. A copy is held by a descriptor before anything is covered (open_tree(2)), and is
-    private before that: a copy of a shared mount, as systemd makes all of them, would
-    show its mounts in the host's tree, and the host's mounts here.
- 3. Owners there are mapped if the child is another user than the host: root's files are
-    the child's own to read. Its mounts are read-only, so only to read.
- 4. A child that stays user 0, which it does where owners cannot be mapped, owns the
-    settings of the machine in ``/proc/sys``, without any capability. It gets a ``/proc``
-    to read only: a program that the kernel is to run at a crash is run outside.
- 5. A mount beneath a tree with mapped owners that cannot have its own mapped (a cgroup
-    file system, say) is left out: its place is covered, and the rest is there.
- 6. Copies are attached beneath the fresh root, and parts of them hidden again, as the
-    rules of ``launchpad.fresh_root`` say.
+1. It runs in its own mount namespace; failures come before the root changes.
+2. A copy is private and held by a descriptor (open_tree(2)) before anything is covered:
+   shared mounts, as systemd's, would propagate.
+3. Owners are mapped for a child of another user, and its mounts are read-only.
+4. A child that stays user 0 gets a read-only ``/proc``: it owns ``/proc/sys``.
+5. A mount that cannot have owners mapped (a cgroup file system) is left out and covered.
+6. Copies are attached and hidden by the rules of ``launchpad.fresh_root``.
 """
 
 from __future__ import annotations
@@ -464,7 +453,7 @@ def _copies(
 def _copies_in_part(
     fd: int, found: int, path: bytes, kind: str, owners: int, *, if_possible: bool
 ) -> list[Held]:
-    """Return copies of which not all can have owners mapped; ``fd`` is one that has none."""
+    """Return copies of which some cannot have owners mapped; ``fd`` has none."""
     try:
         held = _copies_apart(found, path, kind, owners)
     except PartError:
@@ -477,7 +466,7 @@ def _copies_in_part(
 
 
 def _copies_apart(found: int, path: bytes, kind: str, owners: int) -> list[Held]:
-    """Copy one mount, and each of those beneath it that can have owners mapped (rule 5).
+    """Copy a mount and those beneath it that can have owners mapped (rule 5).
 
     Raises:
         PartError: owners cannot be mapped on the file system of the path itself.

@@ -1,19 +1,12 @@
-"""The layers "userns", "netns", "ipcns", "utsns", "mountns" and "pidns": entering them.
+"""The layers of namespaces: userns, netns, ipcns, utsns, mountns and pidns.
 
-One apply for each kind, in a process that has just been forked.
-
-Rules:
- 1. Root makes namespaces as it is; anybody else makes a user namespace first, in which
-    it keeps its number and nothing else.
- 2. A pid namespace begins with the next process. Root's launchpad forks into it
-    (``launchpad.fork``). Within a user namespace only this process can, so two more are
-    forked: the init of the namespace, and the child itself. Both are made the
-    launchpad's own children (CLONE_PARENT): it waits for the child, signals it by its
-    pidfd, and sees its status as if no namespace were there. The process that made
-    them ends.
- 3. The init does nothing but be there: ignored, SIGCHLD reaps by itself. It holds no
-    descriptor, and no program of the namespace can end it; when the launchpad does,
-    the kernel ends everything in it.
+1. Root makes namespaces directly; other users make a user namespace first, in which they
+   keep their number only.
+2. A pid namespace begins with the next process. Root's launchpad forks into it
+   (``launchpad.fork``). In a user namespace, this process forks two: the init and the
+   child, both as children of the launchpad (CLONE_PARENT), and ends.
+3. The init only exists: an ignored SIGCHLD reaps. It holds no descriptor, no program of
+   the namespace can end it, and with the launchpad the kernel ends all in it.
 """
 
 from __future__ import annotations

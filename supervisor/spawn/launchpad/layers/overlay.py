@@ -70,7 +70,7 @@ _fsmount = caller(_SYS_FSMOUNT, "nnn")
 
 
 def clone_mount(fd: int) -> int:
-    """Return a descriptor of a copy of a mount from one directory on, attached nowhere.
+    """Return a descriptor of an unattached copy of a mount from one directory on.
 
     Mounts beneath are not copied.
 
@@ -152,7 +152,7 @@ def copy_layers(layers: Layers, owners: int = -1) -> Layers:
 
 
 def map_owners(fd: int, owners: int) -> None:
-    """Show the owners of files as a user namespace maps them, in a mount that is nowhere.
+    """Map the owners of files by a user namespace, in an unattached mount.
 
     Raises:
         OwnersError: the file system cannot, or the kernel.
@@ -170,7 +170,7 @@ def make_overlay(
     has_user_marks: bool = False,
     is_volatile: bool = False,
 ) -> int:
-    """Make the overlay of a workspace; return a descriptor of the mount, attached nowhere.
+    """Return a descriptor of the unattached overlay mount of a workspace.
 
     Args:
         layers: for DETACHED copies as `copy_layers` makes them, else in the mount
