@@ -1,4 +1,4 @@
-"""What lives, listens or is spawned: the host, its children, its commands.
+"""The supervisor: the host, its children, its commands.
 
 Nothing is imported here, so that `supervisor.__main__` and `supervisor.spawn.launchpad.main`
 start without the weight of the host. Uses `vfs` by its doors and `protocol` by its

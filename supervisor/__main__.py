@@ -1,9 +1,8 @@
-"""The command ``sandhost``: decides what to import, which decides how fast it starts.
+"""The command ``sandhost``: chooses the imports, on which its start time depends.
 
 ``fs`` and ``llm`` run inside a child, often in a loop of a shell script: no framework,
-no Trio.
-What spawns children starts its launchpad first, so that it is ready when the heavy
-imports are done.
+no Trio. Commands that spawn children start their launchpad first, so that it is ready
+when the heavy imports are done.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ what a host asks its next program."""
 
 def main() -> None:
     """Run one command and exit with its status."""
-    # What imports allocate stays: collecting among it costs a tenth of the start.
+    # Objects of imports stay: collecting among them costs a tenth of the start.
     gc.disable()
     try:
         status = _main(sys.argv[1:])
@@ -59,7 +58,7 @@ def main() -> None:
 
 
 def _is_for_want_of_memory(why: Exception) -> bool:
-    # What dlopen(3) says where mmap(2) fails; there is no errno.
+    # The text of dlopen(3) for a failed mmap(2); there is no errno.
     unmapped = isinstance(why, ImportError) and "failed to map segment" in str(why)
     return unmapped or isinstance(why, MemoryError)
 
@@ -109,7 +108,7 @@ def _is_agents(words: list[str]) -> bool:
 
 
 def _be_stopped_with_status() -> None:
-    """End with the status that a signal stands for, until a host heeds it: nothing is there.
+    """End with a signal's status until a host handles it: there is nothing to stop.
 
     A manager's stop of a service is no failure at any time: that is ``serve``.
     """
@@ -124,7 +123,7 @@ def _be_stopped_with_status() -> None:
 def _speak_as_log(words: list[str]) -> None:
     """Say what keeps a daemon from its log in the form that this log would have.
 
-    What the configuration says of it is not read yet.
+    The configuration, which may name its form, is not read yet.
     """
     from hostlib.messages import speak_json  # noqa: PLC0415 - for a daemon only
 

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a process uses of the machine."""
+    """The use of the machine by a process."""
 
     state: str
     cpu_time_s: float
@@ -121,7 +121,7 @@ class Signalled(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What a reload did, by name; ``needs_restart`` are sections."""
+    """The changes of a reload, by name; ``needs_restart`` are sections."""
 
     started: list[str]
     stopped: list[str]
@@ -145,7 +145,7 @@ class Stopping(msgspec.Struct, frozen=True):
 
 
 class LogMark(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of what a child said from an offset on.
+    """The known facts about a child's output from an offset on.
 
     Attributes:
         offset: in all that the child ever said.
@@ -221,7 +221,7 @@ class ChangedPath(msgspec.Struct, frozen=True):
 
 
 class WorkspaceCommit(msgspec.Struct, frozen=True):
-    """What a commit did, or would do; a path that is not UTF-8 is ``{path_b64}``.
+    """The result of a commit or a trial; a path that is not UTF-8 is ``{path_b64}``.
 
     ``hidden`` are those of ``guarded`` that no ``allow`` takes; ``merged`` those of
     ``applied`` that got the changes of both sides.

@@ -1,22 +1,8 @@
-"""The host: the nursery tree with everything that lives in it, on one screen.
+"""The host: its parts, its children, and the nursery that runs them.
 
-    host nursery
-    |- launcher              the launchpad's messages
-    |- pump.run              every client's fast requests
-    |- pump.watch_deadlines  messages that began and do not end
-    |- pump.look_at_unwatched  clients for whom no epoll watch is left
-    |- child nursery
-       |- child.run          one task a child: start, wait for its exit, clean up
-          |- session.run     its conversation's slow work
-          |- session.run     ... of each attached client
-
-Rules of this file.
-
-1. What runs, runs in a nursery that this file opens; nothing outlives ``open_host``.
-2. The launchpad is started by the caller, before Trio is imported; a host whose
-   launchpad is lost ends with ``LaunchpadLost``.
-3. Descriptors are raised to the hard limit, and a reserve is kept from clients, so that
-   one that opens too much sees EMFILE while the host can still accept, log and close.
+1. Each task runs in a nursery of this file; nothing outlives ``open_host``.
+2. The caller starts the launchpad before it imports Trio; a host without it ends.
+3. Descriptors have the hard limit, with a reserve that clients cannot take.
 """
 
 from __future__ import annotations
@@ -71,18 +57,18 @@ def settings_of(config: Config | None) -> Settings:
 
 
 class LeftState(Protocol):
-    """What a program before has said of its processes; see ``Launcher.restore``."""
+    """The processes of the program before; see ``Launcher.restore``."""
 
     last_ident: int
     records: list[RecordState]
 
 
 class Figures(Protocol):
-    """Counts what happens in a host."""
+    """Counts the events of a host."""
 
     @property
     def tokens(self) -> Mapping[str, Tokens]:
-        """What each child that is there used of models, by its id."""
+        """The use of models by each present child, by its id."""
         ...
 
     def note_lag(self, late_s: float) -> None:
@@ -91,7 +77,7 @@ class Figures(Protocol):
 
 
 class Tokens(Protocol):
-    """What one child used of models."""
+    """The use of models by one child."""
 
     def row(self) -> dict[str, object]:
         """Return it as a JSON object."""
@@ -100,6 +86,16 @@ class Tokens(Protocol):
 
 class Host(Parts):
     """A host and its children; see ``open_host``.
+
+        host nursery
+        |- launcher              the launchpad's messages
+        |- pump.run              every client's fast requests
+        |- pump.watch_deadlines  messages that began and do not end
+        |- pump.look_at_unwatched  clients for whom no epoll watch is left
+        |- child nursery
+           |- child.run          one task a child: start, wait for its exit, clean up
+              |- session.run     its conversation's slow work
+              |- session.run     ... of each attached client
 
     Attributes:
         children: those that are there, by id.
@@ -268,7 +264,7 @@ async def open_host(
                 journal.write("host.started", pid=os.getpid())
             ask_for_slices(SHORT_SLICE_NS)  # many wait for it, each for a little
             gc.enable()
-            gc.freeze()  # what is there now stays: collections need not look at it again
+            gc.freeze()  # these objects stay: collections need not look at them
             try:
                 async with trio.open_nursery() as children:
                     host.nursery = children

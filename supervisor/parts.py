@@ -1,4 +1,4 @@
-"""What the parts of one host share, for as long as it is open.
+"""The shared parts of one host, while it is open.
 
 Children, and the services that they are offered, find here what is the host's: its
 tables, its journal, its launcher. ``host`` adds the children.
@@ -100,7 +100,7 @@ class Roster(Protocol):
 
 
 class Parts:
-    """What the parts of one host share; ``Host`` is all of it.
+    """The shared parts of one host; ``Host`` is all of it.
 
     Attributes:
         generation: programs that this process was before (``handover``).

@@ -1,4 +1,4 @@
-"""``sandhost relay``: a nested child behind a proxy, inside a child (spec section 7).
+"""``sandhost relay``: a nested child behind a proxy (spec section 7).
 
 The relay is a small host of its own: a launchpad ends the nested child's whole tree, the
 proxy (``vfs.relay``) stands between its FD 3 and this process's.  It has no tables and
@@ -111,7 +111,7 @@ def run_nested(
 
 
 class Shown(NamedTuple):
-    """What a nested child sees and reaches by system calls.
+    """The paths and names that a nested child reaches by system calls.
 
     Attributes:
         exposed: paths to read and execute.
@@ -125,7 +125,7 @@ class Shown(NamedTuple):
 
 
 class Nested(NamedTuple):
-    """What a nested child is to be.
+    """The description of a nested child.
 
     Attributes:
         command: its program and arguments.

@@ -56,7 +56,7 @@ STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(ChildOptions):
-    """What the command line asked for; see ``sandhost run --help``.
+    """The options of the command line; see ``sandhost run --help``.
 
     Attributes:
         limited: the names of what --limit bounds; the policy bounds the rest.
@@ -118,10 +118,10 @@ def _write_event(command: str, path: str | None, event: str, **fields: object) -
 def guarded(
     command: str, program: Callable[[*Ts], Awaitable[int]], *arguments: *Ts
 ) -> int:
-    """Run a Trio program; say in one line what it could not do.
+    """Return the status of a Trio program; print its failure in one line.
 
     Returns:
-        What it returned; or the status that its failure stands for.
+        Its result; or the status of its failure.
     """
     status = HOST_FAILED
     try:
@@ -221,7 +221,7 @@ def _tell_odd_options(log: Log, options: RunOptions) -> None:
     from supervisor.config.places import reaching_own, reaching_roots  # noqa: PLC0415 - with that
     from supervisor.config.walls import odd_walls  # noqa: PLC0415
 
-    # What the policy says is told with the rest of the configuration.
+    # The policy's own paths are checked with the configuration.
     given = _beside(policy, options)
     for option, paths in given.items():
         if not paths:  # and nothing is looked for
@@ -252,10 +252,10 @@ async def _run_in(
     async def stop_on_signal() -> None:
         async for number in signals:
             stopped_by.append(number)
-            # The first asks, the second insists.
+            # The first signal asks, the second kills.
             is_first = len(stopped_by) == 1
             host.request_stop(None if is_first else 0.0)
-            # Who is not its program yet cannot be asked, and its exec can hang.
+            # A child before its exec cannot be asked, and its exec can hang.
             patience_s = START_PATIENCE_S if is_first else 0.0
             until_s = trio.current_time() + patience_s
             starting.deadline = min(starting.deadline, until_s)
@@ -287,7 +287,7 @@ async def _run_all(
 ) -> list[int]:
     """Start every child, joined stdout to stdin, and wait for all of them.
 
-    Nobody is started any more once ``starting`` has a deadline.
+    No child is started any more once ``starting`` has a deadline.
     """
     async with AsyncExitStack() as stack:
         children: list[Child] = []

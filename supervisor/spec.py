@@ -1,4 +1,4 @@
-"""What a child is to be: one frozen description, made by the command line or by code."""
+"""The description of a child: one frozen record from the command line or code."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MINIMAL_ENV = ("PATH", "HOME", "LANG", "TERM")
-"""What a child gets of the host's environment when nothing else is asked for."""
+"""Variables of the host's environment that a child gets by default."""
 
 _UNLIMITED = Limits()
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What a child is to be.
+    """The description of a child.
 
     Attributes:
         command: program and arguments.
@@ -136,7 +136,7 @@ class ChildSpec:
 
     @property
     def walls_env(self) -> dict[str, str]:
-        """What a nested child's relay has to know; nothing for the usual."""
+        """The variables for a nested child's relay; none for the usual profile."""
         env = {} if self.sandbox.layers else {"FSPROXY_SANDBOX": "none"}
         if self.sandbox.layers and self.network == "host":
             env["FSPROXY_NETWORK"] = "host"
@@ -197,7 +197,7 @@ class ChildSpec:
         return tuple(dict.fromkeys((*self.read, *self.write)))
 
     def readable(self, places: Iterable[Place]) -> tuple[str, ...]:
-        """Return the grants to read, without links; ``places`` are as ``open_places`` has them."""
+        """Return the grants to read, without links; ``places`` are of ``open_places``."""
         granted = tuple(places)[1:]
         return tuple(
             os.fsdecode(place.prefixes[-1])

@@ -1,4 +1,4 @@
-"""The layer "cgroup": groups of processes for one child, if the host may make them.
+"""The layer "cgroup": groups of processes for one child, where it can have them.
 
 1. Version 2: ``memory.max``, ``pids.max`` and ``cpu.max`` where they are delegated; a
    group without them is still made for ``cgroup.kill``.

@@ -25,7 +25,6 @@ NOT_YET = frozenset(
         "benchmarks",
         "demo",
         "demo/provider",
-        "supervisor",
         "supervisor/fleet",
         "supervisor/llm",
         "supervisor/network",

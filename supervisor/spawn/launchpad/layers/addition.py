@@ -1,4 +1,4 @@
-"""What the net namespace of a child gets while the child runs: routes, and sockets.
+"""Routes and sockets that a running child gets in its net namespace.
 
 Rule: a process of its own makes them, for what enters a namespace stays in it. It is in no
 pid namespace of the child, which may not look at it either, and it ends at once. It takes
