@@ -74,6 +74,7 @@ EVENTS = (
     "network.failed",
     "network.reset",
     "network.changed",
+    "network.narrowed",
     "workspace.opened",
     "workspace.closed",
     "workspace.changed",

@@ -274,6 +274,15 @@ def names_in(document: bytes) -> list[bytes]:
     return [_bytes_of(name) for name in (*(wanted.read or ()), *(wanted.write or ()))]
 
 
+def network_in(document: bytes) -> list[str] | None:
+    """Return the network rules in a document of rights; None if it is not about them.
+
+    Raises:
+        RightsError: the document has another form.
+    """
+    return _decode(document).network
+
+
 def _decode(document: bytes) -> Rights:
     try:
         return msgspec.json.decode(document, type=Rights)
@@ -337,3 +346,4 @@ class Rights(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
     quota: float | None = None
     tools: list[str] | None = None
+    network: list[str] | None = None

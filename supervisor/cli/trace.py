@@ -246,6 +246,7 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "network.failed": lambda e: f"{_place_text(e)}: {e.get('reason')}",
     "network.reset": lambda e: f"{e.get('connections')}: the host was replaced",
     "network.changed": _network_changed,
+    "network.narrowed": lambda e: " ".join(e.get("rules") or ("no rules",)),
     "security.left_out": lambda e: f"{e.get('denials')} more denials",
     "llm.called": _call_text,
     "quota.denied": lambda e: f"a call of {e.get('model')}",

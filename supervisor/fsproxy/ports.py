@@ -237,6 +237,10 @@ class Doors(NamedTuple):
     listener_fd: int
 
 
+NO_NAMES = "network: this child has no network by name; leave the key out"
+"""Answer to a child that narrows a network without rules."""
+
+
 class NetworkFigure(NamedTuple):
     """The traffic between one child and one name.
 
@@ -296,6 +300,14 @@ class Names(Service, Protocol):
 
         Raises:
             ValueError: the text has the reason; nothing was changed.
+        """
+        ...
+
+    def narrowing(self, client: Client, rules: Sequence[str]) -> Callable[[], None]:
+        """Return what leaves a client's child a part of its rules; nothing is changed.
+
+        Raises:
+            ValueError: it has one of them not, or no rules of its own.
         """
         ...
 

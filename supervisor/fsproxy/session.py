@@ -30,10 +30,12 @@ from protocol.chat import ChatBody
 from supervisor.fsproxy.counts import INDEX
 from supervisor.fsproxy.inbound import Inbound
 from supervisor.fsproxy.outbound import Outbound
+from supervisor.fsproxy.ports import NO_NAMES
 from supervisor.fsproxy.pump import POLLS
 from supervisor.fsproxy.replies import EOF, FAULT, PROCESS_EXIT, REPLACED, SLOW
 from supervisor.fsproxy.transport import bytes_waiting, revoke
-from vfs.policy import close_places
+from vfs.errors import RightsError
+from vfs.policy import close_places, network_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping
@@ -389,7 +391,16 @@ class Session:
         Raises:
             RightsError: the document does not narrow what the client has.
         """
-        client, llm = self.client, self.services.llm
+        client, llm, names = self.client, self.services.llm, self.services.network
+        rules = network_in(document)
+        narrow_network = None
+        if rules is not None:
+            if names is None:
+                raise RightsError(NO_NAMES)
+            try:
+                narrow_network = names.narrowing(client, rules)
+            except ValueError as why:
+                raise RightsError(str(why)) from None
         models = None if llm is None else llm.models_of(client)
         policy = client.policy.narrow(document, client.ledger, models, self.fs.spare)
         if llm is not None and policy.quota is not None:
@@ -400,6 +411,8 @@ class Session:
         self.narrowed_places += new
         self.fs.hold(client, len(new))
         client.policy = policy
+        if narrow_network is not None:
+            narrow_network()
 
     # The slow side
 

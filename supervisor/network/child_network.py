@@ -28,7 +28,12 @@ from supervisor.network.credential_server import CredentialServer
 from supervisor.network.dns_sockets import DnsSockets
 from supervisor.network.forwarder import Forwarder
 from supervisor.network.hosts import shorten
-from supervisor.network.network_state import ChildNetworkState
+from supervisor.network.narrowing import narrow
+from supervisor.network.network_state import (
+    ChildNetworkState,
+    restore_rule,
+    snapshot_rule,
+)
 from supervisor.network.notices import Notices
 from supervisor.network.outbound import Outbound
 from supervisor.network.own_addresses import read_own_addresses
@@ -38,7 +43,7 @@ from supervisor.network.publisher import Publisher
 from supervisor.network.refusals import OTHERS
 from supervisor.network.resolver import Resolver
 from supervisor.network.rule import RuleError
-from supervisor.network.rules import parse_rules
+from supervisor.network.rules import Rules
 from supervisor.network.statistics import (
     NetworkRow,
     NetworkStatistics,
@@ -59,7 +64,6 @@ if TYPE_CHECKING:
     from supervisor.network.hosts import Address
     from supervisor.network.inner_sockets import InnerSockets, SocketsState
     from supervisor.network.rule import Rule
-    from supervisor.network.rules import Rules
     from supervisor.network.settings import NetworkSettings
 
 
@@ -140,7 +144,7 @@ class ChildNetwork:
     ) -> None:
         state = state or ChildNetworkState()
         if state.rules is not None:
-            settings = replace(settings, rules=parse_rules(state.rules))
+            settings = replace(settings, rules=Rules(map(restore_rule, state.rules)))
         self._identity = identity
         self._settings = settings
         self._sockets = sockets
@@ -229,7 +233,7 @@ class ChildNetwork:
         return ChildNetworkState(
             closed_ports=[*self._ports.closed()],
             published=self._publisher.snapshot(),
-            rules=[*self._access.rules.texts()],
+            rules=[*map(snapshot_rule, self._access.rules)],
             routes=[*map(str, self._routes)],
             names=[*self._access.pool.names()],
             traffic=self._traffic.snapshot(),
@@ -268,7 +272,10 @@ class ChildNetwork:
         async with self._changing:
             rules = self._access.changed(allow, deny)
             await self._add_routes(allow)
-            await self._listen(rules, allow)
+            await self._prepare(rules, allow)
+            # Anew, for the child may have narrowed them; nothing waits from here on.
+            rules = self._access.changed(allow, deny)
+            self._listen(rules, allow)
             self._access.rules = rules
         if cut:
             for connection in self._connections:
@@ -277,6 +284,17 @@ class ChildNetwork:
                     connection.scope.cancel()
         texts = ([rule.written for rule in rules] for rules in (allow, deny))
         self._notices.tell_changed(*texts, cut=cut)
+
+    def narrow(self, asked: Sequence[Rule]) -> None:
+        """Leave the child a part of its rules (spec NET2).
+
+        Raises:
+            RuleError: it has one of them not; nothing is changed.
+        """
+        rules = narrow(self._access.rules, asked)
+        self._ports.change(rules.ports())  # there are no new ones
+        self._access.rules = rules
+        self._notices.tell_narrowed(rules.texts())
 
     def learned_rules(self) -> tuple[str, ...] | None:
         """Return the smallest list of rules that would have sufficed, sorted.
@@ -393,14 +411,24 @@ class ChildNetwork:
             ) from None
         self._routes |= frozenset(networks)
 
-    async def _listen(self, rules: Rules, allow: Sequence[Rule]) -> None:
+    async def _prepare(self, rules: Rules, allow: Sequence[Rule]) -> None:
         try:
-            await self._ports.change(rules.ports())
+            await self._ports.prepare(rules.ports())
         except OSError as why:
-            text = shorten(allow[0].written if allow else "")
-            is_taken = why.errno == errno.EADDRINUSE
-            reason = "the child listens on it itself" if is_taken else why.strerror
-            raise RuleError(
-                f"cannot allow '{text}': no listener on port {why.filename}:"
-                f" {reason}; free the port, or start the child anew with the rule"
-            ) from None
+            raise _no_listener(allow, why) from None
+
+    def _listen(self, rules: Rules, allow: Sequence[Rule]) -> None:
+        try:
+            self._ports.change(rules.ports())
+        except OSError as why:
+            raise _no_listener(allow, why) from None
+
+
+def _no_listener(allow: Sequence[Rule], why: OSError) -> RuleError:
+    text = shorten(allow[0].written if allow else "")
+    is_taken = why.errno == errno.EADDRINUSE
+    reason = "the child listens on it itself" if is_taken else why.strerror
+    return RuleError(
+        f"cannot allow '{text}': no listener on port {why.filename}:"
+        f" {reason}; free the port, or start the child anew with the rule"
+    )

@@ -98,6 +98,12 @@ class Notices:
         """Tell how many connections ended with the host's program before."""
         self._journal.write("network.reset", child_id=self._child_id, connections=count)
 
+    def tell_narrowed(self, rules: Sequence[str]) -> None:
+        """Tell that the child has given rules up (spec NET2)."""
+        self._journal.write(
+            "network.narrowed", child_id=self._child_id, rules=list(rules)
+        )
+
     def tell_changed(
         self, allow: Sequence[str], deny: Sequence[str], *, cut: bool
     ) -> None:

@@ -59,19 +59,29 @@ class Ports:
         for sock, scope in self._scopes.items():
             nursery.start_soon(self._accept, sock, scope, nursery)
 
-    async def change(self, ports: Iterable[int]) -> None:
+    async def prepare(self, ports: Iterable[int]) -> None:
+        """Have the sockets that `change` needs, until something is awaited.
+
+        Raises:
+            OSError: they cannot be made; its `filename` is a port.
+        """
+        new = {*ports} - self._sockets.listeners.keys()
+        try:
+            await self._sockets.reserve(len(new), self._sockets.families)
+        except OSError as why:
+            raise OSError(why.errno, why.strerror, str(min(new))) from None
+
+    def change(self, ports: Iterable[int]) -> None:
         """Listen on some ports, and on no others.
 
         Raises:
-            OSError: a port is taken in the namespace, or no socket can be made; nothing is
-                changed then. Its `filename` is the port.
+            OSError: a port is taken in the namespace, or nothing is left of the stock;
+                nothing is changed then. Its `filename` is the port.
         """
         wanted = frozenset(ports)
-        new = wanted - self._sockets.listeners.keys()
         begun: list[int] = []
-        port = min(new, default=0)
+        port = 0
         try:
-            await self._sockets.reserve(len(new), self._sockets.families)
             for port in sorted(wanted - self._listening()):
                 self._open(port)
                 begun.append(port)

@@ -20,6 +20,7 @@ import trio
 
 from hostlib.accounts import Account
 from hostlib.threads import in_thread
+from supervisor.fsproxy.ports import NO_NAMES
 from supervisor.network import proxy
 from supervisor.network.additions import (
     ADDRESSES,
@@ -38,6 +39,7 @@ from supervisor.network.child_network import (
 from supervisor.network.credential_file import open_credentials
 from supervisor.network.hosts import CREDENTIAL_SUFFIX
 from supervisor.network.inner_sockets import InnerSockets
+from supervisor.network.narrowing import narrow
 from supervisor.network.network_state import NetworkState
 from supervisor.network.rule import parse_rule
 from supervisor.network.settings import DNS_PORT, SettingError, settings_from
@@ -86,6 +88,9 @@ _LOOPBACK, _ANY_V4, _ANY_V6 = "127.0.0.1", "0.0.0.0", "::"  # noqa: S104 - a chi
 _PROXY_URL = f"http://{_LOOPBACK}:{proxy.PORT}"
 
 
+_NO_OWN_NETWORK = "network: a nested client shares its parent's namespace; use sandhost relay --network"
+
+
 class NetworkHost(Protocol):
     """What the service needs of its host; `parts.Parts` has it.
 
@@ -126,6 +131,7 @@ class NetworkService:
             host.journal, host.log, credentials=credentials, fence=host.fence
         )
         self._networks: dict[str, ChildNetwork] = {}
+        self._by_client: dict[str, ChildNetwork] = {}
         self._inner_fds: dict[str, int] = {}
         self._left: dict[str, tuple[SocketsState, ChildNetworkState]] = {}
         self.connections_reset = 0
@@ -193,6 +199,21 @@ class NetworkService:
         allowed, denied = [*map(parse_rule, allow)], [*map(parse_rule, deny)]
         await self._networks[child_id].change(allowed, denied, cut=cut)
 
+    def narrowing(self, client: Client, rules: Sequence[str]) -> Callable[[], None]:
+        """Return what leaves a client's child a part of its rules; nothing is changed.
+
+        Raises:
+            ValueError: it has one of them not, or no rules of its own.
+        """
+        if client.parent is not None:
+            raise ValueError(_NO_OWN_NETWORK)
+        network = self._by_client.get(client.id)
+        if network is None:
+            raise ValueError(NO_NAMES)
+        asked = [*map(parse_rule, rules)]
+        narrow(network.rules, asked)
+        return partial(network.narrow, asked)
+
     def granted_figures(self) -> Iterator[NetworkFigure]:
         """Yield what went between the children that are there and names."""
         for network in self._networks.values():
@@ -253,6 +274,10 @@ class NetworkService:
         stack.push_async_callback(network.aclose)
         self._networks[child.id] = network
         stack.callback(self._networks.pop, child.id)
+        if child.session is not None:
+            client_id = child.session.client.id
+            self._by_client[client_id] = network
+            stack.callback(self._by_client.pop, client_id)
         self._inner_fds[child.id] = sockets.dns_datagram.fileno()
         stack.callback(self._inner_fds.pop, child.id)
         count = len(sockets.descriptors())

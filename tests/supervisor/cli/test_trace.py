@@ -115,6 +115,8 @@ def test_what_events_say() -> None:
             "a:80: ETIMEDOUT",
         sentence(event("network.changed", allow=["a"], deny=["b:1"], cut=True)):
             "--allow a --deny b:1 --cut",
+        sentence(event("network.narrowed", rules=["a", "b:1"])): "a b:1",
+        sentence(event("network.narrowed", rules=[])): "no rules",
         sentence(event("network.reset", connections=2)): "2: the host was replaced",
         sentence(event("llm.called", model="m", outcome="ok", prompt_tokens=1,
                        completion_tokens=2, latency_ms=12.3)): "m ok: 1 + 2 tokens, 12 ms",

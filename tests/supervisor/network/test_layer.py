@@ -1,10 +1,12 @@
 """What a child with a network by name finds in its net namespace and in its root."""
 
 import errno
+import json
 import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 import trio
 
 from supervisor.handover.exchange import SERVICES
+from supervisor.network.addresses import judge
+from supervisor.network.network_state import restore_rule, snapshot_rule
 from supervisor.network.rule import RuleError
+from supervisor.network.rules import Grant
 from supervisor.network.section import NetworkSection
 from supervisor.network.service import (
     STOCK,
@@ -376,6 +381,67 @@ async def test_more_connections_than_the_stock_reach_a_published_port(
             await sock.send(b"x")
         for _ in range(STOCK_TO_PUBLISH + 3):
             assert await puppet.do("server.accept()[0].recv(1)") == b"x"
+
+
+async def _narrow(puppet: Puppet, rules: list[str], fd: int | None = None) -> str:
+    text = json.dumps({"network": rules}).encode()
+    request = b"NARROW %d\n%b" % (len(text), text)
+    reply: bytes = await puppet.do(f"ask({request!r}, {fd})")
+    return reply.decode()
+
+
+# spec NET2: NARROW takes rules away for good, and gives none.
+@pytest.mark.nobody
+async def test_a_child_gives_up_rules(scene: Scene) -> None:
+    rules = (
+        "example.com:443,80",
+        "*.example.com:80",
+        "0.0.0.0/0:80",
+        "!b.example.com:80",
+    )
+    puppet = await scene.puppet(*rules)
+    network = scene.service.network_of(puppet.child.id)
+    assert network is not None
+    for rule, why in (
+        ("other.org", "the parent has no rule for port 443"),
+        ("example.com:80@private", "the parent has it without private"),
+        ("example.com@tls=any", "the parent has it without tls=any"),
+        ("b.example.com:80", "the parent's '!b.example.com:80' refuses it"),
+        ("a.*.b", "cannot read the rule"),
+    ):
+        reply = await _narrow(puppet, ["example.com", rule])
+        assert reply.startswith("ERROR invalid rights: "), reply
+        assert rule in reply
+        assert why in reply
+    assert network.rules.texts() == rules
+    assert await _narrow(puppet, ["a.example.com:80", "10.1.2.3:80"]) == "OK"
+    left = ("a.example.com:80", "10.1.2.3:80", "!b.example.com:80")
+    assert network.rules.texts() == left
+    unknown = socket.EAI_NONAME
+    assert await puppet.do("fault(lambda: answers('example.com'))") == unknown
+    assert await puppet.do("fault(lambda: connect('198.18.0.9', 443))") == (
+        errno.ECONNREFUSED
+    )
+    assert await puppet.do("len(answers('a.example.com'))") == 2
+    # spec NET3: a part of a wide network opens no more than the whole, handed over or not.
+    for rule in (*network.rules, *map(restore_rule, map(snapshot_rule, network.rules))):
+        opened = Grant(80, (rule,)).opening()
+        assert judge([ip_address("10.1.2.3")], opened, frozenset()) is not None
+    assert "no rule for port 443" in await _narrow(puppet, ["example.com"])
+    assert await _narrow(puppet, []) == "OK"
+    assert await puppet.do("fault(lambda: answers('a.example.com'))") == unknown
+    told = [row["rules"] for row in scene.stage.events("network.narrowed")]
+    assert told == [[*left], ["!b.example.com:80"]]
+
+
+# spec NET2: what shares the namespace of its parent has no rules of its own.
+async def test_a_nested_client_gives_up_no_rules_of_its_parent(scene: Scene) -> None:
+    puppet = await scene.puppet()
+    fd = await puppet.do("attached()")
+    assert "use sandhost relay --network" in await _narrow(puppet, ["example.com"], fd)
+    assert await puppet.do("len(answers('example.com'))") == 2
+    other = await scene.stage.puppet()
+    assert "has no network by name" in await _narrow(other, [])
 
 
 # spec NET9: a child never gets more network than was said, nor a start without its rules.
