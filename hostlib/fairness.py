@@ -50,6 +50,11 @@ class Turn:
         """Whether a task holds the turn."""
         return self._lock.locked()
 
+    @property
+    def waiting(self) -> int:
+        """The number of tasks that wait for the turn."""
+        return self._lock.statistics().tasks_waiting
+
     async def __aenter__(self) -> None:
         note_work(1)  # the program is not replaced while a task waits or works
         try:
@@ -73,6 +78,12 @@ class Share:
     def __init__(self, within: Share | None = None) -> None:
         self._lock = trio.Lock()
         self._within = within
+
+    @property
+    def held_or_waiting(self) -> int:
+        """The number of tasks that hold the share or wait for it."""
+        found = self._lock.statistics()
+        return found.tasks_waiting + found.locked
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:

@@ -54,6 +54,11 @@ sys.setswitchinterval(SWITCH_INTERVAL_S)
 _limiter = trio.CapacityLimiter(MAX_THREADS)
 
 
+def statistics() -> trio.CapacityLimiterStatistics:
+    """Return how many worker threads are busy, and how many calls wait for one."""
+    return _limiter.statistics()
+
+
 async def in_thread(
     call: Callable[[*Ts], T], *args: *Ts, share: trio.CapacityLimiter | None = None
 ) -> T:

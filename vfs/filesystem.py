@@ -83,6 +83,7 @@ class Filesystem:
         on_denied: called with client, command and name of each denial (spec A1).
         is_secret: returns whether an opened file is one that no client may have.
         shows_host: returns the same for files of file systems that show processes.
+        max_host_files: how many files may be open; what is set aside lowers it.
     """
 
     def __init__(self, *, max_host_files: int = 1_000_000) -> None:
@@ -92,7 +93,7 @@ class Filesystem:
         self.on_denied: Callable[[Client, str, bytes], None] | None = None
         self.is_secret: Callable[[Handle], bool] | None = None
         self.shows_host: Callable[[Handle], bool] | None = None
-        self._max_host_files = max_host_files
+        self.max_host_files = max_host_files
 
     # Clients
 
@@ -129,12 +130,12 @@ class Filesystem:
 
     def set_aside(self, count: int) -> None:
         """Charge descriptors that are not a client's; a negative number gives back."""
-        self._max_host_files -= count
+        self.max_host_files -= count
 
     @property
     def spare(self) -> int:
         """The number of descriptors that are left, without the host's reserve."""
-        return self._max_host_files - len(self.tables.files)
+        return self.max_host_files - len(self.tables.files)
 
     def disconnect(self, client: Client, why: str) -> list[int]:
         """Remove a client and close its files, nested clients first.
@@ -221,7 +222,7 @@ class Filesystem:
         policy = client.policy
         ledger = client.ledger
         top_level = policy.is_claimed(policy.top_level if claim is None else claim)
-        full = len(tables.files) >= self._max_host_files
+        full = len(tables.files) >= self.max_host_files
         if full or not ledger.open_files.charge(1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         handle: Handle
@@ -292,7 +293,7 @@ class Filesystem:
         policy, ledger, tables = client.policy, client.ledger, self.tables
         if not claim:
             policy.check_available()
-        full = len(tables.files) >= self._max_host_files
+        full = len(tables.files) >= self.max_host_files
         if full or not ledger.open_files.charge(1):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         try:

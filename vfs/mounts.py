@@ -231,6 +231,11 @@ def _invalidate(mount: Mount) -> None:
     mount.is_asked_about, mount.is_sure = True, False
 
 
+def hold_count(device: int) -> int:
+    """Return how many directories hold a device number."""
+    return _held.get(device, 0)
+
+
 def mount_table_descriptors() -> tuple[int, ...]:
     """Return the descriptor of the mount table, if this process holds it."""
     return _table.descriptors()

@@ -182,6 +182,7 @@ class PayloadBudget:
         spool_dir: directory of unnamed files; None for the system's temporary one.
 
     Attributes:
+        limit_bytes: most memory of payloads; beyond it they go to files.
         used_bytes: memory that payloads may fill now.
         spooled: number of payloads that went to a file so far.
         reserved_bytes: memory that requests have reserved now.
@@ -190,10 +191,10 @@ class PayloadBudget:
 
     __slots__ = (
         "_free",
-        "_limit",
         "_most_reserved",
         "_scratch",
         "_spool_dir",
+        "limit_bytes",
         "on_freed",
         "reserved_bytes",
         "spooled",
@@ -203,7 +204,7 @@ class PayloadBudget:
     def __init__(
         self, limit_bytes: int = DEFAULT_BUDGET_BYTES, spool_dir: str | None = None
     ) -> None:
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
         self._spool_dir = spool_dir
         self._free: dict[int, list[mmap.mmap]] = {size: [] for size, _ in _CLASSES}
         self._scratch = bytearray(SCRATCH_BYTES)
@@ -225,7 +226,7 @@ class PayloadBudget:
             OSError: the budget is used up, and no file could be made.
         """
         room_size = _room_for(size)
-        if self.used_bytes + room_size > self._limit:
+        if self.used_bytes + room_size > self.limit_bytes:
             spool = open_unnamed(self._spool_dir)
             self.spooled += 1
             return Payload(self, size, None, spool)

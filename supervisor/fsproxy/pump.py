@@ -43,7 +43,7 @@ SENDING_SLICE_S = 0.0002
 """The same while a large file is sent: the time of one piece (``sent``), so that
 neither waits for several of the other."""
 
-_BATCH = 64
+BATCH = 64
 """Most events of a poll; others wait for the next one, a few microseconds."""
 
 
@@ -134,6 +134,11 @@ class Pump:
     def is_paused(self) -> bool:
         """Whether no requests are taken."""
         return self._paused is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its descriptors were given back."""
+        return self._epoll.closed
 
     def go_on(self) -> None:
         """Take requests again."""
@@ -243,6 +248,10 @@ class Pump:
             self._deadlines[session] = (deadline, session.requests)
             self._deadline_added.set()
 
+    def serve_ready(self) -> None:
+        """Serve once each session that is ready, without a wait."""
+        self._serve(self._epoll.poll(0, BATCH))
+
     async def run(self) -> None:
         """Serve until cancelled."""
         poll = self._epoll.poll
@@ -253,7 +262,7 @@ class Pump:
             while True:
                 if self._paused is not None:
                     await self._paused.wait()
-                events = poll(0, _BATCH)
+                events = poll(0, BATCH)
                 if events or self._left_over:
                     known = len(self.sessions)
                     self._serve(events)

@@ -100,6 +100,7 @@ class Checkpoints:
         retention: how long they stay; None for ever.
 
     Attributes:
+        most_bytes: as above.
         living: owners whose children run; of all other nameless owners together, as
             much is kept as of one owner.
 
@@ -113,7 +114,7 @@ class Checkpoints:
         most_bytes: int = DEFAULT_MOST_BYTES,
         retention: Retention | None = None,
     ) -> None:
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._retention = retention or Retention()
         self.living: set[str] = set()
         self._lock = ThreadLock()
@@ -285,7 +286,7 @@ class Checkpoints:
                 continue
             count += 1
             size += size_bytes if is_count(size_bytes) else 0
-            if count > MOST_CHECKPOINTS or size > self._most_bytes:
+            if count > MOST_CHECKPOINTS or size > self.most_bytes:
                 doomed.append(row)
         return doomed
 
@@ -351,7 +352,7 @@ class Checkpoints:
             "SELECT rowid FROM checkpoint WHERE owner = ?", (owner,)
         )
         count = sum(row not in doomed for (row,) in found.fetchall())
-        if count >= MOST_CHECKPOINTS or sum(sizes.values()) > self._most_bytes:
+        if count >= MOST_CHECKPOINTS or sum(sizes.values()) > self.most_bytes:
             text = "Cannot keep a checkpoint: Disk quota exceeded"
             raise FdError(FILE_OPERATION, text, "delete_checkpoint makes room")
 

@@ -108,7 +108,7 @@ class Scratch:
                 os.mkdir("root", 0o700, dir_fd=self._fd)
         except BaseException:
             remove_tree(self._base)
-            self._unlock()
+            self.unlock()
             raise
         self.tmp = str(self._base / "tmp")
         self.run = str(self._base / "run")
@@ -166,7 +166,7 @@ class Scratch:
             except BlockingIOError:  # the host's user has as many as it may
                 why = await _in_turns(self._removing())
             finally:
-                self._unlock()
+                self.unlock()
             return None if why is None else _line(self._base, why)
         why_not = "no thread was free for it, and it is long; end processes"
         return f"cannot remove {str(self._base)!r}: {why_not}, and remove it by hand"
@@ -180,7 +180,8 @@ class Scratch:
             return tmp or run or home
         return (yield from _emptying(self._fd, self._base, None))
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
+        """Close the directory, and so let its lock go; it stays on the disk."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

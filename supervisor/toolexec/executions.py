@@ -97,6 +97,7 @@ class ChildExecutions:
             its net namespace; None without a socket.
         live: the running ones, by scope and id.
         kept: the finished ones with output, oldest first.
+        quota: of their logs on the disk.
         growth: charges the child for made files; None if there is no bound.
         bodies: the turn for decoding the child's requests.
         receiving: connections that receive a body for the child.
@@ -120,7 +121,7 @@ class ChildExecutions:
         self._directory = means.directory
         self._log_limit_bytes = means.log_limit_bytes
         limit_bytes = QUOTA_LIMITS * self._log_limit_bytes
-        self._quota = Quota(limit_bytes, self._give_a_file_up, self._slots.descriptors)
+        self.quota = Quota(limit_bytes, self._give_a_file_up, self._slots.descriptors)
 
     def admit(
         self,
@@ -158,7 +159,7 @@ class ChildExecutions:
         return execution
 
     def _new_log(self, *, keep_all: bool) -> OutputLog:
-        limit_bytes, quota = self._log_limit_bytes, self._quota
+        limit_bytes, quota = self._log_limit_bytes, self.quota
         return OutputLog(self._directory, limit_bytes, quota, keep_all=keep_all)
 
     def busy(self) -> str | None:
@@ -173,7 +174,7 @@ class ChildExecutions:
     def snapshot(self) -> tuple[ChildState, set[int]]:
         """Return their state for ``restore``, without executions; and descriptors."""
         listener_fd, path = self.listener or (-1, "")
-        quota = self._quota
+        quota = self.quota
         state = ChildState(
             id=self.child.id,
             token=self.token,
@@ -190,7 +191,7 @@ class ChildExecutions:
 
         They stay at rest until ``go_on``.
         """
-        self._quota.restore(state.used_bytes, state.spare)
+        self.quota.restore(state.used_bytes, state.spare)
         return [self._restore_execution(one) for one in state.executions]
 
     def _restore_execution(self, state: ExecutionState) -> Execution:
@@ -303,14 +304,14 @@ class ChildExecutions:
                     ending.start_soon(execution.end_now)
         if nursery is not None:
             nursery.cancel_scope.cancel()
-        while self._give_one_up() or self._quota.drop_spare():
+        while self._give_one_up() or self.quota.drop_spare():
             pass
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield their descriptors of the host."""
         for execution in (*self.live.values(), *self.kept.values()):
             yield from execution.descriptors()
-        for fd in self._quota.descriptors():
+        for fd in self.quota.descriptors():
             yield fd, "spare output log"
 
 

@@ -69,6 +69,7 @@ class Server:
         is_shared: whether it serves all children.
 
     Attributes:
+        is_shared: as above.
         connections: the served ones, by descriptor.
         heads: the turn for parsing large heads.
     """
@@ -78,7 +79,7 @@ class Server:
     ) -> None:
         self._context = context
         self._listener = listener
-        self._is_shared = is_shared
+        self.is_shared = is_shared
         if listener.socket.family in {socket.AF_INET, socket.AF_INET6}:
             for option in (*KEEPALIVE, NO_DELAY):
                 listener.socket.setsockopt(*option)
@@ -141,7 +142,7 @@ class Server:
         return await accept_socket(plain, self._tell_of_shortage)
 
     async def _serve(self, sock: socket.socket) -> None:
-        make = partial(_Shared, self) if self._is_shared else Connection
+        make = partial(_Shared, self) if self.is_shared else Connection
         connection = make(self._context, sock, self.heads)
         if self._has_place() or make_room(self.connections.values()) is not None:
             await self._own(connection, self._take_place(connection))

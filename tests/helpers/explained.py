@@ -26,7 +26,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     """A host that knows what the test holds to talk to its children."""
     async with opened(tmp_path) as stage:
         stage.host.holders.add(
-            lambda: [(fd, "test") for fd in (stage.null, *stage._pipes)]
+            lambda: [(fd, "test") for fd in (stage.null, *stage.pipes)]
         )
         yield stage
 

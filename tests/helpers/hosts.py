@@ -72,7 +72,7 @@ class Stage:
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self.sandbox = PROFILES["none"]
         self.wrapper: tuple[str, ...] = ()
-        self._pipes: list[int] = []
+        self.pipes: list[int] = []
         self._before = self._held()
 
     def spec(
@@ -124,7 +124,7 @@ class Stage:
         finally:
             os.close(stdin)
             os.close(stdout)
-            self._pipes += [ours, theirs]
+            self.pipes += [ours, theirs]
         return Puppet(child, ours, theirs)
 
     def pid_of(self, child: "Puppet", said: int) -> int:
@@ -158,12 +158,12 @@ class Stage:
     def _held(self) -> Holdings:
         """What the host holds: without the pipes by which the test talks to children."""
         held = holdings()
-        mine = {n: t for n, t in held.descriptors.items() if n not in self._pipes}
+        mine = {n: t for n, t in held.descriptors.items() if n not in self.pipes}
         return Holdings(mine, held.children)
 
     def close(self) -> None:
         """Give the test's own descriptors back."""
-        for fd in (self.null, *self._pipes):
+        for fd in (self.null, *self.pipes):
             os.close(fd)
 
 

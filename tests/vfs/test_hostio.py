@@ -237,7 +237,7 @@ async def test_threads_are_bounded_and_the_others_wait() -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(threads.MAX_THREADS + 5):
             nursery.start_soon(in_thread, call)
-        while threads._limiter.statistics().tasks_waiting < 5:
+        while threads.statistics().tasks_waiting < 5:
             await trio.lowlevel.checkpoint()
         while len(running) < threads.MAX_THREADS:
             await trio.lowlevel.checkpoint()
@@ -264,7 +264,7 @@ async def test_a_share_of_the_threads() -> None:
         assert await in_thread(divmod, 17, 5) == (3, 2)
         other = trio.CapacityLimiter(1)
         assert await in_thread(divmod, 17, 5, share=other) == (3, 2)
-        assert threads._limiter.statistics().borrowed_tokens == 4
+        assert threads.statistics().borrowed_tokens == 4
         may_end.set()
     assert len(running) == threads.MAX_THREADS
 

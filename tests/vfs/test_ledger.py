@@ -105,13 +105,13 @@ def test_the_host_keeps_a_reserve(world: World) -> None:
     room.fs.disconnect(other, "test")
     room.fs.open(one, b"file", b"r", False)
     room.fs.disconnect(one, "test")
-    assert room.fs._max_host_files == most
+    assert room.fs.max_host_files == most
 
 
 # attack 18, S7: connections are descriptors too, and so is what is staged.
 def test_connections_are_kept_from_the_reserve(staging: Room) -> None:
     room = staging
-    room.fs._max_host_files = most = 3 + 2 * ATTACHED_DESCRIPTORS
+    room.fs.max_host_files = most = 3 + 2 * ATTACHED_DESCRIPTORS
     attached = [room.connect(room.client) for _ in range(2)]
     room.open(b"staged", b"w")  # with the directory that it will be in
     room.open(b"file", b"r")
@@ -121,7 +121,7 @@ def test_connections_are_kept_from_the_reserve(staging: Room) -> None:
     room.connect(room.client)
     refused(lambda: room.connect(room.client), errno.EMFILE)
     room.fs.disconnect(room.client, "test")
-    assert room.fs._max_host_files == most + OWN_DESCRIPTORS
+    assert room.fs.max_host_files == most + OWN_DESCRIPTORS
 
 
 # spec S7

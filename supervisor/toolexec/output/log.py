@@ -288,6 +288,11 @@ class OutputLog:
         if live is not None and not await live.take(piece):
             self._leave_behind(live)
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the tool waits until a reader has taken something."""
+        return bool(self._space)
+
     async def _make_room(self, store: Store) -> None:
         """Open the next store, or wait for the slowest reader."""
         if isinstance(store, Head):

@@ -67,8 +67,8 @@ def scratch_found(tmp: Path) -> list[str]:
 async def test_a_dead_hosts_scratch_directory_is_found(tmp: Path) -> None:
     living, kept, dead = Scratch(None), Scratch(None, keep=True), Scratch(None)
     os.close(os.open(f"{dead.root}/.sandhost-0123", os.O_CREAT))
-    dead._unlock()
-    kept._unlock()
+    dead.unlock()
+    kept.unlock()
     report: dict[str, Any] = find_leftovers(str(tmp))
     base = os.path.dirname(dead.root)
     assert [row["path"] for row in report["scratch"]] == [base]

@@ -195,7 +195,7 @@ async def test_many_payloads_that_never_come(hall: Hall) -> None:
 async def test_a_spooled_payload_is_written_whole(hall: Hall) -> None:
     hog = hall.connect()
     held = await hog.open(b"hog", b"w")
-    hall.budget._limit = MIB
+    hall.budget.limit_bytes = MIB
     await hog.send(b"WRITE %d %d\nx" % (held, MIB))
     line = hall.connect()
     fileno = await line.open(b"file", b"w")
@@ -218,7 +218,7 @@ async def test_a_payload_for_which_there_is_no_room(
 ) -> None:
     line = hall.connect()
     fileno = await line.open(b"file", b"w")
-    hall.budget._limit = 0
+    hall.budget.limit_bytes = 0
     code = errno.EMFILE if when == "begin" else errno.ENOSPC
 
     def refuse(*_: object) -> int:

@@ -74,13 +74,13 @@ def test_who_asked_in_advance_comes_last(
         for one in (ahead, calm):
             pump.add(one.session)
         ahead.ours.sendall(b"PING\n" * 1000)
-        pump._serve(pump._epoll.poll(0))
+        pump.serve_ready()
         assert 0 < ahead.session.requests <= PIPELINED
         for number in range(1, 20):
             answered = ahead.session.requests
             ahead.ours.sendall(b"PING\n")
             calm.ours.sendall(b"PING\n")
-            pump._serve(sorted(pump._epoll.poll(0)))
+            pump.serve_ready()
             assert served[-2:] == [calm.session, ahead.session]
             assert calm.session.requests == number
             assert 0 < ahead.session.requests - answered <= PIPELINED
@@ -98,7 +98,7 @@ def test_who_is_left_over_is_not_left_over_for_ever(tmp_path: Path) -> None:
         pump.add(dialogue.session)
         dialogue.ours.sendall(b"PING\n" * (PIPELINED + 2))
         for left_over in (1, 0):
-            pump._serve(pump._epoll.poll(0))
+            pump.serve_ready()
             assert pump.statistics().left_over == left_over
         assert dialogue.session.requests == PIPELINED + 2
     finally:
@@ -139,7 +139,7 @@ def test_of_one_childs_connections_a_turn_serves_a_few(tmp_path: Path) -> None:
         for turn in range(1, 30):
             calm.ours.sendall(b"PING\n")
             before = [one.session.requests for one in many]
-            pump._serve(pump._epoll.poll(0))
+            pump.serve_ready()
             after = [one.session.requests for one in many]
             assert calm.session.requests == turn
             served = [n - was for was, n in zip(before, after, strict=True) if n > was]
@@ -160,7 +160,7 @@ def test_of_one_childs_connections_a_turn_serves_a_few(tmp_path: Path) -> None:
 # More clients than one poll returns.
 async def test_more_clients_than_a_poll_returns(hall: Hall) -> None:
     policy = hall.policy()
-    lines = [hall.connect(policy) for _ in range(3 * pump_module._BATCH + 5)]
+    lines = [hall.connect(policy) for _ in range(3 * pump_module.BATCH + 5)]
     for _ in range(3):
         for line in lines:
             await line.send(b"PING\n" * 2)
@@ -345,7 +345,7 @@ async def test_a_job_may_end_after_the_pump(
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
-            while not halls[0].pump._epoll.closed:
+            while not halls[0].pump.is_closed:
                 await trio.lowlevel.checkpoint()
         may_end.set()
     (line,) = halls[0].lines

@@ -60,7 +60,7 @@ async def test_a_request_in_pieces_is_the_same(
 # spec L1: a payload that is spooled to a file is the same.
 async def test_a_long_request_is_taken(scene: Scene) -> None:
     line = scene.connect()
-    scene.hall.budget._limit = 0
+    scene.hall.budget.limit_bytes = 0
     words = 300_000
     reply = await line.chat(b"word " * words)
     assert scene.hall.budget.spooled

@@ -504,7 +504,7 @@ async def test_checkpoints_are_bounded(tmp_path: Path, no_leaks: None) -> None:
     del no_leaks
     made = opened(tmp_path)
     assert made.shared.checkpoints is not None
-    made.shared.checkpoints._most_bytes = 10
+    made.shared.checkpoints.most_bytes = 10
     made.add_text("x" * 8, "test")
     for _ in range(2):  # the same content counts once
         assert (await asking(made, "checkpoint_process")).tag == "checkpoint"
@@ -678,7 +678,7 @@ async def test_what_goes_makes_room_for_what_comes(
     del no_leaks
     made = keeping(tmp_path, Retention(count=1))
     assert made.shared.checkpoints is not None
-    made.shared.checkpoints._most_bytes = 10
+    made.shared.checkpoints.most_bytes = 10
     for number in (1, 2, 3):
         made.add_text(str(number) * 8, "test")
         made.table.keep_only({number})

@@ -206,8 +206,7 @@ async def test_a_host_that_is_not_scraped_has_no_task_for_it(stage: Stage) -> No
 
 
 def test_an_event_that_cannot_be_written_is_counted() -> None:
-    journal = Journal(0, lambda _: None)
-    journal._fd = 1_000_000
+    journal = Journal(1_000_000, lambda _: None)
     journal.write("x")
     journal.write("x")
     assert journal.lost == 2

@@ -111,7 +111,7 @@ async def test_a_directory_is_abandoned_when_its_host_is_gone(tmp: Path) -> None
     ((lock, what),) = made.descriptors()
     assert what == "scratch directory"
     assert not os.get_inheritable(lock)
-    made._unlock()  # as the kernel does for a dead host
+    made.unlock()  # as the kernel does for a dead host
     assert is_abandoned(base)
     remove_tree(base)
 

@@ -62,7 +62,7 @@ async def begun(
         await send(sock, request[:9])  # so that it may be cancelled: it has waited
         await trio.testing.wait_all_tasks_blocked()
         await send(sock, request[9:])
-        (server,) = (one for one in scene.tool.servers if not one._is_shared)
+        (server,) = (one for one in scene.tool.servers if not one.is_shared)
         await eventually(
             lambda: any(c.moment is Moment.LAST for c in server.connections.values())
         )

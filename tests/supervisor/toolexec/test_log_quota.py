@@ -45,4 +45,4 @@ async def test_what_runs_at_once_is_bounded_all_together(tmp_path: Path) -> None
         sizes = on_the_disk(owner)
         assert sizes == [LIMIT, LIMIT, LEAST_FILE_BYTES, LEAST_FILE_BYTES]
         assert sum(sizes) == QUOTA_LIMITS * LIMIT + 2 * LEAST_FILE_BYTES
-        assert owner._quota.used_bytes == QUOTA_LIMITS * LIMIT
+        assert owner.quota.used_bytes == QUOTA_LIMITS * LIMIT

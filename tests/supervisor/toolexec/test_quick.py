@@ -150,7 +150,7 @@ async def test_others_are_accepted_while_one_is_served(scene: Scene) -> None:
 @pytest.mark.slow
 # No task is made for a connection where one has served another before.
 async def test_who_has_served_is_the_next_to_accept(scene: Scene) -> None:
-    (server,) = (one for one in scene.tool.servers if not one._is_shared)
+    (server,) = (one for one in scene.tool.servers if not one.is_shared)
     nursery = server._nursery
     assert nursery is not None
     for _ in range(4):

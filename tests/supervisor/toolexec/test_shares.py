@@ -25,11 +25,10 @@ async def test_large_heads_of_one_child_delay_no_other(scene: Scene) -> None:
         listener = scene.tool.children[tenant.puppet.child.id].listener
         assert listener is not None
         (server,) = (s for s in scene.tool.servers if s.listener_fd == listener[0])
-        heads = server.heads._lock.statistics()
-        return heads.tasks_waiting + heads.locked
+        return server.heads.held_or_waiting
 
     async with trio.open_nursery() as nursery:
-        async with scene.tool.context.heads._lock:
+        async with scene.tool.context.heads.hold():
             for _ in range(20):
                 nursery.start_soon(ask, scene.child)
             await eventually(lambda: waiting(scene.child) == 20)

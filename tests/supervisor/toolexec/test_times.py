@@ -83,7 +83,7 @@ async def test_a_log_without_quota_is_a_ring_of_eight_mebibytes(
 ) -> None:
     async with opened_scene(tmp_path, log_limit_bytes=64 << 20) as scene:
         (owner,) = scene.tool.children.values()
-        monkeypatch.setattr(owner._quota, "take", lambda _size: False)
+        monkeypatch.setattr(owner.quota, "take", lambda _size: False)
         size = 20 << 20
         reply = await scene.run("tool=head", "arg=-c", f"arg={size}", "arg=/dev/zero")
         assert (len(reply.body), reply.code) == (size, 0)

@@ -1,0 +1,150 @@
+"""Private names of the product in tests: counted for each package, fewer and fewer.
+
+A test looks at `statistics()`, at a public attribute or at what a client sees. A private
+name ties it to how a thing is done, and a change of that breaks a test that holds no rule.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tests.architecture.tree import (
+    PACKAGES,
+    parsed,
+    product_files,
+    relative,
+    tree_files,
+)
+
+CEILINGS = {
+    "tests/fuzz": 2,
+    "tests/helpers": 4,
+    "tests/hostlib": 10,
+    "tests/protocol": 8,
+    "tests/supervisor/cli": 6,
+    "tests/supervisor/config": 3,
+    "tests/supervisor/control": 1,
+    "tests/supervisor/doctor": 2,
+    "tests/supervisor/fleet": 1,
+    "tests/supervisor/fsproxy": 14,
+    "tests/supervisor/kept_children": 2,
+    "tests/supervisor/llm": 9,
+    "tests/supervisor/llmfd": 3,
+    "tests/supervisor/mcp": 3,
+    "tests/supervisor/network": 1,
+    "tests/supervisor/sandbox": 14,
+    "tests/supervisor/spawn": 5,
+    "tests/supervisor/toolexec": 20,
+    "tests/supervisor/workspace": 12,
+    "tests/vfs": 16,
+    "tests/vfs/backends": 1,
+    "tests/vfs/client": 5,
+    "tests/vfs/relay": 1,
+}
+"""Most uses in a package; one that is not listed has none. The numbers only shrink."""
+
+SETTERS = frozenset({"setattr", "delattr", "getattr"})
+
+
+def is_private(name: str) -> bool:
+    """Return whether a name is its owner's alone; `__init__` is everybody's."""
+    return name.startswith("_") and not name.startswith("__")
+
+
+@cache
+def private_names() -> frozenset[str]:
+    """Return the private names that the product gives: functions, classes, attributes."""
+    return frozenset(
+        name
+        for path in product_files()
+        for node in ast.walk(parsed(path))
+        for name in given_names(node)
+        if is_private(name)
+    )
+
+
+def given_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node gives to something."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            yield name
+        case ast.ClassDef(name=name):
+            yield name
+        case ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name
+        case ast.Name(id=name, ctx=ast.Store()):
+            yield name
+        case _:
+            pass
+
+
+def uses(tree: ast.Module, known: frozenset[str]) -> list[str]:
+    """Return "line: name" of each use of a private name of the product."""
+    return [
+        f"{getattr(node, 'lineno', 0)}: {name}"
+        for node in ast.walk(tree)
+        for name in used_names(node)
+        if is_private(name) and name in known
+    ]
+
+
+def used_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node takes from another's object or module."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="self" | "cls")):
+            pass
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+            pass
+        case ast.Attribute(attr=name):
+            yield name
+        case ast.ImportFrom(module=str(module), names=names):
+            if module.partition(".")[0] in PACKAGES:
+                yield from (one.name for one in names)
+        case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called), args=args):
+            if called in SETTERS:
+                yield from texts(args)
+        case _:
+            pass
+
+
+def texts(arguments: list[ast.expr]) -> Iterator[str]:
+    """Yield the last part of each text among the arguments of a call."""
+    for one in arguments:
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            yield one.value.rpartition(".")[2]
+
+
+# house 3: no private attribute of the product in a test.
+def test_private_names_of_the_product_in_tests_grow_fewer() -> None:
+    counted: Counter[str] = Counter()
+    told: list[str] = []
+    for path in tree_files():
+        name = relative(path)
+        if path.suffix == ".py" and name.startswith("tests/"):
+            found = uses(parsed(path), private_names())
+            counted[relative(path.parent)] += len(found)
+            told += [f"{name}:{one}" for one in found]
+    assert not counted - Counter(CEILINGS), "\n".join(told)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("pump._epoll.poll(0)", ["1: _epoll"]),
+        ("hall.pump._epoll = made", ["1: _epoll"]),
+        ("from vfs.policy import _ODD", ["1: _ODD"]),
+        ("monkeypatch.setattr(pump, '_epoll', made)", ["1: _epoll"]),
+        ("monkeypatch.setattr('supervisor.fsproxy.pump._epoll', made)", ["1: _epoll"]),
+        ("self._epoll = cls._epoll", []),
+        ("super()._epoll()", []),
+        ("other._mine", []),
+        ("pump.__class__", []),
+        ("from tests.helpers import _epoll", []),
+    ],
+)
+def test_a_use_of_a_private_name_is_found(source: str, found: list[str]) -> None:
+    known = frozenset({"_epoll", "_ODD", "__class__"})
+    assert uses(ast.parse(source), known) == found
