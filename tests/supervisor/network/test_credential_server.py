@@ -659,3 +659,33 @@ async def test_an_answer_that_is_none_is_told(tmp_path: Path, text: bytes) -> No
         told = await made.ask(request())
         assert told.status == 502
         assert json.loads(told.body)["error"] == "unreachable"
+
+
+# spec NET8, NET15: behind a proxy of the host's own the proxy is asked for the server.
+async def test_a_server_is_reached_through_the_hosts_own_proxy(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    async def pump(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for data in source:
+                await sink.send_all(data)
+            await sink.send_eof()
+
+    async def proxy(stream: trio.SocketStream) -> None:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += await stream.receive_some(1)
+        asked.append(head.partition(b"\r\n")[0])
+        async with await trio.open_tcp_stream(ADDRESS, 443) as server:
+            await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pump, stream, server)
+                nursery.start_soon(pump, server, stream)
+
+    section = NetworkSection(credentials=["api"], upstream="http://203.0.113.9:3128")
+    async with stage(tmp_path, saying(OK), section=section) as made:
+        made.scene.serve("203.0.113.9", 3128, proxy)
+        assert (await made.ask(request())).body == b"ok"
+        assert asked == [b"CONNECT api.test:443 HTTP/1.1"]
+        assert not made.scene.names.asked
+        assert f"Bearer {SECRET}".encode() in made.heads[0]
