@@ -41,7 +41,7 @@ def recipe(agent: str, *, as_json: bool, as_shell: bool) -> int:
     except RecipeError as why:
         raise CommandError(str(why)) from None
     if as_json:
-        print_text(json.dumps(found.shown(), indent=2) + "\n")
+        print_text(json.dumps(found.row(), indent=2) + "\n")
     else:
         lines = script_of(found) if as_shell else _page(found)
         print_text("\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""The gateway to the model: the key and the quota stay with the host (spec section 5).
+"""The gateway to the model; key and quota stay with the host (spec section 5).
 
 Nothing is imported here: a host without ``[llm]`` pays nothing.  ``service`` is the door
 (``session.ports.Model``), ``gateway`` makes the calls, ``quota`` counts,

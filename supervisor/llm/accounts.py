@@ -1,7 +1,7 @@
-"""Accounts of clients: who pays for calls, what was spent, and what is left.
+"""Accounts of clients: the payers of calls, and the spent and remaining quota.
 
-Every client has a node in the quota tree, its parent's above it, the host's on top. That of
-a child which the configuration names is the same one in all its lives.
+Every client has a node in the quota tree, beneath that of its parent; the host's is on
+top.  A child that the configuration names keeps its node over restarts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Accounts:
 
     Args:
         root: the host's own node.
-        spending: keeps what it has spent, over restarts.
+        spending: stores the spent tokens, over restarts.
     """
 
     def __init__(self, root: Node, spending: Spending) -> None:
@@ -50,10 +50,10 @@ class Accounts:
         self._clients: dict[str, Client] = {}
 
     async def open(self, child: ChildView, client: Client) -> Node:
-        """Return the account of a child; that of its name if it outlives its children.
+        """Return the account of a child; the kept account if the child has a name.
 
         Raises:
-            OSError: what it has spent before cannot be read.
+            OSError: its earlier spending cannot be read.
         """
         if child.spec.account is not None:
             try:
@@ -65,12 +65,12 @@ class Accounts:
         return self.node_of(client)
 
     def close(self, client: Client) -> None:
-        """Close an account; what it has cost stays with its ancestors."""
+        """Close an account; its spending stays with its ancestors."""
         self._nodes.pop(client.id, None)
         self._clients.pop(client.id, None)
 
     def node_of(self, client: Client) -> Node:
-        """Return a client's node; a new one for a client that had none."""
+        """Return a client's node; make one if it has none."""
         self.begin_window()
         node: Node | None = self._nodes.get(client.id)
         if node is None:
@@ -83,20 +83,20 @@ class Accounts:
 
     def begin_window(self) -> None:
         """Begin a new window of the quota, if it is time."""
-        if self.spending.begin_anew():
+        if self.spending.reset():
             for known in self._nodes.values():
                 known.forget_spending()
 
     def lower(self, client: Client, quota: float) -> None:
-        """Hold a client to so many weighted tokens; a limit only shrinks (A5)."""
+        """Limit a client to a number of weighted tokens; a limit only shrinks (A5)."""
         self.node_of(client).tokens.lower(quota)
 
     def status_text(self, client: Client) -> str:
-        """Return what LLM_CHAT's reply says of a client's quota (spec L7)."""
+        """Return the text about a client's quota in LLM_CHAT's reply (spec L7)."""
         return status_text(self.node_of(client))
 
     def quota_text(self, client: Client) -> str:
-        """Return what LLM_QUOTA answers a client (spec L9)."""
+        """Return the answer to a client's LLM_QUOTA (spec L9)."""
         return quota_text(self.node_of(client))
 
     def rows(self) -> list[dict[str, object]]:
@@ -112,7 +112,7 @@ class Accounts:
         tokens = self.root.tokens
         yield Account("host", tokens.used, tokens.reserved, tokens.limit)
 
-    # Handed over: what is spent stays spent
+    # Hand-over: spending is kept
 
     def nodes(self) -> dict[str, Node]:
         """Return the accounts of clients by their ids."""
@@ -121,15 +121,15 @@ class Accounts:
     async def restore(
         self, period: str, root: NodeState, children: dict[str, NodeState]
     ) -> None:
-        """Count what was spent before: the larger of what is told and what is known.
+        """Restore spending: the larger of the state and the ledger's file.
 
         Args:
-            period: the window that it was spent in.
-            root: the host's own account.
-            children: those that outlive their children, by name.
+            period: the window of the spending.
+            root: state of the host's own account.
+            children: states of accounts of named children.
 
         Raises:
-            HandoverError: what the ledger has of them cannot be read.
+            HandoverError: the ledger's file cannot be read.
         """
         is_on = period == self.spending.period
         _restore(self.root, root, is_on=is_on)
@@ -141,14 +141,14 @@ class Accounts:
             _restore(node, state, is_on=is_on)
 
     def restore_client(self, client: Client, period: str, state: NodeState) -> None:
-        """Count what a client had spent in a window, and keep its limits."""
+        """Restore a client's spending in a window, and its limits."""
         node = self.node_of(client)
         node.tokens.limit, node.calls.limit = state.limit, state.max_calls
         _restore(node, state, is_on=period == self.spending.period)
 
 
 def state_of(node: Node) -> NodeState:
-    """Return a node as a plain structure."""
+    """Return the state of a node."""
     return NodeState(
         node.tokens.limit,
         node.calls.limit,
@@ -160,7 +160,7 @@ def state_of(node: Node) -> NodeState:
 
 
 def _restore(node: Node, state: NodeState, *, is_on: bool) -> None:
-    """Count what was learned of providers and, if its window is on, what was spent."""
+    """Restore the factors of providers and, in the same window, the spending."""
     for model, factor in state.factors.items():
         node.learn(model, factor)
     if is_on:

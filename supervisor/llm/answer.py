@@ -2,8 +2,8 @@
 
 Rules of this file (spec L7, L15).
 
-1. Nothing is passed on that has not been looked at; what is unknown is kept.
-2. The completion is put together from the events as if it had come whole.
+1. Only checked content is passed on; unknown members are kept.
+2. The completion of a stream equals that of an answer in one piece.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from supervisor.llm.answer_reader import (
     check_count,
     read_usage,
 )
-from supervisor.llm.pieces import JOINED, Object, extend, joined, merge, put
+from supervisor.llm.pieces import JOINED, Object, extend, join_texts, merge, put
 
 if TYPE_CHECKING:
     from supervisor.llm.quota import Usage
 
 PROBABILITIES_BYTES = 10
-"""What a byte of log-probabilities takes once it is decoded: they are kept as they come."""
+"""Memory of a decoded byte of log-probabilities; they are kept as they come."""
 
 _OWN_WAY = frozenset({"index", "delta", "message", "logprobs"})
-"""What of a choice is not simply the newest one."""
+"""Members of a choice that are merged; for others the newest value counts."""
 
 
 class Answer(AnswerReader):
-    """Puts one completion together."""
+    """Assembles one completion."""
 
     ends_with_done = True
 
@@ -43,9 +43,9 @@ class Answer(AnswerReader):
         self._head: Object = {}
         self._choices: dict[int, Object] = {}
         self._usage: object = None
-        self._values = 0  # that are kept, texts of the model and probabilities apart
+        self._values = 0  # kept values, without texts of the model and probabilities
 
-    # Taking it in
+    # Input
 
     def _take_event(self, event: Object, size_bytes: int) -> list[Object]:
         _refuse_error(event)
@@ -65,7 +65,7 @@ class Answer(AnswerReader):
         return [event]
 
     def _keep(self, values: int) -> None:
-        """Count values that are kept more than before."""
+        """Add to the number of kept values."""
         self._values += values
         self.kept_bytes += VALUE_BYTES * values
         if self._values > MAX_VALUES:
@@ -93,7 +93,7 @@ class Answer(AnswerReader):
         extend(known["logprobs"], logprobs)
 
     def _take_said(self, known: Object, piece: Object) -> None:
-        """Add what a choice says: a part of its message, or for once all of it."""
+        """Add the content of a choice: a part of its message, or all of it."""
         if isinstance(piece.get("message"), dict):
             known["message"] = {}
         for said in (piece.get("message"), piece.get("delta")):
@@ -108,7 +108,7 @@ class Answer(AnswerReader):
         self.add_output(_text_bytes(_messages_of(found)))
         _check(found)
 
-    # What it came to
+    # Result
 
     def _finish_stream(self) -> Object:
         if not self._choices and not self._usage:
@@ -119,7 +119,7 @@ class Answer(AnswerReader):
         whole = {"object": "chat.completion", **self._head}
         choices = []
         for _, choice in sorted(self._choices.items()):
-            choice["message"] = joined(choice["message"])
+            choice["message"] = join_texts(choice["message"])
             _tidy(choice)
             choices.append(choice)
         whole["choices"] = choices
@@ -139,7 +139,7 @@ def usage_of(reported: object) -> Usage | None:
 
 
 def first_text(completion: Object) -> str:
-    """Return the text of an answer's first choice (spec L4); empty if it has none."""
+    """Return the text of an answer's first choice (spec L4); empty without one."""
     content = completion["choices"][0]["message"].get("content")
     return content if isinstance(content, str) else ""
 
@@ -153,7 +153,7 @@ def _refuse_error(found: Object) -> None:
 
 
 def _check(completion: Object) -> None:
-    """Raise unless it has what spec L15 asks for."""
+    """Raise unless a completion has the members of spec L15."""
     choices = completion.get("choices")
     if not isinstance(choices, list) or not choices:
         raise AnswerError("no choices")
@@ -182,7 +182,7 @@ def _messages_of(completion: Object) -> list[object]:
 
 
 def _text_bytes(value: object) -> int:
-    """Return how many bytes of text the model wrote into a delta or a message."""
+    """Return the bytes of text that the model wrote into a delta or a message."""
     total = 0
     ahead = [value]
     for item in ahead:  # grows while it is walked
@@ -199,7 +199,7 @@ def _text_bytes(value: object) -> int:
 
 
 def _tidy(choice: Object) -> None:
-    """Make a choice that came in pieces look like one that came whole."""
+    """Turn a choice of a stream into the form of one that came in one piece."""
     choice.setdefault("finish_reason", None)
     message = choice["message"]
     if message:

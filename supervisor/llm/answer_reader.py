@@ -1,16 +1,12 @@
-"""A provider's answer: bytes in, events or one object out; the form is the API's.
+"""The base of readers of a provider's answer: bytes in, events or one object out.
 
-Sans-IO, and what the readers of all APIs have in common. A stream of server-sent events
-is taken apart; a body that is one JSON object is taken as it is.
+Sans-IO.  An answer is a stream of server-sent events, or a body of one JSON object.
 
-Rules of this file.
-
-1. Told apart by what comes, not by what the headers claim: JSON begins with ``{``.
-2. Memory is bounded by ``MAX_ANSWER_BYTES``, whatever comes (I9).
-3. The time that an answer takes grows as its length does, whatever it holds.
-4. What one call takes apart, with nothing else of the host going on, is bounded by
-   ``TURN_LINES`` and ``MAX_VALUES``; what an answer has beside each other, by
-   ``MAX_CHOICES``, ``MAX_ITEMS`` and ``MAX_TEXTS``. A provider that sends more has failed.
+1. The two are told apart by their first byte (JSON begins with ``{``), not by headers.
+2. Memory is bounded by ``MAX_ANSWER_BYTES`` (I9), and time grows with the length.
+3. ``TURN_LINES`` and ``MAX_VALUES`` bound the work of one call, during which no other task
+   of the host runs; ``MAX_CHOICES``, ``MAX_ITEMS`` and ``MAX_TEXTS`` bound the parts of an
+   answer.  A provider that sends more has failed.
 """
 
 from __future__ import annotations
@@ -30,41 +26,40 @@ if TYPE_CHECKING:
     from supervisor.llm.pieces import Object
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Longest answer of a provider: a model of today writes some 500 KiB at most, and the
-events around each token of it take ten times that."""
+"""Longest answer of a provider: models write at most 500 KiB, and the events around each
+token take ten times that."""
 
 MAX_VALUES = 250_000
-"""Most of the bytes ``[``, ``{`` and ``,`` in one piece of JSON, those of its texts with
-them: no more values than that are in it, and to count these takes a fiftieth of the time.
-So many keys take 0.1 s; 16 MiB of empty lists took 1.6 s, in each of which nobody else of the
-host has a turn.  An event holds a token.  A server that does not stream has one piece for
-all: the 128,000 tokens of a long answer hold half as many as numbers in a list, and
-log-probabilities of 5 alternatives are told for 6,000 tokens of it."""
+"""Most bytes ``[``, ``{`` and ``,`` in one piece of JSON, also in its texts: an upper bound
+for its values that is counted in a fiftieth of the time of decoding.  Decoding this many
+takes 0.1 s, 16 MiB of empty lists 1.6 s, in which no other task runs.  It is enough for an
+answer in one piece with 128,000 tokens as numbers, or with 6,000 tokens that have
+log-probabilities of 5 alternatives."""
 
 TURN_LINES = 128
-"""Lines that one call takes apart. An event is two or three of them, and takes 5 us: 64 KiB
-of events, as they come at once from a fast provider, took 6 ms."""
+"""Lines that one call parses.  An event has two or three and takes 5 us; 64 KiB of events
+at once, from a fast provider, took 6 ms."""
 
 MAX_CHOICES = 16
 """Most choices of one answer: the endpoint lets a request ask for one (spec MD2)."""
 
 MAX_ITEMS = 4096
-"""Most items of one answer (calls of tools, output items, blocks): each is told by itself. A
-model calls some dozens of tools at once, and a long report with searches has some hundreds."""
+"""Most items of one answer (calls of tools, output items, blocks): a model calls some dozens
+of tools at once, and a long report with searches has some hundreds of items."""
 
 MAX_TEXTS = 512
-"""Most texts of one answer that go on beside each other: an event may end each of them, so all
-are looked at for each event."""
+"""Most unfinished texts of one answer: an event may end each of them, so each event looks at
+all."""
 
 VALUE_BYTES = 150
-"""What a value takes that is kept of a stream: its place in a table or list, and itself."""
+"""Memory of a kept value of a stream, with its place in a table or list."""
 
 PIECE_BYTES = 100
-"""What a piece of text takes beside its characters."""
+"""Memory of a piece of text beside its characters."""
 
 FORMS = 6
-"""In so many forms a text of the model is there at the end: in pieces, joined, as JSON,
-searched for secrets. As many are there of an answer that comes as one piece of JSON."""
+"""Copies of a model's text at the end: pieces, joined, JSON, searched for secrets.  An answer
+in one piece of JSON has as many."""
 
 DONE = b"[DONE]"
 
@@ -72,7 +67,7 @@ _OUTLINE = b"[{,"
 
 
 class AnswerError(Exception):
-    """What came is no answer; the text says why, in one line."""
+    """The received bytes are no answer; the text says why, in one line."""
 
 
 class BrokenOffError(AnswerError):
@@ -80,10 +75,10 @@ class BrokenOffError(AnswerError):
 
 
 class ProviderError(Exception):
-    """The provider says that it failed, in the middle of its answer.
+    """The provider reports a failure in the middle of its answer.
 
     Attributes:
-        code: its word for it; empty for none.
+        code: the provider's code of the error; empty for none.
     """
 
     def __init__(self, reason: str, code: str = "") -> None:
@@ -92,14 +87,14 @@ class ProviderError(Exception):
 
 
 class AnswerReader(ABC):
-    """Takes one answer in.
+    """Reads one answer.
 
     Attributes:
-        events: how many pieces came.
-        output_bytes: text that the model has written so far.
-        output_pieces: in how many pieces it came; a piece is a token at least.
-        kept_bytes: memory that what is kept of its events takes, beside that text.
-        has_early_usage: what was reported of the output is no more than its beginning.
+        events: number of events.
+        output_bytes: bytes of text that the model has written so far.
+        output_pieces: number of pieces of that text; a piece is at least a token.
+        kept_bytes: memory of the kept events, beside that text.
+        has_early_usage: the reported use covers only the beginning of the output.
         ends_with_done: a stream of the API may end with ``[DONE]``.
     """
 
@@ -113,15 +108,15 @@ class AnswerReader(ABC):
         self.has_early_usage = False
         self._size = 0
         self._pending = bytearray()
-        self._searched = 0  # of what is pending: it holds no LF
-        self._lines: deque[bytes] = deque()  # that are complete
-        self._data = bytearray()  # the lines of an event, each with its end
+        self._searched = 0  # pending bytes without LF
+        self._lines: deque[bytes] = deque()  # complete lines
+        self._data = bytearray()  # the lines of an event, each with its LF
         self._is_plain: bool | None = None
         self._is_done = False
 
     @property
     def pending_bytes(self) -> int:
-        """How long what has come of an event is, or of an answer in one piece."""
+        """Length of the incomplete event, or of an answer in one piece."""
         return len(self._pending) + len(self._data)
 
     @property
@@ -131,20 +126,20 @@ class AnswerReader(ABC):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the last event of a stream has come; a reply may go on behind it."""
+        """Whether the last event of a stream has come; a reply may continue after it."""
         return self._is_done
 
     @property
     def held_bytes(self) -> int:
-        """How much memory it takes, its other forms at the end included."""
+        """The memory of the answer, with its copies at the end."""
         texts = self.pending_bytes + self.output_bytes
         return FORMS * texts + PIECE_BYTES * self.output_pieces + self.kept_bytes
 
     def feed(self, data: bytes) -> list[Object]:
-        """Take bytes; return the events that they complete, however many they are.
+        """Add bytes; return all events that they complete.
 
         Raises:
-            AnswerError: it is too long, or no answer.
+            AnswerError: the answer is too long, or no answer.
             ProviderError: an event says that the provider failed.
         """
         self.receive(data)
@@ -154,10 +149,10 @@ class AnswerReader(ABC):
         return events
 
     def receive(self, data: bytes) -> None:
-        """Take bytes; ``next_events`` returns the events that they complete.
+        """Add bytes; ``next_events`` returns the events that they complete.
 
         Raises:
-            AnswerError: it is too long.
+            AnswerError: the answer is too long.
         """
         self._size += len(data)
         if self._size > MAX_ANSWER_BYTES:
@@ -179,11 +174,11 @@ class AnswerReader(ABC):
             del pending[: end + 1]
 
     def next_events(self) -> list[Object]:
-        """Return the events of the next lines, of so many as a turn has.
+        """Return the events of the next ``TURN_LINES`` lines.
 
         Raises:
-            AnswerError: it is no answer.
-            ProviderError: an event says that the provider failed.
+            AnswerError: the lines are no answer.
+            ProviderError: an event reports a failure of the provider.
         """
         lines = self._lines
         events: list[Object] = []
@@ -203,20 +198,20 @@ class AnswerReader(ABC):
 
     @abstractmethod
     def _take_event(self, event: Object, size_bytes: int) -> Iterable[Object]:
-        """Take an event in; return what is passed on of it.
+        """Add an event; return the events to pass on.
 
         Raises:
-            AnswerError: it is none of this API.
-            ProviderError: it says that the provider failed.
+            AnswerError: it is no event of this API.
+            ProviderError: it reports a failure of the provider.
         """
 
     @abstractmethod
     def _take_plain(self, found: Object) -> None:
-        """Take an answer in that came in one piece; the errors are as above."""
+        """Add an answer in one piece; raise as ``_take_event``."""
 
     @abstractmethod
     def _finish_stream(self) -> Object:
-        """Return what the events amount to.
+        """Return the answer of all events.
 
         Raises:
             AnswerError: the end is missing.
@@ -224,18 +219,18 @@ class AnswerReader(ABC):
 
     @abstractmethod
     def usage(self) -> Usage | None:
-        """Return the use that the provider reported; None if it has not.
+        """Return the use that the provider reported; None without a report.
 
         Raises:
-            AnswerError: it is not numbers.
+            AnswerError: the report does not have numbers.
         """
 
     def finish(self) -> Object:
-        """Return the whole answer, checked; of a stream that is passed on, nothing.
+        """Return the checked answer; an empty one of a stream that is passed on.
 
         Raises:
-            AnswerError: it is incomplete, or lacks what an answer has.
-            ProviderError: it is an error instead.
+            AnswerError: the answer is incomplete, or lacks a member.
+            ProviderError: the answer is an error.
         """
         if self._is_plain:
             found = parse_object(bytes(self._pending))
@@ -249,39 +244,39 @@ class AnswerReader(ABC):
         return whole
 
     def estimate(self, prompt_tokens: int, most: int | None) -> Usage:
-        """Return what to charge where nothing usable was reported (spec L10).
+        """Return the use to charge without a usable report (spec L10).
 
         Args:
             prompt_tokens: the estimate for the messages.
-            most: what the output was held to; None for no bound.
+            most: the bound on the output; None for no bound.
         """
         output = max(self.output_pieces, tokens_of(self.output_bytes))
         return Usage(prompt_tokens, output if most is None else min(output, most))
 
     def count_output(self, *texts: object) -> None:
-        """Add up text that the model has written."""
+        """Add texts of the model to the counts."""
         self.add_output(
             sum(len(text.encode()) for text in texts if isinstance(text, str))
         )
 
     def add_output(self, size_bytes: int) -> None:
-        """Add a piece of text that the model has written; one of no bytes is none."""
+        """Add a piece of the model's text to the counts; an empty one does not count."""
         if size_bytes:
             self.output_bytes += size_bytes
             self.output_pieces += 1
 
 
 def check_count(found: Sized, most: int, what: str) -> None:
-    """Raise ``AnswerError`` if an answer has more of something than that."""
+    """Raise ``AnswerError`` if an answer has more than ``most`` parts of a kind."""
     if len(found) > most:
         raise AnswerError(f"more than {most} {what}")
 
 
 def kind_of(event: Object) -> str:
-    """Return the type of an event, which is its name in a stream too.
+    """Return the type of an event, which is also its name in a stream.
 
     Raises:
-        AnswerError: it has none that can stand in one line.
+        AnswerError: it has no type, or one that does not fit into a line.
     """
     kind = event.get("type")
     if not isinstance(kind, str) or not kind.isprintable():
@@ -293,12 +288,12 @@ def read_usage(reported: object, prompt: str, output: str) -> Usage | None:
     """Return a provider's ``usage`` as numbers; None if there is none.
 
     Args:
-        reported: it.
-        prompt: the name of the tokens of the prompt in it.
-        output: of those of the answer.
+        reported: the ``usage``.
+        prompt: the member with the tokens of the prompt.
+        output: the member with the tokens of the answer.
 
     Raises:
-        AnswerError: one of them is no number of tokens.
+        AnswerError: a member is no number of tokens.
     """
     if reported is None:
         return None
@@ -317,31 +312,31 @@ def read_usage(reported: object, prompt: str, output: str) -> Usage | None:
 
 
 def tokens_in(table: Object, name: str) -> int:
-    """Return a number of tokens that a provider reports; 0 if it does not.
+    """Return a member that is a number of tokens; 0 without it.
 
     Raises:
-        AnswerError: it is none.
+        AnswerError: the member is no number of tokens.
     """
     value = table.get(name)
     if value is None:
         return 0
-    # A bool is an int to Python, and nothing else here is a count of tokens.
+    # Not isinstance: a bool is an int to Python.
     if type(value) is not int or not 0 <= value < 1 << 53:
         raise AnswerError(f"usage: {name} is no number of tokens")
     return value
 
 
 def table_in(table: Object, name: str) -> Object:
-    """Return a member that is an object; an empty one if it is none."""
+    """Return a member that is an object; an empty one if it is not."""
     found = table.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def parse_object(text: bytes) -> Object:
-    """Return an object of JSON.
+    """Return the JSON object in a text.
 
     Raises:
-        AnswerError: it is none, or too much.
+        AnswerError: the text is no object, or has too many values.
     """
     outline = len(text) - len(text.translate(None, _OUTLINE))
     if outline > MAX_VALUES:

@@ -1,13 +1,14 @@
-"""What a child's program is answered: events and objects of its API, redacted.
+"""Writers of answers to a child's program: events and objects of its API.
 
-One writer for each way from a provider's answer to a door's (spec MD2, MD3): Chat
-Completions, an API that is passed on, Chat Completions said in another API.
+One writer for each kind of answer (spec MD2, MD3): Chat Completions, an API that is passed
+on, Chat Completions translated to another API.
 
 Rules of this file.
 
-1. A secret is looked for across events, before anything is made of them (spec L13).
-2. The answer bears the name of the model that was asked for (spec MD4).
-3. An error in the middle has the form of the API, and no broken stream ends as a whole one.
+1. Secrets are searched for across events, before events are translated (spec L13).
+2. The answer has the name of the model in the request (spec MD4).
+3. An error in the middle has the form of the API; a broken stream never ends like a
+   complete one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class AnswerWriter(ABC):
 
     Args:
         redactor: knows every secret.
-        model: the name that the answer bears; empty for the provider's own.
+        model: the name of the model in the answer; empty for the provider's own.
     """
 
     def __init__(self, redactor: Redactor, model: str) -> None:
@@ -47,22 +48,22 @@ class AnswerWriter(ABC):
 
     @abstractmethod
     def feed(self, event: Object) -> list[bytes]:
-        """Return what is sent of an event of the provider's."""
+        """Return the frames to send for a provider's event."""
 
     @abstractmethod
     def finish(self, completion: Completion) -> list[bytes]:
-        """Return what is sent at the end of a stream."""
+        """Return the frames to send at the end of a stream."""
 
     @abstractmethod
     def fail(self, why: RefusedRequestError) -> list[bytes]:
-        """Return what is sent where a stream ends with an error."""
+        """Return the frames to send for an error in a stream."""
 
     @abstractmethod
     def whole(self, completion: Completion) -> bytes:
         """Return the answer in one piece."""
 
     def rename(self, found: Object) -> None:
-        """Put the name in that was asked for."""
+        """Set the model's name to that of the request."""
         if self.model and "model" in found:
             found["model"] = self.model
 
@@ -71,7 +72,7 @@ class AnswerWriter(ABC):
         return self.redactor.data(msgspec.json.encode(event))
 
     def frame(self, event: Object) -> bytes:
-        """Return an event that is named by its type, as server-sent events have it."""
+        """Return a server-sent event with its type as its name."""
         name = self.redactor.text(event["type"]).encode()
         return b"event: %b\ndata: %b\n\n" % (name, self.encode(event))
 
@@ -137,22 +138,22 @@ class ChatEvents:
         self._last: Object = {}
 
     def feed(self, event: Object) -> Iterator[Object]:
-        """Yield an event without secrets, after the ends of texts that it ends.
+        """Yield an event without secrets, after the rest of texts that it ends.
 
-        What may become a secret is held back.
+        Text that may become a secret is held back.
         """
         choices = event.get("choices") or []
         if choices:
             self._last = {**event, "choices": [], "usage": None}
         for choice in choices:
             known = self._choice(choice.get("index", 0))
-            if rest := known.ended_by(choice):
+            if rest := known.take_ended(choice):
                 yield self._piece(choice.get("index", 0), rest)
             known.feed(choice)
         yield event
 
     def _piece(self, index: int, delta: Object) -> Object:
-        """Return an event of what was held back."""
+        """Return an event with text that was held back."""
         last = {key: value for key, value in self._last.items() if key != "usage"}
         choice = {"index": index, "delta": delta, "finish_reason": None}
         return {**last, "choices": [choice]}
@@ -164,7 +165,7 @@ class ChatEvents:
         return known
 
     def finish(self, completion: Completion) -> Iterator[Object]:
-        """Yield what is left: what was held back, or all of what came in one piece."""
+        """Yield the held-back text, or the events of an answer in one piece."""
         if not self._last:  # a provider that does not stream
             yield from _events_of(completion.object)
         for index, known in self._choices.items():
@@ -201,7 +202,7 @@ class PassedWriter(AnswerWriter):
     Args:
         redactor: see ``AnswerWriter``.
         model: see ``AnswerWriter``.
-        api: of the answer.
+        api: the API of the answer.
     """
 
     def __init__(self, redactor: Redactor, model: str, api: Api) -> None:
@@ -218,7 +219,7 @@ class PassedWriter(AnswerWriter):
         return [self._numbered(one) for one in self._events.feed(event)]
 
     def _numbered(self, event: Object) -> bytes:
-        # Pieces that were held back are events of their own, and shift the others.
+        # Held-back pieces are events of their own, and shift the numbers of others.
         if self._api.name == "responses":
             event["sequence_number"] = self._number
             self._number += 1
@@ -249,13 +250,13 @@ def failure_event(api: Api, why: RefusedRequestError) -> Object:
 
 
 class Maker(Protocol):
-    """Says an answer of Chat Completions in another API; its events are named by type."""
+    """Translates an answer of Chat Completions; its events are named by type."""
 
     def begin(self) -> list[Object]:
         """Return the first events."""
 
     def feed(self, chunk: Object) -> list[Object]:
-        """Return what becomes of an event."""
+        """Return the events for an event of Chat Completions."""
 
     def finish(self, usage: Object | None) -> list[Object]:
         """Return the last events."""
@@ -268,12 +269,12 @@ class Maker(Protocol):
 
 
 class TranslatedWriter(AnswerWriter):
-    """Chat Completions, said in another API.
+    """Chat Completions, translated to another API.
 
     Args:
         redactor: see ``AnswerWriter``.
-        api: the other one.
-        maker: says it.
+        api: the other API.
+        maker: translates the answer.
     """
 
     def __init__(self, redactor: Redactor, api: Api, maker: Maker) -> None:
@@ -308,7 +309,7 @@ class TranslatedWriter(AnswerWriter):
         ]
 
     def _frames(self, make: Callable[[], list[Object]]) -> list[bytes]:
-        # The first events are made before all others, for they are numbered as made.
+        # Make the first events first, for events are numbered as they are made.
         first = [] if self._has_begun else self._maker.begin()
         self._has_begun = True
         return [self.frame(event) for event in (*first, *make())]

@@ -1,8 +1,6 @@
-"""The APIs that models are asked by: a row for each, and what a request of it may not ask.
+"""The APIs of models: a row for each, and the checks of its requests (spec MD2).
 
-The table behind the endpoint's doors and the providers' addresses (spec MD2).
-
-Rule: a request is refused where it could cost more than is reserved for it, or reach what
+Rule: a request is refused if it could cost more than is reserved for it, or reach data that
 the provider keeps under the operator's key, for that may be another child's.
 """
 
@@ -35,8 +33,8 @@ _NEVER: Mapping[str, tuple[object, ...]] = {
     "preset": (None,),
     "plugins": (None, []),
 }
-"""Members that no API is asked with, but for these values: they name what the provider
-keeps, other models than the host's, or what the provider runs."""
+"""Members that are refused in every API, except with these values: they name data that the
+provider keeps, models other than the host's, or tools that the provider runs."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,14 @@ class Api:
     """One API.
 
     Attributes:
-        name: in the configuration and the journal.
-        path: beneath a provider's address.
-        reader: reads its answers.
-        items: the member of a request that holds what is said.
+        name: its name in the configuration and the journal.
+        path: its path beneath a provider's address.
+        reader: the reader of its answers.
+        items: the member of a request with the conversation.
         bounds: members that bound the output, the usual one first.
-        headers: of a child's request, those that belong to the API and are passed on.
-        refused: members of a request, and the values that they may have.
-        streams: whether answers can come in pieces.
+        headers: headers of a child's request that are passed on.
+        refused: members of a request that are refused, with the allowed values.
+        streams: whether answers can be streamed.
     """
 
     name: str
@@ -120,21 +118,21 @@ EMBEDDINGS = Api(
 )
 
 ASKABLE = {api.name: api for api in (CHAT, RESPONSES, MESSAGES)}
-"""What the configuration can say that a model speaks."""
+"""The APIs that a model of the configuration can have."""
 
 _BILLED = ("web_search", "web_fetch", "image_generation")
 """Beginnings of the types of tools that a provider runs itself and ``pass`` lets through."""
 
 _NAMED_TOOLS = frozenset({"function", "custom"})
-"""Types of tools that the child runs, and names."""
+"""Types of tools that the child runs and names itself."""
 
 _CLIENT_TOOLS = _NAMED_TOOLS | {
     "namespace", "local_shell", "apply_patch", "computer", "computer_use_preview",
 }  # fmt: skip
-"""Types of tools that the child runs. ``_runs_at_child`` knows some more."""
+"""Types of tools that the child runs; ``_runs_at_child`` has some more."""
 
 _DATED_CLIENT_TOOL = re.compile(r"(bash|text_editor|computer|memory)_[0-9]{8}")
-"""Those of Messages, whose types end in a date."""
+"""Tools of Messages that the child runs; their types end in a date."""
 
 _ITEMS: Mapping[str, str] = {
     "message": "content",
@@ -157,26 +155,26 @@ _ITEMS: Mapping[str, str] = {
     "compaction_summary": "encrypted_content",
     "reasoning": "encrypted_content",
 }
-"""Types of items in the input of Responses, and the member that shows that an item brings
-its content along: one without it could stand for what the provider has kept."""
+"""Type of item in the input of Responses -> the member with its content.  An item without it
+could refer to data that the provider keeps."""
 
 _BILLED_ITEMS: Mapping[str, str] = {
     "web_search_call": "status",
     "image_generation_call": "result",
 }
-"""Those that there are where ``pass`` lets tools of the provider through."""
+"""The same for items of the provider's tools, which ``pass`` allows."""
 
 
 class BadRequestError(ValueError):
-    """A request asks for what it may not; the text begins with the member's name."""
+    """A request is not allowed; the text begins with the member's name."""
 
 
 def check_request(api: Api, asked: Object, hosted_tools: str) -> None:
-    """Raise ``BadRequestError`` if a request may not be asked.
+    """Raise ``BadRequestError`` if a request is not allowed.
 
     Args:
-        api: by which.
-        asked: it.
+        api: the API of the request.
+        asked: the request.
         hosted_tools: ``refuse``, ``drop`` or ``pass``: tools that the provider runs.
     """
     for name, values in api.refused.items():
@@ -191,12 +189,12 @@ def check_request(api: Api, asked: Object, hosted_tools: str) -> None:
 
 
 def check_native(api: Api, asked: Object, hosted_tools: str) -> None:
-    """Raise ``BadRequestError`` if a request may not be sent on as it came.
+    """Raise ``BadRequestError`` if a request may not be passed on untranslated.
 
     Args:
-        api: by which it is asked.
-        asked: it; ``check_request`` has let it pass.
-        hosted_tools: as there.
+        api: the API of the request.
+        asked: a request that ``check_request`` has accepted.
+        hosted_tools: as of ``check_request``.
     """
     items = asked.get(api.items)
     if not isinstance(items, list):
@@ -238,7 +236,7 @@ def _check_bound(name: str, value: object) -> None:
 
 
 def _check_item(place: str, item: object, hosted_tools: str) -> None:
-    """Raise if an item of Responses is not known to bring its content along."""
+    """Raise if an item of Responses may not contain its content itself."""
     if not isinstance(item, dict):
         raise BadRequestError(f"{place}: an object")
     content = _content_of(place, item, hosted_tools)
@@ -258,7 +256,7 @@ def _check_item(place: str, item: object, hosted_tools: str) -> None:
 def _content_of(place: str, item: Object, hosted_tools: str) -> str:
     """Return the member that holds an item's content."""
     kind = item.get("type")
-    if kind is None:  # with a role it is a message; without, the name of a kept item
+    if kind is None:  # a message if it has a role, else a reference to a kept item
         if not isinstance(item.get("role"), str):
             raise BadRequestError(
                 f"{place}.role: {_KEPT}; an item has a type or a role"
@@ -322,7 +320,7 @@ def _check_namespace(place: str, tool: Object) -> None:
 
 
 def is_hosted(tool: object) -> bool:
-    """Tell whether a tool is none of those that are known to be run by the child."""
+    """Return whether a tool is not known to be run by the child."""
     if not isinstance(tool, dict):
         return False
     kind = tool.get("type", "function")
@@ -330,7 +328,7 @@ def is_hosted(tool: object) -> bool:
 
 
 def _runs_at_child(kind: str, tool: Object) -> bool:
-    if kind == "shell":  # without an environment the provider may choose one of its own
+    if kind == "shell":  # without an environment the provider may use its own
         return _is_local(tool.get("environment"), default=False)
     if kind == "tool_search":
         return tool.get("execution") == "client"
@@ -344,7 +342,7 @@ def _is_local(environment: object, *, default: bool) -> bool:
 
 
 def _names_file(items: object) -> bool:
-    """Tell whether something names what the provider has kept."""
+    """Return whether a value refers to a file that the provider keeps."""
     return any(
         "file_id" in one
         or "container_id" in one
@@ -362,15 +360,15 @@ def _objects_in(value: object) -> Iterator[Object]:
         one = level.pop()
         if isinstance(one, dict):
             yield one
-            # What a model or a tool has written names nothing to a provider; tools
-            # have schemas, which name anything, and a check of their own.
+            # Texts of a model or a tool are no references; the schemas of tools may use
+            # any name, and have a check of their own.
             level += (v for k, v in one.items() if k not in _NOT_NAMES)
         elif isinstance(one, list):
             level += one
 
 
 def has_reasoning(api: Api, asked: Mapping[str, Any]) -> bool:
-    """Tell whether a request asks for reasoning, which may be paid and not shown."""
+    """Return whether a request asks for reasoning, which may cost and not show."""
     if api is MESSAGES:
         thinking = asked.get("thinking")
         return isinstance(thinking, dict) and thinking.get("type") != "disabled"

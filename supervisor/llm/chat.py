@@ -2,11 +2,11 @@
 
 Rules of this file.
 
-1. A straight line: read what was asked, check it, open the outputs, call, write, reply.
+1. A straight line: read the request, check it, open the outputs, call, write, reply.
 2. Files are opened with the child's own rights and in its effective view (spec L3, L4).
-3. Bytes of files move in worker threads, and what is long is decoded, joined and encoded
-   there; names are counted before they are listed (attack 43).
-4. What a text takes is reserved before it is decoded (attack 42).
+3. Worker threads read and write files, and decode, join and encode long texts; names are
+   counted before they are listed (attack 43).
+4. The memory of a text is reserved before it is decoded (attack 42).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ MOST_NAME_BYTES = 100
 """Longest name of a conversation."""
 
 MOST_PRESET_BYTES = 4096
-"""Longest preset that is looked up, with the name of its conversation."""
+"""Longest preset, with the name of its conversation, that is looked up."""
 
 MOST_NAMES = 10_000
-"""Most names of input files, and of output files: to open so many takes some tenths of a
-second, and a child has 8 MiB of files for its model to read."""
+"""Most names of input files, and of output files: opening this many takes some tenths of a
+second."""
 
 NO_INPUTS = error(b"failed to read input files data")
 NO_OUTPUTS = error(b"failed to read output files data")
@@ -55,7 +55,7 @@ EXCEEDED = error(b"quota exceeded: cannot make LLM call")
 
 
 class RefusedError(Exception):
-    """The request is answered with an error; ``reply`` is it."""
+    """The request is refused; ``reply`` is the reply line."""
 
     def __init__(self, reply: bytes) -> None:
         super().__init__(reply)
@@ -72,10 +72,10 @@ async def answer(
     """Answer one LLM_CHAT.
 
     Args:
-        caller: whose request it is.
-        models: answer.
-        dialogues: answer where more than one call belongs together.
-        claim: the effective view, which the caller has the right to.
+        caller: the client and its session.
+        models: the host's models.
+        dialogues: conversations, and answers with tools.
+        claim: the effective view, for which the caller has the right.
         parts: input files, output files, prompt, preset.
 
     Returns:
@@ -86,20 +86,20 @@ async def answer(
     async with Outputs(caller, claim=claim) as opened:
         try:
             with caller.while_connected(LEAVE_S):
-                # For who is gone nothing begins (spec L10).
+                # No call begins for a client that is gone (spec L10).
                 await trio.lowlevel.checkpoint_if_cancelled()
                 try:
-                    prompt = await _decoded(caller, prompt_data, CHAT_FORMS - 2)
+                    prompt = await _decode(caller, prompt_data, CHAT_FORMS - 2)
                 except UnicodeDecodeError:
                     raise RefusedError(error(b"invalid prompt encoding")) from None
-                chosen = _chosen(models, prompt, preset)
+                chosen = _resolve_preset(models, prompt, preset)
                 files = await _read_inputs(caller, inputs, claim=claim)
                 await opened.open(await _names(outputs, NO_OUTPUTS))
                 said = (prompt, tuple(files))
                 completion = await _ask(
                     caller, models, dialogues, chosen, said, claim=claim
                 )
-                reply = await _finished(caller, models, opened, completion)
+                reply = await _finish(caller, models, opened, completion)
         except (RefusedError, OutputsError) as why:
             reply = why.reply
         except QuotaError:
@@ -113,10 +113,10 @@ async def answer(
     return reply
 
 
-async def _finished(
+async def _finish(
     caller: Caller, models: Models, opened: Outputs, completion: Completion
 ) -> bytes:
-    """Write the outputs and make the reply: the call is paid, so it is not undone."""
+    """Write the outputs and return the reply; not cancelled, for the call is paid."""
     try:
         caller.reserved_memory().add(2 * len(completion.data))
     except OSError as why:
@@ -139,17 +139,17 @@ def _reserve(caller: Caller, size_bytes: int) -> None:
         raise RefusedError(no_memory_error(why)) from None
 
 
-async def _decoded(caller: Caller, data: bytes, forms: int = 0) -> str:
-    """Return bytes of the user as text, after what that takes is reserved.
+async def _decode(caller: Caller, data: bytes, forms: int = 0) -> str:
+    """Return bytes of the user as text, after reserving memory for it.
 
     Args:
-        caller: whose.
-        data: they.
-        forms: for so many forms of them memory is reserved already.
+        caller: the client and its session.
+        data: the bytes.
+        forms: number of copies for which memory is reserved already.
 
     Raises:
-        RefusedError: there is no memory for it.
-        UnicodeDecodeError: they are none.
+        RefusedError: there is no memory for the text.
+        UnicodeDecodeError: the bytes are no text.
     """
     if len(data) <= LARGE_BYTES:
         _reserve(caller, message_bytes(data) - forms * len(data))
@@ -159,22 +159,22 @@ async def _decoded(caller: Caller, data: bytes, forms: int = 0) -> str:
 
 
 async def _names(text: bytes, refusal: bytes) -> list[bytes]:
-    """Return names as ``_names_in`` does, in a worker thread where there may be many."""
+    """Return names as ``_names_in``, in a worker thread if there may be many."""
     if len(text) <= INLINE_BYTES:
         return _names_in(text, refusal)
     return await in_thread(_names_in, text, refusal)
 
 
 def _names_in(text: bytes, refusal: bytes) -> list[bytes]:
-    """Return the names that stand in lines; ``-`` is the child's own stream.
+    """Return the names in lines, without ``-``, which is the child's own stream.
 
     Raises:
         RefusedError: there are more lines than ``MOST_NAMES``, or one is no file's name.
     """
-    if text.count(b"\n") > MOST_NAMES:  # before they are listed: 8 MiB took 0.4 s
+    if text.count(b"\n") > MOST_NAMES:  # count before listing: 8 MiB took 0.4 s
         raise RefusedError(refusal)
     names = [name for name in text.split(b"\n") if name and name != b"-"]
-    if len(names) > MOST_NAMES:  # the last one may end without a line feed
+    if len(names) > MOST_NAMES:  # the last line may have no LF
         raise RefusedError(refusal)
     if any(len(name) > limits.MAX_LINE_BYTES for name in names):
         raise RefusedError(refusal)
@@ -183,7 +183,7 @@ def _names_in(text: bytes, refusal: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What a preset means; ``program`` is None where none was asked for."""
+    """A resolved preset; ``program`` is None if the request names none."""
 
     program: str | None = None
     system: str = ""
@@ -191,8 +191,8 @@ class _Chosen:
     name: str = ""
 
 
-def _chosen(models: Models, prompt: str, preset: bytes) -> _Chosen:
-    """Return what is said before the user, and in which conversation (spec L5)."""
+def _resolve_preset(models: Models, prompt: str, preset: bytes) -> _Chosen:
+    """Return the system prompt and conversation of a preset (spec L5)."""
     if not preset and prompt:
         return _Chosen()
     if len(preset) > MOST_PRESET_BYTES:
@@ -206,7 +206,7 @@ def _chosen(models: Models, prompt: str, preset: bytes) -> _Chosen:
 
 
 def _is_name(name: str) -> bool:
-    """Tell whether a conversation may be called so."""
+    """Return whether a text may name a conversation."""
     return name.isprintable() and 0 < len(name.encode()) <= MOST_NAME_BYTES
 
 
@@ -219,7 +219,7 @@ async def _ask(
     *,
     claim: bool,
 ) -> Completion:
-    """Return the model's last word: of one call, or of all that tools took (L7)."""
+    """Return the model's last completion, after one call or a loop with tools (L7)."""
     if chosen.program is not None and (chosen.has_tools or chosen.name):
         system, has_tools = chosen.system, chosen.has_tools
         first = (caller.client, claim, chosen.program, system, has_tools, chosen.name)
@@ -240,7 +240,7 @@ async def _ask(
 
 
 def _user_message(prompt: str, files: tuple[tuple[str, str], ...]) -> tuple[str, int]:
-    """Return the user's message, and its length in bytes."""
+    """Return the user's message, and its size in bytes."""
     text = user_text(prompt, files)
     return text, len(text.encode())
 
@@ -255,7 +255,7 @@ async def _read_inputs(
         data = await _read_input(caller, name, left, claim=claim)
         left -= len(data)
         try:
-            content = await _decoded(caller, data)
+            content = await _decode(caller, data)
         except UnicodeDecodeError:
             raise RefusedError(NO_INPUTS) from None
         found.append((name.decode(errors="replace"), content))
@@ -287,7 +287,7 @@ async def _read_input(caller: Caller, name: bytes, most: int, *, claim: bool) ->
 
 
 def _read_all(file: OpenFile, most: int) -> bytes:
-    """Read a file to its end, or one byte more than there may be."""
+    """Read a file to its end, or to one byte beyond the bound."""
     pieces = []
     left = most + 1
     while left and (piece := file.read_wait(min(left, 1 << 20))):

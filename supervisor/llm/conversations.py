@@ -1,11 +1,11 @@
-"""Conversations that a host keeps for its clients under names (``PRESET@NAME``, spec L5).
+"""Conversations that a host keeps by name (``PRESET@NAME``, spec L5).
 
 Rules of this file.
 
-1. A conversation belongs to one client: nobody nested in it reads what it said (A5).
-2. What is kept counts against the top child, its nested clients included (spec S7).
-3. It ends with its client.
-4. A call that fails leaves its conversation as it was: said again, it is said once.
+1. A conversation belongs to one client, and its nested clients cannot read it (A5).
+2. Kept conversations count against the top child, with its nested clients (spec S7).
+3. A conversation ends with its client.
+4. A failed call leaves its conversation unchanged, so that it can be repeated.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from vfs.clients import Client
 
 MOST_KEPT = 100
-"""Conversations of one top child: enough for every use that was seen, and few to look
-through."""
+"""Most conversations of one top child: more than any known use needs, and few to search."""
 
 MOST_KEPT_CHARS = 32 * 1024 * 1024
-"""Text in the conversations of one top child: four of the longest requests (spec L2)."""
+"""Most text in the conversations of one top child: four of the longest requests (spec L2)."""
 
 LARGE_CHARS = 256 * 1024
 """Most text that is joined, decoded or encoded in the Trio thread: about a millisecond."""
@@ -39,17 +38,17 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a client says to the model.
+    """A client's turn in a conversation with the model.
 
     Attributes:
-        client: who asks, and pays.
+        client: the client that asks and pays.
         claim: the effective view (spec A1).
         program: the preset's name.
         system: the preset's text.
         has_tools: the model may call tools before it answers.
-        name: of the conversation; empty for one that ends with its answer.
-        prompt: what the user says.
-        files: (name, content) of what comes with it.
+        name: name of the conversation; empty for one that ends with its answer.
+        prompt: the user's text.
+        files: (name, content) of each input file.
     """
 
     client: Client
@@ -63,20 +62,20 @@ class Turn:
 
     @property
     def size_chars(self) -> int:
-        """How much text it is."""
+        """The number of characters of its texts."""
         return len(self.prompt) + sum(len(text) for _, text in self.files)
 
 
 class Dialogues(Protocol):
-    """Answers turns; with LLM fds it is their tool loop, without them the plain one."""
+    """Answers turns: with the tool loop of LLM fds, or with one call."""
 
     async def answer(self, turn: Turn) -> Completion:
         """Return the model's last completion (spec L7).
 
         Raises:
-            KeptError: the conversation cannot be kept; nothing was asked.
+            KeptError: the conversation cannot be kept; no call was made.
             QuotaError: a call cannot be paid (spec L10).
-            FailedCallError: the provider failed, or the model came to no answer (L11).
+            FailedCallError: the provider failed, or the model gave no answer (L11).
         """
 
     def client_gone(self, client: Client) -> None:
@@ -95,14 +94,14 @@ def user_text(prompt: str, files: tuple[tuple[str, str], ...]) -> str:
 
 
 async def long_user_text(prompt: str, files: tuple[tuple[str, str], ...]) -> str:
-    """Return ``user_text``; what is long is joined in a worker thread (attack 43)."""
+    """Return ``user_text``; long texts are joined in a worker thread (attack 43)."""
     if len(prompt) + sum(len(text) for _, text in files) <= LARGE_CHARS:
         return user_text(prompt, files)
     return await in_thread(user_text, prompt, files)
 
 
 def file_text(name: str, text: str) -> str:
-    """Return how a file stands in a message."""
+    """Return the part of a message for a file."""
     return f"File {name}:\n{text}"
 
 
@@ -133,10 +132,10 @@ class Kept(Generic[T]):
             yield client_id, name, one.value, one.size_chars
 
     def check_room(self, client: Client, name: str, more_chars: int) -> None:
-        """Check that a conversation may have so much more text.
+        """Check that a conversation may have more text.
 
         Raises:
-            KeptError: there are too many, or they are too long.
+            KeptError: there are too many conversations, or they are too long.
         """
         top_id = _top_of(client)
         mine = [one for one in self._entries.values() if one.top_id == top_id]
@@ -148,7 +147,7 @@ class Kept(Generic[T]):
             raise KeptError(text)
 
     def keep(self, client: Client, name: str, value: T, size_chars: int) -> None:
-        """Keep a conversation, or what became of it."""
+        """Store a conversation, or its new state."""
         self._entries[client.id, name] = _Entry(value, _top_of(client), size_chars)
 
     def drop(self, client: Client) -> list[T]:
@@ -191,7 +190,7 @@ class PlainDialogues:
             messages, size = _messages(turn, said)
         said = tuple(messages[1:])
         call = models.call(client, messages, claim=turn.claim, size_bytes=size)
-        # What was said before; of what is said now its client has reserved all forms.
+        # Earlier messages only: the client has reserved all copies of the present one.
         before = 2 * sum(len(message["content"]) for message in said[:-1])
         try:
             memory = models.budget.reservation(client.ledger, before)

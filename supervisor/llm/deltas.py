@@ -1,15 +1,12 @@
-"""Redacting the events of a streamed answer, across them (spec L13, I10).
-
-One choice of a stream, event by event, for a writer that passes events on.
+"""Redacting a streamed answer across its events (spec L13, I10).
 
 Rules of this file.
 
-1. A text that comes in pieces is looked at as one: the content, the arguments of each
-   tool call, whatever else a provider streams.  Its end is held back for as long as it
-   may be the beginning of a secret.
-2. What names a thing comes whole: holding a part of it back would give it another name.
-3. Log-probabilities spell the text out, token by token.  They wait with it, and where a
-   secret was in it they are dropped.
+1. A text in pieces is searched as one: the content, the arguments of each tool call, and any
+   other streamed text.  Its end is held back as long as it may begin a secret.
+2. Names and ids come in one piece: holding a part back would change them.
+3. Log-probabilities spell the text, token by token.  They wait with it, and are dropped if
+   it has a secret.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ _WHOLE = frozenset({"role", "id", "type", "name"})
 _TEXTS = "texts beside each other"
 
 Path = tuple[str | int, ...]
-"""Where in a delta a text stands: keys, and the ``index`` of what stands in a list."""
+"""The place of a text in a delta: keys, and the ``index`` of items of a list."""
 
 
 class ChoiceRedactor:
@@ -45,7 +42,7 @@ class ChoiceRedactor:
         self._waiting: list[object] = []
 
     def feed(self, choice: dict[str, Any]) -> None:
-        """Redact an event's choice in place; its last one gets all that is left."""
+        """Redact an event's choice in place; the last one gets the held-back rest."""
         delta = choice.get("delta")
         if isinstance(delta, dict):
             self._walk(delta, ())
@@ -56,19 +53,19 @@ class ChoiceRedactor:
         self._hold_logprobs(choice)
 
     def rest(self) -> dict[str, Any]:
-        """Return a delta of what is held back still; empty if nothing is."""
+        """Return a delta with all held-back text; empty if there is none."""
         delta: dict[str, Any] = {}
         self._put_rest(delta)
         return delta
 
-    def ended_by(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return a delta of what is held back of texts that end with an event's choice.
+    def take_ended(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return a delta with held-back text of texts that an event's choice ends.
 
-        In Responses and Messages a text ends where another begins, so that its end comes
-        too late with the last event.  Calls go on beside each other until then.
+        In Responses and Messages a text ends where another begins, so its end would be too
+        late with the last event.  Calls continue in parallel until then.
 
         Args:
-            choice: the event's, before it is fed.
+            choice: the event's choice, before it is fed.
         """
         delta = choice.get("delta")
         keys = delta.items() if isinstance(delta, dict) else ()
@@ -114,11 +111,11 @@ class ChoiceRedactor:
             self._waiting.clear()
         choice["logprobs"] = None
         if self._waiting and not any(text.is_holding for text in self._texts.values()):
-            choice["logprobs"] = _joined(self._waiting)
+            choice["logprobs"] = _join_logprobs(self._waiting)
             self._waiting = []
 
 
-def _joined(pieces: list[Any]) -> dict[str, Any]:
+def _join_logprobs(pieces: list[Any]) -> dict[str, Any]:
     """Return log-probabilities of several events as those of one."""
     whole: dict[str, Any] = {}
     for piece in pieces:
@@ -127,13 +124,13 @@ def _joined(pieces: list[Any]) -> dict[str, Any]:
 
 
 def _place(item: dict[str, Any], number: int) -> int:
-    """Return what tells an item of a list from the others, over all events."""
+    """Return the number that an item of a list has in all events."""
     index = item.get("index")
     return index if isinstance(index, int) else number
 
 
 def _append(delta: dict[str, Any], path: Path, text: str) -> None:
-    """Add a text to what stands at a place of a delta, and make the place."""
+    """Append a text at a place of a delta; make the place if needed."""
     at: Any = delta
     for number, step in enumerate(path[:-1]):
         if isinstance(step, int):
@@ -152,10 +149,10 @@ def _append(delta: dict[str, Any], path: Path, text: str) -> None:
 
 
 class EventRedactor:
-    """The events of Messages and Responses that carry pieces of texts, and all others.
+    """Redacts the events of Messages and Responses.
 
-    A text is told apart by the numbers of its block, item and part. Before the event that
-    ends it, what was held back of it goes out in one more piece.
+    A text is identified by the numbers of its block, item and part.  Before the event that
+    ends it, its held-back rest is sent in another piece.
 
     Args:
         redactor: knows every secret.
@@ -167,7 +164,7 @@ class EventRedactor:
         self._has_found = False
 
     def feed(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what can be passed on by now, in place of an event."""
+        """Return the events to pass on now, in place of an event."""
         kind = event["type"]
         if kind == "content_block_delta" or kind.endswith(".delta"):
             return self._feed_delta(event)
@@ -183,7 +180,7 @@ class EventRedactor:
             path = (*_numbers(event), event["type"], name)
             known = self._texts.get(path)
             text = StreamRedactor(self._redactor) if known is None else known[0]
-            # Probabilities would spell out what is held back.
+            # Log-probabilities would spell the held-back text.
             last = {key: value for key, value in event.items() if key != "logprobs"}
             self._texts[path] = text, last
             check_count(self._texts, MAX_TEXTS, _TEXTS)
@@ -195,7 +192,7 @@ class EventRedactor:
         return [] if names and not any(holder[name] for name in names) else [event]
 
     def _rest_before(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what is held back of the texts that an event ends."""
+        """Return an event with the held-back rest of texts that an event ends."""
         kind = event["type"]
         if kind in _NO_ENDS:
             return []
@@ -233,19 +230,19 @@ _NO_ENDS = frozenset(
 """Events that end no text; with another one that has no number all of them end."""
 
 _LAST = frozenset({"content_block_stop", "response.output_item.done"})
-"""Events behind which an answer has no more pieces of what they end: its reader sees to that.
-Behind any other one a text may go on, and is searched on."""
+"""Events after which the texts that they end have no more pieces, as the reader checks.
+After other events a text may continue, and is searched on."""
 
 _NUMBERS = ("index", "output_index", "content_index", "summary_index")
 
 
 def _numbers(event: dict[str, Any]) -> Path:
-    """Return the numbers of what an event is about, the outermost first."""
+    """Return the numbers of the block, item and part of an event, the outermost first."""
     return tuple(event[name] for name in _NUMBERS if isinstance(event.get(name), int))
 
 
 def _pieces_in(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return what holds the pieces of texts of an event, and their names in it."""
+    """Return the object with pieces of texts in an event, and their names in it."""
     delta = event.get("delta")
     if not isinstance(delta, dict):
         return event, ["delta"] if isinstance(delta, str) else []
@@ -254,7 +251,7 @@ def _pieces_in(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def drop_logprobs(event: dict[str, Any]) -> None:
-    """Empty all log-probabilities in an event: they would spell a secret out."""
+    """Empty all log-probabilities in an event: they would spell a secret."""
     level: list[object] = [event]
     while level:
         value = level.pop()

@@ -1,4 +1,4 @@
-"""An answer of the Embeddings API that is passed on: checked and metered (spec MD5)."""
+"""The reader of answers of the Embeddings API: checked and metered (spec MD5)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""The endpoint for programs that know nothing of this host (face: ``endpoint = true``).
+"""The HTTP endpoint for programs that only know model APIs (``endpoint = true``).
 
 Rules of this file.
 
-1. A token opens one child's account and nothing else; after the child's end it opens
-   nothing, and what it had begun is cancelled and charged before the child is gone.
-2. A child has at most ``PER_CHILD`` connections, fewer where the host lacks descriptors.
-   The oldest that asks nothing makes room; of those without a token, the oldest of the
-   listener by which most came (spec S5, S7).
-3. What goes wrong with a child's own listener ends that listener.
-4. A hand-over keeps addresses and tokens; a request for which nothing was done is read anew.
+1. A token opens only one child's account.  At the child's end its calls are cancelled and
+   charged before the child is gone, and the token opens nothing.
+2. A child has at most ``PER_CHILD`` connections, fewer if the host lacks descriptors.  The
+   oldest idle one makes room; of those without a token, the oldest of the listener with
+   most of them (spec S5, S7).
+3. A fault of a child's own listener ends that listener only.
+4. A hand-over keeps addresses and tokens; an unanswered request is read again.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ if TYPE_CHECKING:
     from vfs.payload import Reservation
 
 PER_CHILD = 64
-"""Connections of one child: as many as it may have clients."""
+"""Most connections of one child: as many as clients."""
 
 STRANGERS = 64
-"""Connections that have not shown a token yet; a program shows it at once."""
+"""Most connections without a token yet; a program sends its token at once."""
 
 DESCRIPTORS = 2
-"""Of one connection: its own, and that of what is asked of the provider for it."""
+"""Descriptors of one connection: its own, and one for a call to the provider."""
 
 STRANGER_S = 10.0
-"""How long a connection may take to show a token."""
+"""How long a connection may take to send a token."""
 
 SOCKET_NAME = "llm.sock"
 TOKEN_PREFIX = "sk-sandhost-"  # noqa: S105 - what it begins with is no secret
 
 REPLACED = "the host was replaced by its next program; ask again"
-"""What a call under way ends with then."""
+"""The error of a call that an exchange interrupts."""
 
 INTERRUPT_S = 1.0
-"""How long a client may take to take that: it is short."""
+"""How long a client may take to receive that error, which is short."""
 
 
 class DoorState(msgspec.Struct):
-    """What one child was told, and its own listeners; -1: it has none.
+    """The endpoint's state of one child; -1 for a listener that it does not have.
 
     Attributes:
         listener_fd: its unix socket.
-        inner_fd: on loopback of its net namespace.
+        inner_fd: its listener on loopback of its net namespace.
     """
 
     token: str
@@ -84,7 +84,7 @@ class DoorState(msgspec.Struct):
 
 
 class ConnectionState(msgspec.Struct):
-    """A connection, what it has sent of a request, and the token that it has shown."""
+    """A connection, the received bytes of a request, and its token."""
 
     fd: int
     received: bytes
@@ -92,7 +92,7 @@ class ConnectionState(msgspec.Struct):
 
 
 class EndpointState(msgspec.Struct):
-    """All of it; ``doors`` by the children's own clients."""
+    """The state of the endpoint; ``doors`` is by the ids of children's own clients."""
 
     listener_fd: int
     doors: dict[str, DoorState]
@@ -100,15 +100,15 @@ class EndpointState(msgspec.Struct):
 
 
 class Account:
-    """What a child's token stands for.
+    """The account of a child's token.
 
     Attributes:
-        client: whose rights count.
-        node: pays.
-        connections: those that have shown the token, the oldest first.
+        client: the client whose rights count.
+        node: the node that pays.
+        connections: connections with the token, the oldest first.
         listener: the child's own unix socket; None if it has none.
-        path: where that is.
-        inner: the one on loopback of its net namespace; None as above.
+        path: path of that socket.
+        inner: its listener on loopback of its net namespace; None if it has none.
     """
 
     def __init__(self, client: Client, node: Node) -> None:
@@ -120,9 +120,9 @@ class Account:
         self.connections: dict[_Connection, None] = {}
 
     def make_room(self) -> bool:
-        """End the oldest connection for which nothing is done; tell if there was one.
+        """End the oldest idle connection; return whether there was one.
 
-        Requests that never come whole keep no other from an answer (spec MD7).
+        Incomplete requests do not keep other requests from an answer (spec MD7).
         """
         for connection in self.connections:
             if connection.http.received is not None:
@@ -133,10 +133,10 @@ class Account:
 
 
 class _Connection:
-    """One connection, of a child or of a stranger.
+    """One connection, with or without a token.
 
     Attributes:
-        by: the listener by which it came; None if the program before accepted it.
+        by: the listener that accepted it; None if the program before accepted it.
     """
 
     def __init__(
@@ -153,13 +153,13 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatistics:
-    """Whom an endpoint serves.
+    """Counts of an endpoint.
 
     Attributes:
-        listeners: its own, and those of children.
-        connections: that are open.
-        strangers: connections of these that have shown no token.
-        accounts: of children.
+        listeners: listeners, its own and those of children.
+        connections: open connections.
+        strangers: open connections without a token.
+        accounts: accounts of children.
     """
 
     listeners: int
@@ -169,7 +169,7 @@ class EndpointStatistics:
 
 
 class Endpoint:
-    """Made by ``open_endpoint``."""
+    """The endpoint of a host; made by ``open_endpoint``."""
 
     def __init__(
         self, models: Models, listener: trio.SocketListener, nursery: trio.Nursery
@@ -189,7 +189,7 @@ class Endpoint:
     async def admit(
         self, child: ChildView, client: Client, stack: AsyncExitStack
     ) -> dict[str, str]:
-        """Open a child's account; return what it finds in its environment.
+        """Open a child's account; return the variables for its environment.
 
         Raises:
             OSError: its socket cannot be made.
@@ -206,11 +206,11 @@ class Endpoint:
         return env
 
     def _variables(self, token: str, port: int) -> dict[str, str]:
-        """Return what tells a program of the endpoint, by the names that clients read.
+        """Return the variables by which programs find the endpoint.
 
         Args:
-            token: of its child.
-            port: the endpoint's, or another one where the child's namespace has that.
+            token: the child's token.
+            port: the port in the child's net namespace.
         """
         url = f"http://127.0.0.1:{port}"
         return {
@@ -221,7 +221,7 @@ class Endpoint:
         }
 
     def statistics(self) -> EndpointStatistics:
-        """Return whom it serves."""
+        """Return the counts of its listeners, connections and accounts."""
         return EndpointStatistics(
             len(self._listeners),
             len(self._connections),
@@ -248,7 +248,7 @@ class Endpoint:
     def open_account(
         self, token: str, client: Client, stack: AsyncExitStack
     ) -> Account:
-        """Let a token stand for a client; it is closed with the stack."""
+        """Open an account for a token; it is closed with the stack."""
         account = Account(client, self._models.accounts.node_of(client))
         self._accounts[token] = account
         stack.push_async_callback(self._dismiss, token)
@@ -261,7 +261,7 @@ class Endpoint:
         spec: ChildSpec,
         stack: AsyncExitStack,
     ) -> None:
-        """Serve a child's own socket until the stack is unwound."""
+        """Serve a child's own socket until the stack is closed."""
         account.listener, account.path = listener, f"{spec.run_dir}/{SOCKET_NAME}"
         stack.callback(_unlink, spec)
         self._listen_until(listener, stack)
@@ -269,7 +269,7 @@ class Endpoint:
     def listen_within(
         self, account: Account, listener: trio.SocketListener, stack: AsyncExitStack
     ) -> None:
-        """Serve what listens in a child's net namespace until the stack is unwound."""
+        """Serve a listener in a child's net namespace until the stack is closed."""
         account.inner = listener
         self._listen_until(listener, stack)
 
@@ -283,7 +283,7 @@ class Endpoint:
         stack.callback(scope.cancel)
         self._nursery.start_soon(self._listen_own, listener, scope)
 
-    # Handed over
+    # Hand-over
 
     @property
     def is_answering(self) -> bool:
@@ -291,13 +291,13 @@ class Endpoint:
         return any(one.http.received is None for one in self._connections)
 
     def interrupt(self) -> None:
-        """Let what is being answered end with an error."""
+        """End the requests that are being answered with an error."""
         for connection in self._connections:
             if connection.http.received is None:
                 connection.answering.cancel()
 
     def snapshot(self) -> tuple[EndpointState, set[int]]:
-        """Return an endpoint at rest as a plain structure, and its descriptors."""
+        """Return the state of an endpoint at rest, and its descriptors."""
         state = EndpointState(self._listener.socket.fileno(), {}, [])
         fds = {state.listener_fd}
         for token, account in self._accounts.items():
@@ -321,7 +321,7 @@ class Endpoint:
         return state, fds
 
     def restore_child(self, child: ChildView, stack: AsyncExitStack) -> None:
-        """Go on with a child's token and its listeners."""
+        """Restore a child's token and its listeners."""
         left = self.left
         session = child.session
         if left is None or session is None:
@@ -337,7 +337,7 @@ class Endpoint:
             self.listen_within(account, listener_on(door.inner_fd), stack)
 
     def restore_connections(self) -> None:
-        """Go on with the connections."""
+        """Restore the connections."""
         left, self.left = self.left, None
         for one in () if left is None else left.connections:
             sock = socket.socket(fileno=one.fd)
@@ -355,10 +355,10 @@ class Endpoint:
         """Serve a connection.
 
         Args:
-            stream: it; owned.
-            ahead: what another program of this host has received by it.
-            token: that it has shown to that; empty for none.
-            by: the listener by which it came; None if that other program accepted it.
+            stream: the connection; owned.
+            ahead: bytes of a request that the program before has received.
+            token: the token that the program before has received; empty for none.
+            by: the listener that accepted it; None if the program before did.
         """
         connection = _Connection(stream, ahead, by)
         self._connections.add(connection)
@@ -371,7 +371,7 @@ class Endpoint:
         self._nursery.start_soon(self._serve, connection, account is None)
 
     async def _dismiss(self, token: str) -> None:
-        """Close an account; wait until what it had begun is charged."""
+        """Close an account; wait until its calls are charged."""
         account = self._accounts.pop(token)
         for connection in tuple(account.connections):
             connection.http.scope.cancel()
@@ -380,13 +380,13 @@ class Endpoint:
                 await connection.over.wait()
 
     async def run(self, listener: trio.SocketListener) -> None:
-        """Serve the listener of all until cancelled."""
+        """Serve the shared listener until cancelled."""
         await self._listen(listener, trio.CancelScope())
 
     async def _listen_own(
         self, listener: trio.SocketListener, scope: trio.CancelScope
     ) -> None:
-        """Serve a child's own listener; what came by it ends with it (rule 3)."""
+        """Serve a child's own listener; its connections end with it (rule 3)."""
         try:
             await self._listen(listener, scope)
         except OSError as why:
@@ -418,7 +418,7 @@ class Endpoint:
             self.own(stream, by=listener)
 
     def _make_room(self) -> None:
-        """End the oldest stranger of the listener by which most of them came."""
+        """End the oldest connection without a token, of the listener with most."""
         ((most, _),) = Counter(one.by for one in self._strangers).most_common(1)
         oldest = next(one for one in self._strangers if one.by is most)
         del self._strangers[oldest]
@@ -443,7 +443,7 @@ class Endpoint:
             connection.over.set()
 
     async def _serve_one(self, connection: _Connection) -> bool:
-        """Answer one request; tell whether there may be another."""
+        """Answer one request; return whether there may be another."""
         http = connection.http
         try:
             request = await http.request(partial(self._admit, connection))
@@ -474,13 +474,13 @@ class Endpoint:
         return True
 
     async def _admit(self, connection: _Connection, token: str) -> Reservation:
-        """Return where the memory of a request is reserved, for the child of its token."""
+        """Return the reservation of memory for a request, of its token's child."""
         await self.gate.wait_open()
         client = self._account(connection, token).client
         return self._models.budget.reservation(client.ledger)
 
     def _account(self, connection: _Connection, token: str) -> Account:
-        # A token has 256 random bits: how long a look-up takes tells nothing of use.
+        # A token has 256 random bits: the time of a look-up does not help to guess it.
         account = self._accounts.get(token)
         if account is None:
             text = (
@@ -500,7 +500,7 @@ class Endpoint:
         return account
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what this holds of the host's descriptors."""
+        """Yield each descriptor, with a word for it."""
         for listener in self._listeners:
             yield listener.socket.fileno(), "model endpoint"
         for connection in self._connections:
@@ -522,13 +522,13 @@ def _unix_listener(spec: ChildSpec) -> trio.SocketListener:
 
 
 def _unlink(spec: ChildSpec) -> None:
-    # The child may have removed it, and who may write around it the directory.
+    # The child may have removed the socket, or its directory.
     with suppress(OSError), spec.run_dir_held() as held:
         os.unlink(SOCKET_NAME, dir_fd=held)
 
 
 def close_left(left: EndpointState) -> None:
-    """Close all of an endpoint that is not configured any more."""
+    """Close the descriptors of an endpoint that is not configured any more."""
     fds = [left.listener_fd]
     for door in left.doors.values():
         fds += door.listener_fd, door.inner_fd
@@ -551,11 +551,11 @@ async def _tcp_listener(port: int) -> trio.SocketListener:
 async def open_endpoint(
     models: Models, left: EndpointState | None = None
 ) -> AsyncIterator[Endpoint]:
-    """Listen on loopback; everything ends with the block.
+    """Open the endpoint on loopback, for the length of the block.
 
     Args:
-        models: answer.
-        left: the endpoint of the program before; None if there was none.
+        models: the host's models.
+        left: the endpoint's state from the program before; None if there was none.
     """
     async with trio.open_nursery() as nursery:
         if left is None:
@@ -566,7 +566,7 @@ async def open_endpoint(
         models.fs.set_aside(DESCRIPTORS * STRANGERS)
         endpoint.left = left
         if left is not None:
-            endpoint.gate.shut()  # until all children are entered: their tokens
+            endpoint.gate.shut()  # until all children are entered, with their tokens
         nursery.start_soon(endpoint.run, listener)
         try:
             yield endpoint

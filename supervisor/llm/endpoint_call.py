@@ -1,12 +1,12 @@
-"""What requests of the endpoint mean: a model is asked, models are listed, nothing else.
+"""Answers to requests of the endpoint: calls of a model, and the list of models.
 
 Rules of this file.
 
-1. The doors are one: what tells them apart is a row of ``apis``, how an answer is read and
-   how it is written (spec MD2).
-2. A restricted child gets its model whatever it names; a top-level one may name those of
-   the configuration, and an alias (spec L6, MD4).
-3. What could cost more than is reserved is refused by its name, never dropped.
+1. All APIs take the same way: they differ by a row of ``apis``, a reader and a writer of
+   answers (spec MD2).
+2. A restricted child gets its model, whatever model it names; a top-level one may name
+   those of the configuration, and an alias (spec L6, MD4).
+3. A member that could cost more than is reserved is refused by its name, never dropped.
 4. The same gateway, quota, redaction and journal as for LLM_CHAT.  A client that closes
    its connection ends its call (spec L10).
 """
@@ -71,13 +71,13 @@ if TYPE_CHECKING:
 DOORS: Mapping[str, Api] = {
     f"/v1{api.path}": api for api in (CHAT, RESPONSES, MESSAGES, EMBEDDINGS)
 }
-"""Where a model is asked by each API."""
+"""Path of the endpoint -> API."""
 
 MOST_NAME_CHARS = 200
-"""So much of a model's name that a child asks for is told in the journal."""
+"""Most characters of a requested model's name in the journal."""
 
 BETAS = ("anthropic-beta", "openai-beta")
-"""Headers that ask for what is new in an API: no other API has a form for it."""
+"""Headers that ask for new features of an API, which another API cannot express."""
 
 MODELS = "/v1/models"
 COUNT_TOKENS = "/v1/messages/count_tokens"
@@ -91,37 +91,38 @@ HELD_QUOTA = (
 )
 
 FINAL_REFUSAL = 4
-"""From this refusal in a row on the status is 400, at which clients end."""
+"""From this refusal in a row on the status is 400, after which clients stop."""
 
 SOON_S = 60
-"""The end of a window is told in ``retry-after`` if it is no further off: some clients sleep
-as long as they are told to, however long that is."""
+"""``retry-after`` names the end of a window only if it is this near: some clients sleep as
+long as it says, whatever the time."""
 
 PASSED_STATUSES = frozenset({400, 404, 413, 422, 529})
 """Statuses of the provider that are passed on."""
 
 SOON_STATUSES = frozenset({429, 529})
-"""Those that pass by themselves: the program asks again, also where the call was charged."""
+"""Statuses that pass by themselves: the program asks again, also if it was charged."""
 
 HIDDEN_STATUSES = frozenset({401, 403})
-"""Statuses of the provider that are the operator's fault: its code would blame the child's
-own key."""
+"""Statuses of the provider for faults of the operator's key: passed on, the child's own key
+would seem wrong."""
 
 SENT_BYTES = 65_536
-"""Events that wait go out in pieces of about so much."""
+"""Size of the pieces in which waiting events are sent."""
 
 LEAVE_S = 0.002
-"""As for LLM_CHAT: what the provider has sent by then is read, and charged."""
+"""Delay before the call of a client that is gone ends: bytes that the provider has sent are
+read, and charged, as for LLM_CHAT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """For whom a request is answered.
+    """The client of a request.
 
     Attributes:
-        models: answer.
-        client: whose rights count.
-        node: pays.
+        models: the host's models.
+        client: the client whose rights count.
+        node: the node that pays.
     """
 
     models: Models
@@ -133,7 +134,7 @@ async def answer(asker: Asker, http: HttpConnection, request: HttpRequest) -> No
     """Answer one request.
 
     Raises:
-        RefusedRequestError: it cannot be answered; nothing has been sent.
+        RefusedRequestError: the request is refused; nothing has been sent.
     """
     path = request.path.rstrip("/")
     api = DOORS.get(path)
@@ -191,25 +192,25 @@ def _models(asker: Asker, wanted: str) -> bytes:
 
 
 async def _count_tokens(http: HttpConnection, request: HttpRequest) -> None:
-    """Answer with an estimate: no provider is asked, and nothing is charged."""
+    """Answer with an estimate, without a provider or a charge."""
     body = request.body
     await _reserve_forms(request)
-    count = await _in_short(
+    count = await _run_on_body(
         body, lambda: count_tokens_estimate(_read(body).whole_value())
     )
     await http.answer(200, msgspec.json.encode({"input_tokens": count}))
 
 
 async def _reserve_forms(request: HttpRequest) -> int:
-    """Reserve the memory of a body in all its forms; return that of the decoded one."""
+    """Reserve the memory of all copies of a body; return that of the decoded one."""
     body, memory = request.body, request.memory
-    size: int = await _in_short(body, partial(document_bytes, body, MOST_VALUES))
+    size: int = await _run_on_body(body, partial(document_bytes, body, MOST_VALUES))
     reserve(memory, FORMS * len(body) + size - memory.size_bytes)
     return size
 
 
-async def _in_short(body: bytearray, work: Any) -> Any:
-    """Do something with a body, in a worker thread if it takes more than a moment."""
+async def _run_on_body(body: bytearray, work: Any) -> Any:
+    """Return ``work(body)``, in a worker thread if the body is long."""
     return work() if is_short(body) else await in_thread(work)
 
 
@@ -227,8 +228,8 @@ def _invalid(text: str, status: int = 400) -> RefusedRequestError:
 def _out_of_quota(models: Models, node: Node) -> RefusedRequestError:
     """Return the refusal of a call that cannot be paid (spec MD6).
 
-    Some programs repeat a call that got 429, for minutes or without end. Nearly none
-    repeats one that got 400.
+    Some programs repeat a call after 429, for minutes or without end; almost none does
+    after 400.
     """
     text = "quota exceeded: cannot make LLM call"
     is_final = node.refusals >= FINAL_REFUSAL
@@ -240,24 +241,24 @@ def _out_of_quota(models: Models, node: Node) -> RefusedRequestError:
     return refusal
 
 
-def _failed(why: FailedCallError) -> RefusedRequestError:
+def _refusal_of(why: FailedCallError) -> RefusedRequestError:
     """Return the refusal of a call that the provider refused (spec MD6)."""
     text = f"OpenAI API call failed: {why}"
     code = why.code or None
-    # An event that tells of an error has no status: its code says which it would have.
+    # An error in an event has no status; its code gives the one it would have.
     told = why.status or CODE_STATUSES.get(why.code, 0)
-    # Not the code of a used-up quota, even if the provider said so: that is the child's
-    # own quota, of which something may be left.
+    # Not the code of a used-up quota, even if the provider sent it: to the program it
+    # would mean the child's own quota.
     if told in HIDDEN_STATUSES or code == QUOTA_CODE:
         code = None
     if told == 429:
         refusal = RefusedRequestError(429, text, RATE_CODE, RATE_CODE)
     else:
-        # The caller's own faults stay the caller's; what else the provider said is ours.
+        # Errors of the caller are passed on; other errors of the provider become 502.
         status = told if told in PASSED_STATUSES else 502
         refusal = RefusedRequestError(status, text, "provider_error", code)
     if why.may_pass or (not why.status and told in SOON_STATUSES):
-        # The host asked once: the program asks again as it would ask the provider.
+        # The host does not retry: the program does, as with the provider itself.
         after_s = why.retry_after_s
         refusal.headers = {} if after_s is None else {"retry-after": str(after_s)}
     return refusal
@@ -272,14 +273,14 @@ async def _leave_with(http: HttpConnection, scope: trio.CancelScope) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What a request comes to.
+    """A request that is ready to be sent.
 
     Attributes:
-        call: that is made.
+        call: the call to make.
         writer: writes the answer.
-        is_stream: the answer comes in pieces.
+        is_stream: the answer is streamed.
         dropped: members that are left out, for they change nothing.
-        size_bytes: length of the request as it is translated; 0 if it is not.
+        size_bytes: size of the translated request; 0 if it is not translated.
     """
 
     call: Call
@@ -290,13 +291,13 @@ class _Prepared:
 
 
 class _Asking:
-    """One request that asks a model.
+    """One request to a model.
 
     Args:
-        asker: for whom.
-        http: where it came.
-        request: it.
-        api: of the door.
+        asker: the client.
+        http: the connection.
+        request: the request.
+        api: the API of the request.
     """
 
     def __init__(
@@ -310,24 +311,24 @@ class _Asking:
         self._api = api
 
     async def answer(self) -> None:
-        """Ask, and pass the answer on.
+        """Call the model, and pass the answer on.
 
         Raises:
-            RefusedRequestError: nothing has been sent.
+            RefusedRequestError: the request is refused; nothing has been sent.
         """
         body = self._request.body
         decoded_bytes = await _reserve_forms(self._request)
-        found = await _in_short(body, self._prepare)
+        found = await _run_on_body(body, self._prepare)
         if found.size_bytes:
-            # Its texts once more; what is sent has the place of what came, if no longer.
+            # Texts of the translated request; it replaces the body unless it is longer.
             longer_bytes = max(0, found.size_bytes - len(body))
             reserve(self._memory, decoded_bytes + FORMS * longer_bytes)
         self._models.note_dropped(self._asker.client, self._api, found.dropped)
         refusal: RefusedRequestError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_leave_with, self._http, nursery.cancel_scope)
-            # An error that leaves a nursery, or its own frame with its name, is in a circle:
-            # it would keep the request, which is not reserved any more (attack 42).
+            # An exception that leaves a nursery is in a reference cycle, and would keep
+            # the request, whose memory is not reserved any more (attack 42).
             try:
                 await self._pass_on(found)
             except (TooManyBytesError, NoMemoryError):
@@ -339,7 +340,7 @@ class _Asking:
             except QuotaError:
                 refusal = _out_of_quota(self._models, self._asker.node)
             except FailedCallError as why:
-                refusal = _failed(why)
+                refusal = _refusal_of(why)
             nursery.cancel_scope.cancel()
         if refusal is not None:
             try:
@@ -358,7 +359,7 @@ class _Asking:
             await self._http.answer(200, await _whole(writer, completion))
 
     def _prepare(self) -> _Prepared:
-        """Return what the request comes to."""
+        """Return the request ready to be sent."""
         found = _read(self._request.body)
         models, api, asked = self._models, self._api, found.value
         try:
@@ -370,9 +371,9 @@ class _Asking:
         model = models.model(name)
         is_stream = bool(asked.get("stream")) and api.streams
         if api in model.apis or (api is EMBEDDINGS and CHAT in model.apis):
-            made = self._native(found, model)
+            made = self._pass_unchanged(found, model)
         elif CHAT in model.apis and api.name in translations.TRANSLATED:
-            made = self._translated(found, model, named or name)
+            made = self._translate(found, model, named or name)
         else:
             text = f"model: {name!r} is not asked by {api.path[1:]} here"
             raise _invalid(f"{text}; GET {MODELS} lists what there is")
@@ -380,7 +381,7 @@ class _Asking:
         call = replace(made.call, asked=told, max_retries=0)
         return replace(made, call=call, is_stream=is_stream)
 
-    def _native(self, found: JsonRequest, model: Model) -> _Prepared:
+    def _pass_unchanged(self, found: JsonRequest, model: Model) -> _Prepared:
         api, asked, models = self._api, found.value, self._models
         section = models.section
         client, node = self._asker.client, self._asker.node
@@ -414,7 +415,7 @@ class _Asking:
         told = self._request.headers
         return {name: told[name] for name in told if name in self._api.headers}
 
-    def _translated(self, found: JsonRequest, model: Model, name: str) -> _Prepared:
+    def _translate(self, found: JsonRequest, model: Model, name: str) -> _Prepared:
         models, api = self._models, self._api
         section = models.section
         try:
@@ -431,7 +432,7 @@ class _Asking:
         if section.temperature is not None:
             made.body.setdefault("temperature", section.temperature)
         size = size_of_body(made.body)
-        call = models.prepared(
+        call = models.call_for_body(
             self._asker.client,
             model.name,
             made.body,
@@ -444,7 +445,7 @@ class _Asking:
         return _Prepared(call, made.writer, False, dropped, size.size_bytes)
 
     def _bound(self, asked: Mapping[str, Any]) -> int | None:
-        """Return the smallest of the bounds on the output that there are."""
+        """Return the smallest bound on the output; None without one."""
         configured = self._models.section.max_tokens
         told = [asked[name] for name in self._api.bounds if asked.get(name) is not None]
         bounds = [*told, *([] if configured is None else [configured])]
@@ -452,7 +453,7 @@ class _Asking:
 
 
 async def _whole(writer: AnswerWriter, completion: Completion) -> bytes:
-    """Return an answer in one piece, made in a worker thread if it is long."""
+    """Return an answer in one piece; make a long one in a worker thread."""
     if len(completion.data) > LARGE_BYTES:
         return await in_thread(writer.whole, completion)
     return writer.whole(completion)
@@ -461,7 +462,7 @@ async def _whole(writer: AnswerWriter, completion: Completion) -> bytes:
 def _waiting(
     receiver: trio.MemoryReceiveChannel[bytes], room_bytes: int
 ) -> Iterator[bytes]:
-    """Yield the frames that wait, until there is no more room."""
+    """Yield waiting frames, as far as there is room."""
     with suppress(trio.WouldBlock, trio.EndOfChannel):
         while room_bytes > 0:
             frame = receiver.receive_nowait()
@@ -470,12 +471,12 @@ def _waiting(
 
 
 class _Stream:
-    """A streamed answer on its way to a child.
+    """A streamed answer to a child.
 
     Args:
-        http: where it goes.
-        writer: makes it.
-        memory: what is reserved for the request and for what the client has not taken.
+        http: the connection.
+        writer: writes the answer.
+        memory: the reservation for the request and for events that wait.
     """
 
     def __init__(
@@ -490,9 +491,9 @@ class _Stream:
         """Make a call and pass its events on as they come.
 
         Raises:
-            QuotaError, FailedCallError: before anything was sent.
+            QuotaError, FailedCallError: the call failed before anything was sent.
         """
-        # Bounded by the memory that is reserved for what the client has not taken.
+        # Bounded by the memory that is reserved for waiting events.
         sender, receiver = trio.open_memory_channel[bytes](math.inf)
         done: list[Completion | FailedCallError | QuotaError] = []
 
@@ -501,13 +502,16 @@ class _Stream:
                 put = partial(self._put, sender)
                 try:
                     done.append(await models.gateway.complete(call, put))
-                except (FailedCallError, QuotaError) as why:  # first what has come
+                except (
+                    FailedCallError,
+                    QuotaError,
+                ) as why:  # send earlier events first
                     done.append(why)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             async for frame in receiver:
-                # What waits goes with it, so that the client wakes once.
+                # Send waiting frames together, so that the client wakes once.
                 room_bytes = SENT_BYTES - len(frame)
                 frames = b"".join((frame, *_waiting(receiver, room_bytes)))
                 await self._send(frames)
@@ -516,7 +520,7 @@ class _Stream:
         if isinstance(ended, Completion):
             last = await self._last(ended)
         elif self._has_begun and isinstance(ended, FailedCallError):
-            last = self._writer.fail(_failed(ended))
+            last = self._writer.fail(_refusal_of(ended))
         else:
             try:
                 raise ended
@@ -529,7 +533,7 @@ class _Stream:
     async def _put(
         self, sender: trio.MemorySendChannel[bytes], event: Any, is_large: bool
     ) -> None:
-        """Take an event of the provider's."""
+        """Queue the frames of a provider's event."""
         feed = self._writer.feed
         for frame in await in_thread(feed, event) if is_large else feed(event):
             self._memory.add(len(frame))
@@ -543,7 +547,7 @@ class _Stream:
             await self._http.begin_events(frames, self._writer.fail)
 
     async def _last(self, completion: Completion) -> list[bytes]:
-        """Return the events behind those that were passed on."""
+        """Return the last frames of the answer."""
         if len(completion.data) > LARGE_BYTES:
             return await in_thread(self._writer.finish, completion)
         return self._writer.finish(completion)

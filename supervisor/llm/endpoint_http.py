@@ -2,10 +2,10 @@
 
 Rules of this file.
 
-1. A body is bounded; what is longer is refused and the connection ends.
-2. Of a body nothing is kept before its head was admitted: by its token (401), and by the
-   memory that it may take (429, attack 42). What was refused so is received all the same,
-   and nothing of it is kept: else the client might never read why.
+1. A body is bounded; a longer one is refused, and the connection ends.
+2. A body is kept only after its head was admitted: by its token (401), and by the memory
+   that it may take (429, attack 42).  A refused body is received and dropped, so that the
+   client reads the refusal.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 """Longest request: twice what LLM_CHAT takes, for JSON escapes and base64 grow it."""
 
 FORMS = 4
-"""In so many forms a body is there beside the decoded one: as it came, for the next program of
-the host and alone, and as it is measured and sent."""
+"""Copies of a body beside the decoded one: the received bytes, for a hand-over and alone, and
+the measured and the sent request."""
 
 
 class HttpRequest(NamedTuple):
-    """A request that has come whole.
+    """A complete request.
 
     Attributes:
-        path: without what stands behind a question mark.
-        headers: those that belong to an API.
-        is_upgrade: a WebSocket is asked for (RFC 6455 4.1).
-        memory: what is reserved for it, until it is answered.
+        path: the path, without a query.
+        headers: the headers of an API.
+        is_upgrade: the client asks for a WebSocket (RFC 6455 4.1).
+        memory: the reservation for it, until it is answered.
     """
 
     method: str
@@ -62,19 +62,19 @@ class HttpRequest(NamedTuple):
 
 
 class ConnectionTestError(Exception):
-    """A client asks whether something is there, with ``HEAD /`` and no token."""
+    """A client tests the connection with ``HEAD /`` and no token."""
 
 
 class HttpConnection(http1.Connection):
-    """One connection.
+    """One connection of the endpoint.
 
     Args:
-        stream: it; closed by its maker.
-        ahead: what another program of this host has received of a request.
+        stream: its socket; the caller closes it.
+        ahead: bytes of a request that the program before has received.
 
     Attributes:
-        form: of errors: that of the API that is asked by.
-        failing: returns what is sent where a stream ends with an error; None: no stream.
+        form: the form of errors, of the API of the request.
+        failing: returns the frames of an error in a stream; None without a stream.
     """
 
     def __init__(self, stream: trio.SocketStream, ahead: bytes = b"") -> None:
@@ -88,12 +88,12 @@ class HttpConnection(http1.Connection):
         """Return the next request; None at the end of the connection.
 
         Args:
-            admit: returns, for the token of a request, where its memory is reserved; it
-                may raise a refusal.
+            admit: returns the reservation of memory for the token of a request, or raises
+                a refusal.
 
         Raises:
-            RefusedRequestError: it is refused, too long or malformed.
-            TooSlowError: it did not come in time.
+            RefusedRequestError: the request is refused, too long or malformed.
+            TooSlowError: the request did not come in time.
         """
         try:
             head = await self.receive_head()
@@ -158,8 +158,8 @@ class HttpConnection(http1.Connection):
         """Begin a reply of server-sent events.
 
         Args:
-            frames: the first events, as they are framed.
-            failing: returns what is sent where it ends with an error.
+            frames: the frames of the first events.
+            failing: returns the frames of an error.
         """
         self.failing = failing
         headers = [("content-type", "text/event-stream"), ("cache-control", "no-store")]
@@ -167,7 +167,7 @@ class HttpConnection(http1.Connection):
         await self.send(head, h11.Data(data=frames))
 
     async def events(self, frames: bytes) -> None:
-        """Send events, as they are framed."""
+        """Send frames of events."""
         await self.send(h11.Data(data=frames))
 
     async def end_events(self, frames: bytes = b"") -> None:
@@ -175,8 +175,8 @@ class HttpConnection(http1.Connection):
         await self.send(h11.Data(data=frames), h11.EndOfMessage())
 
     async def interrupt(self, why: RefusedRequestError) -> None:
-        """End the reply under way with an error, where one can still be said."""
-        if self.is_sending:  # it is not known how much of it was sent
+        """End the present reply with an error, if one can still be sent."""
+        if self.is_sending:  # an unknown part of a piece was sent
             return
         if self.http.our_state is h11.SEND_BODY:
             for frame in () if self.failing is None else self.failing(why):
@@ -187,9 +187,9 @@ class HttpConnection(http1.Connection):
 
 
 def reserve(memory: Reservation, size_bytes: int) -> None:
-    """Reserve so much more for a request, or refuse it.
+    """Reserve more memory for a request, or raise its refusal.
 
-    What would not fit even if nothing else were there is refused for good.
+    A request that is larger than the whole bound gets a final refusal.
     """
     size_bytes += memory.size_bytes
     if size_bytes > MOST_MEMORY_BYTES:
@@ -201,7 +201,7 @@ def reserve(memory: Reservation, size_bytes: int) -> None:
 
 
 def reserve_answer(memory: Reservation, size_bytes: int) -> None:
-    """Reserve so much more for an answer, or refuse its request."""
+    """Reserve more memory for an answer, or raise the refusal of its request."""
     try:
         memory.add(size_bytes)
     except OSError:
@@ -209,7 +209,7 @@ def reserve_answer(memory: Reservation, size_bytes: int) -> None:
 
 
 class _Head:
-    """What the head of a request says."""
+    """The parts of a request's head that are used."""
 
     def __init__(self, head: h11.Request) -> None:
         self.method = head.method.decode("latin-1")
@@ -231,7 +231,7 @@ class _Head:
             elif name in _API_HEADERS:
                 known = self.headers.get(name.decode())
                 self.headers[name.decode()] = f"{known}, {text}" if known else text
-        # A header that comes twice, two tokens, or another scheme, are none (attack 34).
+        # Repeated headers, two tokens or another scheme count as no token (attack 34).
         is_one = (
             len(dict(tokens)) == len(tokens) and len(set(dict(tokens).values())) == 1
         )

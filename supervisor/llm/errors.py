@@ -1,4 +1,4 @@
-"""Refusals of the endpoint, and the forms that the APIs have for errors (spec MD6)."""
+"""Refusals of the endpoint, and the forms of errors of the APIs (spec MD6)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MESSAGES_KINDS = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-"""What the Messages API calls an error, by its status; all others are ``api_error``."""
+"""Status -> kind of error in the Messages API; others are ``api_error``."""
 
 
 MESSAGES_CODES = {
@@ -42,8 +42,8 @@ MESSAGES_CODES = {
     "request_too_large": "request_too_large",
     "timeout_error": "timeout_error",
 }
-"""What it calls an error whose status does not tell its kind, by the provider's word for
-it.  The words for a wrong key are left out: the child's own is right."""
+"""Code of the provider -> kind of error in the Messages API, for errors whose status does not
+give it.  Codes for a wrong key are left out, since the child's own key is right."""
 
 
 CODE_STATUSES = {
@@ -60,20 +60,20 @@ CODE_STATUSES = {
     "rate_limit_exceeded": 429,
     "request_too_large": 413,
 }
-"""The status of an error that a provider tells by an event, by its word for it (spec MD6)."""
+"""Code of an error in a provider's event -> status (spec MD6)."""
 
 
 class RefusedRequestError(Exception):
     """A request is answered with an error.
 
     Attributes:
-        status: of HTTP.
-        kind: what the form of the OpenAI APIs calls ``type``.
-        code: what it calls ``code``.
-        headers: of the reply, beside the usual ones.
+        status: HTTP status.
+        kind: ``type`` in the form of the OpenAI APIs.
+        code: ``code`` in that form.
+        headers: headers of the reply, beside the usual ones.
 
     Args:
-        retry_after_s: when the client may ask again; None: it is told not to.
+        retry_after_s: when the client may ask again; None for never.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RefusedRequestError(Exception):
         self.status = status
         self.kind = kind
         self.code = code
-        # The official clients ask again by themselves unless they are told not to.
+        # The official clients retry by themselves without this header.
         self.headers: Mapping[str, str] = {"x-should-retry": "false"}
         if retry_after_s is not None:
             self.headers = {"retry-after": str(retry_after_s)}
@@ -100,7 +100,7 @@ class RefusedRequestError(Exception):
 
 
 class TooManyBytesError(RefusedRequestError):
-    """There is no memory for a request now; there may be in a second."""
+    """There is no memory for a request at the moment."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -112,8 +112,8 @@ class TooLargeRequestError(RefusedRequestError):
     """A request takes more memory than its child may ever have for one.
 
     Args:
-        size_bytes: what it takes in all its forms.
-        most_bytes: what a child may have for one.
+        size_bytes: memory of all its copies.
+        most_bytes: most memory of a child for one request.
     """
 
     def __init__(self, size_bytes: int, most_bytes: int) -> None:
@@ -126,11 +126,11 @@ class TooLargeRequestError(RefusedRequestError):
 
 
 class MalformedRequestError(RefusedRequestError):
-    """What came is no valid request, or too long; the connection ends with it."""
+    """A request is invalid or too long; the connection ends with it."""
 
 
 def api_error(form: str, why: RefusedRequestError) -> dict[str, Any]:
-    """Return an error as an API has it, with what it calls its kind."""
+    """Return an error in the form of an API."""
     if form == "messages":
         by_code = MESSAGES_CODES.get(why.code or "", "api_error")
         kind = MESSAGES_KINDS.get(why.status, by_code)
@@ -146,5 +146,5 @@ def api_error(form: str, why: RefusedRequestError) -> dict[str, Any]:
 
 
 def responses_code(why: RefusedRequestError) -> str:
-    """Return what ``response.failed`` calls an error: Codex ends at some of them."""
+    """Return the code of an error in ``response.failed``; Codex stops at some codes."""
     return why.code or ("server_error" if why.status >= 500 else why.kind)

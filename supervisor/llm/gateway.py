@@ -1,19 +1,14 @@
-"""The gateway: a list of messages in, a checked and paid completion out.
+"""The gateway: all calls of models go through it, checked, paid and redacted.
 
-The one way to the model, for LLM_CHAT, for the endpoint and for whatever else of the
-host asks it.
-
-Rules of this file.
-
-1. Reserve, call, settle; on every way out the reservation ends (spec L10). It is in the
-   ledger before the call is sent: a host that is killed has forgotten none (spec FL7).
-2. It streams from the provider, so that who is gone costs nothing more, and what was
-   received until then is charged.  A request that has gone out whole is charged however
-   it ends, and counts as a call, unless the provider refused it (spec L10, L11).
-3. What leaves is redacted: completions, reasons, events (I10).
-4. A large text is encoded and decoded in a worker thread: nobody waits for it (L14).
-5. What comes is reserved for as long as it is held (attack 42). Who makes a call has
-   reserved what is sent.
+1. Reserve, call, settle; the reservation ends on every path (spec L10).  The ledger has it
+   before the call is sent, so a killed host forgets none (spec FL7).
+2. Answers are streamed from the provider: a call whose client is gone is ended, and the
+   received part charged.  A request that was sent completely is charged and counts as a
+   call, unless the provider refused it (spec L10, L11).
+3. Completions, reasons and events are redacted before they leave (I10).
+4. Large texts are encoded and decoded in a worker thread (L14).
+5. Received bytes are reserved as long as they are held; the caller has reserved the
+   request (attack 42).
 """
 
 from __future__ import annotations
@@ -58,18 +53,18 @@ LARGE_BYTES = 256 * 1024
 """Longest text that is encoded or decoded in the Trio thread: about a millisecond."""
 
 END_S = 0.5
-"""How long a reply may go on behind the last event of its answer: the connection is used
-again if it ends by then."""
+"""How long a reply may continue after the last event of its answer; if it ends by then, the
+connection is reused."""
 
 NO_MEMORY = "other requests of this child take its memory; ask again when one has ended"
 
 MAX_SENT_TOKENS = 4096
-"""Highest bound on the output that is sent where the configuration has none: models
-refuse a bound above their own, and the smallest of those is this one."""
+"""Highest bound on the output that is sent without a configured one: models refuse a bound
+above their own, and this is the smallest of those."""
 
 
 MAX_CODE_CHARS = 64
-"""Longest word for an error that is passed on: those of the APIs have 40 at most."""
+"""Longest code of an error that is passed on; those of the APIs have at most 40."""
 
 _CODE = re.compile(r"[a-z][a-z0-9_.-]*")
 
@@ -79,13 +74,13 @@ class Model:
     """A model that calls can name.
 
     Attributes:
-        name: as the configuration and clients know it.
-        id: as its provider knows it.
-        provider: who has it.
-        weights: what its tokens cost.
-        bound_name: what its provider calls the bound on the output.
-        apis: those that it is asked by.
-        has_reasoning: it reasons, and Chat Completions may ask it for an effort.
+        name: its name for the configuration and clients.
+        id: its name for its provider.
+        provider: its provider.
+        weights: the costs of its tokens.
+        bound_name: the provider's member for the bound on the output.
+        apis: its APIs.
+        has_reasoning: it reasons, and takes an effort in Chat Completions.
     """
 
     name: str
@@ -99,25 +94,25 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is asked, by whom, and who pays.
+    """A call of a model, with its client and payer.
 
     Attributes:
-        model: who is asked.
-        api: by which API.
-        encode: returns the request with a bound on its output; None: with the caller's
-            own, or none.
-        is_large: it takes longer than a moment to encode it.
+        model: the model.
+        api: the API.
+        encode: takes a bound on the output (None for the caller's own, or none), and
+            returns the request.
+        is_large: encoding it takes longer than a moment.
         prompt_tokens: the estimate for its messages (spec L10).
         most_prompt_tokens: the most that a provider can count for them.
-        likely_prompt_tokens: what it counts for most texts (spec MD5).
+        likely_prompt_tokens: the most that it counts for most texts (spec MD5).
         max_tokens: most tokens of output; None for no bound of the caller's.
-        node: pays.
-        ledger: counts the memory that it takes.
-        child_id: for the journal.
-        client_id: for the journal.
-        asked: the model's name as the caller said it; empty for none.
-        has_reasoning: reasoning was asked for, which may not be shown.
-        headers: for the provider, beside the host's own.
+        node: the node that pays.
+        ledger: the ledger that is charged its memory.
+        child_id: the child's id, for the journal.
+        client_id: the client's id, for the journal.
+        asked: the model's name in the request; empty for none.
+        has_reasoning: the request asks for reasoning, which may not be shown.
+        headers: headers for the provider, beside the host's own.
         max_retries: how often a provider that failed is asked again.
     """
 
@@ -140,12 +135,12 @@ class Call:
 
 
 def encode_chat(model: Model, body: Mapping[str, object], bound: int | None) -> bytes:
-    """Return a request of Chat Completions, whose answer comes in pieces.
+    """Return a request of Chat Completions for a streamed answer.
 
     Args:
-        model: who is asked.
-        body: the request but for its model, its stream and its bound on the output.
-        bound: that.
+        model: the model.
+        body: the request without model, stream and bound on the output.
+        bound: the bound on the output; None for none.
     """
     whole = {
         **body,
@@ -163,9 +158,9 @@ class Completion:
     """An answer, redacted.
 
     Attributes:
-        data: it as JSON: a ``chat.completion``, or what another API has for one.
+        data: its JSON: a ``chat.completion``, or that of another API.
         object: the same as plain values; empty for a stream that was passed on.
-        usage: what it took.
+        usage: its tokens.
     """
 
     data: bytes
@@ -182,10 +177,10 @@ class FailedCallError(Exception):
     """A call failed; ``reason`` is one redacted line (spec L11, L15).
 
     Attributes:
-        status: the provider's HTTP status; 0 where there was none.
+        status: the provider's HTTP status; 0 without one.
         retry_after_s: the provider's ``retry-after``, in seconds; None for none.
-        may_pass: nothing was charged, and the same call may be answered later.
-        code: the provider's own word for it, one plain word; empty for none.
+        may_pass: nothing was charged, and the same call may succeed later.
+        code: the provider's code, one plain word; empty for none.
     """
 
     def __init__(
@@ -206,15 +201,15 @@ class FailedCallError(Exception):
 
 
 class NoMemoryError(FailedCallError):
-    """A call was given up because its child, or the host, has no memory left for it."""
+    """A call was ended because its child or the host has no memory left for it."""
 
 
 OnEvent: TypeAlias = "Callable[[dict[str, Any], bool], Awaitable[None]]"
-"""Told of each event of the stream as it comes, not redacted, and whether it is large."""
+"""Called with each event of the stream, not redacted, and whether it is large."""
 
 
 TakeEvents: TypeAlias = "Callable[[list[dict[str, Any]], bool], Awaitable[None]]"
-"""The same of the events that a piece of the stream completes."""
+"""Called with the events that a piece of the stream completes, and whether they are large."""
 
 
 class Gateway:
@@ -222,9 +217,9 @@ class Gateway:
 
     Args:
         redactor: knows every secret.
-        spending: keeps what is charged.
-        timeout_s: for one call, retries included (spec L11).
-        journal: is told of every call, never of a text.
+        spending: stores the charges.
+        timeout_s: longest time of one call with its retries (spec L11).
+        journal: gets every call, without texts.
         budget: the host's memory.
         fence: of the host.
     """
@@ -246,17 +241,17 @@ class Gateway:
         self._fence = Fence() if fence is None else fence
 
     async def complete(self, call: Call, on_event: OnEvent | None = None) -> Completion:
-        """Make a call.
+        """Make a call, and return its completion.
 
         Args:
-            call: what, by whom.
-            on_event: told of each event of a streamed answer; see ``OnEvent``.
+            call: the call.
+            on_event: called with each event of a streamed answer; see ``OnEvent``.
 
         Raises:
-            QuotaError: it cannot be paid; nothing was asked (spec L10).
-            FailedCallError: the provider failed, or answered what cannot be used.
+            QuotaError: the call cannot be paid, and was not made (spec L10).
+            FailedCallError: the provider failed, or its answer cannot be used.
 
-        Cancellation: ends the call; what was reported or received is charged.
+        Cancellation: ends the call; the reported or received part is charged.
         """
         if call.api not in (*call.model.apis, EMBEDDINGS):
             text = f"the model {call.model.name!r} is not asked by {call.api.path[1:]}"
@@ -276,9 +271,9 @@ class Gateway:
                 usage = answer.usage() or answer.estimate(
                     call.prompt_tokens, reservation.max_tokens
                 )
-                completion = await self._checked(found, usage, is_large=is_large)
+                completion = await self._check(found, usage, is_large=is_large)
                 meter.settle("ok")
-                await self._spending.kept()
+                await self._spending.wait_written()
                 return completion
         except trio.TooSlowError:
             reason, status = f"no complete answer within {self._timeout_s:g} s", 0
@@ -293,10 +288,10 @@ class Gateway:
         except BaseException:
             meter.settle("cancelled")
             with trio.CancelScope(shield=True):  # bounded: one small transaction
-                await self._spending.kept()
+                await self._spending.wait_written()
             raise
         meter.settle("failed")
-        await self._spending.kept()
+        await self._spending.wait_written()
         if has_no_memory:
             raise NoMemoryError(NO_MEMORY)
         is_fault = status in (0, 429) or status >= 500
@@ -355,7 +350,7 @@ class Gateway:
             data = await in_thread(call.encode, bound)
         else:
             data = call.encode(bound)
-        await self._spending.kept()
+        await self._spending.wait_written()
         self._check_fence(call)
         ask = call.model.provider.ask
         asking = ask(call.api, data, request, call.headers, call.max_retries)
@@ -364,21 +359,21 @@ class Gateway:
             return await in_thread(answer.finish), True
         return answer.finish(), False
 
-    async def _checked(
+    async def _check(
         self, found: dict[str, Any], usage: Usage, *, is_large: bool
     ) -> Completion:
-        redact = partial(self._redacted, found, usage)
+        redact = partial(self._redact, found, usage)
         return await in_thread(redact) if is_large else redact()
 
-    def _redacted(self, found: dict[str, Any], usage: Usage) -> Completion:
+    def _redact(self, found: dict[str, Any], usage: Usage) -> Completion:
         data = msgspec.json.encode(found)
         clean = self._redactor.data(data)
         if clean != data:
             try:
                 found = msgspec.json.decode(clean)
-            except msgspec.DecodeError:  # what was blotted out has escaped what follows
+            except msgspec.DecodeError:  # a backslash before the blot escapes its text
                 raise AnswerError("it holds a secret, and is nothing without") from None
-            drop_logprobs(found)  # they would spell it out
+            drop_logprobs(found)  # they would spell the secret
             clean = msgspec.json.encode(found)
         return Completion(clean, found, usage)
 
@@ -386,19 +381,19 @@ class Gateway:
         return " ".join(self._redactor.text(reason).split())
 
     def _plain_code(self, code: str) -> str:
-        """Return a provider's word for an error; empty if it is no plain word (I10)."""
+        """Return a provider's code of an error; empty if it is no plain word (I10)."""
         is_plain = len(code) <= MAX_CODE_CHARS and _CODE.fullmatch(code)
         return code if is_plain and self._redactor.text(code) == code else ""
 
     def reserve(self, reservation: ReservedCall) -> int:
-        """Let the ledger keep what a call may cost; return its number there."""
+        """Store the worst cost of a call in the ledger; return its number there."""
         return self._spending.reserve(reservation.amounts)
 
     def settle(self, call: Call, number: int, cost: float, *, counts: bool) -> None:
-        """Let the ledger keep what a call has cost in place of that."""
+        """Replace the worst cost in the ledger by the cost of the call."""
         self._spending.add(call.node, cost, int(counts), number)
 
-    def charged(
+    def record_call(
         self,
         call: Call,
         usage: Usage,
@@ -407,7 +402,7 @@ class Gateway:
         outcome: str,
         latency_s: float,
     ) -> None:
-        """Tell of a call that has ended (spec L13: no text of it)."""
+        """Write an ended call to the journal, without its texts (spec L13)."""
         self._journal.write(
             "llm.called",
             child_id=call.child_id,
@@ -433,11 +428,11 @@ async def _receive(
 ) -> int:
     """Read an answer to its end; return its length in bytes.
 
-    Behind its last event it is whole, whatever becomes of the connection.
+    After its last event the answer is complete, whatever happens to the connection.
 
     Args:
         asking: the request, which yields the answer's bytes.
-        answer: reads them.
+        answer: the reader of the answer.
         take: called with the events that each piece completes.
     """
     received = 0
@@ -463,7 +458,7 @@ async def _receive(
 
 
 def _learn(call: Call, usage: Usage) -> None:
-    """Record a provider that counts more than the worst case, to reserve it (MD5)."""
+    """Record that a provider counts more than the worst case, to reserve more (MD5)."""
     factor = usage.prompt / max(1, call.most_prompt_tokens)
     call.node.learn(call.model.name, factor)
 
@@ -475,13 +470,13 @@ async def _take(
     events: list[dict[str, Any]],
     is_large: bool,
 ) -> None:
-    """Reserve what has come, and pass events on; others have a turn after each.
+    """Reserve the received bytes and pass events on; other tasks run after each.
 
-    So a burst of a fast provider keeps no other child waiting, and its first event is on
-    its way before the last is looked at.
+    So a burst of a fast provider does not delay other children, and its first event is
+    sent before the last is parsed.
     """
     memory.add(answer.held_bytes - memory.size_bytes)
-    # Not cancelled in a turn of others: what has come is charged whole.
+    # Not cancelled while other tasks run: all received bytes are charged.
     if not events:
         await trio.lowlevel.cancel_shielded_checkpoint()
     for event in events:
@@ -491,7 +486,7 @@ async def _take(
 
 
 class _Meter:
-    """Ends the reservation of one call, once, and tells what it came to."""
+    """Ends the reservation of one call, once, and records its cost."""
 
     def __init__(
         self,
@@ -510,21 +505,21 @@ class _Meter:
         self._began = time.monotonic()
 
     def settle(self, outcome: str) -> None:
-        """Charge what the call took, or nothing if nothing was asked (spec L10, L11)."""
+        """Charge the call's use, or nothing if it was not made (spec L10, L11)."""
         reservation = self._reservation
         if reservation.cost is not None:
             return
         counts = self._request.is_sent
         usage, cost = Usage(0, 0), 0.0
         if counts:
-            usage, least = self._used()
+            usage, least = self._use()
             cost = reservation.settle(usage, least)
             _learn(self._call, usage)
         else:
             reservation.release()
         latency_s = time.monotonic() - self._began
         self._gateway.settle(self._call, self._number, cost, counts=counts)
-        self._gateway.charged(
+        self._gateway.record_call(
             self._call,
             usage,
             cost,
@@ -532,8 +527,8 @@ class _Meter:
             latency_s=latency_s,
         )
 
-    def _used(self) -> tuple[Usage, float]:
-        """Return what the call took, and the least that it costs, weighted tokens."""
+    def _use(self) -> tuple[Usage, float]:
+        """Return the call's use, and its least cost in weighted tokens."""
         try:
             reported = self._answer.usage()
         except AnswerError:
@@ -542,13 +537,13 @@ class _Meter:
             return reported, 0.0
         bound = self._reservation.max_tokens
         usage = self._answer.estimate(self._call.prompt_tokens, bound)
-        if reported is not None:  # before the output was written (spec MD5)
+        if reported is not None:  # reported before the output was written (spec MD5)
             usage = replace(
                 reported,
                 prompt=max(reported.prompt, usage.prompt),
                 completion=max(reported.completion, usage.completion),
             )
-        # Reasoning is not shown: there may have been as much as was allowed. The request
-        # asks for it, or the model reasons unasked (spec L10, MD5).
+        # Reasoning is not shown, so there may have been as much as allowed; the request
+        # asks for it, or the model always reasons (spec L10, MD5).
         is_hidden = self._call.has_reasoning or self._call.model.has_reasoning
         return usage, self._reservation.reserved if is_hidden else 0.0

@@ -1,4 +1,4 @@
-"""Ids of answers and of their parts, where a provider gave none."""
+"""Ids of answers and their parts, for providers that give none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def random_id(prefix: str) -> str:
-    """Return an id that begins with a prefix, and is no other's."""
+    """Return a unique id with a prefix."""
     return f"{prefix}_{secrets.token_hex(24)}"
 
 

@@ -1,12 +1,12 @@
-"""A JSON object that a child has sent: read strictly, and changed only where it must be.
+"""A JSON request of a child: strictly read, and passed on with few changes.
 
-Two readers of one request must see the same (spec MD2). So a key that stands twice is
-refused, and so is what JSON has no form for or a reader may round: NaN, Infinity, numbers
-that overflow, halves of surrogate pairs. What is not changed is sent on byte for byte.
+Host and provider must read the same in a request (spec MD2).  So repeated keys are refused,
+and values that JSON does not have or that a reader may round: NaN, Infinity, numbers that
+overflow, halves of surrogate pairs.  Unchanged members are sent byte for byte.
 
-A decoder of JSON holds the interpreter to the end of a text, in whichever thread it runs:
-0.1 s for 12 MiB of escapes. So texts above ``LONG_TEXT_BYTES`` are checked by an engine that lets
-go of the interpreter, and left out of what is decoded.
+A JSON decoder holds the interpreter lock to the end of a text, in any thread: 0.1 s for
+12 MiB of escapes.  So texts above ``LONG_TEXT_BYTES`` are checked by a regex engine that
+releases the lock, and are not decoded.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ LONG_TEXT_BYTES = 256
 """Longest text that is decoded with the object that holds it, in a long request."""
 
 MOST_OUTLINE_BYTES = 2 << 20
-"""Longest request without its long texts: to decode it holds the interpreter 20 ms at most."""
+"""Longest request without its long texts: decoding it holds the lock for at most 20 ms."""
 
 MOST_DIGITS = 400
 """Longest number: a reader needs 17 digits, and 300 zeros at most."""
 
 INLINE_BYTES = 96 * 1024
-"""Longest request whose texts are decoded with it, however long they are."""
+"""Longest request whose long texts are decoded with it."""
 
 INLINE_VALUES = 800
 VALUE_BYTES = 100
-"""Most quotes, commas, lists and objects of a request that is read in the Trio thread, where so
-many bytes count as one more. To read, check and translate it takes 1 us for each of them in the
-worst case (members of the outermost object), 0.4 us in what agents send."""
+"""Most values (quotes, commas, lists, objects) of a request that is read in the Trio thread, and
+the bytes that count as one more.  Reading, checking and translating takes 1 us for each in the
+worst case (members of the outermost object), 0.4 us in the requests of agents."""
 
 LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 64) - 1
-"""What readers with integers of 64 bits can take."""
+"""The range of readers with 64-bit integers."""
 
 # Without the surrogates named the engine takes any bytes that look like UTF-8.
 _LONG_TEXT = re2.compile(
@@ -60,16 +60,16 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class BadJsonError(ValueError):
-    """A request is no JSON object that every reader reads the same; the text says why."""
+    """A request is no JSON object that all readers read alike; the text says why."""
 
 
 class Member(NamedTuple):
-    """Where a member of the outermost object stands, in bytes.
+    """The place of a member of the outermost object, in bytes.
 
     Attributes:
-        start: of its key.
-        value: of its value.
-        end: of its value.
+        start: start of its key.
+        value: start of its value.
+        end: end of its value.
     """
 
     start: int
@@ -79,12 +79,12 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JsonRequest:
-    """A request as it came.
+    """A received request.
 
     Attributes:
         data: its bytes.
-        value: what it says; in a long request texts above ``LONG_TEXT_BYTES`` are empty.
-        members: of the outermost object, by key, in order.
+        value: its decoded value; texts above ``LONG_TEXT_BYTES`` are empty in a long one.
+        members: places of the members of the outermost object, by key, in order.
         has_long_texts: whether a text was left out of ``value``.
     """
 
@@ -94,25 +94,25 @@ class JsonRequest:
     has_long_texts: bool = False
 
     def whole_value(self) -> Object:
-        """Return what it says, with all its texts."""
+        """Return the decoded value with all its texts."""
         if not self.has_long_texts:
             return self.value
         found: Object = msgspec.json.decode(self.data)
         return found
 
     def text_of(self, name: str) -> bytes:
-        """Return the JSON of a member's value as it came."""
+        """Return the received JSON of a member's value."""
         member = self.members[name]
         return self.data[member.value : member.end]
 
     def with_changes(
         self, changes: Mapping[str, bytes], without: Collection[str] = ()
     ) -> bytes:
-        """Return the request with other values for some members, byte for byte else.
+        """Return the request with changed members, otherwise byte for byte.
 
         Args:
-            changes: JSON of the value by key; a key that is not there is added.
-            without: keys that are left out.
+            changes: key -> JSON of its value; a missing key is added.
+            without: keys to leave out.
         """
         data = self.data
         pieces: list[bytes] = []
@@ -144,14 +144,14 @@ def is_short(data: bytes | bytearray) -> bool:
 
 
 def read_request(data: bytes | bytearray, most_values: int) -> JsonRequest:
-    """Return the request that some bytes are.
+    """Return the request in some bytes.
 
     Args:
-        data: they.
-        most_values: it may have; a text is one.
+        data: the bytes.
+        most_values: most values of the request; a text is one.
 
     Raises:
-        BadJsonError: they are none, or not every reader would read the same.
+        BadJsonError: they are no request that all readers read alike.
     """
     data = bytes(data)
     outline, cuts = _outline(data, most_values)
@@ -176,7 +176,7 @@ def read_request(data: bytes | bytearray, most_values: int) -> JsonRequest:
 
 
 def _outline(data: bytes, most_values: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """Return a document without its long texts, and (start, end) of what is left out."""
+    """Return a document without its long texts, and (start, end) of each of those."""
     if len(data) <= INLINE_BYTES:
         return data, []
     cuts, pieces, at = [], [], 0
@@ -200,22 +200,22 @@ def _outline(data: bytes, most_values: int) -> tuple[bytes, list[tuple[int, int]
 
 
 def _check_long_text(data: bytes, start: int, end: int) -> None:
-    # The engine takes valid UTF-8 alone.
+    # The engine matches valid UTF-8 only.
     if _LONG_TEXT.fullmatch(data[start:end]) is None:
         raise BadJsonError(f"it is no JSON: a text at byte {start} is not well formed")
 
 
 class _Places:
-    """Places in a decoded outline, as places in the bytes of the document.
+    """Converts places in a decoded outline to places in the document's bytes.
 
-    Asked for in rising order: each look goes on from the one before.
+    Calls must be in rising order: each continues from the one before.
     """
 
     def __init__(self, text: str, cuts: list[tuple[int, int]]) -> None:
         self._text = text
         self._is_ascii = text.isascii()
         self._char = self._byte = 0
-        # Where in the outline each cut is, and how many bytes are left out up to there.
+        # The place of each cut in the outline, and the bytes left out up to there.
         self._cut_places: list[int] = []
         self._left_out: list[int] = []
         total = 0
@@ -225,7 +225,7 @@ class _Places:
             self._left_out.append(total)
 
     def in_bytes(self, char: int) -> int:
-        """Return the place in the document of a character of the outline."""
+        """Return the place in the document's bytes of a character of the outline."""
         if self._is_ascii:
             place = char
         else:
@@ -236,7 +236,7 @@ class _Places:
 
 
 def _members(text: str) -> tuple[dict[str, Member], Object]:
-    """Return where the members of the outermost object stand, and their values."""
+    """Return the places of the members of the outermost object, and their values."""
     members: dict[str, Member] = {}
     value: Object = {}
     at = _after_blanks(text, 0)
@@ -295,7 +295,7 @@ def _float(text: str) -> float:
 
 
 def _integer(text: str) -> int:
-    # Before it is converted: that takes a time of the square of its length.
+    # Check before converting, whose time grows with the square of the length.
     if len(text) <= len(str(LEAST_INTEGER)):
         found = int(text)
         if LEAST_INTEGER <= found <= MOST_INTEGER:
@@ -320,7 +320,7 @@ def _too_deep() -> str:
 
 
 def _check_pairs(data: bytes, value: Object, *, has_cuts: bool) -> None:
-    """Raise if a text has half of a surrogate pair: no UTF-8 can say it."""
+    """Raise if a text has half of a surrogate pair, which UTF-8 does not have."""
     try:
         if has_cuts:
             msgspec.json.decode(data)

@@ -1,17 +1,13 @@
-"""What was spent, over restarts: a small SQLite file (ADR 11, ADR 20).
+"""Spending over restarts, in a small SQLite file (ADR 11, ADR 20).
 
-The totals of the host's own node, and of each child that the configuration names.
+It has the totals of the host's own node, and of each child with a configured name.
 
-Rules of this file.
-
-1. One thread call at a time writes, WAL, one transaction for all that waits.
-2. What was charged is in the file before the answer goes out, or the client that went
-   away is gone (``kept``): a host that is killed forgets nothing that anybody has seen.
-3. Hosts that share a directory share the totals: each takes over, with every charge,
-   what the others have added.
-4. What a call may cost at most is in the file before the call is sent (spec FL7). When
-   its host is dead it counts as spent: each start looks for dead hosts, by their locks.
-5. A child's total outlives the child, by its name; without a file as long as the host.
+1. One thread at a time writes, one transaction for all waiting charges, with WAL.
+2. A charge is in the file before its answer is sent or its client is gone
+   (``wait_written``), so a killed host forgets no charge that a client has seen.
+3. Hosts that share a directory share the totals: with every charge each adopts the others'.
+4. The worst cost of a call is in the file before the call is sent (spec FL7).  If its host
+   dies, it counts as spent: each start looks for dead hosts, by their locks.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 RUN, DAY, NEVER = "run", "day", "never"
-"""When spending is forgotten: with the host, at midnight UTC, not at all."""
+"""The end of a window of spending: with the host, at midnight UTC, never."""
 
 DAY_S = 86_400
 """Seconds of a day in UTC, as time(2) counts them."""
@@ -47,9 +43,9 @@ BUSY_S = 5.0
 """Longest wait for another host that is writing: a transaction takes a millisecond."""
 
 HOST = ""
-"""The account of the host's own node; no child can be called so."""
+"""The account of the host's own node; no child can have this name."""
 
-# A file from before children had totals has the first table alone, and keeps it.
+# A file of an older version has only the first table, and keeps it.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS spent (
     period TEXT PRIMARY KEY, tokens REAL NOT NULL, calls INTEGER NOT NULL
@@ -98,7 +94,7 @@ AND NOT EXISTS (SELECT 1 FROM reserved WHERE host = :host)
 
 @dataclass(slots=True)
 class Charge:
-    """What is to be added to an account."""
+    """An amount to be added to an account."""
 
     period: str
     account: str
@@ -107,13 +103,13 @@ class Charge:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells where it goes."""
+        """The period and account of the charge."""
         return self.period, self.account
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What a call that is to be sent may cost an account at most."""
+    """The worst cost of a call for one account, before the call is sent."""
 
     call: int
     account: str
@@ -134,7 +130,7 @@ class _File:
             with ExitStack() as stack:
                 os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103
                 os.close(open_private(self.path))
-                self._base = self._opened()
+                self._base = self._open()
                 stack.callback(self._base.close)
                 self._base.execute("PRAGMA journal_mode = WAL")
                 self._base.execute("PRAGMA synchronous = NORMAL")
@@ -151,14 +147,14 @@ class _File:
                 " directory writable, or move a damaged file away"
             ) from None
 
-    def _opened(self) -> sqlite3.Connection:
-        # One thread at a time uses it, not always the same one.
+    def _open(self) -> sqlite3.Connection:
+        # One thread at a time uses it, but not always the same one.
         return sqlite3.connect(
             self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
         )
 
     def _count_host(self) -> int:
-        """Return this host's number; charge what dead hosts had reserved."""
+        """Return a number for this host; charge the reservations of dead hosts."""
         self._base.execute("BEGIN IMMEDIATE")
         with self._base:
             query = "INSERT INTO hosts DEFAULT VALUES RETURNING number"
@@ -173,8 +169,8 @@ class _File:
     def _lock_byte(self, host: int) -> bool:
         """Lock the byte of a host's number; return False if that host has it.
 
-        An open file description has the lock (F_OFD_SETLK, fcntl(2)): it is gone with
-        the process, and never with another file of it.
+        The lock belongs to the open file description (F_OFD_SETLK, fcntl(2)): it ends
+        with the process, and not when another descriptor of the file is closed.
         """
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, host, 1, 0)
         try:
@@ -200,12 +196,12 @@ class _File:
     def write(
         self, charges: list[Charge], reserved: list[Reserved], ended: list[int]
     ) -> list[tuple[float, int]]:
-        """Write all of it, or nothing; return the total of each account charged.
+        """Write all in one transaction; return the total of each charged account.
 
         Args:
-            charges: to be added.
-            reserved: what calls may cost that are to be sent.
-            ended: calls whose reservations are to be removed.
+            charges: charges to add.
+            reserved: worst costs of calls to be sent, by number.
+            ended: calls whose reservations are removed.
         """
         self._base.execute("BEGIN IMMEDIATE")
         with self._base:  # commits, or rolls back
@@ -225,7 +221,7 @@ class _File:
 
     def close(self) -> None:
         """Close the file, and with it its journal."""
-        # Where it cannot be written, the next start finds a dead host of that number.
+        # If this fails, the next start finds a dead host of this number.
         with suppress(sqlite3.Error):
             self._base.execute(_FORGET_HOST, {"host": self._host})
         self._base.close()
@@ -233,17 +229,17 @@ class _File:
 
 
 class Spending:
-    """What the host's node and its children have spent, in the window that is on.
+    """The spending of the host's node and its children in the present window.
 
     Args:
         root: the host's node.
         window: ``run``, ``day`` or ``never``.
-        directory: where it is kept; None for nowhere.
-        complain: told once when writing begins to fail; calls go on.
-        clock: seconds since the epoch.
+        directory: directory of the file; None for no file.
+        complain: called once when writing begins to fail; calls go on.
+        clock: returns seconds since the epoch.
 
     Raises:
-        LedgerError: it cannot be kept there.
+        LedgerError: the file cannot be used.
     """
 
     def __init__(
@@ -265,7 +261,7 @@ class Spending:
         self._waiting: dict[tuple[str, str], Charge] = {}
         self._calls = 0
         self._reserved: dict[int, list[Reserved]] = {}  # not written yet
-        self._ended: list[int] = []  # written, and to be removed
+        self._ended: list[int] = []  # written, but not removed yet
         self._turn = trio.Lock()
         self._file = None
         if directory is not None and window != RUN:
@@ -279,29 +275,29 @@ class Spending:
 
     @property
     def period(self) -> str:
-        """The window that is on."""
+        """The present window."""
         return self._period
 
     @property
     def window_left_s(self) -> float:
-        """Seconds until the window ends; infinite where it ends with the host or never."""
+        """Seconds until the window ends; infinite if it ends with the host or never."""
         if self._window != DAY:
             return math.inf
         return DAY_S - self._clock() % DAY_S
 
     @property
     def is_writing(self) -> bool:
-        """Whether a charge is on its way into the file, or waits for that."""
+        """Whether a charge is being written, or waits."""
         return self._turn.locked() or self._is_waiting
 
     @property
     def _is_waiting(self) -> bool:
         return bool(self._waiting or self._reserved or self._ended)
 
-    def begin_anew(self) -> bool:
-        """Begin a new window if it is time, and tell whether it was.
+    def reset(self) -> bool:
+        """Begin a new window if it is time; return whether one has begun.
 
-        The nodes that this keeps have forgotten by then; others are not known here.
+        Only the nodes of this object forget their spending, not those of clients.
         """
         period = self._period_now()
         if period == self._period:
@@ -320,8 +316,7 @@ class Spending:
     async def node_of_child(self, name: str) -> Node:
         """Return the node of a child that the configuration names, with its total.
 
-        It is the same one for every life of the child (spec L10: what was charged is
-        not forgotten), right beneath the host's.
+        The node is kept over restarts of the child (spec L10), right beneath the host's.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -347,10 +342,10 @@ class Spending:
             return node
 
     def reserve(self, amounts: Iterable[tuple[Node, float]]) -> int:
-        """Keep what a call may cost; it may be sent once that is ``kept``.
+        """Queue the worst cost of a call, which may be sent after ``wait_written``.
 
         Args:
-            amounts: each node that pays, with what is reserved there.
+            amounts: each node that pays, with its reserved amount.
 
         Returns:
             A number of the call, for its end.
@@ -367,13 +362,13 @@ class Spending:
     def add(
         self, node: Node, tokens: float, calls: int, reserved: int | None = None
     ) -> None:
-        """Keep a charge that a node and its ancestors have already.
+        """Queue a charge that a node and its ancestors have already.
 
         Args:
-            node: what was charged.
-            tokens: weighted.
-            calls: that count.
-            reserved: the number of the call that has ended.
+            node: the charged node.
+            tokens: weighted tokens.
+            calls: number of calls that count.
+            reserved: the number of the ended call.
         """
         if self._file is None:
             return
@@ -390,11 +385,11 @@ class Spending:
             known.tokens += charge.tokens
             known.calls += charge.calls
 
-    async def kept(self) -> None:
-        """Return when all so far is in the file, or it was said why not."""
+    async def wait_written(self) -> None:
+        """Wait until all so far is in the file, or a failure was reported."""
         if self._file is None:
             return
-        async with self._turn:  # a task that waited finds the work done
+        async with self._turn:  # another task may have done the work meanwhile
             while self._is_waiting:
                 charges = list(self._waiting.values())
                 reserved, ended = self._reserved, self._ended
@@ -403,7 +398,7 @@ class Spending:
                 try:
                     totals = await in_thread(self._file.write, charges, rows, ended)
                 except BaseException as why:
-                    # Nothing was written, or nobody had begun to: it is to be counted.
+                    # Nothing was written: queue it again.
                     self._put_back(charges, reserved, ended)
                     if not isinstance(why, (sqlite3.Error, OSError)):
                         raise
@@ -424,14 +419,14 @@ class Spending:
     ) -> None:
         for charge in charges:
             self._put(charge)
-        # A call that has ended meanwhile was never written, and need not be.
+        # A call that was not written and has ended meanwhile need not be written.
         over = set(self._ended) & reserved.keys()
         left = {call: rows for call, rows in reserved.items() if call not in over}
         self._reserved = left | self._reserved
         self._ended = ended + [call for call in self._ended if call not in over]
 
     def _take_over(self, charge: Charge, total: tuple[float, int]) -> None:
-        """Count what other hosts have added, and what this one has not written yet."""
+        """Set a node to the file's total plus the charges that are not written yet."""
         if charge.period != self._period:
             return
         node = self._nodes[charge.account]
@@ -441,17 +436,17 @@ class Spending:
         node.calls.used = max(node.calls.used, total[1] + calls)
 
     async def close(self) -> None:
-        """Write what waits, and close the file."""
+        """Write waiting charges, and close the file."""
         if self._file is None:
             return
         try:
-            await self.kept()
+            await self.wait_written()
         finally:
             file, self._file = self._file, None
             await in_thread(file.close)
 
     def descriptors(self) -> tuple[tuple[int, str], ...]:
-        """Return what the file holds of the process's descriptors, with a word."""
+        """Return the descriptors of the file, each with a word for it."""
         if self._file is None:
             return ()
         return tuple((fd, "quota ledger") for fd in descriptors_of(self._file.path))

@@ -1,10 +1,10 @@
-"""An answer of the Messages API that is passed on: checked, metered, its gaps filled.
+"""The reader of answers of the Messages API: checked and completed.
 
 Rules of this file (spec MD3, MD5).
 
-1. Events come in the order that the API has for them; other orders end the answer.
-2. What clients cannot do without is put in: an id, and the end of each block.  Claude Code
-   repeats a ``message_start`` without an id for ever.
+1. Events must come in the order of the API; another order ends the answer.
+2. Missing parts that clients need are added: an id, and the end of each block.  Claude Code
+   would repeat a ``message_start`` without an id for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from supervisor.llm.pieces import Object
 
 _TEXTS = ("text", "thinking", "partial_json")
-"""Members of a delta, or of a block, that the model has written."""
+"""Members of a delta or a block with text of the model."""
 
 _TOKENS = (
     "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens",
@@ -46,7 +46,7 @@ class MessagesAnswer(AnswerReader):
         super().__init__()
         self._has_begun = False
         self._open: int | None = None
-        self._blocks = 0  # one more than the number of the last
+        self._blocks = 0  # number of the next block
         self._begun = 0
         self._usage: Object = {}
 
@@ -114,7 +114,7 @@ class MessagesAnswer(AnswerReader):
             raise AnswerError(f"{event['type']} of a block that is not open")
 
     def _closing(self) -> list[Object]:
-        """Return the end of the block that is open, which the provider left out."""
+        """Return the end of an open block, if the provider left it out."""
         if self._open is None:
             return []
         index, self._open = self._open, None
@@ -133,12 +133,12 @@ class MessagesAnswer(AnswerReader):
         reported = holder.get("usage")
         if reported is not None and not isinstance(reported, dict):
             raise AnswerError("usage is not an object")
-        # The last word counts: the output is told as a sum each time.
+        # The last report counts: each has the sum of the output.
         told = reported or {}
         self._usage |= {
             name: told[name] for name in _TOKENS if told.get(name) is not None
         }
-        self.usage()  # before the event is passed on
+        self.usage()  # raises before the event is passed on
 
     def _take_plain(self, found: Object) -> None:
         if found.get("type") == "error" or "error" in found:
@@ -152,7 +152,7 @@ class MessagesAnswer(AnswerReader):
             if not isinstance(block, dict):
                 raise AnswerError("a block that is not an object")
             self.count_output(*(block.get(name) for name in _TEXTS))
-            if block.get("input"):  # what a stream has as text
+            if block.get("input"):  # in a stream it comes as text
                 self.add_output(len(msgspec.json.encode(block["input"])))
         self._take_usage(found)
 
@@ -162,7 +162,7 @@ class MessagesAnswer(AnswerReader):
         return {}
 
     def usage(self) -> Usage | None:
-        """See ``AnswerReader``; what came from the cache is part of the prompt here."""
+        """See ``AnswerReader``; tokens from the cache are part of the prompt here."""
         reported = self._usage
         if "input_tokens" not in reported or "output_tokens" not in reported:
             return None

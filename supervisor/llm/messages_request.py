@@ -2,11 +2,11 @@
 
 Rules of this file.
 
-1. Each field is translated, named in ``dropped``, or refused with its place. A field that
-   is null, or has a value of ``_NEUTRAL``, asks for nothing.
-2. Chat wants the results of tools directly behind their calls, each as a message. Messages
-   has them among the user's blocks: what else came since the calls is held behind them.
-3. Time and memory grow as the request does.
+1. Each field is translated, named in ``dropped``, or refused with its place.  A field that
+   is null, or has a value of ``_NEUTRAL``, has no effect.
+2. Chat requires the results of tools right after their calls, each as a message.  Messages
+   has them among the user's blocks, so other blocks are held until after the results.
+3. Time and memory are in proportion to the request.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from supervisor.llm.translation import (
     UntranslatableError,
     file_part,
     image_part,
+    join_parts,
     optional,
     place,
-    plain,
     refuse_unknown,
     required,
     text_part,
@@ -54,7 +54,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "speed": ("standard",),
     "transformations": ({},),
 }
-"""Values that ask for what Chat Completions does anyway."""
+"""Values that equal the behaviour of Chat Completions."""
 
 _EFFORTS = {
     "low": "low",
@@ -63,19 +63,19 @@ _EFFORTS = {
     "xhigh": "high",
     "max": "high",
 }
-"""Levels of ``output_config.effort`` as levels that every model with reasoning takes."""
+"""Level of ``output_config.effort`` -> a level that every model with reasoning takes."""
 
 _PDF = "application/pdf"
 
 _LOW_BUDGET, _MEDIUM_BUDGET = 2048, 16_000
-"""Up to so many tokens of thinking the effort is low, and medium."""
+"""Most tokens of thinking for a low, and a medium effort."""
 
 
 def translate_request(asked: Object, *, has_reasoning: bool = True) -> Translation:
     """Return a request of the Messages API as one of Chat Completions.
 
     Args:
-        asked: the body; its ``model`` and ``stream`` are not looked at.
+        asked: the body; its ``model`` and ``stream`` are ignored.
         has_reasoning: whether the model takes ``reasoning_effort``.
 
     Raises:
@@ -93,9 +93,9 @@ def translate_request(asked: Object, *, has_reasoning: bool = True) -> Translati
 
 
 def count_tokens_estimate(asked: Object) -> int:
-    """Return about how many tokens of input a request is, at least 1.
+    """Return an estimate of a request's input tokens, at least 1.
 
-    The base64 of an image is no text: it counts as ``IMAGE_TOKENS``.
+    The base64 of an image is not counted as text, but as ``IMAGE_TOKENS``.
     """
     size_bytes, images = len(msgspec.json.encode(asked)), 0
     for data in _base64_in(asked):
@@ -108,17 +108,17 @@ class _Fields:
     """Reads the objects of a request.
 
     Attributes:
-        dropped: names of fields that were left out, each once.
+        dropped: names of fields that were left out, without repetition.
     """
 
     def __init__(self) -> None:
         self.dropped: dict[str, None] = {}
 
     def of(self, value: object, at: str, known: Container[str]) -> Object:
-        """Return the fields of an object that ask for something (rule 1).
+        """Return the fields of an object that have an effect (rule 1).
 
         Raises:
-            UntranslatableError: it is no object, or one of them is not known.
+            UntranslatableError: the value is no object, or has an unknown field.
         """
         if not isinstance(value, dict):
             raise UntranslatableError(at, "an object is needed")
@@ -135,22 +135,22 @@ class _Fields:
 
 
 class _Conversation:
-    """The messages of a request on their way into the other form.
+    """The messages of a request, during their translation.
 
     Args:
-        fields: reads them.
+        fields: reads the objects.
     """
 
     def __init__(self, fields: _Fields) -> None:
         self._fields = fields
         self._messages: list[Object] = []
-        # The texts and calls that the assistant said last, until another speaks; and what
-        # others said since, without the results of its calls (rule 2).
+        # The assistant's last texts and calls; and the parts of others since then, without
+        # the results of those calls (rule 2).
         self._said: tuple[list[str], list[Object]] | None = None
         self._held: list[tuple[str, list[Object]]] = []
 
     def translate(self, found: Object) -> list[Object]:
-        """Return the messages of a request whose fields were found."""
+        """Return the messages for a request's fields."""
         self._hold("system", self._texts(found.get("system", ""), "system"))
         messages = required(found, "messages", list)
         for number, message in enumerate(messages):
@@ -189,9 +189,9 @@ class _Conversation:
         self._hold("user", parts)
 
     def _take_result(self, block: Object, at: str) -> list[Object]:
-        """Add a tool's result to the messages; return what the user has to show of it.
+        """Add a tool's result to the messages; return its parts for a user's message.
 
-        With most providers a ``tool`` message holds no image and no file.
+        Most providers take no image or file in a ``tool`` message.
         """
         known = ("type", "tool_use_id", "content", "is_error")
         found = self._fields.of(block, at, known)
@@ -231,7 +231,7 @@ class _Conversation:
         if "input" not in found:
             raise UntranslatableError(f"{at}.input", "an object is needed")
         try:
-            # Of any type: Claude Code keeps what a model wrote instead of an object.
+            # Of any type: Claude Code keeps the text of a model that is no object.
             arguments = msgspec.json.encode(found["input"]).decode()
         except (ValueError, RecursionError):
             raise UntranslatableError(f"{at}.input", "it is no JSON") from None
@@ -240,7 +240,7 @@ class _Conversation:
         return {"id": call_id, "type": "function", "function": function}
 
     def _hold(self, role: str, parts: list[Object]) -> None:
-        """Keep what was said until the results that go before it are there (rule 2)."""
+        """Hold parts until the results that precede them have come (rule 2)."""
         self._finish_assistant()
         if role == "user" and self._held and self._held[-1][0] == role:
             self._held[-1][1].extend(parts)
@@ -249,7 +249,7 @@ class _Conversation:
 
     def _release(self) -> None:
         for role, parts in self._held:
-            self._messages.append({"role": role, "content": plain(parts)})
+            self._messages.append({"role": role, "content": join_parts(parts)})
         self._held.clear()
 
     def _finish_assistant(self) -> None:
@@ -266,7 +266,7 @@ class _Conversation:
     # Blocks
 
     def _texts(self, content: object, at: str) -> list[Object]:
-        """Return a content that can be nothing but text, as parts."""
+        """Return a content that must be text, as parts."""
         parts = []
         for block, where in _blocks(content, at):
             if block.get("type") != "text":
@@ -275,7 +275,7 @@ class _Conversation:
         return parts
 
     def _part(self, block: Object, at: str) -> Object:
-        """Return a block that the model is shown, as a part of a message."""
+        """Return a block for the model, as a part of a message."""
         match block.get("type"):
             case "text":
                 found = self._fields.of(block, at, ("type", "text"))
@@ -322,7 +322,7 @@ class _Conversation:
         return file_part(f"data:{_PDF};base64,{data}", name, f"{at_source}.data")
 
 
-# What stands beside the messages
+# Other fields
 
 
 def _put_tools(body: Object, found: Object, fields: _Fields) -> None:
@@ -365,7 +365,7 @@ def _put_choice(body: Object, value: object, fields: _Fields) -> None:
         case kind:
             raise _wrong_type(kind, at)
     is_single = optional(found, "disable_parallel_tool_use", bool, at)
-    if "tools" not in body:  # providers then refuse both fields
+    if "tools" not in body:  # providers refuse both fields without tools
         if choice not in ("auto", "none"):
             raise UntranslatableError(at, "there is no tool to call")
         return
@@ -392,7 +392,7 @@ def _put_sampling(body: Object, found: Object) -> None:
 def _put_output(
     body: Object, found: Object, fields: _Fields, *, has_reasoning: bool
 ) -> None:
-    """Put the format of the answer into a body, and the effort that it may take."""
+    """Set the format of the answer and the effort in a body."""
     at = "output_config"
     output = fields.of(found.get(at, {}), at, ("effort", "format"))
     if "format" in output:
@@ -423,7 +423,7 @@ def _format(value: object, at: str, fields: _Fields) -> Object:
 
 
 def _thinking_effort(value: object, fields: _Fields) -> str | None:
-    """Return the effort that ``thinking`` names; None if the model chooses it."""
+    """Return the effort for ``thinking``; None if the model chooses it."""
     at = "thinking"
     found = fields.of(value, at, ("type", "budget_tokens", "display"))
     if found.get("display") not in (None, "summarized", "omitted"):
@@ -442,7 +442,7 @@ def _thinking_effort(value: object, fields: _Fields) -> str | None:
             raise _wrong_type(kind, at)
 
 
-# What all of them use
+# Parts of all
 
 
 def _blocks(content: object, at: str) -> Iterator[tuple[Object, str]]:
@@ -468,7 +468,7 @@ def _positive(found: Object, name: str, at: str = "") -> int:
 
 
 def _wrong_type(kind: object, at: str) -> UntranslatableError:
-    """Return the refusal of an object for what its ``type`` says."""
+    """Return the refusal of an object because of its ``type``."""
     if not isinstance(kind, str):
         return UntranslatableError(f"{at}.type", "a text is needed")
     reason = f"Chat Completions has no form for {kind[:50]!r} here"

@@ -2,10 +2,10 @@
 
 Rules of this file.
 
-1. One block is open at a time, and each that was opened is closed. Chat may mix the calls
-   of tools: what belongs to a later block waits until the open one is complete.
-2. An answer that has no form here ends as an error, never as a whole answer.
-3. A text is joined once, not with each piece that comes.
+1. One block is open at a time, and each opened block is closed.  Chat may mix the calls of
+   tools: pieces of a later block wait until the open one is complete.
+2. An answer that cannot be translated ends as an error, never as a complete answer.
+3. A text is joined once, not with each piece.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ _STOP_REASONS = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
-"""``finish_reason`` as ``stop_reason``; those of "eos" and "model" are dialects."""
+"""``finish_reason`` -> ``stop_reason``; "eos" and "model" are dialects."""
 
 _DELTAS = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
-"""For each kind of block the type of its deltas, and the key of their text."""
+"""Kind of block -> (type of its deltas, key of their text)."""
 
 _NAMELESS = "a call has no name"
 
 
 @dataclass(slots=True)
 class _Block:
-    """A block of the answer, as far as it has come.
+    """A block of the answer so far.
 
     Attributes:
         kind: its type.
-        waiting: pieces of its text that no event has told.
-        told: those of a call's arguments that one has.
-        id, name: a call's; empty until known.
-        is_open: whether an event has begun it.
-        is_closed: whether one has ended it.
-        was_examined: whether its arguments were looked at, which is done once.
+        waiting: pieces of its text that are in no event yet.
+        told: pieces of a call's arguments that are in events.
+        id, name: id and name of a call; empty until known.
+        is_open: an event has begun it.
+        is_closed: an event has ended it.
+        was_examined: its arguments were parsed, which is done once.
     """
 
     kind: str
@@ -76,10 +76,10 @@ class _Block:
     was_examined: bool = False
 
     def is_complete(self) -> bool:
-        """Tell whether nothing will come for a block that has another behind it.
+        """Return whether a block that is followed by another one is complete.
 
-        Arguments that are no JSON yet, although the next call has begun, are mixed with
-        that one's: then only the end of the answer tells.
+        If arguments are no JSON although the next call has begun, pieces of both are
+        mixed, and only the end of the answer completes them.
         """
         if self.kind != "tool_use":
             return True
@@ -89,7 +89,7 @@ class _Block:
         return self.arguments(empty=None) is not None
 
     def tell(self) -> str:
-        """Return the text that no event has told, and mark it as told."""
+        """Return the text that is in no event yet, and mark it as told."""
         if self.kind == "tool_use":
             self.told += self.waiting
         text = "".join(self.waiting)
@@ -100,7 +100,7 @@ class _Block:
         """Return the arguments of a call; None if they are no JSON object.
 
         Args:
-            empty: what is returned if there are none.
+            empty: the result if there are no arguments.
         """
         text = "".join([*self.told, *self.waiting])
         if not text.strip():
@@ -112,14 +112,12 @@ class _Block:
 
 
 class MessagesWriter:
-    """Makes one answer: by ``begin``, ``feed`` and ``finish`` or ``fail``, or ``whole``.
-
-    The name of an event in a stream is its ``type``.
+    """Writes one answer, as a stream (``begin``, ``feed``, ``finish``) or whole.
 
     Args:
-        asked: the request, in the form of the Messages API.
-        translation: what became of it.
-        model: the name of the model that the answer shall bear.
+        asked: the request of the Messages API.
+        translation: its translation.
+        model: the name of the model in the answer.
         make_id: makes an id with a prefix.
     """
 
@@ -146,12 +144,12 @@ class MessagesWriter:
     # A stream
 
     def begin(self) -> list[Object]:
-        """Return the events that go before the model's first word."""
+        """Return the events before the model's first text."""
         message = self._message([], None, None)
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def feed(self, chunk: Object) -> list[Object]:
-        """Return what a ``chat.completion.chunk`` adds to the answer, as events."""
+        """Return the events for a ``chat.completion.chunk``."""
         self._take(chunk, "delta")
         return self._events(is_end=False)
 
@@ -159,7 +157,7 @@ class MessagesWriter:
         """Return the events that end the answer, after its last chunk.
 
         Args:
-            usage: the provider's, in the form of Chat Completions.
+            usage: the provider's usage, in the form of Chat Completions.
         """
         events = self._events(is_end=True)
         if self._fault:
@@ -169,7 +167,7 @@ class MessagesWriter:
         return [*events, end, {"type": "message_stop"}]
 
     def fail(self, kind: str, message: str) -> list[Object]:
-        """Return the event that ends an answer which failed; none goes behind it."""
+        """Return the last event of a failed answer."""
         return [{"type": "error", "error": {"type": kind, "message": message}}]
 
     # A whole answer
@@ -177,10 +175,11 @@ class MessagesWriter:
     def whole(self, completion: Object) -> Object:
         """Return a ``chat.completion`` as a message.
 
-        A call that the bound on the output cut off is left out: its stop reason tells.
+        A call that the bound on the output has cut off is left out; the stop reason shows
+        it.
 
         Raises:
-            ValueError: it has no form as a message; the text says why.
+            ValueError: it cannot be translated; the text says why.
         """
         self._take(completion, "message")
         reason = self._stop_reason()
@@ -202,10 +201,10 @@ class MessagesWriter:
             raise ValueError(self._fault)
         return self._message(content, reason, completion.get("usage"))
 
-    # What the provider says
+    # Input from the provider
 
     def _take(self, answer: Object, key: str) -> None:
-        """Add what an answer, or a chunk of one, says; the key is of its message."""
+        """Add the content of an answer or a chunk; ``key`` is that of its message."""
         choice = choice_in(answer)
         said = choice.get(key)
         if isinstance(said, dict):
@@ -265,15 +264,15 @@ class MessagesWriter:
             return "stop_sequence"
         if self._is_refusal:
             return "refusal"
-        # OpenAI says "stop" behind a call that was asked for by its name.
+        # OpenAI gives "stop" after a call that the request forced by its name.
         if self._reason in ("end_turn", "tool_use"):
             return "tool_use" if self._has_calls else "end_turn"
         return self._reason
 
-    # What the client is told
+    # Output to the client
 
     def _events(self, *, is_end: bool) -> list[Object]:
-        """Return what the client can be told now (rule 1)."""
+        """Return the events that can be sent now (rule 1)."""
         events: list[Object] = []
         while self._blocks:
             block = self._blocks[0]
@@ -304,10 +303,10 @@ class MessagesWriter:
         if block.kind == "text":
             return {"type": "text", "text": ""}
         if block.kind == "thinking":
-            # No signature: Claude Code takes it so, and a request's is dropped.
+            # Without a signature: Claude Code accepts that, and requests' are dropped.
             return {"type": "thinking", "thinking": "", "signature": ""}
         call_id = block.id
-        if not call_id or call_id in self._ids:  # a result could not name it
+        if not call_id or call_id in self._ids:  # a result could not refer to it
             call_id = self._make_id("toolu")
         self._ids.add(call_id)
         return {"type": "tool_use", "id": call_id, "name": block.name, "input": {}}
@@ -328,14 +327,14 @@ class MessagesWriter:
 
 
 def _shows_thinking(asked: object) -> bool:
-    """Tell whether a client asked to see what the model thinks; others may not know how."""
+    """Return whether the request asks for thinking; other clients may not read it."""
     if not isinstance(asked, dict) or asked.get("display") == "omitted":
         return False
     return asked.get("type") in ("enabled", "adaptive")
 
 
 def _usage(reported: object) -> Object:
-    """Return a provider's usage in the form of the Messages API; none is told as 0."""
+    """Return a provider's usage in the form of the Messages API; 0 if it has none."""
     used = usage_of(reported) or Usage(0, 0)
     cached = min(used.cached, used.prompt)
     return {

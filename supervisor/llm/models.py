@@ -1,7 +1,7 @@
-"""Models of clients: which one a client gets, and the call that is made of its request.
+"""Models of clients: the choice of a client's model, and the call for its request.
 
-A model is a question of rights: the default one for the effective top-level view, the
-restricted one for all others (spec L6), a child's own by its policy.
+A client's rights choose its model: the default one for the effective top-level view, the
+restricted one otherwise (spec L6), or the model of a child's policy.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 
 class Models:
-    """The models of ``[llm]``, as clients may ask them.
+    """The models of ``[llm]``, for clients.
 
     Args:
-        parts: of the host.
+        parts: the host's parts.
         section: the configuration, which holds no key.
-        providers: by the name of the model that has its own; None: that of ``[llm]``.
-        accounts: who pays.
+        providers: model with a provider of its own -> provider; None: that of ``[llm]``.
+        accounts: the accounts of clients.
 
     Attributes:
         gateway: makes the calls.
         presets: system prompts by name.
         default: the provider of ``[llm]`` itself.
-        redactor: takes secrets out of answers.
-        fs: has the account of the host's descriptors.
-        budget: has that of the memory of requests.
-        log: of the host.
+        redactor: removes secrets from answers.
+        fs: the file system, with the account of the host's descriptors.
+        budget: the account of the memory of requests.
+        log: the host's log.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Models:
         self._told_dropped: set[str] = set()
 
     def models_of(self, client: Client) -> frozenset[str]:
-        """Return the models that a client may ask, and leave to others (A5).
+        """Return the models that a client may use, and pass to nested clients (A5).
 
-        The restricted one is another's only by a voluntary drop: a client
-        that was given a model without the top-level right would have one more (I8).
+        The restricted model is added only for a client with the top-level right: another
+        client with a model of its own would gain a second one (I8).
         """
         own = self.model_name(client, claim=True)
         found = {own, self.model_name(client, claim=False)}
@@ -99,19 +99,19 @@ class Models:
         return frozenset(found)
 
     def model_for(self, client: Client, api: str, asked: str | None) -> str:
-        """Return the model that a program of a client gets at a door (spec MD4).
+        """Return the model for a request at the endpoint (spec MD4).
 
         Args:
-            client: whose.
-            api: that it asks by.
-            asked: the name that it gives; None for none.
+            client: the client.
+            api: the API of the request.
+            asked: the model's name in the request; None for none.
         """
         allowed = self.models_of(client)
         if asked in allowed:
             return str(asked)
         policy = client.policy
         if policy.top_level and policy.model is None and asked is not None:
-            found = _aliased(self.section.alias, asked)
+            found = _resolve_alias(self.section.alias, asked)
             if found is not None:
                 return found
         if policy.model is None and not policy.top_level:
@@ -119,12 +119,12 @@ class Models:
         return self.model_name(client, claim=True)
 
     def has_tools(self, preset: str) -> bool:
-        """Tell whether a model with this preset may call tools."""
+        """Return whether a model with this preset may call tools."""
         section = self.section.presets.get(preset)
         return section is not None and section.tools
 
     def model_name(self, client: Client, *, claim: bool) -> str:
-        """Return the model that a client is given (spec L6)."""
+        """Return the model of a client in a view (spec L6)."""
         policy = client.policy
         restricted = self.section.restricted_model_for(CHAT.name)
         if policy.top_level:
@@ -134,7 +134,7 @@ class Models:
         return policy.model or restricted
 
     def model(self, name: str) -> Model:
-        """Return a model by a name of the configuration, or a provider's own."""
+        """Return a model by its name in the configuration or at its provider."""
         section = self.section
         known = section.models.get(name)
         quota = section.quota
@@ -163,13 +163,13 @@ class Models:
         claim: bool,
         size_bytes: int | None = None,
     ) -> Call:
-        """Return the call that a client's messages make, by the rules for it.
+        """Return the call for a client's messages.
 
         Args:
-            client: who asks.
+            client: the client.
             messages: the conversation.
             claim: ``is_top_level``.
-            size_bytes: of what they say, where somebody has counted it.
+            size_bytes: size of its texts, if it is known.
         """
         section = self.section
         body: dict[str, object] = {"messages": list(messages)}
@@ -178,7 +178,7 @@ class Models:
         size = size_bytes
         if size is None:
             size = sum(len(message["content"].encode()) for message in messages)
-        return self.prepared(
+        return self.call_for_body(
             client,
             self.model_name(client, claim=claim),
             body,
@@ -186,7 +186,7 @@ class Models:
             max_tokens=section.max_tokens,
         )
 
-    def prepared(
+    def call_for_body(
         self,
         client: Client,
         model: str,
@@ -196,15 +196,15 @@ class Models:
         max_tokens: int | None,
         node: Node | None = None,
     ) -> Call:
-        """Return a call of a body that was made elsewhere.
+        """Return the call for a request body.
 
         Args:
-            client: who asks.
-            model: a name, as ``model`` takes it.
+            client: the client.
+            model: the model's name.
             body: the request.
-            size: of its messages and all else that is forwarded.
+            size: size of everything that is passed on.
             max_tokens: most tokens of output; None for no bound.
-            node: pays; None for the client's own.
+            node: the node that pays; None for the client's own.
         """
         found = self.model(model)
         encode = partial(encode_chat, found, body)
@@ -224,12 +224,12 @@ class Models:
         """Return a call without a bound on its output.
 
         Args:
-            client: who asks.
-            model: who is asked.
-            api: by which API.
-            size: of all that is forwarded.
+            client: the client.
+            model: the model.
+            api: the API.
+            size: size of everything that is passed on.
             encode: see ``Call``.
-            node: pays; None for the client's own.
+            node: the node that pays; None for the client's own.
         """
         self.accounts.begin_window()
         return Call(
@@ -248,12 +248,12 @@ class Models:
         )
 
     def note_dropped(self, client: Client, api: Api, names: tuple[str, ...]) -> None:
-        """Count members of a request that were left out; tell it once for a child.
+        """Count members that were left out of a request; report once for each child.
 
         Args:
-            client: whose.
-            api: of the door.
-            names: of them (spec MD2).
+            client: the client.
+            api: the API of the request.
+            names: names of the members (spec MD2).
         """
         if not names:
             return
@@ -268,7 +268,7 @@ class Models:
             self.log.write("INFO", text, child_id=child_id)
 
     def config_json(self) -> bytes:
-        """Return what LLM_CONFIG answers: the contract's keys and no other (L13)."""
+        """Return the answer to LLM_CONFIG, with the contract's keys only (L13)."""
         section = self.section
         weights = section.quota.weights
         return msgspec.json.encode(
@@ -287,11 +287,11 @@ class Models:
         )
 
     def forget(self, client: Client) -> None:
-        """Forget what was told of a client that is gone."""
+        """Forget the reports about a client that is gone."""
         self._told_dropped.discard(client.id)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what this holds of the host's descriptors."""
+        """Yield each descriptor, with a word for it."""
         for one in self._providers.values():
             yield from one.descriptors()
         yield from self.accounts.spending.descriptors()
@@ -301,8 +301,8 @@ def _weights(section: WeightsSection) -> Weights:
     return Weights(section.input, section.cached, section.output, section.cache_write)
 
 
-def _aliased(alias: Mapping[str, str], asked: str) -> str | None:
-    """Return the model that a name stands for; of several patterns the longest counts."""
+def _resolve_alias(alias: Mapping[str, str], asked: str) -> str | None:
+    """Return the model of an alias; of several patterns the longest is used."""
     for pattern in sorted(alias, key=len, reverse=True):
         if fnmatchcase(asked, pattern):
             return alias[pattern]

@@ -1,7 +1,7 @@
-"""A request that is sent on by the API that it came by: what of it is changed (spec MD2).
+"""Changes to a request that is passed on in its own API (spec MD2).
 
-Its model, the bound on its output, and what the host needs to meter it; all else goes on
-byte for byte.
+Its model, the bound on its output, and members that the host needs to meter it; the rest
+is sent byte for byte.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LEAST_BUDGET = 1024
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What becomes of requests.
+    """The changes to requests for one model.
 
     Attributes:
-        api: by which they are asked.
-        model: that they go to.
-        temperature: for those that name none; None leaves them as they are.
-        drops_hosted_tools: tools that the provider runs itself are left out.
+        api: the API.
+        model: the model.
+        temperature: the temperature for requests without one; None sets none.
+        drops_hosted_tools: leave out tools that the provider runs itself.
     """
 
     api: Api
@@ -39,11 +39,11 @@ class Changes:
     drops_hosted_tools: bool = False
 
     def encode(self, request: JsonRequest, bound: int | None) -> bytes:
-        """Return a request as it is sent.
+        """Return the bytes to send for a request.
 
         Args:
-            request: as it came.
-            bound: the most tokens of output; None leaves the request's own.
+            request: the received request.
+            bound: most tokens of output; None leaves the request's own bound.
         """
         asked = request.value
         changes: dict[str, object] = {"model": self.model.id}
@@ -71,7 +71,7 @@ class Changes:
         changes: dict[str, object],
         without: set[str],
     ) -> None:
-        """Put the bound in, by the one name that the provider knows for it."""
+        """Set the bound, under the provider's name for it."""
         told = [asked[name] for name in self.api.bounds if asked.get(name) is not None]
         least = min((*told, *([] if bound is None else [bound])), default=None)
         name = self.model.bound_name if self.api is CHAT else self.api.bounds[0]
@@ -85,7 +85,7 @@ class Changes:
 def _drop_hosted_tools(
     api: Api, request: JsonRequest, changes: dict[str, object]
 ) -> None:
-    """Leave out what the provider runs, among the tools and in items that hold some."""
+    """Leave out the provider's tools, also in items that hold tools."""
     asked = request.value
     if any(map(is_hosted, asked.get("tools") or ())):
         tools = msgspec.json.decode(request.text_of("tools"))
@@ -108,7 +108,7 @@ def _without_hosted(tools: list[object]) -> list[object]:
 
 
 def _lower_budget(thinking: object, bound: int, changes: dict[str, object]) -> None:
-    """Lower the budget for thinking with the bound: it has to lie below it."""
+    """Lower the budget for thinking, which must be below the bound."""
     if not isinstance(thinking, dict):
         return
     budget = thinking.get("budget_tokens")

@@ -1,9 +1,9 @@
-"""How a host's model is opened: keys, providers, spending, the endpoint; and closed again.
+"""Opening a host's model: keys, providers, spending, the endpoint.
 
     async with open_llm(host, section, state_dir):
         ...
 
-Rule: keys pass through here into their providers and are kept nowhere else (I10).
+Rule: keys go from here into their providers, and are kept nowhere else (I10).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def _open_providers(
     section: LlmSection,
 ) -> tuple[dict[str | None, Provider], dict[str, keys.FileIdentity]]:
-    """Make every provider, with its key; also return the key files."""
+    """Return every provider, with its key, and the key files."""
     files: dict[str, keys.FileIdentity] = {}
 
     def key_of(path: str | None) -> str | None:
@@ -42,7 +42,7 @@ def _open_providers(
         key, files[path] = keys.read_key(path)
         return key
 
-    own = keys.take_from_environment()  # taken out of there even where a file is used
+    own = keys.take_from_environment()  # removed there even if a file is used
     key = key_of(section.api_key_file) or own
     base_url = section.base_url or provider.DEFAULT_BASE_URL
     turns = provider.Turns()
@@ -62,16 +62,16 @@ async def open_llm(
     state_dir: str | None = None,
     left: object = None,
 ) -> AsyncIterator[LlmService]:
-    """Offer the model to a host's children; it ends with the block.
+    """Offer the model to a host's children, for the length of the block.
 
     Args:
-        host: whose.
+        host: the host.
         section: the configuration.
-        state_dir: where spending is kept; None for nowhere.
-        left: what the program before has left of it; None if nothing.
+        state_dir: directory for spending; None to keep none.
+        left: the state from the program before; None if there is none.
 
     Raises:
-        HandoverError: what was left is another program's.
+        HandoverError: the state comes from another version of the program.
         OSError: a key or the state directory cannot be used; ``strerror`` says why.
     """
     await in_thread(provider.load)

@@ -1,13 +1,13 @@
-"""The output files of one LLM_CHAT: open before the call, written after it (spec L4).
+"""Output files of an LLM_CHAT: opened before the call, written after it (spec L4).
 
 Rules of this file.
 
-1. Before the call each is opened as it is, so that what cannot be written costs no call.
-2. A file that is published on close is opened anew, staged, when there is something to
-   write: a reader sees the old content or the whole new one (spec A3b).
-3. What did not come to be written is as it was: a file that was made for the check is
-   removed again.
-4. Files are closed in worker threads: a distant one may wait for long.
+1. Each file is opened before the call, unchanged, so that one that cannot be written costs
+   no call.
+2. A file that is published on close is opened again, staged, for writing: a reader sees the
+   old content or the complete new one (spec A3b).
+3. If nothing is written, a file that was made by the first open is removed.
+4. Files are closed in worker threads: a distant one may take long.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class OutputsError(Exception):
-    """An output cannot be written; ``reply`` says so."""
+    """An output cannot be written; ``reply`` is the reply line."""
 
     def __init__(self, reply: bytes) -> None:
         super().__init__(reply)
@@ -43,7 +43,7 @@ class Outputs:
     """The output files of one call.
 
     Args:
-        caller: whose.
+        caller: the client and its session.
         claim: the effective view.
     """
 
@@ -60,7 +60,7 @@ class Outputs:
         with trio.CancelScope(shield=True):  # bounded: a few removals
             for file in self._files:
                 if file.fileno in self._caller.client.files:
-                    with suppress(OSError):  # it is gone all the same
+                    with suppress(OSError):  # the file is closed in any case
                         await self._caller.fs.abandon_waiting(file)
             for name, identity in self._made:
                 await self._remove(name, identity)
@@ -69,7 +69,7 @@ class Outputs:
         """Open every file without changing it.
 
         Raises:
-            OutputsError: one cannot be.
+            OutputsError: a file cannot be opened.
         """
         for name in names:
             self._files.append(await self._open(name))
@@ -97,12 +97,12 @@ class Outputs:
             raise OutputsError(error(text)) from None
 
     async def write(self, data: bytes) -> None:
-        """Put the answer into every file, and close it.
+        """Write the answer into every file, and close it.
 
         Raises:
-            OutputsError: one could not be written; those before it are.
+            OutputsError: a file could not be written; earlier ones are written.
         """
-        self._made.clear()  # from here on they are not only a check
+        self._made.clear()  # from here on new files stay
         try:
             for file in tuple(self._files):
                 await self._write(file, data)
@@ -133,4 +133,4 @@ class Outputs:
             if mine:
                 await names.remove_waiting(client, name, claim=self._claim)
         except (OSError, AccessDeniedError, UnavailableError):
-            return  # somebody was quicker, or it cannot be reached any more
+            return  # it was removed, or cannot be reached any more

@@ -1,13 +1,10 @@
-"""What a provider sends in pieces, put together: the message of a choice, lists.
-
-How a delta is added to what is known.
+"""Merging the deltas of a provider's stream into messages and lists.
 
 Rules of this file.
 
-1. Nothing of a delta is kept but what is never changed: a writer that passes events on changes
-   them afterwards.
-2. To add a piece takes time in proportion to the piece, however much is known.
-3. Values that are kept are counted: each takes memory beside its text.
+1. Only immutable values of a delta are kept, for a writer later changes the events.
+2. Adding a piece takes time in proportion to the piece, not to the message.
+3. Kept values are counted: each takes memory beside its text.
 """
 
 from __future__ import annotations
@@ -15,17 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 JOINED = frozenset({"content", "refusal", "arguments", "reasoning_content"})
-"""Texts that come in pieces; any other text of a delta stands for itself."""
+"""Texts that come in pieces; other texts of a delta are complete."""
 
 Object = dict[str, Any]
 """A JSON object; its keys are the provider's."""
 
 
 def merge(known: Object, delta: Object) -> int:
-    """Add a delta to a message; return how many values are kept more than before.
-
-    Nothing of the delta itself is: events are passed on afterwards, and changed on the way.
-    """
+    """Add a delta to a message, without keeping the delta; return the new kept values."""
     size = len(known)
     more = 0
     for key, value in delta.items():
@@ -49,14 +43,14 @@ def merge(known: Object, delta: Object) -> int:
 
 
 def put(known: Object, key: str, value: object) -> int:
-    """Set a member as it came; return how many values are kept more than before."""
+    """Set a member; return the number of new kept values."""
     more = values_in(value) - (values_in(known[key]) if key in known else 0)
     known[key] = value
     return more
 
 
 def values_in(value: object) -> int:
-    """Return how many values a value is, those within it counted."""
+    """Return the number of values in a value, itself included."""
     count = 0
     ahead = [value]
     while ahead:
@@ -70,17 +64,17 @@ def values_in(value: object) -> int:
 
 
 class _Pieces(list[str]):
-    """A text that is not joined yet: adding to a string would copy it each time."""
+    """The pieces of a text: adding to a string would copy it each time."""
 
 
-def joined(value: object) -> object:
+def join_texts(value: object) -> object:
     """Return a message with its texts in one piece."""
     if isinstance(value, _Pieces):
         return "".join(value)
     if isinstance(value, dict):
-        return {key: joined(inner) for key, inner in value.items()}
+        return {key: join_texts(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [joined(inner) for inner in value]
+        return [join_texts(inner) for inner in value]
     return value
 
 
@@ -93,10 +87,10 @@ class _Items(list[object]):
 
 
 def _merge_list(before: object, pieces: list[object]) -> tuple[_Items, int]:
-    """Add pieces to a list; those with an ``index`` go to what has it already.
+    """Add pieces to a list; one with an ``index`` is merged into the item with it.
 
     Returns:
-        It, and how many values are kept more than before.
+        (the list, the number of new kept values).
     """
     known = before if isinstance(before, _Items) else _Items()
     more = 0
@@ -118,7 +112,7 @@ def _merge_list(before: object, pieces: list[object]) -> tuple[_Items, int]:
 
 
 def extend(known: Object, piece: Object) -> None:
-    """Add the lists of a piece to those that are known; what is no list is replaced."""
+    """Add the lists of a piece to the known ones; other members are replaced."""
     for key, value in piece.items():
         if isinstance(value, list):
             if not isinstance(known.get(key), list):

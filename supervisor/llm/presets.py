@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_PRESET = "general"
-"""What is used when neither a prompt nor a preset is given."""
+"""The preset for a request with neither prompt nor preset."""
 
 BUILT_IN: dict[str, str] = {
     "general": (
@@ -38,9 +38,9 @@ BUILT_IN: dict[str, str] = {
         " it, and no code fence."
     ),
 }
-"""The four that every host has; the configuration may change and add."""
+"""The presets of every host; the configuration may change them, and add others."""
 
 
 def presets(configured: Mapping[str, str]) -> dict[str, str]:
-    """Return the host's presets by name, what is configured before what is built in."""
+    """Return the host's presets by name; configured ones replace built-in ones."""
     return {**BUILT_IN, **configured}

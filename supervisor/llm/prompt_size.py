@@ -1,7 +1,7 @@
-"""How much a request says to a model: its bytes, messages, and parts that are not text.
+"""The size of a request: its bytes, messages, and parts that are not text.
 
-Two figures come of it (spec L10): the most tokens that a provider can count, which are
-reserved before a call, and an estimate, which is charged where no usage is reported.
+From it come the most tokens that a provider can count, which are reserved before a call,
+and an estimate, which is charged if no usage is reported (spec L10).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MESSAGE_TOKENS = 16
 """Most tokens that a message takes beside its text: role and separators take 3 to 7."""
 
 LIKELY_BYTES_PER_TOKEN = 3
-"""The estimate of spec MD5: most texts have a token for each three bytes at most."""
+"""The estimate of spec MD5: most texts have at most a token for each three bytes."""
 
 IMAGE_TOKENS = 2000
-"""Of a part that is not text: models of today count 85 to 1,600 for an image."""
+"""Tokens of a part that is not text: models count 85 to 1,600 for an image."""
 
 _TEXT_KEYS = frozenset({"type", "text", "refusal", "cache_control"})
-"""Keys of a part that is text; what has any other may name an image, a sound, a file."""
+"""Keys of a part that is text; a part with another key may be an image, a sound, a file."""
 
 _WORDS = frozenset(
     {
@@ -37,7 +37,7 @@ _WORDS = frozenset(
         *("reasoning", "reasoning_content", "reasoning_details", "annotations"),
     }
 )
-"""Keys of a message that stand for text; a table or list beneath any other may not."""
+"""Keys of a message with text; a table or list under another key may be no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class PromptSize:
     """The size of a prompt.
 
     Attributes:
-        size_bytes: of everything that is forwarded.
-        messages: how many there are.
-        other_parts: parts of them that are not text.
+        size_bytes: bytes of everything that is passed on.
+        messages: number of messages.
+        other_parts: number of their parts that are not text.
     """
 
     size_bytes: int
@@ -56,20 +56,20 @@ class PromptSize:
 
     @property
     def estimated_tokens(self) -> int:
-        """The estimate of spec L10: four bytes are a token."""
+        """The estimate of spec L10, with four bytes a token."""
         return tokens_of(self.size_bytes)
 
     def likely_tokens(self, image_tokens: int | None = None) -> int:
-        """Return what most texts take at most: three bytes are a token (spec MD5)."""
+        """Return the most tokens of most texts, with three bytes a token (spec MD5)."""
         return -(-self.size_bytes // LIKELY_BYTES_PER_TOKEN) + self._other_tokens(
             image_tokens
         )
 
     def most_tokens(self, image_tokens: int | None = None) -> int:
-        """Return the worst case of spec L10: each byte is a token.
+        """Return the worst case of spec L10, with each byte a token.
 
         Args:
-            image_tokens: for each part that is not text; None for the default.
+            image_tokens: tokens of each part that is not text; None for the default.
         """
         told = self.size_bytes + MESSAGE_TOKENS * self.messages
         return told + self._other_tokens(image_tokens)
@@ -81,7 +81,7 @@ class PromptSize:
 
 
 def size_of_body(body: Mapping[str, object]) -> PromptSize:
-    """Return the size of a request: every field counts, for a provider reads them all."""
+    """Return the size of a request with all its fields, which a provider reads."""
     messages = body.get("messages")
     found = messages if isinstance(messages, list) else []
     parts = sum(_other_parts(message) for message in found)
@@ -89,7 +89,7 @@ def size_of_body(body: Mapping[str, object]) -> PromptSize:
 
 
 def size_of_request(api: Api, request: JsonRequest) -> PromptSize:
-    """Return the size of a request that is sent on as it came."""
+    """Return the size of a request that is passed on untranslated."""
     if not api.streams:  # embeddings: texts, or lists of numbers of tokens
         return PromptSize(len(request.data), 0)
     said = request.value.get(api.items)
@@ -118,11 +118,11 @@ _HOLDERS = {
     "function_call_output": "output",
     "custom_tool_call_output": "output",
 }
-"""Types of those that hold parts, and where."""
+"""Type of item or part that holds parts -> the member with them."""
 
 
 def _parts_of(item: object) -> int:
-    """Return how many things in an item of Responses or Messages are not text."""
+    """Return the number of parts in an item that are not text."""
     found, left = 0, [item]
     while left:
         one = left.pop()
@@ -139,7 +139,7 @@ def _parts_of(item: object) -> int:
 
 
 def _other_parts(message: object) -> int:
-    """Return how many parts of a message are not text."""
+    """Return the number of parts of a message that are not text."""
     if not isinstance(message, dict):
         return 0
     found = sum(
@@ -153,10 +153,11 @@ def _other_parts(message: object) -> int:
 
 
 def _others_in(part: object) -> int:
-    """Return how many things a part has that are not text.
+    """Return the number of contents of a part that are not text.
 
-    A table that is no text is one, with the first table beneath it (``image_url``); each
-    further one, and what stands in a list (images in a tool's result), is one more.
+    A table that is no text counts as one together with the first table in it
+    (``image_url``); each further table, and each in a list (images in a tool's result),
+    counts as another.
     """
     found, left = 0, [(part, 1)]
     while left:
@@ -164,7 +165,7 @@ def _others_in(part: object) -> int:
         if isinstance(one, list):
             left += ((item, 1) for item in one)
         elif isinstance(one, str):
-            found += 1  # in a list: an address, say
+            found += 1  # in a list, such as an address
         elif isinstance(one, dict) and not one.keys() <= _TEXT_KEYS:
             found += count
             tables = [value for value in one.values() if isinstance(value, dict)]

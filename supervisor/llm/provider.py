@@ -1,14 +1,14 @@
-"""One provider: its address, its key, its client; requests go out, answer bytes come in.
+"""One provider: its address, key and client; sends requests, yields answer bytes.
 
 Rules of this file.
 
-1. It is the only module that holds a key.  What it raises and yields has passed the
-   redactor, or is passed through it by ``gateway`` before anybody sees it (I10).
-2. ``openai`` is imported here alone, by ``load``, in a worker thread: it takes half a
-   second.  Retries (429, 5xx, connections) are its business (spec L11).
-3. No body is read beyond a bound, that of an error neither.
-4. Requests are made ready one at a time: each takes the library some milliseconds, and
-   Trio would make a hundred of them ready before anybody else had a turn (spec L14).
+1. No other module holds a key.  The redactor is applied to its errors and results here or
+   in ``gateway``, before another part sees them (I10).
+2. ``openai`` is imported only here, by ``load``, in a worker thread: it takes half a second.
+   It does the retries (429, 5xx, connections; spec L11).
+3. A body is read up to a bound, also that of an error.
+4. Requests are prepared one at a time: each takes the library some milliseconds, and Trio
+   would prepare a hundred of them before other tasks run (spec L14).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ OPENAI_HOST = "api.openai.com"
 DEFAULT_BASE_URL = f"https://{OPENAI_HOST}/v1"
 
 MAX_RETRIES = 2
-"""After the first try; with the library's growing pauses, two bridge a few seconds.  Where
-programs of a child ask by themselves, it is theirs to try again (spec MD6)."""
+"""Tries after the first; with the library's growing pauses they bridge a few seconds.
+Programs that use the endpoint retry by themselves (spec MD6)."""
 
 MESSAGES_VERSION = "2023-06-01"
-"""The version of the Messages API that is asked for where a child names none."""
+"""The version of the Messages API for requests without one."""
 
 MOST_DIGITS = 6
 """Longest ``retry-after`` that is passed on, in digits: eleven days."""
 
 MAX_ERROR_BYTES = 65_536
-"""Longest body of a refusal that is read for its one line."""
+"""Longest body of a refusal that is read."""
 
 
 UNTOLD = tuple(
@@ -53,18 +53,18 @@ UNTOLD = tuple(
         "Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async",
     )
 )  # fmt: skip
-"""Headers in which the library tells what machine this is.  It is nobody's business, and
-they are half of the headers of a request."""
+"""Headers in which the library describes this machine, which are not sent: they are half of
+the headers of a request."""
 
 
 class CallError(Exception):
     """A call failed (spec L11).
 
     Attributes:
-        reason: why; not redacted and not one line yet.
-        status: the provider's HTTP status; 0 where there was none.
+        reason: the reason; not redacted and not one line yet.
+        status: the provider's HTTP status; 0 without one.
         retry_after_s: the provider's ``retry-after``, in seconds; None for none.
-        code: the provider's word for it, not checked yet; empty for none.
+        code: the provider's code, not checked yet; empty for none.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class CallError(Exception):
 
 
 def load() -> None:
-    """Import what calls need (for a worker thread)."""
-    # The library would log prompts to stderr where this is set.
+    """Import the modules that calls need; for a worker thread."""
+    # With this variable the library would log prompts to stderr.
     os.environ.pop("OPENAI_LOG", None)
-    # What these would import by themselves, but with the first call, in Trio's thread.
+    # Modules that these would import in the first call, in the Trio thread.
     import encodings.idna  # noqa: PLC0415
 
     import anyio._backends._trio  # noqa: PLC0415
@@ -98,7 +98,7 @@ def load() -> None:
     del anyio, encodings, openai
 
 
-def stripped(url: str) -> str:
+def strip_url(url: str) -> str:
     """Return an address without credentials, query and fragment (spec L13)."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
@@ -106,7 +106,7 @@ def stripped(url: str) -> str:
 
 
 def credentials_of(url: str) -> Iterator[str]:
-    """Yield what is secret in an address."""
+    """Yield the secret parts of an address."""
     parts = urlsplit(url)
     user, at, _ = parts.netloc.rpartition("@")
     if at:
@@ -122,35 +122,35 @@ def credentials_of(url: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Request:
-    """A request on its way.
+    """A request of one call.
 
     Attributes:
-        is_sent: it has gone out whole, and was not refused: it may cost something.
+        is_sent: it was sent completely and not refused, so it may cost something.
     """
 
     is_sent: bool = False
 
 
 class Provider:
-    """A server that models are asked at.
+    """A server of models.
 
     Args:
         base_url: its address.
-        key: what it wants; None for nothing.
+        key: its key; None for none.
         turns: shared by all providers of a host (rule 4).
 
     Attributes:
         base_url: its address, without credentials.
-        bound_name: what it is taken to call the bound on the output.  OpenAI's newer
-            models know ``max_completion_tokens`` alone, and its older ones know it too;
-            servers that speak like it began with ``max_tokens``, which some still want.
-        apis: what its models are taken to speak where nothing is configured.
-        has_key: whether calls carry a key.
-        secrets: what must not show anywhere.
+        bound_name: its default member for the bound on the output.  All models of OpenAI
+            know ``max_completion_tokens``; some compatible servers know only
+            ``max_tokens``.
+        apis: the default APIs of its models.
+        has_key: whether calls have a key.
+        secrets: texts that must be redacted.
     """
 
     def __init__(self, base_url: str, key: str | None, turns: Turns) -> None:
-        self.base_url = stripped(base_url)
+        self.base_url = strip_url(base_url)
         self.has_key = key is not None
         is_openai = urlsplit(base_url).hostname == OPENAI_HOST
         self.bound_name = "max_completion_tokens" if is_openai else "max_tokens"
@@ -163,9 +163,11 @@ class Provider:
         self._sockets = wire.Sockets()
         self._http = httpx2.AsyncClient(
             timeout=None,
-            transport=wire.Transport(base_url, turns.end, self._sent, self._sockets),
-            follow_redirects=False,  # the key goes where it is meant to go
-            event_hooks={"response": [self._answered]},
+            transport=wire.Transport(
+                base_url, turns.end, self._note_sent, self._sockets
+            ),
+            follow_redirects=False,  # the key goes to the configured address only
+            event_hooks={"response": [self._note_answer]},
         )
         omit = openai.Omit()
         self._client = openai.AsyncOpenAI(
@@ -175,18 +177,18 @@ class Provider:
             timeout=None,
             http_client=self._http,
             default_headers={
-                # What the host's environment says about accounts goes to OpenAI only.
+                # Accounts in the host's environment go to OpenAI only.
                 **({} if is_openai else _no_account(omit)),
                 **dict.fromkeys((*_ambient_headers(), *UNTOLD), omit),
                 "Authorization": f"Bearer {key}" if key else omit,
-                # A small body could become a large one.
+                # A small compressed body could become a large one.
                 "Accept-Encoding": "identity",
             },
         )
         base = self._client.base_url
         path, query, asked = base.raw_path.partition(b"?")
-        # Whole, for the library to parse it once less in each call, and because it
-        # would put the path behind a query.
+        # Complete addresses: the library parses them once less in each call, and would
+        # append the path after a query.
         self._urls = {
             api.path: str(
                 base.copy_with(
@@ -218,11 +220,11 @@ class Provider:
         """Send a request; yield the bytes of the answer as they come.
 
         Args:
-            api: by which.
-            body: its JSON.
-            request: is told what becomes of it.
-            headers: of the API, beside the host's own.
-            max_retries: how often it is tried again.
+            api: the API.
+            body: the JSON of the request.
+            request: gets the state of the request.
+            headers: headers of the API, beside the host's own.
+            max_retries: number of tries after the first.
 
         Raises:
             CallError: the provider refused, cannot be reached, or broke off.
@@ -260,7 +262,7 @@ class Provider:
         source = response.extensions[wire.STREAM] if plain else response.aiter_bytes()
         pieces = aiter(source)
         try:
-            with wire.errors_translated():
+            with wire.translate_errors():
                 yield pieces
         except (httpx2.HTTPError, httpx2.StreamError) as why:
             raise BrokenOffError(f"broken off: {_cause_text(why)}") from None
@@ -271,20 +273,20 @@ class Provider:
     def _headers_of(self, api: Api) -> dict[str, Any]:
         return self._message_headers if api is MESSAGES else self._headers
 
-    def _sent(self) -> None:
-        """Record that the current task's request has gone out whole."""
+    def _note_sent(self) -> None:
+        """Record that the current task's request was sent completely."""
         self._requests[trio.lowlevel.current_task()].is_sent = True
 
-    async def _answered(self, response: Any) -> None:
+    async def _note_answer(self, response: Any) -> None:
         """Record an answer's status; bound the body of an error."""
         is_refused = response.status_code >= 300
         self._requests[trio.lowlevel.current_task()].is_sent = not is_refused
-        if is_refused:  # the library reads it whole
+        if is_refused:  # the library reads the whole body
             _, _, wire = _libraries()
             response.stream = wire.BoundedBody(response.stream, MAX_ERROR_BYTES)
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what the client holds of the process's descriptors."""
+        """Yield the descriptors of the client."""
         for fd in self._sockets.numbers():
             yield fd, "model provider"
 
@@ -294,7 +296,7 @@ class Provider:
 
 
 class Turns:
-    """Whose request is being made ready (rule 4)."""
+    """Turns for preparing a request (rule 4)."""
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
@@ -306,7 +308,7 @@ class Turns:
         self._whose = trio.lowlevel.current_task()
 
     def end(self) -> None:
-        """Let the next one begin, if this task has not done so yet."""
+        """End this task's turn, unless it has ended already."""
         if self._whose is trio.lowlevel.current_task():
             self._whose = None
             self._lock.release()
@@ -324,8 +326,8 @@ def _libraries() -> tuple[Any, Any, Any]:
 def _ambient_headers() -> list[str]:
     """Return the headers that the library would take from the host's environment.
 
-    They may be keys, and would go to every address: the configuration alone says what
-    goes where (spec L13).
+    They may be keys, and would go to every address; only the configuration decides that
+    (spec L13).
     """
     lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
     return [
@@ -344,7 +346,7 @@ def _retry_after_s(text: str) -> int | None:
 
 
 def _refusal_text(why: Any) -> str:
-    """Return the provider's own words for a refusal, or its status alone."""
+    """Return the provider's text of a refusal, or its status."""
     body = why.body
     message = body.get("message") if isinstance(body, dict) else None
     if not message:
@@ -360,7 +362,7 @@ def _refusal_text(why: Any) -> str:
 
 
 def _cause_text(why: BaseException) -> str:
-    """Return the first words that an error, or what caused it, has to say."""
+    """Return the first text of an error or its causes."""
     seen: BaseException | None = why.__cause__ or why
     while seen is not None:
         text = str(seen)

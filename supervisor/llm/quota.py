@@ -1,13 +1,12 @@
-"""The quota tree: what calls may cost, what they have cost, and who pays.
+"""The quota tree: limits and costs of calls, for each client and its ancestors.
 
-Pure and synchronous bookkeeping; nothing here waits, opens or imports Trio.
+Pure bookkeeping, without I/O and Trio.
 
 Rules of this file.
 
 1. A call reserves its worst case at the node of its client and at every ancestor before
-   it is made, and settles what it cost at the same nodes afterwards (spec L10, I7).
-2. A node without a limit of its own is counted, and asks its nearest ancestor that has
-   one (spec L9).
+   it is made, and settles its cost at the same nodes afterwards (spec L10, I7).
+2. A node without a limit of its own reports its nearest ancestor with one (spec L9).
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_FACTORS = 64
-"""Models of which an account knows how their providers count; the oldest is forgotten."""
+"""Most models with a factor in one account; the oldest is forgotten."""
 
 MOST_ALONE = 1 << 31
-"""Most tokens of output of a call that goes alone, where output costs nothing."""
+"""Most tokens of output of a call that runs alone, if output costs nothing."""
 
 BYTES_PER_TOKEN = 4
 """The estimate of spec L10: four bytes of text are a token."""
@@ -36,18 +35,18 @@ class QuotaError(Exception):
 
 
 class HeldQuotaError(QuotaError):
-    """It would, but for calls under way, which hold what is left until they end."""
+    """Present calls hold the rest of the quota until they end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a token of each kind costs (spec L8).
+    """The costs of tokens by kind (spec L8).
 
     Attributes:
-        input: a token of the prompt.
-        cached: one that the provider had cached.
-        output: one of the completion, reasoning included.
-        cache_write: one that the provider puts into its cache; None: as ``input``.
+        input: cost of a token of the prompt.
+        cached: cost of a token that the provider had cached.
+        output: cost of a token of the completion, reasoning included.
+        cache_write: cost of a token that the provider caches now; None: as ``input``.
     """
 
     input: float = 1.0
@@ -57,25 +56,25 @@ class Weights:
 
     @property
     def written(self) -> float:
-        """What a token costs that the provider puts into its cache."""
+        """The cost of a token that the provider caches now."""
         return self.input if self.cache_write is None else self.cache_write
 
     @property
     def prompt(self) -> float:
-        """The most that a token of a prompt can cost."""
+        """The highest cost of a token of a prompt."""
         return max(self.input, self.written)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a call took, in tokens, as the provider reports it.
+    """The tokens of a call, from the provider's report.
 
     Attributes:
-        prompt: all of it, cached tokens included.
-        completion: all of it, reasoning included.
-        cached: of the prompt, those that the provider had cached.
-        cache_write: of the prompt, those that it has put into its cache.
-        reasoning: of the completion, those that are not shown.
+        prompt: tokens of the prompt, cached ones included.
+        completion: tokens of the completion, reasoning included.
+        cached: tokens of the prompt that the provider had cached.
+        cache_write: tokens of the prompt that it has cached now.
+        reasoning: tokens of the completion that are not shown.
     """
 
     prompt: int
@@ -97,7 +96,7 @@ class Usage:
 
 
 def tokens_of(size_bytes: int) -> int:
-    """Estimate the tokens of so many bytes of text (spec L10)."""
+    """Return an estimate of the tokens of a text's bytes (spec L10)."""
     return -(-size_bytes // BYTES_PER_TOKEN)
 
 
@@ -105,16 +104,16 @@ class Node:
     """One client's account, or the host's.
 
     Args:
-        parent: who pays as well; None for the host's.
-        limit: weighted tokens; None for none of its own.
-        max_calls: calls that may count; None for any number.
+        parent: the node that pays as well; None for the host's.
+        limit: most weighted tokens; None for no limit of its own.
+        max_calls: most calls; None for any number.
 
     Attributes:
-        tokens: weighted tokens that calls have cost, and may cost.
-        calls: calls that counted, and those that are being made.
-        refusals: calls in a row for which nothing was left (spec MD6).
-        factors: how many times the worst case of a prompt a provider has counted, by
-            model (spec MD5).
+        tokens: account of weighted tokens, used and reserved.
+        calls: account of calls, made and being made.
+        refusals: refused calls in a row (spec MD6).
+        factors: model -> factor by which its provider exceeded the worst case of a prompt
+            (spec MD5).
     """
 
     __slots__ = ("calls", "factors", "parent", "refusals", "tokens")
@@ -141,17 +140,17 @@ class Node:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no call can be paid here, whatever becomes of those under way."""
+        """Whether ended calls alone have used up the quota."""
         return self.calls.is_used_up or self.tokens.is_used_up
 
     def factor(self, model: str) -> float:
-        """Return how many times the worst case of a prompt may be counted (spec MD5)."""
+        """Return the factor for the worst case of a prompt (spec MD5)."""
         return max(1.0, *(node.factors.get(model, 1.0) for node in self.path()))
 
     def learn(self, model: str, factor: float) -> None:
-        """Record what a provider has counted, here and at every account with a limit.
+        """Record a provider's factor, here and at every account with a limit.
 
-        So a new child of the same account is reserved for as the one before it was.
+        So a new child of the same account reserves enough from its first call.
         """
         for node in self.path():
             is_account = node is self or node.tokens.limit is not None
@@ -161,10 +160,10 @@ class Node:
                 if len(node.factors) > MOST_FACTORS:
                     del node.factors[next(iter(node.factors))]
 
-    def shown(self) -> Node:
+    def reported_node(self) -> Node:
         """Return the node whose numbers this one reports (spec L9).
 
-        Its own without any limit above: it reports what it has spent itself.
+        It is this node if no ancestor has a limit.
         """
         for node in self.path():
             if node.tokens.limit is not None:
@@ -172,7 +171,7 @@ class Node:
         return self
 
     def forget_spending(self) -> None:
-        """Begin a new window; what is under way stays reserved."""
+        """Begin a new window; reservations of present calls stay."""
         self.tokens.used = 0.0
         self.calls.used = 0
         self.refusals = 0
@@ -187,14 +186,14 @@ class Node:
         """Reserve the worst case of a call here and at every ancestor (spec L10).
 
         Args:
-            prompt_tokens: the most that the prompt may take.
-            max_tokens: most tokens of output; None where nothing is configured.
-            weights: of the model.
-            likely_tokens: what the prompt will take by an estimate; None for the most.
+            prompt_tokens: most tokens of the prompt.
+            max_tokens: most tokens of output; None if none is configured.
+            weights: the model's weights.
+            likely_tokens: estimate of the prompt's tokens; None for the most.
 
         Raises:
-            QuotaError: nothing is left, or as many calls were made as may be.
-            HeldQuotaError: what is left is held by calls under way.
+            QuotaError: the quota of tokens or of calls is used up.
+            HeldQuotaError: present calls hold the rest of the quota.
         """
         if any(node.is_used_up for node in self.path()):
             self.refusals += 1
@@ -208,15 +207,15 @@ class Node:
     def _reserve_left(
         self, prompt: tuple[int, int], max_tokens: int | None, weights: Weights
     ) -> ReservedCall:
-        """Reserve a call where no node is used up.
+        """Reserve a call if no node is used up.
 
         Args:
-            prompt: tokens of the prompt, the most and by an estimate.
+            prompt: tokens of the prompt: the most, and an estimate.
             max_tokens: see ``reserve``.
-            weights: of the model.
+            weights: the model's weights.
 
         Raises:
-            HeldQuotaError: what is left is held by calls under way.
+            HeldQuotaError: present calls hold the rest of the quota.
         """
         if any(calls.left < 1 for calls in self.calls.path()):
             raise HeldQuotaError
@@ -232,11 +231,11 @@ class Node:
             if granted == math.inf:  # no limit in the path, or output costs nothing
                 return ReservedCall(self, prompt_cost, None, prompt_tokens, weights)
             tokens = int(granted)
-            # Without a maximum all that remains is reserved, fractions of a token too.
+            # Without a maximum reserve all that is left, with fractions of a token.
             cost = left if max_tokens is None else prompt_cost + tokens * weights.output
             return ReservedCall(self, cost, tokens, prompt_tokens, weights)
-        # The worst case does not fit: it goes alone where it does not, and nothing is
-        # admitted there until it is settled (spec MD5).
+        # The worst case does not fit: the call runs alone at the nodes where it does not,
+        # which admit no other call until it is settled (spec MD5).
         wanted = prompt_cost + weights.output
         if any(tokens.left < wanted and tokens.reservations for tokens in path):
             raise HeldQuotaError
@@ -248,7 +247,7 @@ class Node:
 
 
 def _output_room(left: float, weights: Weights) -> float:
-    """Return how many tokens of output fit into what is left after the prompt."""
+    """Return the tokens of output that fit into the rest after the prompt."""
     if left == math.inf:
         return math.inf
     if left < 0.0:
@@ -262,20 +261,20 @@ class ReservedCall:
     """A call's worst case, reserved until it is settled.
 
     Args:
-        node: pays, with its ancestors; where less is left than the worst case, that is
-            reserved.
+        node: the node that pays, with its ancestors; a node with less left than the worst
+            case reserves its rest.
         worst_cost: weighted tokens.
-        max_tokens: what the output is held to; None for no bound.
-        prompt_tokens: what was reserved for the prompt.
-        weights: of the model.
+        max_tokens: the bound on the output; None for no bound.
+        prompt_tokens: tokens reserved for the prompt.
+        weights: the model's weights.
 
     Attributes:
-        amounts: each node that pays, with what was reserved there.
-        reserved: the most that was reserved at any node.
+        amounts: each node that pays, with its reserved amount.
+        reserved: the largest of these amounts.
         max_tokens: as above.
         prompt_tokens: as above.
         weights: as above.
-        cost: weighted tokens that were charged; None before the end.
+        cost: charged weighted tokens; None before the end.
     """
 
     __slots__ = (
@@ -310,16 +309,16 @@ class ReservedCall:
         self.cost: float | None = None
 
     def settle(self, usage: Usage, least: float = 0.0) -> float:
-        """Charge what the call took; return its weighted tokens.
+        """Charge the call's use; return its weighted tokens.
 
         Args:
-            usage: what was reported, or is estimated.
+            usage: the reported or estimated use.
             least: weighted tokens that are charged in any case.
         """
         return self._end(max(least, usage.cost(self.weights)), counts=True)
 
     def release(self) -> None:
-        """Charge nothing: the provider was not asked, or refused."""
+        """End without a charge: the call was not made, or refused."""
         self._end(0.0, counts=False)
 
     def _end(self, cost: float, *, counts: bool) -> float:
@@ -331,16 +330,16 @@ class ReservedCall:
 
 
 def status_text(node: Node) -> str:
-    """Return what LLM_CHAT's reply says of the quota (spec L7)."""
-    tokens = node.shown().tokens
+    """Return the text about the quota in LLM_CHAT's reply (spec L7)."""
+    tokens = node.reported_node().tokens
     if tokens.limit is None:
         return f"{tokens.used:.1f} weighted tokens (no limit)"
     return f"{tokens.used:.1f}/{int(tokens.limit)} weighted tokens"
 
 
 def quota_text(node: Node) -> str:
-    """Return what LLM_QUOTA answers (spec L9)."""
-    tokens = node.shown().tokens
+    """Return the answer to LLM_QUOTA (spec L9)."""
+    tokens = node.reported_node().tokens
     if tokens.limit is None:
         return status_text(node)
     used = 100.0 * tokens.used / tokens.limit if tokens.limit else 100.0

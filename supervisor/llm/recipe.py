@@ -1,8 +1,8 @@
-"""Recipes: what an agent needs to run behind the host's doors, as data.
+"""Recipes for agents: their command, environment, files and settings, as data.
 
-Each is a file of ``recipes/``.  Its texts hold places such as ``${OPENAI_BASE_URL}``,
+Each is a file of ``recipes/``.  Its texts hold variables such as ``${OPENAI_BASE_URL}``,
 which the host fills in when the child starts (``supervisor/children/environment.py``).
-``docs/reference/agents.md`` has the table of them, and ``tests/agents`` runs each.
+``docs/reference/agents.md`` has a table of them, and ``tests/agents`` runs each.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _SUFFIX = ".toml"
 
 
 class RecipeError(Exception):
-    """There is no such recipe, or no way to run that agent; the text says why."""
+    """There is no such recipe, or the agent cannot be run; the text says why."""
 
 
 class Off(msgspec.Struct, forbid_unknown_fields=True):
-    """How an agent's own sandbox, telemetry and updates are switched off."""
+    """How to switch off an agent's own sandbox, telemetry and updates."""
 
     own_sandbox: str
     telemetry: str
@@ -31,10 +31,10 @@ class Off(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Tried(msgspec.Struct, forbid_unknown_fields=True):
-    """What an agent did when it was tried: ``yes``, ``no`` or in part.
+    """The results of trying an agent: ``yes``, ``no`` or in part.
 
     Attributes:
-        as_user: how that went behind a host of an ordinary user.
+        as_user: the result with a host of an ordinary user.
     """
 
     starts: str
@@ -45,21 +45,21 @@ class Tried(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, forbid_unknown_fields=True):
-    """What one agent needs.
+    """The recipe of one agent.
 
     Attributes:
         agent: its name.
-        version_tried: the newest that was run; empty where none was.
-        command: program and arguments; ``TASK`` stands for what a user asks.
+        version_tried: the newest version that was run; empty for none.
+        command: program and arguments; ``TASK`` is replaced by the user's task.
         env: variables of the child.
         files: texts by path; each path begins with ``~/``.
-        off: how what it does of its own accord is switched off.
-        expose: paths that it has to see beside COMMAND's own installation.
-        limits: what does not work, or not as outside.
-        packages: what is installed, by registry.
+        off: how to switch off its own sandbox, telemetry and updates.
+        expose: paths that it must see beside COMMAND's own installation.
+        limits: features that do not work, or differ from outside.
+        packages: packages to install, by registry.
         llm: values of ``[llm]`` that it needs.
-        tried: what it did; None where it cannot be run.
-        reason: why it cannot be run; empty where it can.
+        tried: results; None if it cannot be run.
+        reason: why it cannot be run; empty if it can.
     """
 
     agent: str
@@ -75,8 +75,8 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True):
     tried: Tried | None = None
     reason: str = ""
 
-    def shown(self) -> dict[str, Any]:
-        """Return what a program reads of it."""
+    def row(self) -> dict[str, Any]:
+        """Return the recipe as a JSON object."""
         names = (
             "agent", "version_tried", "command", "env", "files", "off", "expose",
             "limits",
@@ -91,7 +91,7 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def recipe_names() -> list[str]:
-    """Return the agents that there is a recipe of, or a reason why there is none."""
+    """Return the agents with a recipe, or with a reason why there is none."""
     found = os.listdir(DIRECTORY)  # noqa: PTH208 - text
     return sorted(name.removesuffix(_SUFFIX) for name in found if _SUFFIX in name)
 
@@ -100,7 +100,7 @@ def read_recipe(agent: str) -> Recipe:
     """Return the recipe of an agent.
 
     Raises:
-        RecipeError: there is none.
+        RecipeError: there is no such recipe.
     """
     known = recipe_names()
     if agent not in known:
@@ -114,7 +114,7 @@ def usable_recipe(agent: str) -> Recipe:
     """Return the recipe of an agent that can be run.
 
     Raises:
-        RecipeError: there is none, or no way to run that agent.
+        RecipeError: there is no such recipe, or the agent cannot be run.
     """
     recipe = read_recipe(agent)
     if recipe.reason:

@@ -1,11 +1,11 @@
-"""An answer of the Responses API that is passed on: checked, metered, its gaps filled.
+"""The reader of answers of the Responses API: checked and completed.
 
 Rules of this file (spec MD3, MD5).
 
-1. An item begins once and ends once, and nothing comes behind the end of all; other orders
-   end the answer.
-2. What clients cannot do without is put in: an id of the response, and the end of each
-   item.  Codex takes its work from these ends alone.
+1. An item begins once and ends once, and nothing follows the end of the response; another
+   order ends the answer.
+2. Missing parts that clients need are added: an id of the response, and the end of each
+   item.  Codex only reads these ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ITEM_ENDS = frozenset({"response.output_item.added", "response.output_item.done
 """The events with which an item begins and ends."""
 
 _TEXTS = ("text", "arguments", "input", "refusal")
-"""Members of an item, or of its parts, that the model has written."""
+"""Members of an item or its parts with text of the model."""
 
 
 class ResponsesAnswer(AnswerReader):
@@ -85,7 +85,7 @@ class ResponsesAnswer(AnswerReader):
             check_count(self._ended, MAX_ITEMS, "items")
 
     def _end(self, event: Object) -> list[Object]:
-        """Take the last event; return it, after the ends of items that did not come."""
+        """Return the last event, after the missing ends of items."""
         response = _response_of(event)
         put_id(response, "resp", self._id)
         self._take_response(response)
@@ -124,7 +124,7 @@ class ResponsesAnswer(AnswerReader):
     def _take_response(self, response: Object) -> None:
         if response.get("usage") is not None:
             self._reported = response["usage"]
-            self.usage()  # before the event is passed on
+            self.usage()  # raises before the event is passed on
 
     def _finish_stream(self) -> Object:
         if not self._is_done:
@@ -144,10 +144,10 @@ def _response_of(event: Object) -> Object:
 
 
 def _failure(found: Object) -> ProviderError:
-    """Return what an event or a response says of its failure."""
+    """Return the error of a failed event or response."""
     holder = table_in(found, "response") or found
     table = table_in(holder, "error")
-    error = table or holder  # a bare event bears its code itself
+    error = table or holder  # an event without ``response`` has the code itself
     reason = error.get("message") or "no reason given"
     code = error.get("code") or table.get("type") or ""
     return ProviderError(str(reason), str(code))

@@ -5,7 +5,7 @@ Rules of this file.
 1. Responses has a list of items; Chat has messages.  The text and the calls of one answer
    are one message, and the results of its calls follow it directly: a provider refuses a
    call whose result stands elsewhere.
-2. What an answer says of itself (ids, states, annotations) is no part of the conversation.
+2. Ids, states and annotations of an answer are no part of the conversation, and dropped.
    Everything else is translated, or refused by name.
 3. Texts are joined once, at the end: time is in proportion to the request.
 """
@@ -23,9 +23,9 @@ from supervisor.llm.translation import (
     UntranslatableError,
     file_part,
     image_part,
+    join_parts,
     optional,
     place,
-    plain,
     refuse_unknown,
     required,
     text_part,
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from supervisor.llm.pieces import Object
 
 CUSTOM_INPUT = "input"
-"""The one parameter of a function that stands for a tool of type ``custom``."""
+"""The one parameter of a function that replaces a tool of type ``custom``."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What Chat Completions takes as the name of a function."""
+"""Names of functions that Chat Completions accepts."""
 
 _OF_ANSWERS = frozenset({"type", "id", "status", "annotations", "logprobs"})
-"""Fields that an answer has for its receiver (rule 2)."""
+"""Fields of an answer that are dropped (rule 2)."""
 
 _MESSAGE = _OF_ANSWERS | {"role", "content", "phase"}
 _CALL = _OF_ANSWERS | {"call_id", "name", "namespace", "arguments"}
 _CUSTOM_CALL = _OF_ANSWERS | {"call_id", "name", "namespace", "input"}
 _RESULT = _OF_ANSWERS | {"call_id", "name", "namespace", "output"}
 _TEXT = _OF_ANSWERS | {"text"}
-"""Fields of items and parts, each with those that are read."""
+"""Known fields of a text."""
 
 _TEXT_PARTS = frozenset({"input_text", "output_text"})
 
@@ -59,12 +59,12 @@ def chat_name(namespace: str | None, name: str, where: str) -> str:
     """Return the name that a function has in Chat Completions.
 
     Args:
-        namespace: the namespace that it is in; None for none.
+        namespace: its namespace; None for none.
         name: its name there.
         where: the place of the name in the request.
 
     Raises:
-        UntranslatableError: Chat takes no such name.
+        UntranslatableError: Chat does not accept the name.
     """
     found = name if namespace is None else f"{namespace}__{name}"
     if _NAME.fullmatch(found) is None:
@@ -78,13 +78,14 @@ class _Turn:
     """One message, and the results of its calls.
 
     Attributes:
-        role: of the message.
-        texts: what it says, joined at the end; for a user, see ``content``.
-        content: of a user's message.
-        refusal: in an assistant's message, why it does not answer.
-        calls: the functions that the assistant calls.
-        results: the messages with what the calls returned.
-        shown: parts of a user's message: a result has no images or files in Chat.
+        role: role of the message.
+        texts: its texts, joined at the end; for a user, see ``content``.
+        content: content of a user's message.
+        refusal: refusal of an assistant's message.
+        calls: the assistant's calls of functions.
+        results: messages with the results of the calls.
+        shown: images and files of results, for a user's message: Chat does not take them
+            in a result.
     """
 
     role: str
@@ -96,7 +97,7 @@ class _Turn:
     shown: list[Object] = field(default_factory=list)
 
     def messages(self) -> list[Object]:
-        """Return it in the form of Chat Completions."""
+        """Return the turn as messages of Chat Completions."""
         message: Object = {"role": self.role, "content": self.content}
         if self.role != "user":
             message["content"] = GAP.join(self.texts) if self.texts else None
@@ -136,7 +137,7 @@ class Conversation:
         self._turns[-1].texts.append(text)
 
     def add_user(self, content: str | list[Object]) -> None:
-        """Add what a user says."""
+        """Add a user's message."""
         self._turns.append(_Turn("user", content=content))
 
     def add_item(self, item: object, where: str) -> None:
@@ -173,7 +174,7 @@ class Conversation:
             self._add_said(content, at)
         elif role == "user":
             self.add_user(
-                content if isinstance(content, str) else plain(_parts(content, at))
+                content if isinstance(content, str) else join_parts(_parts(content, at))
             )
         else:
             self.add_system(_text(content, at))
@@ -220,7 +221,7 @@ class Conversation:
         output = item.get("output")
         if not isinstance(output, str):
             parts = _parts(output, place(where, "output"))
-            output = plain([part for part in parts if part["type"] == "text"])
+            output = join_parts([part for part in parts if part["type"] == "text"])
             if shown := [part for part in parts if part["type"] != "text"]:
                 said = f"What the call {call_id} returned:"
                 turn.shown += [text_part(said), *shown]
@@ -233,7 +234,7 @@ class Conversation:
         self.dropped["input.reasoning"] = None
 
     def _open_turn(self) -> _Turn | None:
-        """Return the assistant's turn that goes on; None once it has a result."""
+        """Return the assistant's unfinished turn; None once it has a result."""
         if not self._turns:
             return None
         last = self._turns[-1]
@@ -287,7 +288,7 @@ def _file(part: Object, where: str) -> Object:
 
 
 def _text(content: object, where: str) -> str:
-    """Return a content that can be nothing but text."""
+    """Return a content that must be text."""
     if isinstance(content, str):
         return content
     texts = []

@@ -3,10 +3,10 @@
 Rules of this file.
 
 1. Each field that is not null is translated, dropped and named in ``dropped``, or refused by
-   its name.  What the endpoint reads itself is passed over here.
-2. ``_FIELDS`` is the list of them, in the order in which they are translated: what chooses
-   among the tools needs to know them.
-3. Nothing is copied into each of many: the result is in proportion to the request.
+   its name.  Fields that the endpoint itself reads are skipped here.
+2. ``_FIELDS`` lists them in the order of their translation: the choice of a tool comes after
+   the tools.
+3. No text is repeated for each of many tools: the result is in proportion to the request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOOL_DEFAULTS: Object = {
     "async": False,
     "allowed_callers": ["direct"],
 }
-"""Fields of a tool that have no form, with the values that change nothing."""
+"""Fields of a tool that cannot be translated -> values that have no effect."""
 
 
 def translate_request(
@@ -55,11 +55,11 @@ def translate_request(
 
     Args:
         asked: the request, decoded; nothing in it is changed.
-        drops_hosted_tools: leave out tools that the provider would run itself, rather than
-            refuse the request.
+        drops_hosted_tools: leave out tools that the provider would run itself; else they
+            are refused.
 
     Raises:
-        UntranslatableError: Chat Completions has no form for something in it.
+        UntranslatableError: a part of it cannot be translated.
     """
     refuse_unknown(asked, _FIELDS)
     request = _Request(asked, drops_hosted_tools=drops_hosted_tools)
@@ -70,11 +70,11 @@ def translate_request(
 
 
 class _Request:
-    """A request on its way.
+    """A request during its translation.
 
     Args:
         asked: the request.
-        drops_hosted_tools: as above.
+        drops_hosted_tools: as of ``translate_request``.
     """
 
     def __init__(self, asked: Object, *, drops_hosted_tools: bool) -> None:
@@ -89,14 +89,14 @@ class _Request:
         self.custom: set[str] = set()
 
     def finish(self) -> Translation:
-        """Return what was translated."""
+        """Return the translation."""
         messages = self.conversation.messages()
         if not messages:
             raise UntranslatableError("input", "there is nothing to answer")
         body = {"messages": messages, **self.body}
         if self.tools:
             body["tools"] = list(self.tools.values())
-        else:  # a provider refuses them without tools, and they mean nothing then
+        else:  # without tools they have no effect, and a provider refuses them
             body.pop("tool_choice", None)
             body.pop("parallel_tool_calls", None)
         return Translation(
@@ -110,14 +110,14 @@ class _Request:
     # Fields
 
     def leave(self, name: str) -> None:
-        """Pass over a field that the endpoint reads."""
+        """Skip a field that the endpoint reads."""
 
     def drop(self, name: str) -> None:
         """Leave out a field, whatever its value."""
         self.dropped[name] = None
 
     def refuse_stored(self, name: str) -> None:
-        """Refuse what needs an answer that was stored."""
+        """Refuse a field that needs a stored answer."""
         reason = "this host stores no answers; send the whole conversation as input"
         raise UntranslatableError(name, reason)
 
@@ -155,19 +155,19 @@ class _Request:
             self._allow(asked, name)
             return
         refuse_unknown(asked, {"type", "name", "namespace"}, name)
-        function = {"name": self._chosen(asked, name)}
+        function = {"name": self._chosen_name(asked, name)}
         self.body["tool_choice"] = {"type": "function", "function": function}
 
     def flag(self, name: str) -> None:
-        """Translate a field that is true or false, and has the same name."""
+        """Copy a field that is true or false."""
         self.body[name] = required(self.asked, name, bool)
 
     def text(self, name: str) -> None:
-        """Translate a text that has the same name."""
+        """Copy a field that is a text."""
         self.body[name] = required(self.asked, name, str)
 
     def number(self, name: str) -> None:
-        """Translate a number that has the same name."""
+        """Copy a field that is a number."""
         value = self.asked[name]
         if type(value) not in (int, float):
             raise UntranslatableError(name, "a number is needed")
@@ -186,13 +186,13 @@ class _Request:
         refuse_unknown(asked, {"effort", "summary", "context"}, name)
         if (effort := optional(asked, "effort", str, name)) is not None:
             self.body["reasoning_effort"] = effort
-        # The context is how much of earlier reasoning is told again: none here.
+        # The context chooses earlier reasoning to repeat, and there is none here.
         for dropped in ("summary", "context"):
             if asked.get(dropped) is not None:
                 self.drop(place(name, dropped))
 
     def form(self, name: str) -> None:
-        """Translate ``text``: the form that the answer shall have."""
+        """Translate ``text``, the format of the answer."""
         asked = required(self.asked, name, dict)
         refuse_unknown(asked, {"format", "verbosity"}, name)
         if asked.get("verbosity") is not None:
@@ -216,12 +216,12 @@ class _Request:
                 kind: {
                     "name": required(chosen, "name", str, where),
                     "schema": required(chosen, "schema", dict, where),
-                    **_given(chosen, where, strict=bool, description=str),
+                    **_present_fields(chosen, where, strict=bool, description=str),
                 },
             }
 
     def include(self, name: str) -> None:
-        """Drop the one value of ``include`` that changes nothing."""
+        """Drop the one value of ``include`` that has no effect."""
         for number, value in enumerate(required(self.asked, name, list)):
             if value != "reasoning.encrypted_content":
                 raise UntranslatableError(f"{name}[{number}]", NO_FORM)
@@ -230,7 +230,7 @@ class _Request:
     # Tools
 
     def _add_tools(self, owner: Object, where: str) -> None:
-        """Add the tools that a request has, or an item of it."""
+        """Add the tools of a request, or of an item."""
         for number, tool in enumerate(required(owner, "tools", list, where)):
             self._add_tool(tool, f"{place(where, 'tools')}[{number}]")
 
@@ -249,7 +249,7 @@ class _Request:
         refuse_unknown(tool, {"type", "name", "description", "tools"}, where)
         namespace = required(tool, "name", str, where)
         said = optional(tool, "description", str, where)
-        # Told once (rule 3), by the first of them.
+        # Once, in the first of them (rule 3).
         about = f"About all tools named {namespace}__*: {said}" if said else ""
         for number, inner in enumerate(required(tool, "tools", list, where)):
             at = f"{where}.tools[{number}]"
@@ -264,10 +264,10 @@ class _Request:
         """Add a tool that is a function in Chat Completions.
 
         Args:
-            tool: it, of type ``function`` or ``custom``.
+            tool: the tool, of type ``function`` or ``custom``.
             where: its place in the request.
-            namespace: the namespace that it is in.
-            about: what its description begins with.
+            namespace: its namespace.
+            about: the beginning of its description.
         """
         kind = required(tool, "type", str, where)
         make = _FUNCTIONS.get(kind)
@@ -297,7 +297,7 @@ class _Request:
         self.body["tool_choice"] = choice
 
     def _allow(self, asked: Object, where: str) -> None:
-        """Leave the tools that may be called: the same, for every provider."""
+        """Keep only the allowed tools, which has the same effect at every provider."""
         refuse_unknown(asked, {"type", "mode", "tools"}, where)
         mode = required(asked, "mode", str, where)
         if mode not in ("auto", "required"):
@@ -310,12 +310,12 @@ class _Request:
             kind = required(tool, "type", str, at)
             if not (self.drops_hosted_tools and kind in HOSTED):
                 refuse_unknown(tool, {"type", "name", "namespace"}, at)
-                allowed.add(self._chosen(tool, at))
+                allowed.add(self._chosen_name(tool, at))
         self.tools = {n: tool for n, tool in self.tools.items() if n in allowed}
         self._set_choice(mode, where)
 
-    def _chosen(self, asked: Object, where: str) -> str:
-        """Return the name in Chat Completions of a tool that is referred to."""
+    def _chosen_name(self, asked: Object, where: str) -> str:
+        """Return the name in Chat Completions of a tool that a choice names."""
         kind = required(asked, "type", str, where)
         if kind not in ("function", "custom"):
             raise _no_tool(kind, where)
@@ -328,7 +328,7 @@ class _Request:
 
 
 def _only(wanted: object) -> Callable[[_Request, str], None]:
-    """Return a translation that passes over a field with the value that changes nothing."""
+    """Return a translation that accepts only a value without effect."""
 
     def check(request: _Request, name: str) -> None:
         value = request.asked[name]
@@ -341,7 +341,7 @@ def _only(wanted: object) -> Callable[[_Request, str], None]:
 
 
 def _drop_only(value: object) -> Callable[[_Request, str], None]:
-    """Return a translation that drops a field with one value, and takes no other."""
+    """Return a translation that drops a field with one value, and refuses others."""
     check = _only(value)
 
     def drop(request: _Request, name: str) -> None:
@@ -377,17 +377,17 @@ _FIELDS: dict[str, Callable[[_Request, str], None]] = {
     "client_metadata": _Request.drop,
     "service_tier": _drop_only("auto"),
 }
-"""What becomes of each field."""
+"""Field -> its translation."""
 
 
 def _function(tool: Object, where: str) -> Object:
-    """Return what a tool of type ``function`` has beside its name and description."""
+    """Return the parts of a ``function`` tool beside its name and description."""
     _refuse_tool_fields(tool, {"parameters", "strict"}, where)
-    return _given(tool, where, parameters=dict, strict=bool)
+    return _present_fields(tool, where, parameters=dict, strict=bool)
 
 
 def _custom(tool: Object, where: str) -> Object:
-    """Return the same for a tool of type ``custom``: one parameter, a text."""
+    """Return the same parts for a ``custom`` tool: one parameter, a text."""
     _refuse_tool_fields(tool, {"format"}, where)
     parameter = {"type": "string"}
     form = optional(tool, "format", dict, where) or {"type": "text"}
@@ -417,7 +417,7 @@ _FUNCTIONS: dict[str, Callable[[Object, str], Object]] = {
     "function": _function,
     "custom": _custom,
 }
-"""Types of tools that become functions."""
+"""Type of tool that becomes a function -> its translation."""
 
 
 def _refuse_tool_fields(tool: Object, own: set[str], where: str) -> None:
@@ -426,8 +426,8 @@ def _refuse_tool_fields(tool: Object, own: set[str], where: str) -> None:
     refuse_unknown(tool, known, where)
 
 
-def _given(owner: Object, where: str, **kinds: type[object]) -> Object:
-    """Return the fields of an object that are there, of those that may be."""
+def _present_fields(owner: Object, where: str, **kinds: type[object]) -> Object:
+    """Return the present fields of an object, of those that are known."""
     found = {name: optional(owner, name, kind, where) for name, kind in kinds.items()}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -2,14 +2,13 @@
 
 Rules of this file.
 
-1. An item is one of ``output``.  Its events are ``output_item.added``, what it is made of,
-   ``output_item.done``; its ``output_index`` is its place, from the first to the last.
-2. A text goes on until something else begins.  A call goes on until the end: pieces of
-   several may come in turns, and no piece tells that it is the last.
-3. Pieces without text make nothing, so that an answer is the same however it was cut.
+1. The events of an item of ``output`` are ``output_item.added``, those of its parts, and
+   ``output_item.done``; ``output_index`` is its place.
+2. A text ends where something else begins.  A call ends with the answer: pieces of several
+   calls may alternate, and none is marked as the last.
+3. Pieces without text make no event, so that the sizes of pieces do not matter.
 4. Texts are joined once, when their item is done.
-5. A piece of another shape than Chat Completions gives it is passed over, never an error:
-   whether an answer is whole is checked before (``answer``).
+5. Pieces of an unknown shape are skipped: ``answer`` has already checked the answer.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ _ECHOED: Object = {
     "truncation": "disabled",
     "user": None,
 }
-"""What a response repeats of its request, with what an absent field means."""
+"""Fields of the request that a response repeats -> the value of an absent field."""
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Reasons to finish that leave an answer incomplete, as Responses calls them."""
+"""Reason to finish with an incomplete answer -> its name in Responses."""
 
 
 _PREFIXES = {
@@ -58,7 +57,7 @@ _PREFIXES = {
     "function_call": "fc",
     "custom_tool_call": "ctc",
 }
-"""What the ids of items begin with, by their types."""
+"""Type of item -> prefix of its id."""
 
 _EMPTY: dict[str, Object] = {
     "message": {
@@ -79,20 +78,20 @@ _EMPTY: dict[str, Object] = {
         "input": "",
     },
 }
-"""Items before anything is in them, by their types; copied, and never changed."""
+"""Type of item -> an empty item; copied, and never changed."""
 
 
 class _Form(NamedTuple):
-    """How the events of a part of an item are called, and what they have.
+    """The names and fields of the events of a kind of part.
 
     Attributes:
         item: the type of the item.
-        part_event: what the events of the part begin with.
-        text_event: what the events of its text begin with.
+        part_event: prefix of the part's events.
+        text_event: prefix of its text's events.
         place: the field with the part's place in the item.
         field: the field with its text.
-        in_part: what a part has beside.
-        in_text: what the events of its text have beside.
+        in_part: other fields of the part.
+        in_text: other fields of its text's events.
     """
 
     item: str
@@ -137,14 +136,14 @@ _FORMS = {
 
 
 class ResponsesWriter:
-    """Writes one answer: by ``begin``, ``feed``, and ``finish`` or ``fail``; or ``whole``.
+    """Writes one answer, as a stream (``begin``, ``feed``, ``finish``) or whole.
 
-    Events share what they repeat: they are to be encoded, and none is to be changed.
+    Events share objects: the caller encodes them, and changes none.
 
     Args:
         asked: the request, which the answer repeats in part.
-        translation: what became of it.
-        model: the name that the answer shall bear.
+        translation: its translation.
+        model: the name of the model in the answer.
         created_at: seconds since 1970.
         make_id: returns a new id for a prefix.
     """
@@ -186,26 +185,26 @@ class ResponsesWriter:
         self._finish_reason: object = None
 
     def begin(self) -> list[Object]:
-        """Return the events that a stream begins with."""
+        """Return the first events of a stream."""
         for event in ("response.created", "response.in_progress"):
             self._events.add(event, response=self._response)
         return self._events.take()
 
     def feed(self, chunk: Object) -> list[Object]:
-        """Return the events that a ``chat.completion.chunk`` makes."""
+        """Return the events for a ``chat.completion.chunk``."""
         choice = choice_in(chunk)
         self._take(choice.get("delta"), choice.get("finish_reason"))
         return self._events.take()
 
     def finish(self, usage: Object | None) -> list[Object]:
-        """Return the events that a stream ends with, once the answer is whole.
+        """Return the last events of a complete answer.
 
         Args:
-            usage: what the provider counted; None if it did not.
+            usage: the provider's usage; None without a report.
         """
         why = _INCOMPLETE.get(str(self._finish_reason))
         for call in self._calls.values():
-            if call.item is None:  # its name or its id never came
+            if call.item is None:  # its name or its id did not come
                 self._open_call(call)
         for item in self._items:
             if item.made is None:
@@ -220,12 +219,12 @@ class ResponsesWriter:
         return self._events.take()
 
     def fail(self, code: str, message: str) -> list[Object]:
-        """Return the event of an answer that broke off; its open items stay open."""
+        """Return the event of a failed answer; its open items stay open."""
         self._end("failed", error={"code": code, "message": message})
         return self._events.take()
 
     def whole(self, completion: Object) -> Object:
-        """Return the response that a ``chat.completion`` makes."""
+        """Return the response for a ``chat.completion``."""
         choice = choice_in(completion)
         self._take(choice.get("message"), choice.get("finish_reason"))
         response: Object = self.finish(completion.get("usage"))[-1]["response"]
@@ -237,7 +236,7 @@ class ResponsesWriter:
         self._events.add(f"response.{status}", response=response)
 
     def _take(self, said: object, finish_reason: object) -> None:
-        """Take what a choice says: a piece of its message, or all of it."""
+        """Add the content of a choice: a piece of its message, or all of it."""
         self._finish_reason = finish_reason or self._finish_reason
         if not isinstance(said, dict):
             return
@@ -280,10 +279,10 @@ class ResponsesWriter:
             self._open_call(call)
 
     def _open_call(self, call: _IncomingCall) -> None:
-        """Open the item of a call, and pass on what came of it."""
+        """Open the item of a call, and pass its pieces on."""
         self._close_texts()
         call_id = call.call_id
-        if not call_id or call_id in self._call_ids:  # a result could not name it
+        if not call_id or call_id in self._call_ids:  # a result could not refer to it
             call_id = self._make_id("call")
         self._call_ids.add(call_id)
         is_custom = call.name in self._translation.custom
@@ -300,7 +299,7 @@ class ResponsesWriter:
 
 
 class _Events:
-    """Events that were not taken yet, with the number of the next one."""
+    """Waiting events, and the number of the next one."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -312,7 +311,7 @@ class _Events:
         self._number += 1
 
     def take(self) -> list[Object]:
-        """Return the events since the last time."""
+        """Return the events since the last call."""
         taken, self._events = self._events, []
         return taken
 
@@ -321,12 +320,12 @@ class _Item:
     """One item of the output, from its first event to its last.
 
     Args:
-        events: where its events go.
+        events: gets its events.
         place: its place in the output.
-        item: what it is as long as it has no content.
+        item: the item without content.
 
     Attributes:
-        made: the item once it is done; None before.
+        made: the finished item; None before.
     """
 
     def __init__(self, events: _Events, place: int, item: Object) -> None:
@@ -338,10 +337,10 @@ class _Item:
         events.add("response.output_item.added", output_index=place, item=item)
 
     def close(self, status: str) -> None:
-        """Add the events that the item ends with.
+        """Add the last events of the item.
 
         Args:
-            status: ``completed``, or ``incomplete`` where the model was cut off in it.
+            status: ``completed``, or ``incomplete`` if the model was cut off in it.
         """
         raise NotImplementedError
 
@@ -357,7 +356,7 @@ class _Item:
 
 
 class _Texts(_Item):
-    """A message, or a reasoning: texts one after the other.
+    """A message or reasoning, with texts one after the other.
 
     Attributes:
         kind: ``message`` or ``reasoning``.
@@ -421,7 +420,7 @@ class _FunctionCall(_Item):
 
 
 class _CustomCall(_Item):
-    """A call of a custom tool: its input is told at the end, out of the arguments."""
+    """A call of a custom tool: its input is sent at the end, from the arguments."""
 
     def add(self, text: str) -> None:
         """Add a piece of the arguments."""
@@ -440,9 +439,9 @@ class _IncomingCall:
     """A call that comes in pieces.
 
     Attributes:
-        name: of the function; empty until it comes.
-        call_id: empty until it comes.
-        item: the item that was opened for it; None as long as a part is missing.
+        name: name of the function; empty until it comes.
+        call_id: its id; empty until it comes.
+        item: the item that was opened for it; None as long as name or id is missing.
     """
 
     def __init__(self) -> None:
@@ -452,7 +451,7 @@ class _IncomingCall:
         self._pieces: list[str] = []
 
     def take(self, piece: Object) -> None:
-        """Take a piece of the call."""
+        """Add a piece of the call."""
         self.call_id = self.call_id or text_in(piece, "id")
         function = piece.get("function")
         if isinstance(function, dict):
@@ -461,14 +460,14 @@ class _IncomingCall:
                 self._pieces.append(text)
 
     def pass_on(self) -> None:
-        """Give what came of the arguments to the item."""
+        """Pass the received arguments to the item."""
         if self.item is not None and self._pieces:
             self.item.add("".join(self._pieces))
             self._pieces.clear()
 
 
 def _input_in(arguments: str) -> str:
-    """Return the input of a custom tool; all arguments if they are not as asked for."""
+    """Return the input of a custom tool; all arguments if they have another form."""
     try:
         found = msgspec.json.decode(arguments)
     except (ValueError, RecursionError):

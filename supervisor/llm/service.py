@@ -1,8 +1,8 @@
-"""What a host with ``[llm]`` offers its children: ``session.ports.Model``.
+"""The model service of a host with ``[llm]``: implements ``fsproxy.ports.Model``.
 
-It is handed over with what was spent, by the host and by each client, with the limits that
-were set, and the endpoint. Calls have ended, and are paid for, before. Conversations of a
-host with LLM fds are theirs (``supervisor.llmfd``); the others go with their clients.
+Its hand-over has the spending and limits of the host and each client, and the endpoint;
+calls have ended and are paid before.  With LLM fds, conversations belong to
+``supervisor.llmfd``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class KeptState(msgspec.Struct):
-    """A conversation that is kept for a client under a name."""
+    """A client's conversation with its name."""
 
     client: str
     name: str
@@ -39,15 +39,15 @@ class KeptState(msgspec.Struct):
 
 
 class LlmState(msgspec.Struct):
-    """The model, handed over; what was spent was spent in the window ``period``.
+    """The state of the model for a hand-over.
 
     Attributes:
-        period: the window.
+        period: the window of the spending.
         root: the host's own account.
-        nodes: those of clients, by their ids.
-        children: those that outlive their children, by name.
+        nodes: accounts of clients, by their ids.
+        children: accounts of named children, by name.
         kept: conversations.
-        endpoint: its listeners and connections; None if there is none.
+        endpoint: the endpoint; None if there is none.
     """
 
     period: str
@@ -59,24 +59,23 @@ class LlmState(msgspec.Struct):
 
 
 def read_state(left: object) -> LlmState:
-    """Return what the program before has left.
+    """Return the state from the program before.
 
     Raises:
-        HandoverError: it is another program's.
+        HandoverError: it comes from another version of the program.
     """
     return state_from(left, LlmState, "the accounts")
 
 
 class LlmService:
-    """What ``session.ports.Model`` asks for; made by ``open_llm``.
+    """Implements ``fsproxy.ports.Model``; made by ``open_llm``.
 
     Args:
-        models: answer.
+        models: the host's models.
 
     Attributes:
-        endpoint: for programs that speak HTTP; None if there is none.
-        dialogues: answers where more than one call belongs together; LLM fds put their
-            tool loop here.
+        endpoint: the HTTP endpoint; None if there is none.
+        dialogues: conversations; LLM fds replace it by their tool loop.
     """
 
     def __init__(self, models: Models) -> None:
@@ -88,7 +87,7 @@ class LlmService:
     async def child_starting(
         self, child: ChildView, stack: AsyncExitStack
     ) -> dict[str, str]:
-        """Open an account, and the endpoint if there is one."""
+        """Open a child's account, also at the endpoint if there is one."""
         if child.session is None:
             raise RuntimeError("a child without a conversation has no account")
         client = child.session.client
@@ -105,23 +104,23 @@ class LlmService:
         return await answer(caller, self.models, self.dialogues, claim, parts)
 
     def doors_of(self, client: Client) -> Doors | None:
-        """Return how programs reach the endpoint for a child; None if there is none."""
+        """Return the doors of the endpoint for a child; None if there is none."""
         return None if self.endpoint is None else self.endpoint.doors_of(client)
 
     def models_of(self, client: Client) -> frozenset[str]:
-        """Return the models that a client may ask, and leave to others (A5)."""
+        """Return the models that a client may use, and pass to nested clients (A5)."""
         return self.models.models_of(client)
 
     def limit(self, client: Client, quota: float) -> None:
-        """Hold a client to so many weighted tokens; a limit only shrinks (A5)."""
+        """Limit a client to a number of weighted tokens; a limit only shrinks (A5)."""
         self.models.accounts.lower(client, quota)
 
     def quota_text(self, client: Client) -> str:
-        """Return what LLM_QUOTA answers a client (spec L9)."""
+        """Return the answer to a client's LLM_QUOTA (spec L9)."""
         return self.models.accounts.quota_text(client)
 
     def config_json(self) -> bytes:
-        """Return what LLM_CONFIG answers: the contract's keys and no other (L13)."""
+        """Return the answer to LLM_CONFIG, with the contract's keys only (L13)."""
         return self.models.config_json()
 
     def quota_rows(self) -> list[dict[str, object]]:
@@ -129,19 +128,19 @@ class LlmService:
         return self.models.accounts.rows()
 
     def accounts(self) -> Iterator[Account]:
-        """Yield the accounts that metrics and the status page tell."""
+        """Yield the accounts for metrics and the status page."""
         return self.models.accounts.all()
 
     def client_gone(self, client: Client) -> None:
-        """Close an account; what it has cost stays with its ancestors."""
+        """Close a client's account; its spending stays with its ancestors."""
         self.dialogues.client_gone(client)
         self.models.accounts.close(client)
         self.models.forget(client)
 
-    # Handed over (see ``ports.Portable``)
+    # Hand-over (see ``ports.Portable``)
 
     def busy(self) -> str | None:
-        """Say what has to end first: calls, and charges that are being written."""
+        """Return the reason to wait before a hand-over: calls, or charges to write."""
         if self.models.accounts.root.calls.reservations:
             return "a model is being called"
         if self.models.accounts.spending.is_writing:
@@ -151,7 +150,7 @@ class LlmService:
         return None
 
     def rest(self) -> None:
-        """Begin no more calls at the endpoint."""
+        """Stop beginning calls at the endpoint."""
         if self.endpoint is not None:
             self.endpoint.gate.shut()
 
@@ -161,12 +160,12 @@ class LlmService:
             self.endpoint.gate.open()
 
     def interrupt(self) -> None:
-        """Let the endpoint's calls end with an error."""
+        """End the endpoint's calls with an error."""
         if self.endpoint is not None:
             self.endpoint.interrupt()
 
     def hand_over(self, stack: ExitStack) -> tuple[object, set[int]]:
-        """Return the accounts, conversations, and the endpoint."""
+        """Return the state of accounts, conversations and endpoint, and descriptors."""
         del stack
         accounts = self.models.accounts
         state = LlmState(
@@ -192,15 +191,15 @@ class LlmService:
         return plain, fds
 
     async def take_over(self, state: object) -> None:
-        """Go on with the accounts that are kept; the others wait for their clients.
+        """Restore the host's and named accounts; others wait for their clients.
 
-        Limits are those that are configured now.
+        Limits are those of the present configuration.
         """
         left = self._left = read_state(state)
         await self.models.accounts.restore(left.period, left.root, left.children)
 
     async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
-        """Go on with the accounts of a child and of all that are nested in it."""
+        """Restore the accounts of a child and of its nested clients."""
         if child.session is not None:
             await self.models.accounts.open(child, child.session.client)
         if self._left is not None:
@@ -220,14 +219,14 @@ class LlmService:
                     self.dialogues.kept.keep(client, one.name, said, one.size_chars)
 
     async def all_entered(self) -> None:
-        """Go on with the endpoint's connections, and begin calls."""
+        """Restore the endpoint's connections, and begin calls."""
         self._left = None
         if self.endpoint is not None:
             self.endpoint.restore_connections()
             self.go_on()
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield what this holds of the host's descriptors."""
+        """Yield each descriptor, with a word for it."""
         yield from self.models.descriptors()
         if self.endpoint is not None:
             yield from self.endpoint.descriptors()

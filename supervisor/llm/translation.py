@@ -1,7 +1,6 @@
-"""A request of another API as a Chat Completions request, and its answer (spec MD2).
+"""The common parts of translations to Chat Completions and back (spec MD2).
 
-What the translations have in common: their result, the error of a request that has none,
-how a field of a request is read, so that each error names it, and how one of an answer is.
+The result of a translation, its error, and readers of fields of requests and answers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 NO_FORM = "Chat Completions has no form for it"
 
 GAP = "\n\n"
-"""Between texts that become one message: not every provider takes a list of texts."""
+"""Separates texts of one message, for not every provider takes a list of texts."""
 
 Kind = TypeVar("Kind")
 
@@ -31,11 +30,11 @@ _KINDS: dict[type, str] = {
 
 
 class UntranslatableError(ValueError):
-    """A request asks for something that Chat Completions has no form for.
+    """A request cannot be translated to Chat Completions.
 
     Attributes:
-        field: where in the request, as in ``tools[2].type``.
-        reason: why, in a few words.
+        field: the place in the request, such as ``tools[2].type``.
+        reason: the reason, in a few words.
     """
 
     def __init__(self, field: str, reason: str) -> None:
@@ -51,9 +50,9 @@ class Translation:
     Attributes:
         body: the request, without its model, its stream and its bound on the output.
         max_tokens: the bound on the output; None for none.
-        dropped: names of fields that were left out because they change nothing.
-        namespaced: (namespace, name) of each function that was renamed for one.
-        custom: names of the functions that stand for tools of type ``custom``.
+        dropped: names of fields that were left out because they have no effect.
+        namespaced: function -> (namespace, name) for functions in a namespace.
+        custom: names of functions that replace tools of type ``custom``.
     """
 
     body: Object
@@ -66,16 +65,16 @@ class Translation:
 def optional(
     owner: Object, name: str, kind: type[Kind], where: str = ""
 ) -> Kind | None:
-    """Return a field of a request; None where it is absent or null.
+    """Return a field of a request; None if it is absent or null.
 
     Args:
         owner: the object that has the field.
         name: the field.
-        kind: its type; no other is taken, and a bool is no number.
-        where: the object's own place in the request; empty for the request itself.
+        kind: its type; a bool is no number.
+        where: the object's place in the request; empty for the request itself.
 
     Raises:
-        UntranslatableError: it has another type.
+        UntranslatableError: the field has another type.
     """
     value = owner.get(name)
     if value is not None and type(value) is not kind:
@@ -84,10 +83,10 @@ def optional(
 
 
 def required(owner: Object, name: str, kind: type[Kind], where: str = "") -> Kind:
-    """Return a field of a request that must be there, as ``optional`` does.
+    """Return a required field of a request; see ``optional``.
 
     Raises:
-        UntranslatableError: it is absent, null or of another type.
+        UntranslatableError: the field is absent, null or of another type.
     """
     value = optional(owner, name, kind, where)
     if value is None:
@@ -96,7 +95,7 @@ def required(owner: Object, name: str, kind: type[Kind], where: str = "") -> Kin
 
 
 def refuse_unknown(owner: Object, known: Container[str], where: str = "") -> None:
-    """Raise if an object has a field that is not known and not null.
+    """Check that an object has no unknown field that is not null.
 
     Raises:
         UntranslatableError: it has one.
@@ -123,11 +122,11 @@ def image_part(address: str, where: str) -> Object:
     """Return an image as a part of a message.
 
     Args:
-        address: of the image.
+        address: the address of the image.
         where: the place of the address in the request.
 
     Raises:
-        UntranslatableError: it may name something of the provider's own.
+        UntranslatableError: it may refer to data of the provider.
     """
     if not address.startswith(("data:", "https://", "http://")):
         reason = "the address of an image begins with data:, https: or http:"
@@ -136,23 +135,23 @@ def image_part(address: str, where: str) -> Object:
 
 
 def file_part(data: str, filename: str, where: str) -> Object:
-    """Return a file that comes with a request as a part of a message.
+    """Return a file in a request as a part of a message.
 
     Args:
-        data: the file, as an address that holds it.
+        data: the file, as a ``data:`` address.
         filename: its name.
         where: the place of the data in the request.
 
     Raises:
-        UntranslatableError: it is elsewhere, and the provider would have to fetch it.
+        UntranslatableError: the provider would have to fetch it.
     """
     if not data.startswith("data:"):
         raise UntranslatableError(where, "a file begins with data:")
     return {"type": "file", "file": {"filename": filename, "file_data": data}}
 
 
-def plain(parts: list[Object]) -> str | list[Object]:
-    """Return parts as one text if they are nothing else: every provider takes that."""
+def join_parts(parts: list[Object]) -> str | list[Object]:
+    """Return parts as one text if all are texts, which every provider takes."""
     if any(part["type"] != "text" for part in parts):
         return parts
     return GAP.join(part["text"] for part in parts)
@@ -162,7 +161,7 @@ def plain(parts: list[Object]) -> str | list[Object]:
 
 
 def choice_in(answer: Object) -> Object:
-    """Return the choice that an answer, or a chunk, is made of; empty if it has none."""
+    """Return the first choice of an answer or a chunk; empty without one."""
     choices = answer.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and not choice.get("index"):
@@ -171,7 +170,7 @@ def choice_in(answer: Object) -> Object:
 
 
 def reasoning_in(said: Object) -> str:
-    """Return the reasoning of a message, or of a piece of one.
+    """Return the reasoning of a message or a piece.
 
     Providers have two names for it, and some send both.
     """
@@ -179,7 +178,7 @@ def reasoning_in(said: Object) -> str:
 
 
 def content_in(said: Object) -> str:
-    """Return the text of a message's content, which some providers send in parts."""
+    """Return the text of a message's content, also if it is in parts."""
     parts = said.get("content")
     if not isinstance(parts, list):
         return text_in(said, "content")
@@ -187,6 +186,6 @@ def content_in(said: Object) -> str:
 
 
 def text_in(owner: Object, name: str) -> str:
-    """Return a field that is text; empty if it is none."""
+    """Return a field that is text; empty if it is not."""
     value = owner.get(name)
     return value if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Requests of Responses and Messages for a model that is asked by Chat Completions (MD2)."""
+"""Translations of Responses and Messages requests to Chat Completions (spec MD2)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from supervisor.llm.pieces import Object
 
 TRANSLATED = frozenset({RESPONSES.name, MESSAGES.name})
-"""APIs whose requests can be said in Chat Completions."""
+"""APIs whose requests can be translated to Chat Completions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A request in another API, and what writes its answer.
+    """A translated request, and the writer of its answer.
 
     Attributes:
-        body: the request but for its model, its stream and its bound on the output.
-        dropped: members that were left out, for they change nothing.
+        body: the request without model, stream and bound on the output.
+        dropped: members that were left out, for they have no effect.
         writer: writes the answer.
     """
 
@@ -52,15 +52,15 @@ def translate(
     """Return a request in the form of Chat Completions.
 
     Args:
-        api: of the request.
-        asked: it.
-        name: of the model, as the answer bears it.
+        api: the API of the request.
+        asked: the request.
+        name: the name of the model in the answer.
         redactor: knows every secret.
-        has_reasoning: the model can be asked for an effort of reasoning.
-        drops_hosted_tools: tools that a provider runs itself are left out.
+        has_reasoning: the model takes an effort of reasoning.
+        drops_hosted_tools: leave out tools that a provider runs itself.
 
     Raises:
-        UntranslatableError: it has no such form.
+        UntranslatableError: the request cannot be translated.
     """
     maker: Maker
     if api is MESSAGES:

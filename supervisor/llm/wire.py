@@ -1,15 +1,13 @@
-"""The way to a provider: connections that are kept, and requests that go out whole.
-
-The transport beneath the client library's own HTTP client, on its connection pool.
+"""The transport to a provider, beneath the client library, on its connection pool.
 
 Rules of this file.
 
 1. It is imported late, with the library: both take half a second.
-2. What is written goes out when an answer is wanted: head and body of a request are one
-   segment and wake the server once.  With the layers that are left out on the way back a
-   call takes an eighth less processor time, and the host makes those of all children.
-3. There are no time limits here: the gateway has one for the whole call (spec L11).
-4. Every connection is known by its socket, for the host's account of its descriptors.
+2. Written bytes are sent when the answer is read: head and body of a request are one
+   segment, and wake the server once.  Together with omitted layers for the answer, a call
+   takes an eighth less processor time.
+3. There are no timeouts here: the gateway has one for the whole call (spec L11).
+4. The socket of every connection is recorded, for the host's account of descriptors.
 """
 
 from __future__ import annotations
@@ -28,22 +26,22 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 MAX_UNSENT_BYTES = 65_536
-"""What is held until an answer is wanted; a longer request goes out in such pieces."""
+"""Most bytes that wait until the answer is read; a longer request is sent in such pieces."""
 
 KEPT_CONNECTIONS = 20
-"""Connections that wait for the next call, of one provider."""
+"""Most idle connections of one provider."""
 
 KEPT_S = 60.0
-"""How long they do.  A new one costs a handshake, some 100 ms to a server far away; one
-that the server has closed meanwhile is seen before it is used."""
+"""How long a connection stays idle.  A new one costs a handshake, some 100 ms to a distant
+server; one that the server has closed is noticed before it is used."""
 
 TUNNEL = b"CONNECT "
-"""How a request to a proxy begins that asks for a way, and nothing of a model."""
+"""The beginning of a request to a proxy, which is no request to the model."""
 
 STREAM = "sandhost.stream"
-"""A response's extension: its body, without the layers that decode it."""
+"""The extension of a response with its body, without the decoding layers."""
 
-# The one library's errors are not the other's, and mean the same.
+# Error of the pool -> error of the client with the same meaning.
 _ERRORS: tuple[tuple[type[Exception], type[httpx2.TransportError]], ...] = (
     (httpcore2.ConnectError, httpx2.ConnectError),
     (httpcore2.ReadError, httpx2.ReadError),
@@ -59,8 +57,8 @@ _ERRORS: tuple[tuple[type[Exception], type[httpx2.TransportError]], ...] = (
 
 
 @contextmanager
-def errors_translated() -> Iterator[None]:
-    """Raise the client's errors for the pool's."""
+def translate_errors() -> Iterator[None]:
+    """Turn the pool's errors of a block into the client's."""
     try:
         yield
     except tuple(theirs for theirs, _ in _ERRORS) as why:
@@ -75,12 +73,12 @@ class Sockets:
         self._open: list[trio.socket.SocketType] = []
 
     def add(self, sock: trio.socket.SocketType) -> None:
-        """Add one."""
-        self.numbers()  # forgets what is closed
+        """Add a socket, and forget closed ones."""
+        self.numbers()
         self._open.append(sock)
 
     def numbers(self) -> list[int]:
-        """Return those that are open."""
+        """Return the descriptors of open sockets."""
         self._open = [sock for sock in self._open if sock.fileno() >= 0]
         return [sock.fileno() for sock in self._open]
 
@@ -89,10 +87,10 @@ class Line(httpcore2.AsyncNetworkStream):
     """One connection.
 
     Args:
-        stream: it, encrypted or not.
-        sock: what is beneath it.
-        ready: called when a request is made, and the network is waited for.
-        sent: called when a request has gone out whole.
+        stream: the connection, encrypted or not.
+        sock: its socket.
+        ready: called when a request is prepared, before waiting for the network.
+        sent: called when a request was sent completely.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class Line(httpcore2.AsyncNetworkStream):
         buffer: bytes,
         timeout: float | None = None,  # noqa: ASYNC109 - httpcore's word
     ) -> None:
-        """Take what is to be sent (rule 2)."""
+        """Buffer bytes to send (rule 2)."""
         del timeout  # rule 3
         self._is_asking = True
         if len(self._unsent) + len(buffer) <= MAX_UNSENT_BYTES:
@@ -122,7 +120,7 @@ class Line(httpcore2.AsyncNetworkStream):
             return
         self._ready()
         await self._send()
-        # Not copied, and a piece at a time: to encrypt 16 MiB takes 15 ms (attack 43).
+        # Without copies, in pieces: encrypting 16 MiB takes 15 ms (attack 43).
         view = memoryview(buffer)
         for start in range(0, len(view), MAX_UNSENT_BYTES):
             await self._send_piece(view[start : start + MAX_UNSENT_BYTES])
@@ -136,7 +134,7 @@ class Line(httpcore2.AsyncNetworkStream):
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as why:
-            self._is_asking = False  # it never goes out whole
+            self._is_asking = False  # it is never sent completely
             raise httpcore2.WriteError(_text(why)) from why
 
     async def read(
@@ -144,13 +142,13 @@ class Line(httpcore2.AsyncNetworkStream):
         max_bytes: int,
         timeout: float | None = None,  # noqa: ASYNC109 - httpcore's word
     ) -> bytes:
-        """Send what was written, and receive."""
+        """Send buffered bytes, and receive."""
         del timeout  # rule 3
         if self._is_asking:
             self._is_asking = False
             is_tunnel = self._unsent.startswith(TUNNEL)
             self._ready()
-            # One that refuses may have hung up by now: what it said can still be read.
+            # A server that refuses may have closed; its reply can still be read.
             with suppress(httpcore2.WriteError):
                 await self._send()
                 if not is_tunnel:
@@ -170,7 +168,7 @@ class Line(httpcore2.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - httpcore's word
     ) -> Line:
-        """Return it encrypted."""
+        """Return the connection with TLS."""
         del timeout  # rule 3
         stream = trio.SSLStream(
             self._stream,
@@ -189,8 +187,8 @@ class Line(httpcore2.AsyncNetworkStream):
         return Line(stream, self._sock, self._ready, self._sent)
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what the pool asks about."""
-        if info == "is_readable":  # of one that waits: the server has closed it
+        """Return a property of the connection for the pool."""
+        if info == "is_readable":  # an idle connection that the server has closed
             return self._sock.fileno() < 0 or self._sock.is_readable()
         if info == "ssl_object" and isinstance(self._stream, trio.SSLStream):
             return self._stream
@@ -203,7 +201,7 @@ class Network(httpcore2.AsyncNetworkBackend):
     Args:
         ready: see ``Line``.
         sent: as above.
-        sockets: is told of each.
+        sockets: gets the socket of each connection.
     """
 
     def __init__(
@@ -221,7 +219,7 @@ class Network(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> Line:
-        """Connect; the last two arguments are never given here."""
+        """Connect; the last two arguments are never used here."""
         del timeout, local_address, socket_options
         self._ready()
         try:
@@ -237,7 +235,7 @@ class Network(httpcore2.AsyncNetworkBackend):
 
 
 class Body(httpx2.AsyncByteStream):
-    """A response's body as the client library reads it."""
+    """A response's body, for the client library."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -245,14 +243,14 @@ class Body(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         pieces = aiter(self._stream)
         try:
-            with errors_translated():
+            with translate_errors():
                 async for piece in pieces:
                     yield piece
         finally:
             await break_off(pieces)
 
     async def aclose(self) -> None:
-        """End it; what is left of it is not wanted."""
+        """Close the body without reading the rest."""
         await self._stream.aclose()
 
 
@@ -287,10 +285,10 @@ class Transport(httpx2.AsyncBaseTransport):
     """Beneath one client.
 
     Args:
-        base_url: where its requests go.
+        base_url: the address of its requests.
         ready: see ``Line``.
-        sent: as above.
-        sockets: is told of each connection.
+        sent: see ``Line``.
+        sockets: gets the socket of each connection.
     """
 
     def __init__(
@@ -324,7 +322,7 @@ class Transport(httpx2.AsyncBaseTransport):
             headers=request.headers.raw,
             content=request.stream,
         )
-        with errors_translated():
+        with translate_errors():
             answer = await self._pool.handle_async_request(asked)
         return httpx2.Response(
             answer.status,
@@ -339,7 +337,7 @@ class Transport(httpx2.AsyncBaseTransport):
 
 
 def proxy_for(base_url: str) -> httpcore2.Proxy | None:
-    """Return the proxy that the host's environment names for an address, if any."""
+    """Return the proxy for an address in the host's environment, if any."""
     parts = urlsplit(base_url)
     known = getproxies()
     found = known.get(parts.scheme) or known.get("all")
@@ -354,19 +352,19 @@ def proxy_for(base_url: str) -> httpcore2.Proxy | None:
 
 
 async def break_off(pieces: AsyncIterator[bytes]) -> None:
-    """End an iterator over a body that is not wanted any more.
+    """Close an iterator over a body that is not needed any more.
 
-    It is a chain of asynchronous generators, none of which may be left to the garbage
-    collector; a cancellation where the innermost one receives ends every one of them.
+    It is a chain of asynchronous generators, which may not be left to the garbage
+    collector; a cancellation in the innermost one ends all of them.
     """
     with trio.CancelScope() as scope:
         scope.cancel()
         async for _ in pieces:
-            pass  # what is buffered, 64 KiB at most
+            pass  # buffered bytes, at most 64 KiB
 
 
 def _text(why: BaseException) -> str:
-    """Return the first words that an error, or what caused it, has to say."""
+    """Return the first text of an error or its causes."""
     seen: BaseException | None = why
     while seen is not None:
         if text := str(seen):

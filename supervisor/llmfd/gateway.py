@@ -161,7 +161,7 @@ class _LlmAsker:
         size = await in_thread(size_of_body, body, share=client.ledger.threads)
         if section.temperature is not None:
             body = {**body, "temperature": section.temperature}
-        call = models.prepared(
+        call = models.call_for_body(
             client,
             models.model_name(client, claim=claim and client.policy.top_level),
             body,

@@ -252,7 +252,7 @@ def test_an_answer_that_is_nothing_without_the_key_is_none() -> None:
 
     def redacted(content: str) -> bytes:
         found = {"choices": [{"message": {"content": content}}]}
-        return Gateway._redacted(gateway, found, Usage(1, 1)).data  # type: ignore[arg-type]
+        return Gateway._redact(gateway, found, Usage(1, 1)).data  # type: ignore[arg-type]
 
     assert b"pass" not in redacted(f"it is {key} there")
     with pytest.raises(AnswerError, match="nothing without"):

@@ -84,7 +84,7 @@ def test_what_came_in_pieces_is_whole(
     ]
     assert told == events
     before = copy.deepcopy(told)
-    for one in told:  # who passes events on changes them
+    for one in told:  # a writer that passes events on changes them
         ChoiceRedactor(Redactor([KEY])).feed(one["choices"][0])
     (choice,) = answer.finish()["choices"]
     assert choice["message"]["content"] == "".join(words)
@@ -152,10 +152,10 @@ def test_what_is_held_back_comes_before_another_text() -> None:
         ({}, {}),
     ):
         one = event(delta)["choices"][0]
-        assert choice.ended_by(one) == ended
+        assert choice.take_ended(one) == ended
         choice.feed(one)
-    assert choice.ended_by({"delta": None}) == {}
-    assert choice.ended_by({}) == {}
+    assert choice.take_ended({"delta": None}) == {}
+    assert choice.take_ended({}) == {}
     call = {"index": 0, "function": {"arguments": "sk-"}}
     assert choice.rest() == {"content": "s", "tool_calls": [call]}
 
@@ -321,7 +321,7 @@ def test_what_has_very_many_values_is_not_taken_apart(
     assert said == f"more than {MAX_VALUES} values in one piece"
 
 
-# What a model writes at most: 128,000 tokens, each second of which is a comma.
+# The longest output of a model: 128,000 tokens, each second of which is a comma.
 @pytest.mark.parametrize("is_plain", [False, True])
 def test_a_long_answer_of_numbers_is_one(is_plain: bool) -> None:
     text = "[" + "1,\n" * 64_000 + "{}]"

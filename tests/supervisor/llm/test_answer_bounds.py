@@ -1,4 +1,4 @@
-"""What a hostile provider can make of one answer: little, and then it has failed (I9, L15)."""
+"""Answers of a hostile provider stay small, and fail (I9, L15)."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Answers of providers in any order and of any shape: read or refused, never a fault (MD3)."""
+"""Answers of any order and shape: read or refused, never a fault (MD3)."""
 
 import json
 from collections.abc import Callable

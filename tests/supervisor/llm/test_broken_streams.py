@@ -1,4 +1,4 @@
-"""Faults of streams that fuzzing has found: each ends as an error, or is put right (MD3)."""
+"""Faults of streams, found by fuzzing: each ends as an error or is repaired (MD3)."""
 
 import json
 from typing import Any

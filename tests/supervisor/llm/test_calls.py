@@ -1,4 +1,4 @@
-"""What becomes of a call: spec L10 to L15, over real HTTP."""
+"""Calls and their ends: spec L10 to L15, over real HTTP."""
 
 import os
 import threading
@@ -35,7 +35,7 @@ async def test_of_many_callers_with_room_for_one_one_goes_through(
         lines += [scene.connect() for _ in range(32)]
         prompt = b"!wait=0.3 !words=10"  # 19 bytes
         scene.service.models.accounts.root.tokens.limit = (
-            77.0  # what is left is nobody's while one is made
+            77.0  # the rest cannot be reserved during a call
         )
         replies: list[bytes] = []
 
@@ -372,8 +372,8 @@ async def test_the_key_is_blotted_out(scene: Scene, order: bytes) -> None:
     assert not any(KEY.encode() in text for text in texts)
 
 
-# spec L13, attack 24: not even a top-level child may read where the key is. What shows the
-# host's memory is nobody's, with a model and without: `tests/system/attacks/test_host_proc.py`.
+# spec L13, attack 24: not even a top-level child may read where the key is. Files that show
+# the host's memory are refused with a model and without: `tests/system/attacks/test_host_proc.py`.
 async def test_files_that_hold_the_key_are_nobodys(scene: Scene) -> None:
     where = scene.hall.where
     (where / "link").hardlink_to(where / "key")
@@ -491,6 +491,6 @@ async def test_a_gigabyte_is_not_read(scene: Scene) -> None:
     with trio.fail_after(30):
         reply = await line.chat(b"!huge=1024")
     assert reply.line.startswith(FAILED + b"invalid response: longer than")
-    # Nobody waited for the rest: the connection was closed on it.
+    # The host did not wait for the rest: it closed the connection.
     await eventually(lambda: not scene.provider.connections)
     assert not scene.provider.served[0].done

@@ -265,7 +265,7 @@ async def test_what_is_kept_is_bounded_for_a_child_and_all_beneath(
     reply = await line.chat(b"x" * 3000, b"expert@a")
     assert b"characters of conversations, more than 3000" in reply.line
     assert len(keeping.provider.served) == 3
-    # What a client has kept goes with it.
+    # A client's conversations end with it.
     keeping.service.client_gone(nested.client)
     assert (await line.chat(b"a", b"expert@c")).line.startswith(b"OK ")
 

@@ -1,7 +1,7 @@
-"""LLM_CHAT with files of a file system that may not answer: nobody else waits (S5, L14).
+"""LLM_CHAT with files of a file system that may not answer (spec S5, L14).
 
 The files of the test are taken for those of NFS; whoever closes one in the Trio thread,
-or looks into it there, is caught. What FD 3 does with such files is in
+or looks into it there, is caught. The use of such files by FD 3 is in
 `tests/supervisor/fsproxy/test_distant.py`.
 """
 

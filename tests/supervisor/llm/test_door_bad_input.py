@@ -1,4 +1,4 @@
-"""Bad input of each door, from the child and from the provider (MD1 to MD3, MD6, L13, L15)."""
+"""Bad input of each API, from child and provider (MD1 to MD3, MD6, L13, L15)."""
 
 import json
 from pathlib import Path

@@ -85,7 +85,7 @@ EVENTS_HEAD = (
 async def opened_with(
     where: Path, handle: Handler, way: str
 ) -> AsyncIterator[tuple[Scene, Door]]:
-    """Open a host with one child, no quota, and a provider that a test leads by the hand.
+    """Open a host with one child, no quota, and a provider that a test controls.
 
     Args:
         where: for its files.
@@ -798,7 +798,7 @@ async def test_an_error_in_the_middle_is_the_apis_own(
                 lambda: not scene.service.models.accounts.root.tokens.reserved
             )
             assert scene.service.models.accounts.root.tokens.used > before
-            # What came is charged, whatever was told of it at the beginning (spec MD5).
+            # The received output is charged, whatever the first report said (spec MD5).
             row = scene.stage.events("llm.called")[-1]
             assert row["completion_tokens"] >= scene.provider.served[-1].pieces, order
         # Nothing of an answer has come: the status tells it.

@@ -1,4 +1,4 @@
-"""The fuzzer's target for the model's doors takes any input, and sees a difference."""
+"""The fuzzer's target for the model's APIs takes any input, and sees a difference."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the doors do with a long body is done in worker threads (spec MD8, attack 43).
+"""Long bodies of the endpoint are handled in worker threads (spec MD8, attack 43).
 
 Milliseconds are less than a test can tell beside others, so where each step is done is looked
 at. The fuzzer holds that what is done in the Trio thread has few bytes and values.
@@ -121,7 +121,7 @@ async def test_a_long_answer_is_gone_through_in_worker_threads(
 
     for name in ("finish", "whole"):
         watch(ChatWriter, name)
-    watch(gateway.Gateway, "_redacted")
+    watch(gateway.Gateway, "_redact")
     async with open_scene(tmp_path, max_tokens=None, quota=QUOTA) as scene:
         door = await scene.puppet()
         for order, is_inline in (("!words=2", True), ("!words=50000 !plain", False)):

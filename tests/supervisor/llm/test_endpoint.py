@@ -1,4 +1,4 @@
-"""The endpoint for unmodified programs, in a host with children (L6, L10, L11, L13)."""
+"""The endpoint for unmodified programs, with children (L6, L10, L11, L13)."""
 
 import json
 import os
@@ -229,7 +229,7 @@ async def test_a_providers_limit_stays_one(scene: Scene, after: str) -> None:
 
 
 # spec MD6: the host asks once, so what may pass is the program's to ask again, and it is not
-# told to leave that. What was charged, or will be refused again, is another thing.
+# told to leave that. Charged calls, and calls that would be refused again, are excepted.
 @pytest.mark.parametrize(
     ("order", "status", "after", "advice"),
     [
@@ -405,7 +405,7 @@ async def test_no_form_of_the_key_passes(
 
 
 def texts_of(value: object) -> Iterator[str]:
-    """Yield what an answer or its events say, and what a tool or whoever failed is told."""
+    """Yield the texts of an answer or its events, and the errors in it."""
     if isinstance(value, list):
         yield from (text for one in value for text in texts_of(one))
     elif isinstance(value, dict):

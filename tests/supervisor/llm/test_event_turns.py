@@ -1,4 +1,4 @@
-"""Others have their turn between the events of an answer, however many come at once (L14)."""
+"""Other tasks run between the events of an answer (spec L14)."""
 
 import json
 from collections import Counter
@@ -74,7 +74,7 @@ async def test_others_have_a_turn_between_two_events(
         async with open_scene(tmp_path, base_url=url) as scene:
             service = scene.service
             name = service.models.section.default_model
-            call = service.models.prepared(
+            call = service.models.call_for_body(
                 scene.connect().client,
                 name,
                 BODY,
@@ -135,7 +135,7 @@ async def test_what_comes_at_once_is_taken_apart_in_turns(
             models = scene.service.models
             client, name = scene.connect().client, models.section.default_model
             size = size_of_body(BODY)
-            call = models.prepared(client, name, BODY, size=size, max_tokens=None)
+            call = models.call_for_body(client, name, BODY, size=size, max_tokens=None)
             call = replace(call, api=api, model=replace(call.model, apis=(api,)))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(take_turns)

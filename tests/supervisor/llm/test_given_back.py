@@ -1,4 +1,4 @@
-"""What a call of the endpoint has held is freed with its reservation (MD7, attack 42)."""
+"""The memory of an endpoint's call is freed with its reservation (MD7)."""
 
 import gc
 import json

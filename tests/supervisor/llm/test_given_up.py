@@ -1,4 +1,4 @@
-"""Calls without an end: given up, hung up, or never sent (spec L10, L11, attack 46)."""
+"""Calls without an end: abandoned, cut off, or never sent (L10, L11, attack 46)."""
 
 import ssl
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The endpoint's port within a child's own net namespace: who listens there, and for whom."""
+"""The endpoint's port within a child's own net namespace."""
 
 import errno
 import math
@@ -189,7 +189,7 @@ async def test_where_a_child_has_no_loopback_of_its_own_nothing_changes(
     puppet = await scene.puppet(**changes)
     assert made(puppet) is None
     assert not scene.listeners()
-    # What is told of is what cannot be reached.
+    # The report names exactly the unreachable listener.
     assert (start.LISTENER in puppet.child.walls.missing) == (reached is None)
     if reached is None:
         assert await puppet.do("fault(get)") is not None
@@ -204,7 +204,7 @@ INSTEAD = {
         "the service is out of reach; require netns, or set network = 'host'"
     ),
 }
-"""What is told to do, by profile: who makes no unix sockets has none by path."""
+"""The advice, by profile: without unix sockets the socket by path is no help."""
 
 
 @pytest.mark.parametrize("profile", INSTEAD, ids=["paths", "no paths"])

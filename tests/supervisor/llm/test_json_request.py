@@ -1,4 +1,4 @@
-"""Requests are read strictly, and sent on byte for byte where nothing is changed (MD2)."""
+"""Requests are read strictly, and passed on byte for byte if unchanged (MD2)."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What the host has spent, over restarts (spec L10; ADR 11)."""
+"""The host's spending, over restarts (spec L10; ADR 11)."""
 
 import os
 import sqlite3
@@ -58,11 +58,11 @@ async def test_a_day_has_a_budget_of_its_own(tmp_path: Path, no_leaks: None) -> 
     spending = Spending(root, "day", str(tmp_path), clock=clock)
     root.tokens.used, root.calls.used = 60.0, 2
     spending.add(root, 60.0, 2)
-    await spending.kept()
-    assert not spending.begin_anew()
+    await spending.wait_written()
+    assert not spending.reset()
     clock.now += DAY_S
-    assert spending.begin_anew()
-    assert not spending.begin_anew()
+    assert spending.reset()
+    assert not spending.reset()
     assert not root.tokens.used
     spending.add(root, 5.0, 1)
     await spending.close()
@@ -97,7 +97,7 @@ async def test_a_childs_day_is_the_hosts(tmp_path: Path) -> None:
     child.reserve(0, 1, Weights()).settle(Usage(10, 0))
     spending.add(child, 10.0, 1)
     clock.now += DAY_S
-    assert spending.begin_anew()
+    assert spending.reset()
     assert not child.tokens.used
     spending.add(child, 4.0, 1)
     await spending.close()
@@ -117,7 +117,7 @@ async def test_a_charge_that_is_half_written_is_not_there(tmp_path: Path) -> Non
     with sqlite3.connect(tmp_path / LEDGER) as base:
         base.execute("ALTER TABLE spent_by_child RENAME TO away")
     spending.add(child, 7.0, 1)
-    await spending.kept()
+    await spending.wait_written()
     assert "no such table" in said[0]
     assert base.execute("SELECT count(*) FROM spent").fetchall() == [(0,)]
     with base:
@@ -207,10 +207,10 @@ async def test_hosts_that_share_a_directory_share_the_total(tmp_path: Path) -> N
     for node, spending in zip(nodes, both, strict=True):
         node.tokens.used += 30.0
         spending.add(node, 30.0, 1)
-        await spending.kept()
+        await spending.wait_written()
     assert [node.tokens.used for node in nodes] == [30.0, 60.0]
     both[0].add(nodes[0], 0.0, 0)
-    await both[0].kept()
+    await both[0].wait_written()
     assert nodes[0].tokens.used == 60.0
     for spending in both:
         await spending.close()
@@ -221,7 +221,7 @@ async def test_without_a_directory_nothing_is_kept(tmp_path: Path) -> None:
         root = Node()
         spending = Spending(root, window, directory)
         spending.add(root, 5.0, 1)
-        await spending.kept()
+        await spending.wait_written()
         assert not spending.descriptors()
         await spending.close()
     assert not os.listdir(tmp_path)
@@ -253,7 +253,7 @@ async def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> Non
     base.close()
     for _ in range(3):
         spending.add(root, 1.0, 1)
-        await spending.kept()
+        await spending.wait_written()
     assert len(said) == 1
     assert "no such table" in said[0]
     # When it works again, nothing is lost.
@@ -285,7 +285,7 @@ async def test_a_charge_that_found_no_thread_is_written_with_the_next(
     with monkeypatch.context() as patched:
         patched.setattr(trio.to_thread, "run_sync", waits)
         with trio.move_on_after(0.01):
-            await spending.kept()
+            await spending.wait_written()
     await spending.close()
     with sqlite3.connect(tmp_path / LEDGER) as base:
         assert base.execute("SELECT tokens, calls FROM spent").fetchall() == [(1.0, 1)]
@@ -296,7 +296,7 @@ async def test_the_files_descriptors_are_explained(tmp_path: Path) -> None:
     root = Node()
     spending = Spending(root, "never", str(tmp_path))
     spending.add(root, 1.0, 1)
-    await spending.kept()
+    await spending.wait_written()
     named = {fd for fd, _ in spending.descriptors()}
     links = {os.readlink(f"/proc/self/fd/{fd}") for fd in named}
     assert os.path.join(tmp_path, LEDGER) in links
@@ -321,7 +321,7 @@ async def test_only_a_dead_hosts_reservations_are_charged(tmp_path: Path) -> Non
     living = Spending(root, "never", str(tmp_path))
     child = await living.node_of_child("a")
     living.reserve(((child, 30.0), (root, 20.0)))
-    await living.kept()
+    await living.wait_written()
     other = Node()
     beside = Spending(other, "never", str(tmp_path))
     assert other.tokens.used == 0.0
@@ -343,10 +343,10 @@ async def test_a_call_that_is_settled_leaves_no_reservation(tmp_path: Path) -> N
     root = Node()
     spending = Spending(root, "never", str(tmp_path))
     number = spending.reserve(((root, 30.0),))
-    await spending.kept()
+    await spending.wait_written()
     assert len(rows_of(tmp_path, "reserved")) == 1
     spending.add(root, 4.0, 1, number)
-    await spending.kept()
+    await spending.wait_written()
     assert rows_of(tmp_path, "reserved") == []
     assert rows_of(tmp_path, "spent") == [("never", 4.0, 1)]
     await spending.close()
@@ -359,7 +359,7 @@ async def test_a_call_that_ends_before_it_is_written_is_never_written(
     root = Node()
     spending = Spending(root, "never", str(tmp_path))
     spending.add(root, 0.0, 0, spending.reserve(((root, 30.0),)))
-    await spending.kept()
+    await spending.wait_written()
     assert rows_of(tmp_path, "reserved") == []
     await spending.close()
 
@@ -372,13 +372,13 @@ async def test_reservations_wait_for_a_file_that_fails(tmp_path: Path) -> None:
     base = sqlite3.connect(tmp_path / LEDGER)
     base.execute("ALTER TABLE reserved RENAME TO away")
     ended, left = (spending.reserve(((root, 30.0),)) for _ in range(2))
-    await spending.kept()
+    await spending.wait_written()
     assert len(said) == 1
     spending.add(root, 4.0, 1, ended)
-    await spending.kept()
+    await spending.wait_written()
     base.execute("ALTER TABLE away RENAME TO reserved")
     base.close()
-    await spending.kept()
+    await spending.wait_written()
     assert [row[1] for row in rows_of(tmp_path, "reserved")] == [left]
     assert rows_of(tmp_path, "spent") == [("never", 4.0, 1)]
     await spending.close()

@@ -59,7 +59,7 @@ def narrow(**rights: object) -> bytes:
 
 
 ROWS: dict[str, tuple[Callable[[], bytes], bytes]] = {
-    # What files an LLM_CHAT names
+    # The files of an LLM_CHAT
     "input line feeds": (
         lambda: request(b"a", inputs=b"\n" * CHAT),
         b"ERROR failed to read input files data",
@@ -85,7 +85,7 @@ ROWS: dict[str, tuple[Callable[[], bytes], bytes]] = {
         lambda: request(b"a", outputs=b"a/" * (CHAT // 2)),
         b"ERROR failed to read output files data",
     ),
-    # What an LLM_CHAT says
+    # The texts of an LLM_CHAT
     "prompt of line feeds": (lambda: request(b"\n" * CHAT), b"OK "),
     "prompt of CJK": (lambda: request(CJK.encode() * (CHAT // 3)), b"OK "),
     "prompt with an emoji": (lambda: request(b"a" * CHAT + EMOJI.encode()), b"OK "),
@@ -230,7 +230,7 @@ async def test_what_is_long_has_short_turns(scene: Scene, row: str) -> None:
         for number in range(30_000):
             (scene.hall.root / "many" / f"{number}").touch()
     line, other = scene.connect(), scene.connect()
-    await line.chat(b"hello")  # what is loaded late is there
+    await line.chat(b"hello")  # loads modules that are imported late
     await line.send(call("wrap_output", text="some words\n" * 100_000))
     await whole(line)
     data = make()

@@ -1,4 +1,4 @@
-"""What one child can have a host hold for its requests about the model: little (attack 42).
+"""The host's memory for one child's requests to the model is small (attack 42).
 
 A host of its own, whose memory is asked of the kernel; the child is
 `tests/helpers/children/hoarder.py`.
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 MIB = 1024 * 1024
 GROWTH = 128 * MIB
 LEFT = 40 * MIB
-"""What may stay: buffers of connections that are open, modules that were loaded."""
+"""Memory that may stay: buffers of open connections, loaded modules."""
 
 
 def memory_of(pid: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The Messages API as Chat Completions: spec MD2 (requests), MD2 and MD3 (answers)."""
+"""The Messages API as Chat Completions: requests (MD2), answers (MD2, MD3)."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""A nested client whose parent goes: it is sent nothing more, and what it asked is done."""
+"""A nested client whose parent ends: its requests are done, without replies."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,7 +43,7 @@ async def test_nothing_is_sent_once_a_parent_is_closed(
     await hosted.provider.wait_for(1)
     await child.do(f"os.close({second})")
     assert await child.do(f"take(1000, {third})") == b""
-    # What was complete is done all the same.
+    # A complete request is still done.
     assert (hosted.stage.root / "out").read_bytes() == b"hello"
     assert await child.ask(b"PING\n") == b"OK"
     await child.leave()

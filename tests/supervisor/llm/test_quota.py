@@ -175,7 +175,7 @@ class Tree(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_promised_without_a_call(self) -> None:
-        """What ended has given back what it had."""
+        """Reservations that ended have given back their amounts."""
         for node in self.nodes:
             mine = [call for payer, call in self.calls if node in payer.path()]
             assert node.calls.reservations == len(mine)

@@ -1,4 +1,4 @@
-"""What LLM_CHAT is asked for and what it asks the provider: spec L1 to L9."""
+"""Requests of LLM_CHAT, and their requests to the provider: spec L1 to L9."""
 
 import json
 import threading

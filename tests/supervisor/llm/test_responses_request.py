@@ -130,7 +130,7 @@ CODEX: Object = {
         {"type": "custom_tool_call_output", "call_id": "c3", "output": "ok"},
     ],
 }
-"""What Codex asks, in short."""
+"""A request of Codex, shortened."""
 
 
 # spec MD2: all of it has a form, or is dropped and counted.
@@ -242,7 +242,7 @@ def test_a_request_of_codex_is_translated() -> None:
         ),
         # A provider refuses these where there are no tools.
         ({"tools": [], "tool_choice": "none", "parallel_tool_calls": True}, {}),
-        # What changes nothing, or is read elsewhere.
+        # Fields without effect, or that are read elsewhere.
         (
             {
                 "background": False,

@@ -23,7 +23,7 @@ from tests.helpers.canary import KEY
 Object = dict[str, Any]
 
 EVENT: pydantic.TypeAdapter[object] = pydantic.TypeAdapter(ResponseStreamEvent)
-"""What the official client takes as an event."""
+"""The events that the official client accepts."""
 
 ASKED: Object = {
     "model": "asked-for",
@@ -105,13 +105,13 @@ def output(events: list[Object]) -> list[Object]:
     return found
 
 
-# What is legal
+# Legal events
 
 TEXTS = {
     "response.content_part": "content",
     "response.reasoning_summary_part": "summary",
 }
-"""What the events of parts begin with, and where an item has the parts."""
+"""The prefixes of the events of parts, and the fields of items with parts."""
 
 ARGUMENTS = {
     "function_call": ("response.function_call_arguments", "arguments"),
@@ -461,7 +461,7 @@ def test_a_redacted_text_is_one_message() -> None:
     for delta in ({"content": f"{KEY} is in file"}, {"content": "s"}, key):
         one = chunk(delta)
         (choice,) = one["choices"]
-        events += line.feed(chunk(redactor.ended_by(choice)))
+        events += line.feed(chunk(redactor.take_ended(choice)))
         redactor.feed(choice)
         events += line.feed(one)
     events += line.feed(chunk(redactor.rest(), "stop")) + line.finish(None)

@@ -223,7 +223,7 @@ async def test_the_official_client_tells_refusals_apart(
     with pytest.raises(BadRequestError):
         await client.embeddings.create(model="m", input="x")
     await client.embeddings.create(model="m", input="x")
-    # What was refused is no call.
+    # A refused request is no call.
     assert provider.tokens().calls == 1
 
 
@@ -308,7 +308,7 @@ async def test_a_call_of_messages_comes_as_json_in_pieces(
     assert json.loads(provider.served[-1].data) == provider.served[-1].body
 
 
-# What the real Messages API refuses
+# Requests that the real Messages API refuses
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ async def test_what_is_no_answer_is_one_line(
             assert await line.ask(b"PING\n") == b"OK"
 
 
-# What was not asked for and is understood all the same; what is not.
+# Encodings that were not asked for: understood ones, and others.
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_encoded_answer_is_decoded(tmp_path: Path, stream: bool) -> None:
     body = whole("packed")
@@ -327,7 +327,7 @@ async def test_an_encrypted_provider_is_asked(
     assert len(served) == 2
 
 
-# What the host's environment says of proxies holds for providers.
+# Proxies of the host's environment are used for providers.
 async def test_a_proxy_of_the_environment_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

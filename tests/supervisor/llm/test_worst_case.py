@@ -1,4 +1,4 @@
-"""What is reserved for a prompt: more than any provider counts for it (spec L10)."""
+"""The reservation for a prompt is more than any provider counts (spec L10)."""
 
 import base64
 import random

@@ -59,7 +59,7 @@ def test_a_recipe_is_whole(name: str) -> None:
     assert found.limits
     assert found.packages
     assert found.tried is not None
-    assert all(found.shown()["off"].values())
+    assert all(found.row()["off"].values())
     assert "TASK" in found.command
     assert set(found.llm) <= set(LlmSection.__struct_fields__)
     for path in found.files:
