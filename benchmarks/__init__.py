@@ -1,4 +1,4 @@
-"""What the host costs: measuring programs, their yardsticks and their figures.
+"""Measuring programs for the host's costs, with yardsticks and figures.
 
 Not part of the product and not a test: nothing here fails because a machine is slow.
 `python -m benchmarks` runs every program, `python -m benchmarks NAME` one of them;

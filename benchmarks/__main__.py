@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME] [OPTION]...`: one measuring program, or all in turn.
+"""`python -m benchmarks [NAME] [OPTION]...`: one measuring program, or all.
 
 Each runs as a process of its own with a time limit, so that one that hangs costs its
 own figures only, and the whole stays below eight minutes.

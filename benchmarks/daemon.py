@@ -1,4 +1,4 @@
-"""A daemon with a thousand children: what asking, spawning, idling and stopping costs.
+"""A daemon with a thousand children: costs of asking, spawning, idling, stopping.
 
 The daemon is the command `sandhost serve` in a process of its own; the questions come
 over its control socket from this program. Beside them stand, from the same run, a bare
@@ -42,7 +42,7 @@ CHILD = ("/bin/sleep", "100000")
 
 
 class Figures(NamedTuple):
-    """What one daemon gave; times in ms but for the stop."""
+    """The figures of one daemon; times in ms, except the stop."""
 
     ps_ms: float
     round_trip_ms: float
@@ -141,7 +141,7 @@ def bare_ms() -> float:
 def spawns_per_s(
     client: HostClient, total: int, policy: str | None, at_once: int = 4
 ) -> float:
-    """Spawn children that end at once from a few connections; return how many a second.
+    """Spawn short-lived children from a few connections; return their number a second.
 
     Args:
         client: of the daemon.

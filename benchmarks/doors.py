@@ -1,4 +1,4 @@
-"""What the endpoint adds to a call by each API, beside a direct call and LiteLLM's proxy.
+"""Costs of the endpoint by API, beside a direct call and LiteLLM's proxy.
 
 The benchmark asks in the place of a child of ``sandhost run`` in the default sandbox: with
 its token, on loopback. The stand-in (`demo/provider`, a process of its own) answers at

@@ -1,4 +1,4 @@
-"""LLM fds: what storing, reading, searching and forking cost, beside coreutils and grep.
+"""LLM fds: costs of storing, reading, searching, forking, beside coreutils, grep.
 
 The store is used in this process; the yardsticks are programs on the same bytes in a
 file on tmpfs, run next to it in turn. `wc -l` reads everything once and counts lines,

@@ -1,4 +1,4 @@
-"""What replacing a daemon's program costs its children: the pause that one of them sees.
+"""The pause that a child sees when its daemon's program is replaced.
 
 One child does nothing but PING on its door and says how long the slowest took; around it
 sleep others, for a host with more to hand over takes longer. The peer, from the same run,
@@ -43,7 +43,7 @@ while True:
 
 
 class Figures(NamedTuple):
-    """What one daemon gave, in ms."""
+    """The figures of one daemon, in ms."""
 
     pause_ms: float
     order_ms: float

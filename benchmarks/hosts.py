@@ -63,7 +63,7 @@ def run_command(
         child: its program and arguments.
         top_level: whether it may have the whole file system.
         transport: "socketpair" or "pipes".
-        sandbox: its profile. What is measured is the door; walls are `sandbox`.
+        sandbox: its profile. The door is measured here, walls in `sandbox`.
     """
     view = ["--top-level"] if top_level else []
     options = ["--root", str(root), "--transport", transport]

@@ -1,4 +1,4 @@
-"""What 1,000 children cost that do nothing: memory, processor time, wake-ups.
+"""Costs of 1,000 idle children: memory, processor time, wake-ups.
 
 The host is a program of its own (`benchmarks.crowd hold`), seen from the outside
 through /proc. Counted are the host's process and its direct children that are not
@@ -38,7 +38,7 @@ SWITCH_AIM = at_most(0)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the processes of a host have and have used."""
+    """Memory and use of the processes of a host."""
 
     rss_bytes: int
     cpu_s: float

@@ -1,4 +1,4 @@
-"""The ends of a child's life: from spawn to its first reply, from kill -9 to nothing.
+"""Start and end of a child: from spawn to its first reply, after kill -9.
 
 The host runs in this program, idle but for the one child. Spawns are compared with a
 bare `posix_spawn` of the same child, in turn. A killed child holds open files, half of

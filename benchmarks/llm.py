@@ -1,4 +1,4 @@
-"""What the gateway to the model adds to a call, beside the client library alone.
+"""Costs of the gateway for a call, beside the client library alone.
 
 A child of `sandhost run` asks a stand-in provider (`demo/provider`, a process of its
 own) through FD 3 and directly, in turn. The stand-in answers at once, so all that is

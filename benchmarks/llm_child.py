@@ -1,4 +1,4 @@
-"""The child of `benchmarks.llm`: asks a model through its host and directly, in turn.
+"""The child of `benchmarks.llm`: calls a model by its host and directly, in turn.
 
 argv: mode, rounds, base URL. Prints one JSON object. The direct peer is the library that
 the host uses as well, on Trio, asking the same stand-in, plainly and streamed; the limit

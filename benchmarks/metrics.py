@@ -1,4 +1,4 @@
-"""What a scrape costs a host with a thousand children, and what it costs its clients.
+"""Costs of a scrape for a host with a thousand children, and for its clients.
 
 The daemon is a process of its own, scraped over HTTP by this program; beside it stands,
 from the same run, a request that is refused on the same connection, which is HTTP without
@@ -30,7 +30,7 @@ WARM_UP = 3
 
 
 class Figures(NamedTuple):
-    """What one daemon and one host gave, milliseconds."""
+    """The figures of one daemon and one host, milliseconds."""
 
     scrape_ms: float
     refused_ms: float

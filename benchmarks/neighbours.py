@@ -1,4 +1,4 @@
-"""What one hostile child costs the READs of its neighbours, beside the same host at rest.
+"""Costs of one hostile child for the READs of its neighbours.
 
 One host, 20 children in the walls of `auto`: 19 read 4 KiB a hundred times a second each,
 the 20th waits or does its worst within limits as `--limit` sets them.  The peer is the
@@ -37,7 +37,7 @@ READERS = 19
 READS = 150
 SETTLED_S = 1.0
 PROCESSES = 100
-"""What the fork bomb may have; the aim has to hold at any number."""
+"""The fork bomb's limit of processes; the aim must hold at any number."""
 
 AT_ONCE = "fork bomb, from its first moment"
 
@@ -181,7 +181,7 @@ BEGUN = "import os, time\ndef begun():\n    os.write(1, b'begun\\n')\n"
 
 
 class Crowd:
-    """Neighbours of one host, each of which reads so often, and who is let loose there."""
+    """Neighbours that read at a rate on one host, beside one hostile child."""
 
     def __init__(self, host: Host, where: Path, reads: int) -> None:
         self.host = host

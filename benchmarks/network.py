@@ -1,4 +1,4 @@
-"""What the network by name costs: bytes, and the time until the first one comes.
+"""Costs of the network by name: throughput, and the time to the first byte.
 
 The host's side runs in this process, between two net namespaces: a child's, and one that
 is all the world. Beside it, in the same namespaces and in the same round, stands a copier

@@ -1,4 +1,4 @@
-"""Other products beside the host: which programs work in each, and how fast bytes come.
+"""Other products beside the host: programs that work in each, and their speed.
 
 The servers and the programs are those of the tests, in a net namespace that is all the
 world. Each product is as its registry has it, in a cache outside of this repository, and
@@ -59,7 +59,7 @@ Wrap = Callable[[Sequence[str], bool], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What runs programs.
+    """A product that runs programs.
 
     Attributes:
         name: with its version.

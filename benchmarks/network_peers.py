@@ -1,4 +1,4 @@
-"""What stands beside the host in `benchmarks.network`: a server, a copier, a client.
+"""The peers of `benchmarks.network`: a server, a copier, a client.
 
 A program of its own, of the standard library alone; listeners come as descriptors.
 

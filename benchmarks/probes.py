@@ -21,7 +21,7 @@ REPORT_TIMEOUT_S = 10.0  # a probe reports within milliseconds; 1,000 within sec
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a probe says once it lives."""
+    """The line that a probe prints when it runs."""
 
     pid: int
     grandchild: int  # 0: it has none

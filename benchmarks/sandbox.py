@@ -79,7 +79,7 @@ trio.run(main)
 """
 
 AIMS_MS = {"none": 1.0, "landlock": 4.0, "auto": 7.0}
-"""What a start may take beyond the peer's, by profile."""
+"""Profile -> most time of a start beyond the peer's."""
 
 WHAT = {
     "none": "none",

@@ -1,4 +1,4 @@
-"""`make soak`: a daemon in which children come and go, and nothing of which may grow.
+"""`make soak`: a daemon whose children come and go, and that may not grow.
 
 Each round spawns children that end in every way (by themselves, by SIGKILL with a file
 open, with a grandchild left behind, with tools running and contents kept, stopped on
@@ -30,7 +30,7 @@ WARM_UP_ROUNDS = 5
 """Imports, worker threads and the allocator's pools are there after these."""
 
 MEMORY_BYTES = 2 << 20
-"""What the allocator may keep more at the end: its arenas are 1 MiB each."""
+"""Memory that the allocator may keep at the end: its arenas are 1 MiB each."""
 
 SETTLE_S = 30.0
 """Longest wait until what a round started is gone."""
@@ -63,7 +63,7 @@ USERS = 2
 
 
 class Figures(NamedTuple):
-    """What a quiet daemon holds."""
+    """Counts of an idle daemon, and its memory."""
 
     descriptors: int
     tasks: int

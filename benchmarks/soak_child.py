@@ -1,4 +1,4 @@
-"""A child of the soak that uses what stands beside the files, and dies in the middle.
+"""A child of the soak that uses tools and LLM fds, and dies in the middle.
 
 Tools: one to its end with more output than memory keeps, one whose client leaves, one
 that goes on without a client, one that writes in the child's root. An LLM fd that is

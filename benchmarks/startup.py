@@ -1,4 +1,4 @@
-"""How fast things start: the `fs` commands, `sandhost run`, a child's client library.
+"""Start times of the `fs` commands, `sandhost run` and a child's client library.
 
 Each is compared with what it cannot be faster than: a bare interpreter, the imports
 that the host needs. Wall time from spawn to exit, in turn.

@@ -1,4 +1,4 @@
-"""The client of ``benchmarks.toolexec``: a child that runs tools, directly and hosted.
+"""The client of ``benchmarks.toolexec``: runs tools directly and by the host.
 
 Runs inside a child, with the standard library only. Each measure is taken both ways,
 one right after the other, and in the other order in the next round; the numbers go to
@@ -246,7 +246,7 @@ def main(rounds: int, host_pid: int) -> None:
     for number in range(rounds):
         for name, (direct, hosted, least) in pairs.items():
             if name == "trues":
-                hosted_trues()  # what the streams have left is given up by that
+                hosted_trues()  # this also closes the rest of the streams
             calls = [direct, hosted]
             order = calls[::-1] if number % 2 else calls
             taken = {call: timed(call, least) for call in order}

@@ -1,4 +1,4 @@
-"""Tools run through the host, next to tools run directly, by one and the same child.
+"""Tools run by the host, beside tools run directly, by the same child.
 
 The child (`toolclient.py`) does both in turn and tells the times; the host runs in this
 program. The tools are `head`, `echo` and `true`, found in PATH by the smallest sidecar

@@ -1,4 +1,4 @@
-"""Work in a workspace, beside the same work in the directory itself and in other layers.
+"""Work in a workspace, beside the same work in the directory and in other layers.
 
 One program does the same steps in each world and times them itself: the directory as it
 is, a workspace, an overlay mount made by hand, fuse-overlayfs, and sandlock. The base lies
@@ -35,7 +35,7 @@ CHANGED_FILES = 1_000
 WORK_S = 150.0
 
 # The steps, run inside each world with the base as its working directory. Prints seconds by
-# step, or why it failed. What a machine has no program for is left out.
+# step, or why it failed. A step without its program on a machine is left out.
 STEPS = r"""
 import json, os, shutil, sqlite3, subprocess, sys, time
 os.environ["HOME"] = "/"  # no settings of git's

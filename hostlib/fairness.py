@@ -1,7 +1,5 @@
 """Fairness: turns for changes that are counted, and shares of the host's thread.
 
-Rules of this file.
-
 1. A task that gives a change to a thread holds the turn from its check of the count to
    the charge.  Meanwhile it waits for threads only, never for a client or a second turn.
    A change in the Trio thread needs no turn, unless a task holds it (``is_taken``).  A

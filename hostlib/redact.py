@@ -3,8 +3,6 @@
 A provider can echo a key in an error or an answer, plain or encoded.  So every text from
 outside passes here once, whole, before another part sees it.
 
-Rules of this file.
-
 1. The search finds secrets and their forms in base64.  Each character of a form may be
    written plainly, or as in URLs or JSON (a "writing" of the character).
 2. A text is searched for plain forms, and for the few characters that begin another

@@ -1,7 +1,5 @@
 """Calls in other threads than the Trio thread; the only module that makes threads.
 
-Rules of this file.
-
 1. A call that may wait for a disk runs in a worker thread (``in_thread``) and is never
    abandoned: a descriptor is closed only when no call uses it (I1).  A call that waits
    for the network and uses nothing of its caller may be (``in_abandonable_thread``).

@@ -1,19 +1,14 @@
 """One end of an FS Proxy connection, sans-IO: bytes in, messages out, and back.
 
-Rules of this file.
-
-1. ``HostConnection`` is the host's end, ``ClientConnection`` the child's; neither reads
-   or writes anything.  The caller does I/O, feeds ``receive_data`` and drains
-   ``next_message`` until it gives None; ``next_reply`` once for each request sent.
-2. After a message with a body the connection is *in the body*: the caller takes its
-   bytes with ``take_body`` and reports with ``body_received`` what it received straight
-   into memory of its own (a payload crosses this layer without being copied twice).
-   The next line begins when the body is complete.
+1. The caller does the I/O of ``HostConnection`` and ``ClientConnection``: it feeds
+   ``receive_data`` and drains ``next_message`` until it gives None; ``next_reply`` once
+   for each request sent.
+2. After a message with a body, the caller takes its bytes with ``take_body``, and reports
+   bytes that it received directly into its own memory with ``body_received``.
 3. The host's end answers everything that a peer sends: each line gives exactly one
-   message (spec F3), a line that is too long included (spec F4).
-4. Most requests of one client are the same few lines again and again, so a connection
-   keeps the messages of short READ and WRITE lines.  Parsing is a pure function of the
-   line, so a kept message equals a new one.
+   message (spec F3), also a line that is too long (spec F4).
+4. A connection keeps the messages of short READ and WRITE lines, which come again and
+   again.  Parsing depends on the line only, so a kept message equals a new one.
 """
 
 from protocol import messages as m

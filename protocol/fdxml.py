@@ -1,19 +1,13 @@
 """The XML that describes LLM fds to a model, sans-IO: values in, bytes out.
 
-One builder for each shape of answer, and the two ways of escaping.
-
-Rules of this file.
-
 1. Every document parses with a standard parser and yields the exact text.  In bodies
    ``& < >`` are escaped and CR is ``&#13;``: a parser would turn a bare CR into LF.
 2. The text of ``fd_content``, ``preview``, ``match`` and ``temp_content`` has exactly
    one LF after the start tag and one before the end tag that do not belong to the text.
-3. Attributes stand in the order in which they are given.
+3. Attributes keep their order.
 4. Characters that XML 1.0 does not have (NUL, most control characters, lone surrogates)
-   are replaced in attributes and messages.  A text with such characters never comes
-   here: it is served as base64.
-5. ``raw`` leaves a body as it is, for models that read code: such a document is for
-   reading, not for parsing.
+   are replaced in attributes and messages; texts with them are served as base64.
+5. ``raw`` leaves a body unescaped, for models that read code; it need not parse.
 """
 
 from __future__ import annotations

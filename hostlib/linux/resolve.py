@@ -1,7 +1,5 @@
 """Opening a name beneath a held directory, without leaving it.
 
-Rules of this file.
-
 1. The kernel resolves a name in one call, ``openat2`` with ``RESOLVE_BENEATH`` and
    ``RESOLVE_NO_MAGICLINKS``, from a held directory descriptor.  No string comparison
    decides, so there is no race (spec A4).

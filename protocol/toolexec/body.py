@@ -2,8 +2,6 @@
 
 Bounds and framing are stricter than those of HTTP libraries.
 
-Rules of this file.
-
 1. A head has at most ``MAX_HEAD_BYTES`` and ``MAX_HEAD_LINES``; its lines may end in a
    bare LF.
 2. In chunk framing every line ends in CRLF, and in nothing else: two readers that

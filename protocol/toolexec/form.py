@@ -1,7 +1,5 @@
 """The form of a ToolExec request: pairs of bytes, as a shell's client wrote them.
 
-Rules of this file.
-
 1. ``&`` separates pairs, the first ``=`` splits one, ``+`` is a blank, ``%XX`` a byte;
    an invalid ``%`` stands for itself.  Nothing is text: the tool receives exactly the
    bytes of an argument.

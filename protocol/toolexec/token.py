@@ -3,8 +3,6 @@
     narrow_token("0123...", "9f...", tools=["make"], root=False)
         -> "ID~id:9f...~tools:make~noroot~MAC"
 
-Rules of this file.
-
 1. A narrowed token names the child's token by a digest, lists the rights that are given
    up (caveats), and ends in a MAC over them, whose key is the token before.  It can be
    narrowed again; its holder cannot remove a caveat or find the key (spec A5, I8).

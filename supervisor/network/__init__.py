@@ -1,6 +1,6 @@
-"""Names that a child may reach: rules, DNS, addresses, ClientHellos, the proxy's words.
+"""The network by name: rules, DNS, addresses, ClientHellos, the proxy.
 
-What decides and parses does no I/O: bytes, names and clocks come in, and decisions, bytes
-and texts go out. `rule` and `rules` say what is granted, `addresses` what no name may
-stand for; `dns`, `clienthello` and `proxy` read what a child sends.
+Modules that decide and parse do no I/O: they take bytes, names and clocks, and return
+decisions, bytes and texts. `rule` and `rules` have the grants, `addresses` the closed
+ranges; `dns`, `clienthello` and `proxy` read the bytes of a child.
 """

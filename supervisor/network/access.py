@@ -1,4 +1,4 @@
-"""What one child may reach at this moment, and what it has tried.
+"""The present rules of one child, and the connections that it has tried.
 
 1. Each question is answered by the rules of its moment: a connection that waits for
    something is judged once more before it is dialled.

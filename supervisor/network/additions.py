@@ -1,4 +1,4 @@
-"""What a child's namespace gets while the child runs: routes, and more sockets (NET12).
+"""Additions to a running child's namespace: routes, and more sockets (NET12).
 
 The launchpad makes them: from outside the host can bind and connect sockets of the
 namespace, and make none.
@@ -40,7 +40,7 @@ ADDRESSES: Networks = (
 
 
 class Furnisher(Protocol):
-    """What makes them; a `Launcher` does."""
+    """Makes additions; a `Launcher` does."""
 
     async def furnish(
         self, listener: InnerListener, net: int, users: tuple[int, ...]

@@ -45,7 +45,7 @@ PRIVATE: tuple[Network, ...] = (
     IPv4Network("100.64.0.0/10"),
     IPv6Network("fc00::/7"),
 )
-"""What the option `private` opens, but for metadata and own addresses in it."""
+"""Ranges that the option `private` opens, except metadata and own addresses."""
 
 _LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
 
@@ -83,7 +83,7 @@ _TEREDO = IPv6Network("2001::/32")
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the rules for one connection open of the closed ranges.
+    """The closed ranges that the rules for one connection open.
 
     Attributes:
         private: the ranges of `PRIVATE`.

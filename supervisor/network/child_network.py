@@ -5,7 +5,7 @@
     ...
     await network.aclose()  # ends its connections by reset, and closes the sockets
 
-What all children of a host share is one `Outside`.
+All children of a host share one `Outside`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What the networks of all children of a host share.
+    """The parts that the networks of all children of a host share.
 
     Attributes:
         journal: where events go.
@@ -101,7 +101,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one child's network is bounded by beside its rules.
+    """The bounds of one child's network, beside its rules.
 
     Attributes:
         connections: account of open connections; None for `MAX_CONNECTIONS` of its own.
@@ -279,7 +279,7 @@ class ChildNetwork:
             self._access.rules = rules
         if cut:
             for connection in self._connections:
-                # What is not dialled yet is judged by then, by the rules of then.
+                # A connection that is not dialled yet is judged by the new rules then.
                 if connection.outer and not self._outbound.is_allowed(connection):
                     connection.scope.cancel()
         texts = ([rule.written for rule in rules] for rules in (allow, deny))

@@ -2,7 +2,7 @@
 
 1. Nothing is decrypted, and no byte is lost: what was read is held to be sent on.
 2. A message may lie in any number of records (RFC 8446, 5.1) and segments.
-3. What could be read in two ways is refused: a server might read it in the other one.
+3. An ambiguous message is refused: a server might read it in another way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The open connections of one child: how many there are, what they carry, how they end.
+"""The open connections of one child: their number, bytes and ends.
 
 1. A connection counts from the moment it is accepted, against its child and every
    ancestor of it (spec NET14).

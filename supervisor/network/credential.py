@@ -1,4 +1,4 @@
-"""The words of `[credential.NAME]`: where a secret goes, and in which header (NET15).
+"""The section `[credential.NAME]`: the server and header of a secret (NET15).
 
 The secret itself is no part of them: `credential_file` reads it.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PORT = 80
 """At which a child speaks plain HTTP to the host of a credential."""
 PLACE = "{file}"
-"""What stands in a header for the secret."""
+"""The text in a header that the secret replaces."""
 
 _FIELD = re.compile(
     r"(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(?P<value>.*)", re.DOTALL
@@ -46,7 +46,7 @@ class CredentialError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is said of a credential.
+    """The configuration of a credential.
 
     Attributes:
         name: in the configuration.

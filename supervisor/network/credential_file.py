@@ -1,4 +1,4 @@
-"""The secrets of a host: read from their files, and known to it alone (spec NET15).
+"""The secrets of a host, read from their files (spec NET15).
 
 A secret is in no text that this makes of itself: neither in an error nor in a `repr`.
 """

@@ -1,8 +1,8 @@
-"""Serves plain HTTP to a child, and asks the host of a credential by TLS (spec NET15).
+"""Serves plain HTTP to a child, and calls a credential's host by TLS (NET15).
 
 1. Each request is judged by the rules of its moment, and has a connection of its own.
-2. What one side does not take is not read from the other: a piece of a body, and what of
-   it may be the beginning of a secret, is all that is held.
+2. Bytes are read from one side only as the other takes them: only a piece of a body, with
+   a possible beginning of a secret, is held.
 3. An answer that breaks off is a reset of the child's connection, never a clean end.
 """
 
@@ -47,11 +47,11 @@ ANSWER_TIMEOUT_S = 600.0
 HANDSHAKE_TIMEOUT_S = 30.0
 """As long as a connection may take."""
 PIECE_BYTES = 16_384
-"""What is searched for the secret at once: 0.2 ms, and 5 ms if it is written to be slow."""
+"""Bytes that are searched for the secret at once: 0.2 ms, or 5 ms in the worst case."""
 MAX_HEAD_BYTES = 65_536
 """Bytes of the head of an answer."""
 MAX_LEFT_BYTES = 1024 * 1024
-"""What is received of a request that was answered before it had come whole."""
+"""Bytes that are received of a request that was answered before it was complete."""
 
 
 class CredentialServer:

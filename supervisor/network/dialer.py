@@ -1,4 +1,4 @@
-"""Connections to one of several addresses of a host, the next tried beside a slow one."""
+"""Connections to one of several addresses; the next is tried beside a slow one."""
 
 from __future__ import annotations
 

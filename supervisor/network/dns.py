@@ -5,7 +5,7 @@
 2. The question is echoed as it came, byte for byte: resolvers compare its case.
 3. An answer has one record at most and never more than 512 bytes: no answer over UDP is
    truncated, and TCP is for programs that insist on it.
-4. What is no question has no answer, for an answer could be answered.
+4. A message that is no question gets no answer, for an answer could be answered.
 """
 
 from __future__ import annotations
@@ -37,11 +37,9 @@ QUESTIONS_AT_ONCE = 400
 MAX_QUESTION_BYTES = 4096
 """A question with EDNS options and padding has some hundred bytes."""
 MAX_ANSWER_BYTES = 512
-"""What every client takes over UDP (RFC 1035)."""
+"""The size that every client takes over UDP (RFC 1035)."""
 
-_UDP_PAYLOAD_BYTES = (
-    1232  # what passes everywhere without fragments (DNS flag day 2020)
-)
+_UDP_PAYLOAD_BYTES = 1232  # passes everywhere without fragments (DNS flag day 2020)
 _MAX_RECORDS = 4  # beside a question: OPT, and perhaps a signature
 _MAX_NAME_BYTES = 255
 

@@ -1,7 +1,7 @@
 """Host names and addresses as text: one form for each of them, or an error.
 
 1. A name is compared in lower case, IDNA-encoded, without a trailing dot (spec NET1).
-2. What some resolver would read as a number is no name: `2130706433` and `0x7f.1` are
+2. A text that some resolver would read as a number is no name: `2130706433` and `0x7f.1` are
    127.0.0.1 to inet_aton(3). An address has one spelling: dotted decimal, or v6.
 """
 
@@ -16,7 +16,7 @@ MAX_NAME_LENGTH = 253
 """Bytes of a name as text: 255 on the wire, less a length and the root (RFC 1035)."""
 
 CREDENTIAL_SUFFIX = ".sandhost"
-"""What follows the host of a credential in the name by which a child reaches it."""
+"""The suffix of a credential's host in the name by which a child reaches it."""
 
 # `_` is in no host name by RFC 952, and in many that are used (`_acme.a`, buckets).
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SocketsState(msgspec.Struct):
-    """What is handed over.
+    """The state for a hand-over.
 
     Attributes:
         listeners: (port, descriptors).
@@ -39,7 +39,7 @@ class SocketsState(msgspec.Struct):
 
 @dataclass(slots=True)
 class InnerSockets:
-    """What the host holds of a child's net namespace; all of it non-blocking.
+    """The host's non-blocking sockets in a child's net namespace.
 
     Attributes:
         dns_datagram: UDP, 127.0.0.1:53.

@@ -1,4 +1,4 @@
-"""What a child has used of a wide bound, as the smallest list of rules (spec NET13)."""
+"""The used part of a wide bound, as the smallest list of rules (spec NET13)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_USES = 4096
 
 
 class LearnedState(msgspec.Struct):
-    """What is handed over: a rule of one port for each use."""
+    """The state for a hand-over: a rule of one port for each use."""
 
     uses: list[str]
     left_out: int
 
 
 class Learned:
-    """What one child has used.
+    """The hosts and ports that one child has used.
 
     Args:
         state: of a child that is taken over.

@@ -44,8 +44,8 @@ def change(
 ) -> Rules:
     """Return the rules of a running child after a change (spec NET12).
 
-    What is allowed takes the refusal of the same target and ports away; what is denied
-    takes the rule away and is refused from then on.
+    A new allowing rule removes the denying one of the same target and ports; a denying one
+    removes the allowing rule, and refuses from then on.
 
     Args:
         rules: what the child has.

@@ -1,4 +1,4 @@
-"""What the next program of a host takes over of its children's networks.
+"""The hand-over of children's networks to the next program of a host.
 
 1. A descriptor is its number, as everywhere in a hand-over.
 2. Rules are their texts, what was changed live among them. A part of a network keeps

@@ -1,4 +1,4 @@
-"""What the journal says of a child's network: once a minute for each name and port."""
+"""Events about a child's network: one a minute for each name and port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NoticesState(msgspec.Struct):
-    """What is handed over: what was refused, and what failed."""
+    """The state for a hand-over: refusals and failures."""
 
     refused: RefusalsState
     failed: RefusalsState

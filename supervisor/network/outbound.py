@@ -1,4 +1,4 @@
-"""From what a child asks for to a connection: rules, ClientHello, addresses, dialling.
+"""The way of a child's request to a connection: rules, ClientHello, addresses.
 
 1. Nothing is dialled before all of it was allowed, by the rules of that moment.
 2. The addresses that are dialled are those that were judged: no name is looked up

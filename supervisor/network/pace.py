@@ -1,4 +1,4 @@
-"""How much of the network's work one turn of the loop does, for all children together.
+"""The bound on the network's work in one turn of the loop, for all children.
 
 A thousand connections that begin, or end, at once would make one turn of it: nobody
 else's file would be read meanwhile (spec S5).

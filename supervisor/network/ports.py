@@ -1,4 +1,4 @@
-"""The listeners of a child's namespace: those of its start, and later ones (spec NET12).
+"""The listeners of a child's namespace, also later ones (spec NET12).
 
 1. A later listener is made of a socket from the stock: the host binds it from outside.
    Where the stock lacks one, the launchpad makes more.

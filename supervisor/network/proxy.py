@@ -1,4 +1,4 @@
-"""The proxy of a child's namespace, for programs that were told to use one (spec NET8).
+"""The proxy of a child's namespace, for programs that can use one (spec NET8).
 
 The first byte of a connection tells its protocol.
 """

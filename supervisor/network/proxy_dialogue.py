@@ -1,4 +1,4 @@
-"""What a program asks a proxy for, whatever the protocol: a host, once.
+"""The result of a proxy's dialogue with a program in any protocol: one host.
 
 `proxy_http` and `proxy_socks` speak the protocols; `proxy` tells them apart.
 """
@@ -27,7 +27,7 @@ class Asked:
 
 
 class ProxyError(Exception):
-    """What a program said is not understood or not done; the connection ends.
+    """A program's request is invalid or refused; the connection ends.
 
     Attributes:
         reply: what is sent before.

@@ -1,7 +1,7 @@
-"""HTTP as a program speaks it to the proxy: CONNECT, and URLs in requests (spec NET8).
+"""HTTP requests to the proxy: CONNECT, and URLs in requests (spec NET8).
 
-1. h11 parses requests. What it lets through and two servers could read in two ways is
-   refused here: bare LF, folded fields, a length beside chunks.
+1. h11 parses requests. Ambiguous forms that it accepts are refused here: bare LF, folded
+   fields, a length beside chunks.
 2. A request in absolute form is written anew, field by field and chunk by chunk, and is
    the only one of its connection: nothing of a second one reaches the server.
 """

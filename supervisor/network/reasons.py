@@ -1,4 +1,4 @@
-"""Why a name, an address or a connection is refused: the words of journal and `ps`."""
+"""Reasons for refusing a name, an address or a connection, for journal and `ps`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child was refused, told once in a while, and counted in few rows (spec NET11)."""
+"""Refusals of a child: reported at intervals, and counted in few rows (NET11)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Failure:
 
 
 class RefusalsState(msgspec.Struct):
-    """What is handed over.
+    """The state for a hand-over.
 
     Attributes:
         rows: the oldest first.

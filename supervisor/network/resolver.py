@@ -1,4 +1,4 @@
-"""What names stand for, asked of the host's own resolver (spec NET6).
+"""Look-ups of names by the host's own resolver (spec NET6).
 
 1. A look-up runs in a thread of its own kind: a name server that is silent holds up no
    disk, and of one child's look-ups `THREADS_PER_CHILD` run at once.

@@ -1,4 +1,4 @@
-"""One rule of a policy: `[!]TARGET[:PORT[,PORT]...][@OPTION[,OPTION]]` (spec NET1).
+"""One rule of a policy: `[!]TARGET[:PORTS][@OPTIONS]` (spec NET1).
 
 A target is a name, `*.NAME` (what is below a name, at any depth), `*`, or a network. The
 text of a rule is the operator's; what equals another rule is its canonical form.
@@ -44,7 +44,7 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a child may reach, or may not.
+    """One rule: a target that a child may reach, or may not.
 
     Attributes:
         target: a name, `*.NAME`, `*`, or a network.

@@ -26,7 +26,7 @@ MAX_PORTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the rules allow of one host and port.
+    """The rules that allow one host and port.
 
     Attributes:
         port: of the connection.

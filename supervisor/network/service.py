@@ -92,7 +92,7 @@ _NO_OWN_NETWORK = "network: a nested client shares its parent's namespace; use s
 
 
 class NetworkHost(Protocol):
-    """What the service needs of its host; `parts.Parts` has it.
+    """The part of the host that the service needs; `parts.Parts` has it.
 
     Attributes:
         holders: each yields (descriptor, a word for it) that is held.
@@ -389,7 +389,7 @@ async def open_network(
 def bounds_of(spec: ChildSpec, additions: Additions | None = None) -> Bounds:
     """Return what a child's network is bounded by (spec NET14).
 
-    What a nested child opens comes to the host as its parent's, and counts there.
+    Connections of a nested child come to the host as its parent's, and count there.
     """
     limits = spec.group_limits
     connections, size = limits.connections, limits.net_bytes

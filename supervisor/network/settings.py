@@ -1,4 +1,4 @@
-"""What the keys of a policy say of its children's network: faults, and settings."""
+"""The network keys of a policy: their faults, and the settings of its children."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """What a child's network is, checked.
+    """The checked settings of a child's network.
 
     Attributes:
         mode: `rules` if they are listed; `learn` if they are a bound.

@@ -1,4 +1,4 @@
-"""Plain non-blocking TCP sockets as Trio waits for them, and their two ways to end.
+"""Plain non-blocking TCP sockets for Trio, and their two ways to end.
 
 A connection that ends by an error is reset: its peer must not take what it has for the
 whole (spec NET6). So is one that this process leaves open when it ends or becomes another

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NameRow(msgspec.Struct, frozen=True):
-    """What was connected to; `bytes_in` is what the child got."""
+    """Connections to one name; `bytes_in` is what the child got."""
 
     name: str
     port: int | None
@@ -25,7 +25,7 @@ class NameRow(msgspec.Struct, frozen=True):
 
 
 class RefusedRow(msgspec.Struct, frozen=True):
-    """What was refused.
+    """Refusals of one name.
 
     Attributes:
         port: None if DNS alone was asked.
@@ -70,7 +70,7 @@ class NetworkStatistics(msgspec.Struct, frozen=True):
 
 
 class NetworkRow(msgspec.Struct, frozen=True):
-    """What a row of `ps` tells of one child's network."""
+    """The network of one child in a row of `ps`."""
 
     mode: str
     rules: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ MAX_ROWS = MAX_NAMES
 
 @dataclass(slots=True)
 class Counts:
-    """What went through connections.
+    """Counts of connections and their bytes.
 
     Attributes:
         connections: all that were made.
@@ -34,7 +34,7 @@ class Counts:
 
 
 class TrafficState(msgspec.Struct):
-    """What is handed over; its connections are not."""
+    """The state for a hand-over, without connections."""
 
     total: Counts
     rows: list[tuple[str, int | None, Counts]]

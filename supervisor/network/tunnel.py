@@ -1,7 +1,7 @@
 """Bytes between two sockets, both ways, moved within the kernel (splice(2)).
 
-1. What is not taken by one side is not read from the other: the kernel's buffers and one
-   pipe are all that lies between.
+1. Bytes are read from one side only as the other takes them: only the kernel's buffers and
+   one pipe lie between.
 2. A pipe is held only while bytes move: an idle connection costs two descriptors.
 3. The end of one side is the half-close of the other. An error of one side, or too long
    a silence, resets both (spec NET6).
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PIPE_BYTES = 262_144
 TURN_BYTES = 1024 * 1024
-"""What is moved before others have their turn: as much as a READ takes."""
+"""Bytes that are moved before other tasks run: as much as a READ."""
 MAX_SPARE_PIPES = 8
 """Empty pipes that are kept for the next bytes: to make one takes 20 us."""
 IDLE_S = 3600.0

@@ -23,11 +23,11 @@ MAX_HEAD_BYTES = 16_384
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 _ERRORS = {403: errno.EACCES, 407: errno.EACCES}
-"""What a proxy's refusal is told as; every other one is a host that is not reached."""
+"""Status of a proxy's refusal -> errno; for others the host is unreachable."""
 
 
 class Target(NamedTuple):
-    """What a proxy is asked to connect to."""
+    """The target of a request to a proxy."""
 
     host: str | Address
     port: int

@@ -22,11 +22,9 @@ HIDES = re.compile(
 
 NOT_YET = frozenset(
     {
-        "benchmarks",
         "demo",
         "demo/provider",
         "supervisor/fleet",
-        "supervisor/network",
         "tests",
         "tests/agents",
         "tests/architecture",
@@ -43,7 +41,6 @@ NOT_YET = frozenset(
         "tests/supervisor/kept_children",
         "tests/supervisor/llmfd",
         "tests/supervisor/mcp",
-        "tests/supervisor/network",
         "tests/supervisor/observe",
         "tests/supervisor/sandbox",
         "tests/supervisor/spawn",

@@ -1,4 +1,4 @@
-"""ClientHellos: Python's own, and some of parts that no library would put together."""
+"""ClientHellos: Python's own, and some of parts that no library combines."""
 
 import ssl
 import struct

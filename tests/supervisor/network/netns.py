@@ -1,4 +1,4 @@
-"""Net namespaces of a test's own, entered by the thread that runs the test; root alone."""
+"""Net namespaces of a test's own, entered by the test's thread; for root only."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Questions to the DNS that were changed at random, and what may be answered to them."""
+"""Randomly changed DNS questions, and the answers that they may get."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A child's network between two namespaces: the child's, and one that is all the world."""
+"""A child's network between two namespaces: the child's, and one for the world."""
 
 import socket
 import struct
@@ -38,7 +38,7 @@ RESET = struct.pack("ii", 1, 0)
 
 @dataclass
 class Names:
-    """What the host's resolver knows.
+    """The names that the host's resolver knows.
 
     Attributes:
         answers: addresses by name, or how the resolver fails.
@@ -59,7 +59,7 @@ class Names:
 
 @dataclass
 class Event:
-    """What the journal has."""
+    """The events of the journal."""
 
     name: str
     fields: dict[str, object]

@@ -100,7 +100,7 @@ def test_the_edges_of_a_v4_range_within_v6(network: IPv4Network, form: str) -> N
 @pytest.mark.parametrize("network", CLOSED_V6, ids=str)
 def test_the_edges_of_a_v6_range(network: IPv6Network) -> None:
     for address in edges(network):
-        # What follows ::1 is 0.0.0.2 in v6 form, in 0/8.
+        # The address after ::1 is 0.0.0.2 in v6 form, in 0/8.
         is_closed = any(address in other for other in CLOSED_V6) or int(address) == 2
         expected = Reason.PRIVATE_ADDRESS if is_closed else None
         assert judge([address], NAME, NONE) is expected, address

@@ -57,7 +57,7 @@ async def test_a_name_that_is_denied_is_refused_from_then_on() -> None:
             (address,) = (await stage.ask("web.test")).texts
             await stage.change(deny=["web.test:80"])
             assert (await stage.ask("web.test")).code == 3
-            # What a program has remembered stands for the same name still.
+            # A remembered address still belongs to the same name.
             assert not await _works(stage, address, 80)
             await stream.send_all(b"y")
             assert await stream.receive_some() == b"y"

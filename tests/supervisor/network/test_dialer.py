@@ -1,4 +1,4 @@
-"""Connections to one of several addresses: which is tried when, and which one wins."""
+"""Connections to one of several addresses: the order of tries, and the winner."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Packets of odd form to the DNS: 5,000 in the short form, 100,000 in the long one."""
+"""Odd packets to the DNS: 5,000 in the short form, 100,000 in the long one."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A child's DNS over its sockets: UDP and TCP, floods, idle and broken connections."""
+"""A child's DNS over UDP and TCP: floods, idle and broken connections."""
 
 import socket
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Packets of odd form to a child's DNS ports: 2,000 in the short form, 100,000 in the long.
+"""Odd packets to a child's DNS ports: 2,000, or 100,000 in the long form.
 
 Half go by UDP, half by TCP. Each has a number of its own where its id stands, so that an
 answer is held against what was asked.
@@ -24,7 +24,7 @@ from tests.supervisor.network.scene import Scene, scene
 PACKETS = 100_000 if LONG else 2_000
 BATCH = 20
 IN_FLIGHT_BYTES = 60_000
-"""What the kernel keeps for a socket that is not read: less than its default."""
+"""The kernel's receive buffer of a socket: less than its default."""
 
 GROWTH_BYTES = 24 << 20
 """Of this process, once 4,096 names and 256 rows are there."""

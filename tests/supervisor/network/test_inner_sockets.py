@@ -1,4 +1,4 @@
-"""The host's sockets in a child's net namespace as one thing: taken, counted, closed."""
+"""The host's sockets in a child's net namespace: taken, counted, closed."""
 
 import errno
 import socket

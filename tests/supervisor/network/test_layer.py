@@ -1,4 +1,4 @@
-"""What a child with a network by name finds in its net namespace and in its root."""
+"""The net namespace and root of a child with a network by name."""
 
 import errno
 import json
@@ -311,7 +311,7 @@ async def test_an_address_that_is_allowed_live_can_be_connected_to(
         assert await puppet.do(what) == errno.ENETUNREACH
         await change(puppet.child.id, [rule], [], cut=False)
         assert (await puppet.do(f"ends({host!r}, 80)"))[1] == host
-    # What was there is there still, and the child itself can add nothing.
+    # The old routes stay, and the child itself can add nothing.
     assert (await puppet.do("ends('10.1.2.3', 80)"))[1] == "10.1.2.3"
     assert scene.stage.host.launcher.is_at_rest
 

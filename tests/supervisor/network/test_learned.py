@@ -1,4 +1,4 @@
-"""What was used of a bound is the smallest list that would have sufficed."""
+"""The used part of a bound is the smallest list that would have sufficed."""
 
 from ipaddress import IPv4Address, IPv6Address
 

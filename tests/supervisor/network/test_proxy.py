@@ -1,4 +1,4 @@
-"""What a program may say to the proxy: HTTP and SOCKS5, byte by byte, and what not."""
+"""Requests of programs to the proxy: HTTP and SOCKS5, byte by byte, and refusals."""
 
 import re
 from ipaddress import IPv4Address, IPv6Address

@@ -1,4 +1,4 @@
-"""Look-ups of the host: shared, kept for a while, bounded, and never in the Trio thread."""
+"""Look-ups of the host: shared, cached, bounded, and never in the Trio thread."""
 
 import socket
 import threading
@@ -30,7 +30,7 @@ def mock_clock() -> MockClock:
 
 
 class Server:
-    """What is asked, and answers when it is told to.
+    """A resolver that answers when a test tells it to.
 
     Attributes:
         asked: the names, in order.

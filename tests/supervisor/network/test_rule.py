@@ -1,4 +1,4 @@
-"""What a rule may say, and the one form in which rules are compared."""
+"""The grammar of rules, and the one form in which rules are compared."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Connections to port 443: the name in the ClientHello, before anything is dialled."""
+"""Connections to port 443: the name in the ClientHello, before dialling."""
 
 import pytest
 import trio
