@@ -271,7 +271,7 @@ def logs(  # noqa: PLR0913 - one option each
     are made visible; elsewhere it is the child's bytes.
     """
     since_s = None if since is None else _moment(since)
-    show = _log_writer(timestamps=timestamps, raw=raw, as_json=as_json)
+    show = log_writer(timestamps=timestamps, raw=raw, as_json=as_json)
     with _asking(control) as host:
         for entry in host.logs(child, follow=follow, lines=lines, since_s=since_s):
             if entry.missed:
@@ -282,7 +282,7 @@ def logs(  # noqa: PLR0913 - one option each
     return 0
 
 
-def _log_writer(
+def log_writer(
     *, timestamps: bool, raw: bool, as_json: bool
 ) -> Callable[[LogEntry | None], None]:
     """Return the printer of a log's pieces; None is the end of the log."""

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hostlib.messages import CommandError, UsageFault, print_text, say
+from hostlib.messages import (
+    CommandError,
+    UsageFault,
+    out_fd,
+    print_text,
+    say,
+    stream_bytes,
+    stream_text,
+)
+from supervisor.cli.daemon import log_writer
 from supervisor.cli.help import Command, Group
+from supervisor.cli.log_lines import parts_of
+from supervisor.cli.options import COMMAND_LINE, files
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
-from supervisor.cli.options import files
 from supervisor.cluster.names import LEAST_PORTS, LOOPBACK, PORT
 
 if TYPE_CHECKING:
@@ -19,6 +32,10 @@ if TYPE_CHECKING:
 
     from supervisor.cluster.admission import Entered, Options
     from supervisor.cluster.client import FleetClient
+
+
+NOT_RUN = 125
+"""Exit status of `run` where its child was not run to its end."""
 
 
 class FleetRefusal(CommandError):  # noqa: N818 - as the others
@@ -144,8 +161,7 @@ def join(control: str | None, *, as_json: bool, token_file: str, **given: Any) -
 
 def _token(path: str) -> str:
     """Return the absolute path of a token's file that others cannot read."""
-    import os  # noqa: PLC0415 - for this alone
-    import stat  # noqa: PLC0415 - as above
+    import stat  # noqa: PLC0415 - for this alone
 
     from hostlib.paths import absolute  # noqa: PLC0415 - as above
 
@@ -257,6 +273,302 @@ def list_fleet(control: str | None, *, as_json: bool) -> int:
     from supervisor.observe.fleet_tables import render  # noqa: PLC0415 - its own
 
     print_text(render(rows["nodes"], rows["children"]))
+    return 0
+
+
+_needs = click.option(
+    "--needs",
+    metavar="L",
+    multiple=True,
+    help="A label that its node has to have; repeatable.",
+)
+_on_node = click.option("--node", metavar="N", help="The only node that will do.")
+_policy = click.option("--policy", metavar="P", help="[policy.P] of its node.")
+_name = click.argument("name", metavar="NAME")
+_command = click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1)
+
+
+@fleet.command(
+    cls=Command,
+    context_settings=COMMAND_LINE,
+    epilog="Example: sandhost fleet spawn -n 8 --name job --needs gpu -- /usr/bin/job",
+)
+@_command
+@click.option("--name", metavar="NAME", help="What the child is called.")
+@click.option(
+    "-n",
+    "count",
+    metavar="K",
+    type=click.IntRange(1, 100_000),
+    help="Start K children, NAME-0 and so on: all or none.",
+)
+@_policy
+@click.option(
+    "--restart",
+    metavar="no|on-failure|always",
+    type=click.Choice(["no", "on-failure", "always"]),
+    default="no",
+    help="What follows when it has ended, or its node is lost; default no.",
+)
+@_needs
+@_on_node
+@click.option("--spread/--pack", default=True, help="Onto the node with most room.")
+@click.option("--wait", is_flag=True, help="Wait for a place where there is none.")
+@control_option
+@json_option
+def spawn(control: str | None, *, as_json: bool, **given: Any) -> int:
+    """Start children on nodes with room; return when they are started."""
+    name = given.pop("name") or f"child-{secrets.token_hex(4)}"
+    rows = _ask(control, "spawn", _request(name, **given))
+    if as_json:
+        print_text(json.dumps(rows) + "\n")
+    else:
+        print_text("".join(f"{row['name']}\n" for row in rows))
+    return 0
+
+
+def _request(name: str, command: tuple[str, ...], **given: Any) -> dict[str, Any]:
+    """Return the arguments of `spawn`, as the directory has them."""
+    if not command:
+        raise UsageFault("give a command after --")
+    return {
+        "name": name,
+        "program": {
+            "command": command,
+            "policy": given.get("policy"),
+            "restart": given.get("restart", "no"),
+        },
+        "needs": {
+            "labels": given["needs"],
+            "node": given["node"],
+            "strategy": "spread" if given.get("spread", True) else "pack",
+        },
+        "count": given.get("count"),
+        "wait": given.get("wait", False),
+    }
+
+
+@fleet.command(
+    cls=Command,
+    context_settings=COMMAND_LINE,
+    epilog="Example: sandhost fleet run --needs gpu -- nvidia-smi",
+)
+@_command
+@_policy
+@_needs
+@_on_node
+@control_option
+def run(control: str | None, **given: Any) -> int:
+    """Run one child somewhere, print what it says, and exit as it does.
+
+    Its standard input is empty. If its node is lost the exit status is 125.
+    """
+    name = f"run-{secrets.token_hex(4)}"
+    request = _request(name, **given)
+
+    def use(client: FleetClient) -> int:
+        client.ask("spawn", request)
+        try:
+            return _follow(client, name)
+        except BaseException:
+            client.ask("kill", {"name": name, "signal": "KILL"})
+            raise
+
+    try:
+        return int(_with_client(control, use))
+    except FleetRefusal as why:
+        why.status = NOT_RUN
+        raise
+
+
+def _follow(client: FleetClient, name: str) -> int:
+    """Print a child's log until it is over; return its exit status."""
+    from supervisor.control.client import ControlError  # noqa: PLC0415
+
+    with contextlib.suppress(ControlError):  # its end is asked in any case
+        for entry in client.logs(name, {"follow": True}, out_fd()):
+            for mark, data in parts_of(entry):
+                if mark is not None and mark.stream == "err":
+                    os.write(2, data)
+                else:
+                    stream_bytes(data)
+    child = client.ask("wait", {"name": name})
+    if child["status"] is None:
+        raise FleetRefusal(f"{name} on {child['node']}: {child['reason']}")
+    return int(child["status"])
+
+
+@fleet.command(cls=Command, epilog="Example: sandhost fleet logs -f job-3")
+@_name
+@click.option("--follow", "-f", is_flag=True, help="Wait for more.")
+@control_option
+@json_option
+def logs(name: str, control: str | None, *, follow: bool, as_json: bool) -> int:
+    """Print what a child said, on whatever node it is."""
+    show = log_writer(timestamps=False, raw=False, as_json=as_json)
+
+    def use(client: FleetClient) -> None:
+        for entry in client.logs(name, {"follow": follow}, out_fd()):
+            show(entry)
+        show(None)
+
+    _with_client(control, use)
+    return 0
+
+
+@fleet.command(cls=Command, epilog="Example: sandhost fleet kill job-3")
+@_name
+@click.option("--signal", "-s", metavar="S", default="TERM", help="Default TERM.")
+@control_option
+@json_option
+def kill(name: str, control: str | None, *, signal: str, as_json: bool) -> int:
+    """End a child for good; its node is asked until it answers."""
+    _ask(control, "kill", {"name": name, "signal": signal})
+    if as_json:
+        print_text(json.dumps({"name": name}) + "\n")
+    return 0
+
+
+@fleet.command(cls=Command, epilog="Example: sandhost fleet trace job-3")
+@_name
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens.")
+@click.option("--json", "as_json", is_flag=True, help="Print the events, JSON lines.")
+@control_option
+def trace(name: str, control: str | None, *, follow: bool, as_json: bool) -> int:
+    """Print what a child did on its node, in order."""
+    from supervisor.cli import trace as tracing  # noqa: PLC0415 - this command's
+
+    def show(entry: tracing.Entry) -> None:
+        line = json.dumps(entry.event) if as_json else tracing.line(entry)
+        stream_text(line + "\n")
+
+    def use(client: FleetClient) -> None:
+        node = client.ask("find", {"name": name})["node"]
+        words = {"follow": follow, "lines": 0 if follow else None}
+        args = {"node": node, "do": "events", "args": words}
+        items = client.items(args, out_fd())
+        events = (item["event"] for item in items if item["event"])
+        if follow:
+            timeline = tracing.Timeline(name)
+            found = (timeline.take(event) for event in events)
+            for entry in found:
+                if entry is not None:
+                    show(entry)
+            return
+        for one in tracing.last_timeline(name, events):
+            show(one)
+
+    _with_client(control, use)
+    return 0
+
+
+@fleet.command(cls=Command, epilog="Example: sandhost fleet top --json")
+@control_option
+@json_option
+def top(control: str | None, *, as_json: bool) -> int:
+    """Print what each child uses, on all nodes that can be reached."""
+    rows = _with_client(control, _usage_rows)
+    if as_json:
+        print_text(json.dumps(rows) + "\n")
+        return 0
+    from supervisor.observe.fleet_tables import render_usage  # noqa: PLC0415 - its own
+
+    print_text(render_usage(rows))
+    return 0
+
+
+def _usage_rows(client: FleetClient) -> list[dict[str, Any]]:
+    from supervisor.control.client import ControlError  # noqa: PLC0415
+
+    rows = []
+    for node in client.ask("ps")["nodes"]:
+        if node["state"] not in {"up", "unknown"}:
+            continue
+        try:
+            found = client.ask("on", {"node": node["name"], "do": "ps"})
+        except ControlError as why:
+            say("sandhost fleet top", f"node {node['name']!r} is left out: {why}")
+            continue
+        rows += [{"node": node["name"], **row} for row in found]
+    return rows
+
+
+# Workspaces
+
+
+@fleet.command(cls=Command, epilog="Example: sandhost fleet diff job-3 --stat")
+@_name
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@click.option("--stat", is_flag=True, help="A line for each path.")
+@click.option("--name-only", is_flag=True, help="The paths alone.")
+@control_option
+@json_option
+def diff(name: str, patterns: tuple[str, ...], control: str | None, **how: Any) -> int:
+    """Print what a child changed in its workspace, as a patch.
+
+    Exit status: 0 nothing, 1 something, 2 a fault.
+    """
+    from supervisor.cli.workspace import print_diff  # noqa: PLC0415 - its printing
+
+    def use(client: FleetClient) -> int:
+        words = {"patterns": list(patterns)}
+        node, found = client.workspace(name)
+        rows = client.do_verb(node, found, "diff", words)
+        patch = client.patch(node, found, words)
+        return print_diff(rows, patch, {**how, "is_nul": False})
+
+    try:
+        return int(_with_client(control, use))
+    except FleetRefusal as why:
+        why.status = 2
+        raise
+
+
+@fleet.command(cls=Command, epilog="Example: sandhost fleet commit job-3 src/")
+@_name
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@control_option
+@json_option
+def commit(
+    name: str,
+    patterns: tuple[str, ...],
+    control: str | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Bring a child's changes to the base on its node: all that is chosen, or nothing.
+
+    Exit status: 0 applied; 1 refused, for conflicts or guarded paths; 2 a fault.
+    """
+    from supervisor.cli.workspace import print_commit  # noqa: PLC0415 - its printing
+
+    def use(client: FleetClient) -> Any:
+        node, found = client.workspace(name)
+        words = {"only": list(patterns), "dry_run": dry_run}
+        return client.do_verb(node, found, "commit", words)
+
+    try:
+        result = _with_client(control, use)
+    except FleetRefusal as why:
+        why.status = 2
+        raise
+    return print_commit(result, as_json=as_json)
+
+
+@fleet.command(cls=Command, epilog="Example: sandhost fleet quota --json")
+@control_option
+@json_option
+def quota(control: str | None, *, as_json: bool) -> int:
+    """List the fleet's accounts, and what nodes hold of them."""
+    rows = _ask(control, "quota")
+    if as_json:
+        print_text(json.dumps(rows) + "\n")
+        return 0
+    from supervisor.observe.fleet_tables import render_quota  # noqa: PLC0415 - its own
+
+    print_text(render_quota(rows["accounts"]))
     return 0
 
 

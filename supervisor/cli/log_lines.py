@@ -41,7 +41,7 @@ class LogLines:
         """Yield the lines that end in a piece of the log, each with its LF."""
         if entry.missed:
             yield from self.rest()
-        for mark, data in _parts(entry):
+        for mark, data in parts_of(entry):
             if mark is not None and mark.begins and mark.offset >= entry.offset:
                 yield from self.rest()
                 yield f"--- started at {_time(mark)} ---\n".encode()
@@ -72,7 +72,7 @@ class LogLines:
         return head.encode() + (line if self._raw else visible(line)) + b"\n"
 
 
-def _parts(entry: LogEntry) -> Iterator[tuple[LogMark | None, bytes]]:
+def parts_of(entry: LogEntry) -> Iterator[tuple[LogMark | None, bytes]]:
     """Yield the bytes of each mark; None where no mark is known."""
     end = entry.offset + len(entry.data)
     begins = [max(entry.offset, mark.offset) for mark in entry.marks]

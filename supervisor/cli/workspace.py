@@ -127,7 +127,7 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: Any) 
         words["binary"] = how["binary"]
         with contextlib.suppress(NotThereError):
             rows = daemon.ask("diff", words)
-            return _print_diff(rows, daemon.patch(words), how)
+            return print_diff(rows, daemon.patch(words), how)
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(_open(state_dir, name))
         stack.enter_context(_frozen(found, is_asked=how["is_frozen"]))
@@ -140,12 +140,13 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: Any) 
             rows = _call(found.changes, chosen)
             patch = found.patch(chosen, binary=how["binary"])
         show_notes(full_notes(found))
-        return _print_diff([diff_row(row) for row in rows], patch, how)
+        return print_diff([diff_row(row) for row in rows], patch, how)
 
 
-def _print_diff(
+def print_diff(
     rows: Sequence[dict[str, Any]], patch: Iterator[bytes], how: dict[str, Any]
 ) -> int:
+    """Print changes as options say; return the exit status."""
     if how["as_json"]:
         _print_json(rows)
     elif how["name_only"] or how["stat"]:
@@ -196,7 +197,7 @@ def commit(
     more = {"name": name, "freeze": how["is_frozen"], **flags}
     asked = {**words, **more}
     result = _do(state_dir, how["control"], "commit", asked, how["journal"])
-    return _print_commit(result, as_json=how["as_json"])
+    return print_commit(result, as_json=how["as_json"])
 
 
 @workspace.command(cls=Command, epilog="Example: sandhost workspace discard x --yes")
@@ -511,7 +512,7 @@ def _print_patch(pieces: Iterator[bytes]) -> None:
         print_bytes(data)
 
 
-def _print_commit(result: dict[str, Any], *, as_json: bool) -> int:
+def print_commit(result: dict[str, Any], *, as_json: bool) -> int:
     """Print the result of a commit; return the exit status."""
     from supervisor.workspace.verbs import path_in  # noqa: PLC0415
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hostlib.unix_names import is_deaf
+from supervisor.client import LogEntry, LogMark
 from supervisor.cluster.names import DOOR
 from supervisor.control import client as control
 from supervisor.control.client import ControlError, RefusedError
@@ -63,6 +67,65 @@ class FleetClient:
             yield from control.stream(self.door, "items", args, reader)
         except ControlError as why:
             raise ControlError(refusal(str(why))) from None
+
+    def logs(
+        self, name: str, args: dict[str, Any], reader: int | None = None
+    ) -> Iterator[LogEntry]:
+        """Yield pieces of a child's log, from whatever node it is on.
+
+        Args:
+            name: of the child.
+            args: of `logs`.
+            reader: a descriptor by which they leave.
+        """
+        words = {"child": name, "do": "logs", "args": args}
+        for item in self.items(words, reader):
+            data = base64.b64decode(item["data"])
+            marks = msgspec.convert(item.get("marks", ()), tuple[LogMark, ...])
+            yield LogEntry(item["offset"], data, item["missed"], marks)
+
+    def workspace(self, name: str) -> tuple[str, str]:
+        """Return the node of a child, and the name of its workspace there.
+
+        Raises:
+            ControlError: it has none.
+        """
+        node = self.ask("find", {"name": name})["node"]
+        if node is None:
+            raise ControlError(f"cannot ask for {name!r}: it is on no node")
+        child, opened = "", {}
+        words = {"node": node, "do": "events", "args": {"follow": False, "lines": None}}
+        # An ended child is in no table of its daemon any more: its journal has it.
+        for item in self.items(words):
+            event = item["event"] or {}
+            if event.get("event") == "workspace.opened":
+                opened[event["child_id"]] = event["workspace"]
+            elif event.get("event") == "child.spawned" and event.get("name") == name:
+                child = event["child_id"]
+        if child not in opened:
+            raise ControlError(
+                f"cannot find a workspace of {name!r} on node {node!r}: it has none; give"
+                " it a policy with one"
+            )
+        return str(node), str(opened[child])
+
+    def do_verb(
+        self, node: str, workspace: str, verb: str, words: dict[str, Any]
+    ) -> Any:
+        """Return the result of a verb of `sandhost workspace` on a node."""
+        args = {"verb": verb, "name": workspace, **words}
+        asked = {"node": node, "do": "workspace", "args": args}
+        return self.ask("on", asked)["result"]
+
+    def patch(
+        self, node: str, workspace: str, words: dict[str, Any]
+    ) -> Iterator[bytes]:
+        """Yield a workspace's changes as a patch, in pieces."""
+        args = {"name": workspace, **words}
+        asked = {"node": node, "do": "workspace-patch", "args": args}
+        for item in self.items(asked):
+            if "data" in item:
+                yield base64.b64decode(item["data"])
 
     def _silence(self) -> ControlError:
         if is_deaf(self.door):

@@ -38,8 +38,8 @@ _NO_ARGS = b"{}"
 T = TypeVar("T")
 
 
-class WaitArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of `wait`: until a child is over, once it is placed anew."""
+class ChildArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of `find`, and of `wait`: until a child is over."""
 
     name: str
 
@@ -107,6 +107,7 @@ class Door:
             "quota": partial(self._ask, "quota"),
             "kill": partial(self._ask, "kill"),
             "forget": partial(self._ask, "forget"),
+            "find": self._show,
             "spawn": self._spawn,
             "wait": self._wait,
             "leave": self._leave,
@@ -117,7 +118,7 @@ class Door:
         return Orders(
             orders={do: _refusing(order) for do, order in orders.items()},
             streams=streams,
-            reading={"ps": _always, "quota": _always, "items": _always},
+            reading=dict.fromkeys(("ps", "quota", "find", "items"), _always),
         )
 
     # The directory
@@ -144,8 +145,23 @@ class Door:
                 raise RequestError(f"cannot spawn {child.name!r}: {child.reason}")
         return children
 
+    async def _show(self, words: dict[str, Any]) -> ShownChild:
+        return await self._find(msgspec.convert(words, ChildArgs).name)
+
+    async def _find(self, name: str) -> ShownChild:
+        """Return a child.
+
+        Raises:
+            RequestError: there is none of that name.
+        """
+        find = {"name": name}
+        child = await self._read("find", find, ShownChild | None)  # type: ignore[arg-type]
+        if child is None:
+            raise RequestError(f"cannot find {name!r}: no such child; see `fleet ps`")
+        return child
+
     async def _wait(self, words: dict[str, Any]) -> ShownChild:
-        name = msgspec.convert(words, WaitArgs).name
+        name = msgspec.convert(words, ChildArgs).name
         for child in await self._waited((name,), OVER):
             return child
         raise RequestError(f"cannot wait for {name!r}: no such child; see `fleet ps`")
@@ -204,12 +220,7 @@ class Door:
             return _Target(
                 args.node or self._node.name, ControlRequest(args.do, args.args)
             )
-        find = {"name": args.child}
-        child = await self._read("find", find, ShownChild | None)  # type: ignore[arg-type]
-        if child is None:
-            raise RequestError(
-                f"cannot find {args.child!r}: no such child; see `fleet ps`"
-            )
+        child = await self._find(args.child)
         if child.node is None:
             raise RequestError(
                 f"cannot ask for {args.child!r}: it is {child.state} on no node"

@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from supervisor.observe.tables import NOTHING, Column, render_columns, terminal_width
+from supervisor.observe.tables import (
+    NOTHING,
+    TABLES,
+    Column,
+    render_columns,
+    terminal_width,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,11 +55,31 @@ CHILDREN = (
 )
 
 
+ACCOUNTS = (
+    Column("ACCOUNT", _of("name")),
+    Column("LIMIT", _of("limit"), is_right=True),
+    Column("SPENT", _of("spent"), is_right=True),
+    Column("FREE", _of("free"), is_right=True),
+    Column("WINDOW", _of("window")),
+    Column("SLICES", lambda row: str(len(row["slices"])), is_right=True),
+)
+
+
+def render_quota(accounts: Sequence[Row]) -> str:
+    """Return the table of accounts as text, with a last LF."""
+    return _render(ACCOUNTS, accounts)
+
+
+def render_usage(rows: Sequence[Row]) -> str:
+    """Return the children of daemons as `ps` shows them, and their nodes."""
+    return _render((Column("NODE", _of("node")), *TABLES["ps"]), rows)
+
+
+def _render(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    width = terminal_width()
+    return render_columns(columns, rows, terminal=width is not None, width=width)
+
+
 def render(nodes: Sequence[Row], children: Sequence[Row]) -> str:
     """Return both tables as text, with a last LF."""
-    width = terminal_width()
-    tables = [
-        render_columns(columns, rows, terminal=width is not None, width=width)
-        for columns, rows in ((NODES, nodes), (CHILDREN, children))
-    ]
-    return "\n".join(tables)
+    return f"{_render(NODES, nodes)}\n{_render(CHILDREN, children)}"

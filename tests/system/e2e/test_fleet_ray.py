@@ -6,6 +6,8 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +29,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 # A lease that bears how long a busy machine takes to start an actor again.
-FLEET = "[fleet]\nlease = '12s'\n"
+FLEET = """
+[fleet]
+lease = "12s"
+[workspace.repo]
+base = "{where}/repo"
+[policy.agent]
+workspace = ["repo"]
+"""
 
 
 @dataclass
@@ -54,7 +63,7 @@ class Place:
 
     def fleet(self, *words: str) -> Outcome:
         """Run a command of the fleet on this node."""
-        return sandhost("fleet", *words, "--control", self.control)
+        return sandhost("fleet", words[0], "--control", self.control, *words[1:])
 
     def shown(self) -> Any:
         """Return what `fleet ps` shows here."""
@@ -72,7 +81,9 @@ def place(name: str, config: str = FLEET) -> Iterator[Place]:
     """Start a daemon; at the end all that was started for its node is ended."""
     # Short, for Ray has its sockets in there.
     where = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
-    with daemon(where, config, grace="1s") as one:
+    (where / "repo").mkdir()
+    (where / "repo" / "a.txt").write_text("hello\n")
+    with daemon(where, config.format(where=where), grace="1s") as one:
         found = Place(name, where, one)
         try:
             yield found
@@ -120,7 +131,7 @@ def assert_nothing_left(*places: Place) -> None:
     assert not [name for name in os.listdir("/dev/shm") if "plasma" in name]
 
 
-# spec FL2, FL11
+# spec FL1, FL2, FL5, FL11
 @pytest.mark.chaos
 def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
     with place("a") as a, place("b") as b:
@@ -139,6 +150,9 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
         assert (done.status, done.err) == (0, b"")
         assert b.states() == {"a": "up", "b": "up"}
         check_token(a, token)
+        check_children(a, b)
+        if os.geteuid() == 0:
+            check_workspace(a, b)
         check_restarts(a, b)
         check_kill_of_raylet(a, b)
         if LONG:  # Ray sees after 17 s that the raylet was killed
@@ -162,6 +176,11 @@ def check_refusals(a: Place, b: Place, words: tuple[str, ...], token: str) -> No
     assert b.fleet(*words, str(wrong)).said("others may read it; chmod 600")
     wrong.chmod(0o600)
     assert b.fleet(*words, str(wrong)).said("cannot reach 127.0.0.1:")
+    address = words[2]
+    with another_version(address, token) as told:
+        done = b.fleet(*words, token)
+        assert done.status == 1
+        assert all(done.said(version) for version in told)
     assert_nothing_left(b)
     assert a.states() == {"a": "up"}
 
@@ -180,6 +199,64 @@ def check_token(a: Place, token: str) -> None:
         assert secret not in Path(a.directory, log).read_bytes()
 
 
+def check_children(a: Place, b: Place) -> None:
+    """Start children on both nodes, look at them and end them, from either."""
+    script = "echo on $SANDHOST_FLEET_NODE; exec sleep 600"
+    done = a.fleet("spawn", "-n", "2", "--name", "w", "--", "sh", "-c", script)
+    assert (done.status, done.out) == (0, b"w-0\nw-1\n")
+    rows = {row["name"]: row for row in b.shown()["children"]}
+    assert sorted(row["node"] for row in rows.values()) == ["a", "b"]
+    assert {row["state"] for row in rows.values()} == {"running"}
+    for name, row in rows.items():
+        said = f"on {row['node']}\n".encode()
+        for one in (a, b):
+            until(lambda: one.fleet("logs", name).out == said)  # noqa: B023 - at once
+        top = json.loads(a.fleet("top", "--json").out)
+        assert (row["node"], row["pid"]) in [(one["node"], one["pid"]) for one in top]
+        trace = a.fleet("trace", name)
+        assert (trace.status, trace.err) == (0, b"")
+        assert b"spawned" in trace.out or b"started" in trace.out
+    done = a.fleet("spawn", "--name", "w-0", "--", "true")
+    assert (done.status, done.said("the name is taken")) == (1, True)
+    done = a.fleet("spawn", "--needs", "tpu", "--", "true")
+    assert (done.status, done.said("no node has these labels")) == (1, True)
+    done = a.fleet("spawn", "-n", "9999", "--name", "x", "--", "true")
+    assert (done.status, done.said("there is room for")) == (1, True)
+    done = a.fleet("spawn", "--name", "y", "--", "/no/such")
+    assert (done.status, done.said("/no/such")) == (1, True)
+    assert len(b.shown()["children"]) == 3
+    done = a.fleet(
+        "run", "--needs", "gpu", "--", "sh", "-c", "echo o; echo e >&2; exit 7"
+    )
+    assert (done.status, done.out, done.err) == (7, b"o\n", b"e\n")
+    for name in rows:
+        assert a.fleet("kill", name).status == 0
+    until(lambda: {row["state"] for row in b.shown()["children"]} == {"ended"})
+    assert json.loads(a.fleet("quota", "--json").out) == {"accounts": []}
+
+
+def row_of(one: Place, name: str) -> dict[str, Any]:
+    """Return a child as `fleet ps` shows it."""
+    rows = {row["name"]: row for row in one.shown()["children"]}
+    return dict(rows[name])
+
+
+def check_workspace(a: Place, b: Place) -> None:
+    """Look at a child's changes from another node, and commit them there."""
+    words = ("--policy", "agent", "--node", "b", "--name", "ws")
+    script = "echo more >> a.txt; exec sleep 600"
+    assert a.fleet("spawn", *words, "--", "sh", "-c", script).status == 0
+    until(lambda: a.fleet("diff", "ws").status == 1)
+    done = a.fleet("diff", "ws")
+    assert done.err == b""
+    assert b"+more\n" in done.out
+    assert a.fleet("kill", "ws").status == 0
+    until(lambda: a.shown()["children"][-1]["state"] == "ended")
+    done = a.fleet("commit", "ws")
+    assert (done.status, done.out, done.err) == (0, b"committed  a.txt\n", b"")
+    assert (b.where / "repo" / "a.txt").read_text() == "hello\nmore\n"
+
+
 def check_restarts(a: Place, b: Place) -> None:
     """Kill actors: they are started again, and the sessions go on."""
     sessions = [node["session"] for node in a.shown()["nodes"]]
@@ -194,12 +271,60 @@ def check_restarts(a: Place, b: Place) -> None:
 
 def check_kill_of_raylet(a: Place, b: Place) -> None:
     """Kill b's raylet: it takes the node's Ray with it, and the daemon goes on."""
+    # Spread over both nodes, the second and the fourth are on b.
+    children = {"x": "no", "once": "no", "y": "no", "again": "always"}
+    for name, restart in children.items():
+        words = ("--name", name, "--restart", restart, "--", "sleep", "600")
+        assert a.fleet("spawn", *words).status == 0
+    before = {row["name"]: row for row in a.shown()["children"]}
+    assert [before[name]["node"] for name in children] == ["a", "b", "a", "b"]
     (raylet,) = pids_of(b.directory, "/raylet/raylet")
     kill(raylet)
     until(lambda: not ray_processes.is_running(b.directory))
     until(lambda: a.states()["b"] == "lost")
+    after = {row["name"]: row for row in a.shown()["children"]}
+    assert after["once"]["state"] == "lost"
+    assert not os.path.exists(f"/proc/{before['once']['pid']}")
+    assert not os.path.exists(f"/proc/{before['again']['pid']}")
+    until(lambda: row_of(a, "again")["state"] == "running")
+    again = row_of(a, "again")
+    assert (again["node"], again["incarnation"]) == ("a", 2)
     assert a.fleet("forget", "b").status == 0
     assert b.daemon.process.poll() is None
+
+
+REWRITE = """
+import json, sys
+from ray._raylet import GcsClient
+client = GcsClient(address=sys.argv[1])
+key = b"CLUSTER_METADATA"
+before = client.internal_kv_get(key, b"cluster")
+client.internal_kv_put(key, sys.argv[2].encode() or before, True, b"cluster")
+sys.stdout.buffer.write(before)
+"""
+
+
+@contextmanager
+def another_version(address: str, token: str) -> Iterator[list[str]]:
+    """Have a head tell another version of Ray; yields both, as they must be named."""
+    env = ray_processes.environment(token)
+
+    def rewrite(text: str) -> bytes:
+        words = [sys.executable, "-c", REWRITE, address, text]
+        done = subprocess.run(words, env=env, stdout=subprocess.PIPE, check=True)
+        return bytes(done.stdout)
+
+    before = rewrite("")
+    found = json.loads(before)
+    changed = {**found, "ray_version": "2.59.0"}
+    rewrite(json.dumps(changed))
+    try:
+        yield [
+            f"Ray {one['ray_version']} on Python {one['python_version']}"
+            for one in (found, changed)
+        ]
+    finally:
+        rewrite(before.decode())
 
 
 def new_actor(directory: str, what: str, before: int) -> bool:
