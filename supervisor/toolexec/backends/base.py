@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import errno
 import os
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from hostlib.threads import in_thread
 from hostlib.user_values import parse_duration
 from supervisor.sandbox.link_checks import check_ways
 from supervisor.spawn.request import SpawnRequest
+from supervisor.toolexec import project
 from supervisor.toolexec.kinds import KINDS
+from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.workspace import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.spawn.process import SpawnedProcess
+    from supervisor.toolexec.availability import Availability
     from supervisor.toolexec.sidecar_section import SidecarSection
 
 
-class Backend:
+class Backend(ABC):
     """One sidecar with any backend.
 
     Args:
@@ -45,7 +51,10 @@ class Backend:
         process, is_moving: see ``supervision.Starter``.
         is_asking: whether a question to its engine is under way.
         user: the user of its process; None for the host's.
+        tools: the known ones; set by each backend.
     """
+
+    tools: Availability
 
     def __init__(self, name: str, section: SidecarSection, *, starts: bool) -> None:
         kind = KINDS[section.kind]
@@ -70,6 +79,30 @@ class Backend:
     def is_asking(self) -> bool:
         """Whether a question to its engine is under way."""
         return False
+
+    async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
+        """Return whether it, or the project in a working directory, has a tool now."""
+        if await self.tools.find(tool, self.generation) is not None:
+            return True
+        if project.own_name(tool) is None:
+            return False
+        try:
+            cwd_fd = await self.open_cwd(cwd, child)
+        except RefusedError:
+            return False
+        try:
+            # Of a container this is seen through the mount; only the container itself
+            # can follow links that lead out of it.
+            own, _ = await in_thread(
+                project.find_own_program, tool, cwd_fd, share=child.threads
+            )
+        finally:
+            os.close(cwd_fd)
+        return own is not None
+
+    @abstractmethod
+    async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
+        """Return the held working directory; see ``routes.Target``."""
 
     def open(self, written: Iterable[str]) -> None:
         """Hold its workspace.

@@ -22,13 +22,12 @@ import trio
 
 from hostlib.linux import processes
 from hostlib.readiness import wait_readable
-from hostlib.threads import in_thread
 from supervisor.spawn.process import LaunchpadLost
 from supervisor.spawn.request import SpawnError, find_executable
-from supervisor.toolexec import project, workspace
+from supervisor.toolexec import workspace
 from supervisor.toolexec.availability import Availability, NoAnswerError
 from supervisor.toolexec.backends.base import Backend, own_process
-from supervisor.toolexec.routes import RefusedError, SpawnPlan
+from supervisor.toolexec.routes import SpawnPlan
 
 if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView
@@ -133,7 +132,7 @@ class CliSidecar(Backend):
         } | section.env
         self._cli = section.cli
         self._backend = section.backend
-        self._tools = Availability(self._probe)
+        self.tools = Availability(self._probe)
         self._cli_env = {n: os.environ[n] for n in PASSED if n in os.environ}
 
     # Its life
@@ -182,25 +181,6 @@ class CliSidecar(Backend):
                 await self._ask("rm", "-f", name)
 
     # One request
-
-    async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
-        """Return whether the container, or the project, has a tool."""
-        if await self._tools.find(tool, self.generation) is not None:
-            return True
-        if project.own_name(tool) is None:
-            return False
-        try:
-            cwd_fd = await self.open_cwd(cwd, child)
-        except RefusedError:
-            return False
-        try:
-            # Seen through the mount; only the container can follow links that lead out.
-            own, _ = await in_thread(
-                project.find_own_program, tool, cwd_fd, share=child.threads
-            )
-        finally:
-            os.close(cwd_fd)
-        return own is not None
 
     async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """See ``routes.Target``."""

@@ -27,7 +27,7 @@ from supervisor.spawn.request import SpawnError, find_executable
 from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
 from supervisor.toolexec.backends.base import Backend, own_process
-from supervisor.toolexec.routes import RefusedError, SpawnPlan
+from supervisor.toolexec.routes import SpawnPlan
 from supervisor.toolexec.sidecar_section import limit_texts
 from vfs.errors import UnavailableError
 from vfs.policy import MountDirectory
@@ -81,7 +81,7 @@ class LocalSidecar(Backend):
         self._host = host
         self._state_dir = state_dir
         self._made_in = made_in
-        self._tools = Availability(self._probe)
+        self.tools = Availability(self._probe)
         self._told: set[str] = set()
 
     # Life
@@ -151,24 +151,6 @@ class LocalSidecar(Backend):
 
     # One request
 
-    async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
-        """Return whether it can run a tool now, in a working directory."""
-        if await self._tools.find(tool, self.generation) is not None:
-            return True
-        if project.own_name(tool) is None:
-            return False
-        try:
-            cwd_fd = await self.open_cwd(cwd, child)
-        except RefusedError:
-            return False
-        try:
-            own, _ = await in_thread(
-                project.find_own_program, tool, cwd_fd, share=child.threads
-            )
-        finally:
-            os.close(cwd_fd)
-        return own is not None
-
     async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """See ``routes.Target``."""
         share = child.threads
@@ -212,7 +194,7 @@ class LocalSidecar(Backend):
         if own is not None:
             name = executable = f"{where}/{own}"
         else:
-            found = await self._tools.find(tool, self.generation)
+            found = await self.tools.find(tool, self.generation)
             # Removed since it was routed here: exec fails with 127.
             name, executable = tool, found or f"/usr/bin/{tool}"
         return SpawnPlan(

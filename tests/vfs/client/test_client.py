@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 import pytest
@@ -19,24 +18,6 @@ from protocol import messages as m
 from tests.helpers.fakehost import FakeHost
 from vfs import client as door
 from vfs.client import Client
-
-
-@pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with FakeHost() as host:
-        yield host
-
-
-@pytest.fixture
-def line(host: FakeHost) -> Iterator[socket.socket]:
-    with host.connect() as line:
-        yield line
-
-
-@pytest.fixture
-def client(line: socket.socket) -> Client:
-    return Client((line.fileno(),))
-
 
 # Files
 

@@ -2,9 +2,8 @@
 
 import errno
 import os
-import socket
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,22 +12,8 @@ from vfs import client as door
 from vfs.client import Client
 from vfs.client.errors import from_reply
 
-
-@pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with FakeHost() as host:
-        yield host
-
-
-@pytest.fixture
-def line(host: FakeHost) -> Iterator[socket.socket]:
-    with host.connect() as line:
-        yield line
-
-
-@pytest.fixture
-def client(line: socket.socket) -> Client:
-    return Client((line.fileno(),))
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(

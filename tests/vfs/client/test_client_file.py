@@ -6,32 +6,13 @@ import gc
 import io
 import json
 import os
-import socket
 import zipfile
-from collections.abc import Iterator
 
 import pytest
 
 from protocol import messages as m
 from tests.helpers.fakehost import FakeHost
 from vfs.client import Client
-
-
-@pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with FakeHost() as host:
-        yield host
-
-
-@pytest.fixture
-def line(host: FakeHost) -> Iterator[socket.socket]:
-    with host.connect() as line:
-        yield line
-
-
-@pytest.fixture
-def client(line: socket.socket) -> Client:
-    return Client((line.fileno(),))
 
 
 def test_csv_and_json_work_on_a_file(client: Client) -> None:

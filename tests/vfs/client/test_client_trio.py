@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import trio
@@ -17,18 +16,6 @@ from tests.helpers.fakeline import Gate
 from vfs import client as door
 from vfs.client import Client, aio_connection
 from vfs.client.aio import AsyncClient
-
-
-@pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with FakeHost() as host:
-        yield host
-
-
-@pytest.fixture
-def line(host: FakeHost) -> Iterator[socket.socket]:
-    with host.connect() as line:
-        yield line
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -17,23 +16,6 @@ from tests.helpers.fakehost import FakeHost
 from tests.helpers.fakeline import Gate
 from vfs import client as door
 from vfs.client import Client
-
-
-@pytest.fixture
-def host() -> Iterator[FakeHost]:
-    with FakeHost() as host:
-        yield host
-
-
-@pytest.fixture
-def line(host: FakeHost) -> Iterator[socket.socket]:
-    with host.connect() as line:
-        yield line
-
-
-@pytest.fixture
-def client(line: socket.socket) -> Client:
-    return Client((line.fileno(),))
 
 
 def run_child(
