@@ -16,7 +16,7 @@ from hostlib.accounts import Account
 from supervisor.network import credential_server
 from supervisor.network.child_network import Bounds
 from supervisor.network.credential_file import open_credentials
-from supervisor.network.rule import RuleError
+from supervisor.network.rule import RuleError, parse_rule
 from supervisor.network.section import CredentialSection, NetworkSection
 from tests.helpers.certificates import certificate
 from tests.supervisor.network.scene import Scene, is_reset, read_all, scene
@@ -689,3 +689,15 @@ async def test_a_server_is_reached_through_the_hosts_own_proxy(tmp_path: Path) -
         assert asked == [b"CONNECT api.test:443 HTTP/1.1"]
         assert not made.scene.names.asked
         assert f"Bearer {SECRET}".encode() in made.heads[0]
+
+
+# spec NET2, NET15: a child that narrows its rules has the credential if it names it.
+async def test_a_child_narrows_a_credential_away(tmp_path: Path) -> None:
+    section = NetworkSection(["*:80"], credentials=["api"])
+    async with stage(tmp_path, saying(OK), section=section) as made:
+        made.scene.network.narrow([parse_rule(f"{INNER}:80"), parse_rule("*:80")])
+        assert (await made.ask(request())).status == 200
+        made.scene.network.narrow([parse_rule("*:80")])
+        assert (await made.scene.ask(INNER)).code == 3
+        with pytest.raises(RuleError, match="the parent has no rule"):
+            made.scene.network.narrow([parse_rule(f"{INNER}:80")])
