@@ -2,16 +2,19 @@
 
 1. Bytes are read from one side only as the other takes them: only the kernel's buffers and
    one pipe lie between.
-2. A pipe is held only while bytes move: an idle connection costs two descriptors.
+2. A pipe is held only while bytes move: an idle connection costs two descriptors, and
+   a third one while one side alone has ended.
 3. The end of one side is the half-close of the other. An error of one side, or too long
-   a silence, resets both (spec NET6).
+   a silence, resets both (spec NET6). A side that has ended is always readable, so that
+   its reset is waited for by an epoll of its own.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -81,6 +84,7 @@ class Pipes:
     def __init__(self) -> None:
         self._spare: list[Pipe] = []
         self._open: set[Pipe] = set()
+        self._watches: set[int] = set()
         self._pace = Pace()
 
     @property
@@ -117,7 +121,23 @@ class Pipes:
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what is held of the host's descriptors."""
-        return tuple(end for pipe in self._open for end in pipe)
+        return (*(end for pipe in self._open for end in pipe), *self._watches)
+
+    async def wait_reset(self, sock: socket.socket) -> bool:
+        """Wait until both directions of a socket are over; tell whether it was reset.
+
+        Raises:
+            OSError: the host has no descriptor or no watch for that.
+        """
+        with select.epoll() as epoll:
+            epoll.register(sock, 0)  # errors and hang-ups are reported always
+            self._watches.add(epoll.fileno())
+            try:
+                await wait_readable(epoll)
+            finally:
+                self._watches.discard(epoll.fileno())
+                trio.lowlevel.notify_closing(epoll)
+        return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def close(self) -> None:
         """Close all pipes that are kept."""
@@ -147,6 +167,8 @@ class Tunnel:
         self._meter = meter
         self._pipes = pipes
         self._scope = trio.CancelScope()
+        self._watch = trio.CancelScope()
+        self._is_half_closed = False
         self._idle_s = IDLE_S
         self._failure: TunnelError | None = None
 
@@ -174,8 +196,8 @@ class Tunnel:
             self._scope.deadline = trio.current_time() + idle_s
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._move_in)
-                    await self._move_out(first, outgoing)
+                    nursery.start_soon(self._move_in, nursery)
+                    await self._move_out(nursery, first, outgoing)
                 is_whole = not self._scope.cancel_called
         finally:
             end = close_socket if is_whole else reset_socket
@@ -184,23 +206,45 @@ class Tunnel:
         if self._failure is not None:
             raise self._failure
 
-    async def _move_in(self) -> None:
+    async def _move_in(self, nursery: trio.Nursery) -> None:
         """Move what the peer sends."""
         with self._failures():
             await self._splice(self._outer, self._inner, self._meter.add_received)
+            self._note_end(self._outer, nursery)
 
-    async def _move_out(self, first: bytes, outgoing: Filter | None) -> None:
+    async def _move_out(
+        self, nursery: trio.Nursery, first: bytes, outgoing: Filter | None
+    ) -> None:
         """Move what the child sends."""
         with self._failures():
-            data = first
-            while outgoing is not None and outgoing.is_needed:
-                await self._send_out(outgoing.forward(data))
-                data = await receive(self._inner, READ_BYTES)
-                if not data:
-                    self._outer.shutdown(socket.SHUT_WR)
-                    return
-            await self._send_out(data)
-            await self._splice(self._inner, self._outer, self._meter.add_sent)
+            await self._send_all_out(first, outgoing)
+            self._note_end(self._inner, nursery)
+
+    def _note_end(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        """Note that a side has ended; watch it as long as the other one has not."""
+        if self._is_half_closed:
+            self._watch.cancel()
+        else:
+            self._is_half_closed = True
+            nursery.start_soon(self._watch_reset, sock)
+
+    async def _watch_reset(self, sock: socket.socket) -> None:
+        """End the other direction where a side is reset that has ended already."""
+        with self._watch, suppress(OSError):  # without a watch the next byte tells it
+            if await self._pipes.wait_reset(sock):
+                self._scope.cancel()
+
+    async def _send_all_out(self, first: bytes, outgoing: Filter | None) -> None:
+        """Move all that the child sends, seen by a filter as long as that needs it."""
+        data = first
+        while outgoing is not None and outgoing.is_needed:
+            await self._send_out(outgoing.forward(data))
+            data = await receive(self._inner, READ_BYTES)
+            if not data:
+                self._outer.shutdown(socket.SHUT_WR)
+                return
+        await self._send_out(data)
+        await self._splice(self._inner, self._outer, self._meter.add_sent)
 
     async def _send_out(self, data: bytes) -> None:
         if data:

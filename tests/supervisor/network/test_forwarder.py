@@ -433,6 +433,34 @@ async def test_a_port_of_the_hosts_own_is_shared(port: int) -> None:
         assert not stage.events
 
 
+# spec NET6: a reset of a side that has ended, and is silent, is a reset of the other.
+@pytest.mark.parametrize("is_child", [True, False])
+async def test_a_reset_after_a_half_close_is_noticed(*, is_child: bool) -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"x")
+        await trio.sleep_forever()
+
+    async with scene("web.test:80", names=WEB) as stage:
+        accepted = stage.serve("203.0.113.5", 80, serve)
+        inner = await stage.connect("web.test", 80)
+        assert await inner.receive_some() == b"x"
+        ends = [inner, *accepted]
+        first, other = ends if is_child else reversed(ends)
+        await first.send_eof()
+        assert await other.receive_some() == b""
+        assert stage.figures.open == 1
+        # Nothing is sent from here on that would meet the reset.
+        await reset(first)
+        while stage.figures.open:  # noqa: ASYNC110 - figures tell nobody
+            await trio.sleep(0.001)
+        with pytest.raises(trio.BrokenResourceError):
+            await other.send_all(b"y")
+        words = {word for _, word in stage.network.descriptors()}
+        assert words == {"network of a child"}
+        pipes = stage.outside.pipes
+        assert len(pipes.descriptors()) == 2 * pipes.open
+
+
 # spec NET6: the end of a child is the end of its connections, by reset.
 async def test_the_end_of_a_child_resets_its_connections() -> None:
     seen = trio.Event()
