@@ -16,7 +16,12 @@ from hostlib.extras import missing_package
 from hostlib.unix_names import is_deaf
 from supervisor.cluster import ray_processes
 from supervisor.cluster.client import FleetClient, door_of
-from supervisor.cluster.orders import NodeOrder, SetupOrder, SetupOutcome
+from supervisor.cluster.orders import (
+    DirectoryOrder,
+    NodeOrder,
+    SetupOrder,
+    SetupOutcome,
+)
 from supervisor.cluster.ray_processes import RayError
 from supervisor.control.client import ControlError, call, find_control
 
@@ -25,11 +30,14 @@ if TYPE_CHECKING:
 
 
 class FleetFigures(msgspec.Struct, frozen=True):
-    """A daemon's `[fleet]`, as `stats` tells it; `lease_s` is of a fleet begun here."""
+    """A daemon's `[fleet]`, as `stats` tells it; all but the first two is of a head."""
 
     node: str | None
     labels: list[str]
     lease_s: float
+    store: str | None
+    max_tokens: float | None
+    window: str
 
 
 class _Figures(msgspec.Struct, frozen=True):
@@ -134,7 +142,7 @@ def enter(place: Place, options: Options) -> Entered:
             options.port,
             options.ports,
             place.capacity,
-            settings.lease_s,
+            None if options.address else _head(place.directory, settings),
         )
         try:
             outcome = _set_up(order)
@@ -144,6 +152,17 @@ def enter(place: Place, options: Options) -> Entered:
     if outcome.address is None:
         raise RayError(outcome.error)
     return Entered(outcome.address, token, outcome.open_ports)
+
+
+def _head(directory: str, settings: FleetFigures) -> DirectoryOrder:
+    """Return the order for the directory of a fleet that begins here."""
+    return DirectoryOrder(
+        directory,
+        settings.store or f"{directory}/{ray_processes.STORE}",
+        settings.lease_s,
+        settings.max_tokens,
+        settings.window,
+    )
 
 
 def _set_up(order: SetupOrder) -> SetupOutcome:

@@ -141,6 +141,10 @@ class DirectoryService:
             "wait": self._wait,
         }
 
+    def open_account(self, name: str, limit: float, kind: str) -> None:
+        """Have an account, with a limit of tokens in each of its windows."""
+        self._writer.add(self._directory.open_account(name, limit, kind, moment()))
+
     async def run(self) -> None:
         """Store and send what is decided, and look at the clock, until cancelled.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from supervisor.cluster.names import PORT
+from supervisor.fleet.lease import LEASE_S
+from supervisor.fleet.slices import DAY
 
 
 class NodeOrder(msgspec.Struct, frozen=True):
@@ -23,6 +25,24 @@ class NodeOrder(msgspec.Struct, frozen=True):
     directory: str
 
 
+class DirectoryOrder(msgspec.Struct, frozen=True):
+    """All that the directory actor is made with.
+
+    Attributes:
+        directory: of the head's node, in its daemon's state directory.
+        store: directory of the store.
+        lease_s: L.
+        max_tokens: limit of the fleet's account; None for no account.
+        window: of the account: `day` or `never`.
+    """
+
+    directory: str
+    store: str
+    lease_s: float = LEASE_S
+    max_tokens: float | None = None
+    window: str = DAY
+
+
 class SetupOrder(msgspec.Struct, frozen=True):
     """A node that is to be made.
 
@@ -34,7 +54,7 @@ class SetupOrder(msgspec.Struct, frozen=True):
         port: of the head that is to be.
         ports: first and last of those that Ray uses here; None for any.
         capacity: children that the daemon takes, for others to see.
-        lease_s: L.
+        head: of the fleet that is to be; None to join one.
     """
 
     node: NodeOrder
@@ -44,7 +64,7 @@ class SetupOrder(msgspec.Struct, frozen=True):
     port: int = PORT
     ports: tuple[int, int] | None = None
     capacity: int = 0
-    lease_s: float = 5.0
+    head: DirectoryOrder | None = None
 
 
 class SetupOutcome(msgspec.Struct, frozen=True):

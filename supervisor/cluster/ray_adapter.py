@@ -36,13 +36,14 @@ from supervisor.cluster.directory_service import DirectoryService
 from supervisor.cluster.door import Door
 from supervisor.cluster.node_service import JoinState, NodeService, RequestError
 from supervisor.fleet.messages import VERSION
+from supervisor.fleet.slices import ACCOUNT
 from supervisor.fleet.store import FleetStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.cluster.directory_service import Reply
-    from supervisor.cluster.orders import NodeOrder
+    from supervisor.cluster.orders import DirectoryOrder, NodeOrder
 
 NAMESPACE = "sandhost-fleet"
 DIRECTORY = "directory"
@@ -224,15 +225,18 @@ class DirectoryActor:
     """The directory of the fleet.
 
     Args:
-        directory: of the head's node, in its daemon's state directory.
-        lease_s: L.
+        order: for it.
     """
 
-    def __init__(self, directory: str, lease_s: float) -> None:
-        self._log = _open_log(directory)
-        self._store = FleetStore(f"{directory}/{ray_processes.STORE}")
+    def __init__(self, order: DirectoryOrder) -> None:
+        self._log = _open_log(order.directory)
+        self._store = FleetStore(order.store)
         self._mailboxes: dict[str, _Mailbox] = {}
-        self._service = DirectoryService(self._store, self._deliver, self._log, lease_s)
+        self._service = DirectoryService(
+            self._store, self._deliver, self._log, order.lease_s
+        )
+        if order.max_tokens is not None:
+            self._service.open_account(ACCOUNT, order.max_tokens, order.window)
         self._loop = LoopThread(self._run, _teller(self._log))
 
     async def _run(self) -> None:
@@ -491,9 +495,9 @@ class Driver:
                 return [int(row["NodeManagerPort"]), int(row["ObjectManagerPort"])]
         return []
 
-    def make_directory(self, directory: str, lease_s: float, node_id: str) -> None:
-        """Make the directory actor, for a node's directory."""
-        _actor(DirectoryActor, DIRECTORY, node_id).remote(directory, lease_s)
+    def make_directory(self, order: DirectoryOrder, node_id: str) -> None:
+        """Make the directory actor."""
+        _actor(DirectoryActor, DIRECTORY, node_id).remote(order)
 
     def make_node(self, order: NodeOrder, node_id: str, *, is_again: bool) -> None:
         """Make a node actor, and wait until the node is up.

@@ -16,7 +16,7 @@ import msgspec
 
 from supervisor.cluster import ray_processes
 from supervisor.cluster.names import LOOPBACK, OWN_PORTS
-from supervisor.cluster.orders import SetupOrder, SetupOutcome
+from supervisor.cluster.orders import DirectoryOrder, SetupOrder, SetupOutcome
 from supervisor.cluster.ray_adapter import (
     PAUSE_S,
     UP_S,
@@ -47,13 +47,13 @@ def set_up(order: SetupOrder) -> SetupOutcome:
     """
     directory = order.node.directory
     try:
-        return _join(order) if order.address else _found(order)
+        return _join(order) if order.head is None else _found(order, order.head)
     except BaseException:
         ray_processes.end(directory)
         raise
 
 
-def _found(order: SetupOrder) -> SetupOutcome:
+def _found(order: SetupOrder, head: DirectoryOrder) -> SetupOutcome:
     address = f"{order.bind}:{order.port}"
     name = raylet_name(order.node.node)
     words = ["--head", f"--port={order.port}", "--include-dashboard=false"]
@@ -61,7 +61,7 @@ def _found(order: SetupOrder) -> SetupOutcome:
     _wait_raylet(process, order, address, name)
     with Driver(address, order.bind) as driver:
         node_id = driver.node_id(name)
-        driver.make_directory(order.node.directory, order.lease_s, node_id)
+        driver.make_directory(head, node_id)
         driver.make_node(order.node, node_id, is_again=False)
         ports = (order.port, *driver.listening(name))
     return SetupOutcome(address, open_ports=() if order.bind == LOOPBACK else ports)

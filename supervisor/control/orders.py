@@ -118,6 +118,9 @@ class DaemonOrders:
                 "node": section.node,
                 "labels": section.labels,
                 "lease_s": parse_duration(section.lease),
+                "store": section.store,
+                "max_tokens": section.quota.max_tokens,
+                "window": section.quota.window,
             }
         return {
             "state_dir": self._places.state_dir,

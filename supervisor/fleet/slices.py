@@ -41,6 +41,9 @@ SHARE = 1 / 16
 HAND_BACK_S = 1.0
 """How long a request without room waits for idle slices to come back."""
 
+ACCOUNT = "tokens"
+"""The account of `[fleet.quota]`: weighted tokens of all nodes together."""
+
 DAY, NEVER = "day", "never"
 """When spending is forgotten: at midnight UTC, or not at all."""
 

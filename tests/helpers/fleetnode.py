@@ -2,11 +2,10 @@
 
 For tests of node actors that need no processes: a child is a row, which ends when it is
 told to, or at once if its command is `exit N`. `ps` answers with those rows, and the
-stream `count` sends numbers. Run as a program it serves until it is ended.
+stream `count` sends numbers.
 """
 
 import json
-import sys
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,9 +21,6 @@ from supervisor.fleet.messages import VERSION, ChildReport, decode_from_director
 from supervisor.fleet.node import Node, NodeStep
 
 TICK_S = 0.05
-
-LEASE_S = 12.0
-"""Of a fleet that begins at a stand-in: a busy machine takes long to start actors again."""
 
 
 class Question(msgspec.Struct):
@@ -46,7 +42,6 @@ class StandIn:
 
     ledger: str
     capacity: int = 8
-    state_dir: str = "/nonexistent"
     version: str = VERSION
     node: Node | None = None
     children: dict[str, on_node.StartChild] = field(default_factory=dict)
@@ -99,13 +94,6 @@ class StandIn:
                 await self._do(self.node.leave(moment()))
                 await self.left.wait()
             await reply(stream, ok=True, result={"node": None})
-        elif question.do == "stats":
-            figures = {
-                "state_dir": self.state_dir,
-                "max_children": self.capacity,
-                "fleet": {"lease_s": LEASE_S},
-            }
-            await reply(stream, ok=True, result=figures)
         elif question.do == "count":
             for number in range(3):
                 await reply(stream, item=number)
@@ -188,7 +176,3 @@ class StandIn:
 async def reply(stream: trio.SocketStream, **words: object) -> None:
     """Send a line of the control socket."""
     await stream.send_all(json.dumps({"v": CONTROL_VERSION, **words}).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    trio.run(StandIn(sys.argv[2], state_dir=sys.argv[3]).serve, sys.argv[1])

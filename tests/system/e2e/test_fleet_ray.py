@@ -32,11 +32,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 FLEET = """
 [fleet]
 lease = "12s"
+[fleet.quota]
+max_tokens = 5000
+window = "never"
 [workspace.repo]
 base = "{where}/repo"
 [policy.agent]
 workspace = ["repo"]
 """
+
+
+PORTS = "21700-21760"
 
 
 @dataclass
@@ -146,8 +152,10 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
         assert a.states() == {"a": "up"}
         words = ("join", "--address", address, "--token-file")
         check_refusals(a, b, words, token)
-        done = b.fleet(*words, token, "--node", "b", "--labels", "gpu,big")
+        named = ("--node", "b", "--labels", "gpu,big", "--ports", PORTS)
+        done = b.fleet(*words, token, *named)
         assert (done.status, done.err) == (0, b"")
+        check_ports(b)
         assert b.states() == {"a": "up", "b": "up"}
         check_token(a, token)
         check_children(a, b)
@@ -183,6 +191,24 @@ def check_refusals(a: Place, b: Place, words: tuple[str, ...], token: str) -> No
         assert all(done.said(version) for version in told)
     assert_nothing_left(b)
     assert a.states() == {"a": "up"}
+
+
+def check_ports(b: Place) -> None:
+    """Look at the ports on which b's Ray listens: all of them are in the range."""
+    first, last = map(int, PORTS.split("-"))
+    inodes = set()
+    for pid in pids_of(b.directory, ""):
+        for one in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                inodes.add(os.readlink(one))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+                ports.add(int(words[1].rpartition(":")[2], 16))
+    assert ports
+    assert all(first <= port <= last for port in ports), ports
 
 
 def check_token(a: Place, token: str) -> None:
@@ -232,7 +258,9 @@ def check_children(a: Place, b: Place) -> None:
     for name in rows:
         assert a.fleet("kill", name).status == 0
     until(lambda: {row["state"] for row in b.shown()["children"]} == {"ended"})
-    assert json.loads(a.fleet("quota", "--json").out) == {"accounts": []}
+    (account,) = json.loads(a.fleet("quota", "--json").out)["accounts"]
+    assert (account["limit"], account["spent"], account["slices"]) == (5000, 0, [])
+    assert (account["free"], account["window"]) == (5000, "never")
 
 
 def row_of(one: Place, name: str) -> dict[str, Any]:
