@@ -75,7 +75,7 @@ class Server:
 
     Attributes:
         url: its base URL.
-        token: what it wants.
+        token: its token.
         pid: its process.
     """
 

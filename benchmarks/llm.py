@@ -72,7 +72,7 @@ def figures(
         sandhost: the command.
         mode: of ``llm_child``.
         rounds: how often.
-        on_disk: what calls cost is kept in a file, as for a daemon.
+        on_disk: costs of calls are kept in a file, as for a daemon.
     """
     with workplace() as place, provider() as url:
         (place / "root").mkdir()

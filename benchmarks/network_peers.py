@@ -1,22 +1,14 @@
 """The peers of `benchmarks.network`: a server, a copier, a client.
 
-A program of its own, of the standard library alone; listeners come as descriptors.
-
-    network_peers.py serve FD_BULK FD_FIRST MEBIBYTES
-    network_peers.py copy FD ADDRESS PORT [FD ADDRESS PORT]
-    network_peers.py ask [NAMESPACE]...
-    network_peers.py world ADDRESS BULK FIRST MEBIBYTES COMMAND...
-    network_peers.py take NAME BULK FIRST COUNT
-
-`serve` sends so many MiB to each connection of the one listener, and a byte to each of
-the other. `copy` joins each connection to another one by splice(2), in two threads that
-block: no copier of this interpreter does less. `ask` reads a question from each line:
-`name NAME`, `bulk ADDRESS PORT` (prints seconds), `first ADDRESS PORT COUNT` (prints the
-median of milliseconds from connect to the first byte), `crowd NAME PORT COUNT` (opens so
-many connections in each of the namespaces, all at once, and prints the seconds until the
-last one has its byte). `world` serves as `serve` does while a command runs. `take` prints
-the seconds of a download and the milliseconds until a first byte, by name each time, and
-through the proxy of the environment if there is one.
+serve FD_BULK FD_FIRST MEBIBYTES    sends MiB to connections of one listener, a byte
+to those of the other
+copy FD ADDRESS PORT ...            joins connections by splice(2), in two threads
+ask [NAMESPACE]...                  answers lines: `name NAME`, `bulk ADDRESS PORT`
+(prints s), `first ADDRESS PORT COUNT` (median ms
+to a byte), `crowd NAME PORT COUNT` (s until all
+connections of all namespaces have a byte)
+world ADDRESS BULK FIRST MEBIBYTES COMMAND...    serves while a command runs
+take NAME BULK FIRST COUNT          prints s of a download and ms to a byte, by name
 """
 
 import ctypes

@@ -11,7 +11,7 @@ def parser(name: str, summary: str, *, rounds: int) -> argparse.ArgumentParser:
 
     Args:
         name: the program, as in `python -m benchmarks NAME`.
-        summary: what it measures, for `--help`.
+        summary: a summary for `--help`.
         rounds: how often each figure is taken unless `--rounds` says otherwise.
     """
     made = argparse.ArgumentParser(f"python -m benchmarks {name}", description=summary)

@@ -70,7 +70,7 @@ def import_time_ms(report: str, package: str) -> float:
     """Add up the cumulative times of a package's outermost imports.
 
     Args:
-        report: what `python -X importtime` wrote: "import time: SELF | CUMULATIVE |
+        report: the output of `python -X importtime`: "import time: SELF | CUMULATIVE |
             NAME", in us, a nested import being indented deeper than its cause.
         package: its own root and modules count, each with all that they import.
 

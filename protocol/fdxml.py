@@ -136,7 +136,7 @@ def failure(kind: str, fd: str, message: str, details: str = "") -> bytes:
     Args:
         kind: ``not_found``, ``invalid_page``, ...
         fd: the LLM fd that the call named; empty if none.
-        message: what went wrong.
+        message: the reason, for the model.
         details: more about it; empty for none.
     """
     more = b"  <details>%b</details>\n" % words(details) if details else b""

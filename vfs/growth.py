@@ -139,7 +139,7 @@ def settle(ledger: Ledger, charged: Charges, found: Content, now: Charges) -> No
     """
     before = ledger.before
     if before is None:
-        raise RuntimeError("nobody has looked at what was there before")
+        raise RuntimeError("the content before the ledger's charges is unknown")
     is_exact = now == charged
 
     def settle_one(account: Account[int], grown: int, most: int) -> None:

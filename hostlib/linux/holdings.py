@@ -107,7 +107,7 @@ def link_of(fd: int) -> str | None:
 def descriptors_of(path: str) -> list[int]:
     """Return this process's descriptors of a file and of those named after it.
 
-    SQLite has a journal beside its file, and tells nobody its descriptors.
+    SQLite has a journal beside its file, and does not show its descriptors.
     """
     path = os.path.abspath(path)
     links = ((fd, link_of(fd)) for fd in open_descriptors())

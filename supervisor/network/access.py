@@ -49,7 +49,7 @@ class Access:
     """The rules of one child in force, and the names that it has addresses for.
 
     Args:
-        settings: what the child was started with.
+        settings: the settings of the child's start.
         own_addresses: reads those of the host.
         parent: reads the rules of the child's parent; None if it is no nested one.
         names: of the pool of a child that is taken over.

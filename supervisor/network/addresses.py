@@ -103,7 +103,7 @@ def judge(
 
     Args:
         addresses: all that a name stands for, or the one that was named.
-        opening: what the rules open.
+        opening: the ranges that the rules open.
         own: the host's addresses at this moment, without zones.
     """
     if not addresses:

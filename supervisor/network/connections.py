@@ -62,10 +62,10 @@ class Connection:
     Attributes:
         scope: ends it, by reset.
         sni: the name in its ClientHello, where that was read.
-        server: what is connected to in the place of the host, if that is something else.
-        addresses: what the host, or the server, stands for.
+        server: the server that is dialled in place of the host, if there is one.
+        addresses: the addresses of the host or the server.
         outer: sockets to it; several while it is dialled.
-        last_words: what is sent to the child before the connection is closed.
+        last_words: bytes for the child before the connection is closed.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Connections:
         except UnreachableError as why:
             self._notices.tell_failed(connection.host, connection.port, why.reason)
         except (OSError, FilterError):
-            pass  # the child has reset it, or sent what nobody could read
+            pass  # the child has reset it, or sent bytes that are left unread
 
 
 def _allow() -> None:

@@ -52,8 +52,8 @@ class Terms:
         name: in the configuration.
         rule: for its server, one name and one port.
         header: the name of the header.
-        before: what stands in its value before the secret.
-        after: what stands behind.
+        before: the text in its value before the secret.
+        after: the text after the secret.
     """
 
     name: str

@@ -35,7 +35,7 @@ async def dial(
     Args:
         addresses: at least one, in the order to try them.
         port: of all of them.
-        held: what is open is put in here, and the one that is returned stays.
+        held: gets every open socket; at the end only the returned one is in it.
 
     Raises:
         OSError: none can be reached; it says why of the first that failed.
@@ -63,7 +63,7 @@ class _Race:
     """Attempts to connect to a host, of which one wins.
 
     Attributes:
-        winner: what is connected; None while nothing is.
+        winner: the connected socket; None before one is.
         errors: of those that failed.
     """
 
@@ -90,7 +90,7 @@ class _Race:
             self.close(sock)
 
     def close(self, sock: socket.socket) -> None:
-        """Close what lost, or what nobody wants any more."""
+        """Close sockets that lost, or that are not wanted any more."""
         self._held.discard(sock)
         close_socket(sock)
 

@@ -110,7 +110,7 @@ class Answer:
 
     Attributes:
         packet: None if nothing is sent.
-        name: what was asked for, fit for one line.
+        name: the name in the question, printable.
         refused: why the name has no address; None if it has one, or is not told.
     """
 
@@ -136,8 +136,8 @@ class NameServer:
         """Return what is sent for a packet, over UDP as over TCP.
 
         Args:
-            packet: what a child sent, of any form.
-            rules: what the child has at this moment.
+            packet: the bytes of a child, of any form.
+            rules: the child's present rules.
             now_s: of a clock that does not go back.
         """
         if not self._rate.take(now_s) or not _is_request(packet):

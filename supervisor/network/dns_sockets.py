@@ -52,7 +52,7 @@ class DnsSockets:
     """Answers one child.
 
     Args:
-        access: what the child may reach.
+        access: the child's present rules.
         notices: told of refused names.
         log: told of faults of this program.
         pace: of the host.

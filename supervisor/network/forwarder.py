@@ -36,7 +36,7 @@ class Forwarder:
     """Accepts what one child connects to.
 
     Args:
-        access: what it may reach.
+        access: its present rules.
         connections: the table of those that are open.
         outbound: makes its connections.
         dns: answers on port 53 of 127.0.0.1.

@@ -87,7 +87,7 @@ class InnerSockets:
         """Return what is handed over.
 
         Args:
-            used: what was taken of the stock, and goes back to it.
+            used: sockets that were taken from the stock, and go back to it.
         """
         return SocketsState(
             self.dns_datagram.fileno(),

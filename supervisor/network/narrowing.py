@@ -27,7 +27,7 @@ def narrow(parent: Rules, asked: Iterable[Rule]) -> Rules:
 
     Args:
         parent: the rules of its parent.
-        asked: what it asks for.
+        asked: the requested rules.
 
     Raises:
         RuleError: the parent lacks one of them, or an option of it.
@@ -48,10 +48,10 @@ def change(
     removes the allowing rule, and refuses from then on.
 
     Args:
-        rules: what the child has.
+        rules: the child's rules.
         allow: rules to add, none of them a refusal.
         deny: rules to refuse, none of them a refusal.
-        parent: what the child's parent has; None if the child is no nested one.
+        parent: the rules of the child's parent; None if the child is not nested.
 
     Raises:
         RuleError: nothing is changed, for the reason in the text.

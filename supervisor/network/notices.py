@@ -32,7 +32,7 @@ class Notices:
     Args:
         journal: where events go.
         child_id: the child's.
-        state: what was refused, and what failed, of a child that is taken over.
+        state: refusals and failures of a child from a hand-over.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Notices:
         """Tell that a host cannot be reached, if it is time.
 
         Args:
-            host: what is allowed.
+            host: the allowed host.
             port: of the connection.
             reason: the symbol of an error.
         """

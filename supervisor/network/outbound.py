@@ -49,15 +49,15 @@ class Outbound:
     """Makes the connections of one child.
 
     Args:
-        settings: what the child was started with.
-        access: what it may reach.
+        settings: the settings of the child's start.
+        access: its present rules.
         connections: the table of those that are open.
         resolver: the host's.
         pipes: the host's.
-        used: what a child that is taken over has used.
+        used: uses of a child from a hand-over.
 
     Attributes:
-        learned: what was used, in the mode `learn`; else None.
+        learned: the uses in the mode `learn`; else None.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Outbound:
 
         Args:
             connection: its name is noted.
-            grant: what allows the connection.
-            data: what was read already.
+            grant: the rules that allow the connection.
+            data: bytes that were read already.
 
         Raises:
             DeniedError: it is no ClientHello, or for a name that is not allowed.
@@ -161,7 +161,7 @@ class Outbound:
         Args:
             connection: of the child.
             outer: connected to its host; owned.
-            first: what the child has sent already.
+            first: bytes that the child has sent already.
             outgoing: sees all of it, where it has to be seen.
 
         Raises:

@@ -30,7 +30,7 @@ class ProxyError(Exception):
     """A program's request is invalid or refused; the connection ends.
 
     Attributes:
-        reply: what is sent before.
+        reply: the reply that is sent before.
     """
 
     def __init__(self, reason: str, reply: bytes = b"") -> None:

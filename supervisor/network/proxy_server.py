@@ -33,7 +33,7 @@ class ProxyServer:
     """Serves one child.
 
     Args:
-        access: what it may reach.
+        access: its present rules.
         outbound: makes its connections.
 
     Attributes:

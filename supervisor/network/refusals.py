@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from supervisor.network.reasons import Refused
 
 MAX_ROWS = 256
-"""Rows of a child; a child that asks for 10,000 names fills nobody's journal."""
+"""Most rows of a child, so that one that asks for 10,000 names does not fill the journal."""
 OTHERS = "(others)"
 """The name of the row that counts for all that have none of their own."""
 TOLD_EVERY_S = 60.0
@@ -111,7 +111,7 @@ class Refusals:
         """Count a refusal.
 
         Args:
-            name: what was asked for.
+            name: the requested name.
             port: None if DNS alone was asked.
             refused: why.
             now_s: of a clock that does not go back.

@@ -188,7 +188,7 @@ class Rules:
         """Return why a granted connection may not be for a ClientHello's name, or None.
 
         Args:
-            grant: what allows the connection.
+            grant: the rules that allow the connection.
             sni: the name, as `parse_name` returns it.
         """
         if not grant.covers(sni):

@@ -61,12 +61,12 @@ class NetworkSettings:
 
     Attributes:
         mode: `rules` if they are listed; `learn` if they are a bound.
-        rules: what is allowed; empty in the modes `none` and `host`.
+        rules: the allowing rules; empty in the modes `none` and `host`.
         publish: ports that are reached from the host.
         upstream: where connections are made through.
         proxy_env: the child's environment names the proxy.
         outer_pool: the host's resolver is another sandhost's.
-        credentials: what the child may use of them; their rules are among `rules`.
+        credentials: those that the child may use; their rules are among `rules`.
     """
 
     mode: Mode = "none"

@@ -59,7 +59,7 @@ def _close(sock: socket.socket) -> None:
 
 
 def send_at_once(sock: socket.socket) -> None:
-    """Have small writes sent at once; they are somebody else's to be gathered."""
+    """Set small writes to be sent at once (TCP_NODELAY); the sender gathers them."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

@@ -29,7 +29,7 @@ class RefusedRow(msgspec.Struct, frozen=True):
 
     Attributes:
         port: None if DNS alone was asked.
-        rule: what would allow it, or the `!` rule; None if none would.
+        rule: the rule that would allow it, or the `!` rule; None without one.
         time: of the last refusal.
     """
 

@@ -23,8 +23,8 @@ class Counts:
     Attributes:
         connections: all that were made.
         open: those that are.
-        bytes_in: what the child got.
-        bytes_out: what it sent.
+        bytes_in: bytes that the child got.
+        bytes_out: bytes that it sent.
     """
 
     connections: int = 0

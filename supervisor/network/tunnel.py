@@ -181,7 +181,7 @@ class Tunnel:
         """Move bytes until both sides have ended, or one has failed.
 
         Args:
-            first: what the inner side has sent already.
+            first: bytes that the inner side has sent already.
             outgoing: sees all that it sends, where that has to be seen.
             idle_s: how long neither side may send anything.
 

@@ -15,6 +15,10 @@ import pytest
 from tests.architecture.tree import parsed, relative, tree_files
 
 LONGEST_FIRST_LINE = 80
+LONGEST_HEAD_LINES = 12
+"""Most lines of a module's docstring."""
+SHORT_HEADS = ("hostlib/", "protocol/", "supervisor/llm/", "vfs/")
+"""Trees whose modules are held to that."""
 HIDES = re.compile(
     r"(?:^|(?<=[.!?] ))(?:who|whoever|what|nobody)\b(?!:)", re.IGNORECASE
 )
@@ -139,6 +143,20 @@ def test_the_first_line_of_a_docstring_is_short(package: str) -> None:
         for path in files(package)
         for found in long_first_lines(parsed(path))
     ]
+
+
+# house 3: a module docstring has at most 12 lines.
+def test_the_docstring_of_a_module_is_short() -> None:
+    heads = {
+        relative(path): ast.get_docstring(parsed(path)) or ""
+        for path in PYTHON
+        if relative(path).startswith(SHORT_HEADS)
+    }
+    assert len(heads) > 100
+    long = [
+        name for name, head in heads.items() if head.count("\n") >= LONGEST_HEAD_LINES
+    ]
+    assert not long
 
 
 def test_a_package_that_is_not_held_yet_is_one_of_the_project() -> None:
