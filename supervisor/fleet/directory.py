@@ -386,7 +386,8 @@ class Directory:
         for report in message.children:
             self._child_report(message.node, message.session, report, now, step)
         lease_s = self._leases.lease_s
-        answer = Joined(self.epoch, message.session, message.number, lease_s)
+        accounts = tuple(self._accounts)
+        answer = Joined(self.epoch, message.session, message.number, lease_s, accounts)
         step.send(message.node, answer)
 
     def _why_not(self, message: Join, node: NodeRow | None) -> tuple[str, bool] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,16 +34,49 @@ class FleetLife:
     incarnation: int
 
 
+class UnpaidError(Exception):
+    """The fleet has not paid a call; the text says why.
+
+    Attributes:
+        is_refused: its account has no room; else nobody has answered.
+    """
+
+    def __init__(self, text: str, *, is_refused: bool = False) -> None:
+        super().__init__(text)
+        self.is_refused = is_refused
+
+
+class Payer(Protocol):
+    """Pays calls of fleet children from the node's slices (FL7)."""
+
+    async def reserve(self, worst: float) -> str | None:
+        """Reserve a call's worst case; return its name, None if nothing is to be paid.
+
+        It may be sent then: the reservation is in the ledger.
+
+        Raises:
+            FencedError: the lease is over.
+            UnpaidError: the account has no room, or the directory does not answer.
+        """
+        ...
+
+    def settle(self, call: str, cost: float) -> None:
+        """Count what a call cost; 0 if it was never sent."""
+        ...
+
+
 class Fence:
     """The fleet children of a host, and the question whether they may act.
 
     Attributes:
         node: name of the node that the host is; None where it is in no fleet.
         judge: raises FencedError for a life whose effects may not go out.
+        payer: pays their calls; None where the host is in no fleet.
     """
 
     def __init__(self) -> None:
         self.node: str | None = None
+        self.payer: Payer | None = None
         self.judge: Callable[[FleetLife], None] = _refuse
         self._lives: dict[str, FleetLife] = {}
 

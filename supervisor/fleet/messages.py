@@ -171,12 +171,17 @@ class Leave(_Message, frozen=True):
 
 
 class Joined(_Message, frozen=True):
-    """A node's session is in the store, and its lease has begun."""
+    """A node's session is in the store, and its lease has begun.
+
+    Attributes:
+        accounts: of the fleet; calls of its children are paid in slices of them.
+    """
 
     epoch: int
     session: Session
     number: int
     lease_s: float
+    accounts: tuple[str, ...] = ()
 
 
 class Renewed(_Message, frozen=True):

@@ -146,6 +146,9 @@ class Node:
         capacity: children that it takes.
         held: the slices of its ledger.
         version: of its daemon and node actor.
+
+    Attributes:
+        accounts: of the fleet, as the directory said last.
     """
 
     def __init__(
@@ -158,6 +161,7 @@ class Node:
     ) -> None:
         self.name = name
         self.phase = Phase.OUT
+        self.accounts: tuple[str, ...] = ()
         self.session: Session | None = None
         self.held = held
         self._labels = labels
@@ -292,6 +296,7 @@ class Node:
             return
         if isinstance(message, Joined):
             self._lease.lease_s = message.lease_s
+            self.accounts = message.accounts
         self._renew(message.number, step)
         if isinstance(message, Joined):
             self._on(PhaseEvent.JOINED, now, step)

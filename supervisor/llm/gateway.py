@@ -26,7 +26,7 @@ import msgspec
 import trio
 
 from hostlib.threads import in_thread
-from supervisor.fleet.fence import Fence, FencedError
+from supervisor.fleet.fence import Fence, FencedError, UnpaidError
 from supervisor.llm.answer import first_text
 from supervisor.llm.answer_reader import AnswerError, BrokenOffError, ProviderError
 from supervisor.llm.apis import CHAT, EMBEDDINGS
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from hostlib.journal import Journal
     from hostlib.redact import Redactor
+    from supervisor.fleet.fence import Payer
     from supervisor.llm.answer_reader import AnswerReader
     from supervisor.llm.apis import Api
     from supervisor.llm.ledger import Spending
@@ -256,9 +257,9 @@ class Gateway:
         if call.api not in (*call.model.apis, EMBEDDINGS):
             text = f"the model {call.model.name!r} is not asked by {call.api.path[1:]}"
             raise FailedCallError(text)
-        reservation = self._reserve(call)
+        call, reservation, paid = await self._pay(call)
         answer, request = call.api.reader(), Request()
-        meter = _Meter(self, call, reservation, answer, request)
+        meter = _Meter(self, call, reservation, answer, request, paid)
         memory = self._budget.reservation(call.ledger)
         has_no_memory, after_s, code = False, None, ""
 
@@ -304,6 +305,44 @@ class Gateway:
             code=self._plain_code(code),
         )
 
+    def _payer_of(self, call: Call) -> Payer | None:
+        """Return the payer of a fleet child's calls; None for any other child."""
+        is_of_fleet = self._fence.life_of(call.child_id) is not None
+        return self._fence.payer if is_of_fleet else None
+
+    def _bounded(self, call: Call) -> Call:
+        """Return a call whose worst case is finite, if a fleet pays for it."""
+        if call.max_tokens is not None or self._payer_of(call) is None:
+            return call
+        return replace(call, max_tokens=MAX_SENT_TOKENS)
+
+    async def _pay(self, call: Call) -> tuple[Call, ReservedCall, Paid | None]:
+        """Reserve a call at its accounts, and in a slice if it is a fleet child's.
+
+        Returns:
+            The call as it is made, and both reservations (spec FL7).
+
+        Raises:
+            QuotaError: an account has no room.
+            FailedCallError: the lease is over, or the directory does not answer.
+        """
+        call = self._bounded(call)
+        reservation = self._reserve(call)
+        payer = self._payer_of(call)
+        if payer is None:
+            return call, reservation, None
+        try:
+            name = await payer.reserve(reservation.worst_cost)
+        except BaseException as why:
+            reservation.release()
+            if isinstance(why, UnpaidError) and why.is_refused:
+                self._tell_denied(call)
+                raise QuotaError from None
+            if isinstance(why, (UnpaidError, FencedError)):
+                raise FailedCallError(str(why), may_pass=True) from None
+            raise
+        return call, reservation, None if name is None else Paid(payer, name)
+
     def _check_fence(self, call: Call) -> None:
         """Let a call go out (spec FL6).
 
@@ -326,13 +365,16 @@ class Gateway:
                 math.ceil(factor * call.likely_prompt_tokens),
             )
         except QuotaError:
-            self._journal.write(
-                "quota.denied",
-                child_id=call.child_id,
-                client_id=call.client_id,
-                model=call.model.name,
-            )
+            self._tell_denied(call)
             raise
+
+    def _tell_denied(self, call: Call) -> None:
+        self._journal.write(
+            "quota.denied",
+            child_id=call.child_id,
+            client_id=call.client_id,
+            model=call.model.name,
+        )
 
     async def _exchange(
         self,
@@ -485,6 +527,23 @@ async def _take(
         await trio.lowlevel.cancel_shielded_checkpoint()
 
 
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """A call that a fleet pays for.
+
+    Attributes:
+        payer: of the node.
+        name: of the reservation in its slices.
+    """
+
+    payer: Payer
+    name: str
+
+    def settle(self, cost: float) -> None:
+        """Count what the call cost; 0 if it was never sent."""
+        self.payer.settle(self.name, cost)
+
+
 class _Meter:
     """Ends the reservation of one call, once, and records its cost."""
 
@@ -495,7 +554,9 @@ class _Meter:
         reservation: ReservedCall,
         answer: AnswerReader,
         request: Request,
+        paid: Paid | None,
     ) -> None:
+        self._paid = paid
         self._gateway = gateway
         self._call = call
         self._reservation = reservation
@@ -517,6 +578,8 @@ class _Meter:
             _learn(self._call, usage)
         else:
             reservation.release()
+        if self._paid is not None:
+            self._paid.settle(cost)
         latency_s = time.monotonic() - self._began
         self._gateway.settle(self._call, self._number, cost, counts=counts)
         self._gateway.record_call(

@@ -271,6 +271,7 @@ class ReservedCall:
     Attributes:
         amounts: each node that pays, with its reserved amount.
         reserved: the largest of these amounts.
+        worst_cost: as above.
         max_tokens: as above.
         prompt_tokens: as above.
         weights: as above.
@@ -286,6 +287,7 @@ class ReservedCall:
         "prompt_tokens",
         "reserved",
         "weights",
+        "worst_cost",
     )
 
     def __init__(
@@ -303,6 +305,7 @@ class ReservedCall:
         )
         self._call = Reservation([(calls, 1) for calls in node.calls.path()])
         self.reserved = max(amount for _, amount in amounts)
+        self.worst_cost = worst_cost
         self.max_tokens = max_tokens
         self.prompt_tokens = prompt_tokens
         self.weights = weights

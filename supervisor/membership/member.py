@@ -68,6 +68,7 @@ from supervisor.membership.session_launchpad import (
     end_former,
     end_left_over,
 )
+from supervisor.membership.slice_payer import SlicePayer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -171,11 +172,16 @@ class Member:
             await self._writer.flush()
             self._host.holders.add(self.descriptors)
             self._host.fence.judge = self._judge
+            self._payer = SlicePayer(
+                lambda: self.node, self._clocks, self._do, self._writer.flush
+            )
+            self._host.fence.payer = self._payer
             try:
                 await self._live(task_status)
             finally:
                 with trio.CancelScope(shield=True):
                     await self._end_session(END_S)
+                self._host.fence.payer = None
                 self._host.holders.discard(self.descriptors)
         finally:
             with trio.CancelScope(shield=True):
@@ -246,7 +252,7 @@ class Member:
             case EndAll():
                 self._nursery.start_soon(self._end_all, node)
             case CallsDecided():
-                pass
+                self._payer.decide(action)
             case Told():
                 text = f"The fleet does not take node {node.name!r}: {action.reason}"
                 self._host.log.write("WARNING", text)

@@ -19,6 +19,7 @@ from supervisor.fleet.directory import Directory, ShownChild, SpawnRequest
 from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.link import ActorReader, LinkArgs, encode_frame, request_line
 from supervisor.fleet.messages import FromNode, Program
+from supervisor.fleet.placement import Needs
 from supervisor.fleet.step import Moment, Step
 from supervisor.fleet.store import FleetStore, StepWriter
 
@@ -40,6 +41,7 @@ class Scene:
         directory: decides.
         heard: all messages that nodes have sent.
         cut: nodes whose messages go nowhere, either way.
+        deaf_to: the name of messages that the directory does not get.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Scene:
         self.directory = Directory(store.epoch, store.load(), clocks(), lease_s)
         self.heard: list[FromNode] = []
         self.cut: set[str] = set()
+        self.deaf_to = ""
         self.nursery = nursery
         self._streams: dict[str, trio.SocketStream] = {}
         self._writer = StepWriter(store, self._carry_out)
@@ -83,9 +86,12 @@ class Scene:
                 with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                     await self._streams[node].send_all(b"".join(frames))
 
-    def spawn(self, name: str, *command: str, **program: object) -> None:
+    def spawn(
+        self, name: str, *command: str, node: str | None = None, **program: object
+    ) -> None:
         """Order a child."""
-        request = SpawnRequest(name=name, program=Program(command, **program))  # type: ignore[arg-type]
+        asked = Program(command, **program)  # type: ignore[arg-type]
+        request = SpawnRequest(name=name, program=asked, needs=Needs(node=node))
         _, step = self.directory.spawn(request, clocks())
         self.do(step)
 
@@ -144,7 +150,8 @@ class Scene:
     def _hear(self, node: str, messages: list[FromNode]) -> None:
         for message in messages:
             self.heard.append(message)
-            if node not in self.cut:
+            is_heard = type(message).__name__ != self.deaf_to
+            if node not in self.cut and is_heard:
                 self.do(self.directory.receive(message, clocks()))
 
     async def _read(
