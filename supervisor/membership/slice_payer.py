@@ -3,7 +3,7 @@
 Rules of this file.
 
 1. A reservation is in the node's ledger before `reserve` returns, so before its call is
-   sent. What a call cost is written later: until then its worst case counts.
+   sent. The cost of a call is written later: until then its worst case counts.
 2. A call without room waits for a slice, as long as `SLICE_S`; the directory's answer
    wakes all that wait, and each tries again or is refused.
 """
