@@ -1,4 +1,6 @@
-"""What every test gets: the leak check, the search for the hosts' key, a TMPDIR, no clocks.
+"""Fixtures of every test.
+
+The leak check, the search for the hosts' key, a TMPDIR, no clocks.
 
 Imports nothing of the product before a test needs it: a file of unit tests starts quickly.
 """
@@ -35,14 +37,14 @@ settings.register_profile(
 )
 settings.load_profile("sandhost-ci" if os.environ.get("CI") else "sandhost")
 
-# Whoever started the tests may have had signals ignored (`nohup`, a shell's `&`), and that
+# The tests may have been started with ignored signals (`nohup`, a shell's `&`), and that
 # is inherited by all that the tests start: no shell can trap such a signal.
 for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     signal.signal(_number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MOST_DESCRIPTORS = 64
-"""What a process that runs tests may have open when they are over: 19 were seen."""
+"""Descriptors that a process of tests may have when they are over: 19 were seen."""
 
 # Nor is it known how many descriptors a process may have: hundreds of payloads that are
 # spooled take as many, and 1024 is what many start with.
@@ -54,7 +56,7 @@ if _soft != resource.RLIM_INFINITY and _soft < _wanted:
 
 # A host that is killed leaves its children's directories behind. They all are in one, which
 # goes when the tests are over; as in ``/tmp``, users of children's own are let through, and
-# its name is short, for sockets are made in there. What pytest makes stays where it was.
+# its name is short, for sockets are made in there. Directories of pytest stay where it was.
 _IS_WORKER = (
     "PYTEST_XDIST_WORKER" in os.environ
 )  # it has the directory of who started it
@@ -84,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Turn the garbage collector off: what is collected stays until all tests are over."""
+    """Turn the garbage collector off; objects stay until all tests are over."""
     gc.disable()
 
 
@@ -96,7 +98,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    """What forks commands; there before any leak check, and gone after all of them."""
+    """The server that forks commands.
+
+    There before any leak check, and gone after all of them.
+    """
     # It has the TMPDIR that is made here.
     from tests.helpers.command import ENVIRONMENT  # noqa: PLC0415
 
@@ -107,7 +112,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="session")
 def daemon_server() -> Iterator[ForkServer]:
-    """What forks daemons."""
+    """The server that forks daemons."""
     from tests.helpers.command import ENVIRONMENT  # noqa: PLC0415 - as above
 
     server = ForkServer({**ENVIRONMENT, canary.VARIABLE: ""}, "serve")

@@ -1,4 +1,4 @@
-"""Has one agent install a package from a granted index, in a world of the test's own.
+"""An agent installs a package from a granted index, in a world of the test.
 
     index_trial.py RECIPE PROGRAM DIRECTORY PLACE RULE...
 
@@ -39,7 +39,7 @@ STEPS = (
 
 
 class Found(msgspec.Struct):
-    """What came of the agent.
+    """The result of the agent.
 
     Attributes:
         network: what `sandhost network` said while it ran.

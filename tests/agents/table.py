@@ -1,6 +1,6 @@
 """The agents that are tried: how a model leads each, and what it can pass.
 
-What an agent needs is its recipe (`supervisor/llm/recipes`). A model leads it by its
+The needs of an agent are in its recipe (`supervisor/llm/recipes`). A model leads it by its
 answers: those of `STEPS`, which `demo/provider/steps.py` makes calls of the tools that
 the agent offers, or answers of its own. In them `{base}` is the workspace.
 """
@@ -30,7 +30,7 @@ ALL = (
     "ends",
     "clean",
 )
-"""What a whole trial passes."""
+"""The steps of a whole trial."""
 
 STEPS: tuple[Any, ...] = (
     {"look": "{base}"},

@@ -1,4 +1,4 @@
-"""An unmodified agent installs a package from a granted index, and reaches nothing else."""
+"""An unmodified agent installs a package from a granted index alone."""
 
 import os
 import shutil

@@ -28,13 +28,13 @@ from tests.architecture.tree import ROOT
 KEY = "sk-canary-of-the-agents-0123456789"
 TIMEOUT_S = 180
 REFUSED = ("starts", "refused", "gives up")
-"""What a trial in which all calls but the first are refused can pass."""
+"""The steps of a trial in which all calls but the first are refused."""
 
 GIVEN_UP_S = 60.0
 """How long an agent may go on then."""
 
 DIRECT = ("starts", "asks", "edits", "tests", "ends")
-"""What a trial without a host can pass."""
+"""The steps of a trial without a host."""
 
 TEST = """import unittest
 from calc import add
@@ -46,7 +46,7 @@ class Add(unittest.TestCase):
 """
 SANDHOST = str(Path(sys.executable).with_name("sandhost"))
 INSTALLATION = (Path(SANDHOST).parents[1], ROOT)
-"""What `sandhost` needs to run within a child; it is installed as a link to its sources."""
+"""The packages of `sandhost` within a child; it is installed as a link to its sources."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Host:
 
 @dataclass
 class Trial:
-    """What came of one agent.
+    """The result of one agent.
 
     Attributes:
         agent: the agent.
@@ -136,12 +136,12 @@ class Place:
 
     @property
     def tmp(self) -> Path:
-        """What the host has for temporary directories."""
+        """The host's temporary directories."""
         return self.top / "tmp"
 
     @property
     def journal(self) -> Path:
-        """What the host writes down."""
+        """The host's journal."""
         return self.top / "journal"
 
     @property

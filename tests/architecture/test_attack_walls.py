@@ -1,4 +1,6 @@
-"""Each attack runs in each kind of walls, as docs/explanation/security.md says; and as which users.
+"""Each attack runs in each kind of walls, as docs/explanation/security.md says.
+
+And as which users.
 
 Asked of pytest itself, which collects what it would run; no test is run here.
 """

@@ -1,4 +1,6 @@
-"""What the product may not call, and why: the rules that a review would miss once.
+"""Calls that the product may not make, and why.
+
+The rules that a review would miss once.
 
 ruff's ban list says most of this while one types; here it holds for the product without
 exceptions by comment, and the checker itself is shown to see.

@@ -1,4 +1,6 @@
-"""The search for the key of the hosts is not blind: it finds it in each form and place.
+"""The search for the key of the hosts is not blind.
+
+It finds it in each form and place.
 
 Each search here is for another key than the one that the tests' hosts hold, so that what is
 planted is found by nobody else.

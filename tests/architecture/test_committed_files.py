@@ -1,4 +1,6 @@
-"""What the tree may not hold: addresses in pins, paths of somebody's machine.
+"""Texts that the tree may not hold.
+
+Addresses in pins, paths of somebody's machine.
 
 The tree must install from any index and run in any place, so neither may stand in it.
 """

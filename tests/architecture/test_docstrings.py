@@ -47,7 +47,7 @@ def documented_in_base(path: Path) -> frozenset[str]:
 def _public(node: Documented, name: str) -> Iterator[tuple[str, Documented]]:
     yield name, node
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return  # what a function keeps inside is not public
+        return  # definitions in a function are not public
     for child in node.body:
         if not isinstance(
             child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

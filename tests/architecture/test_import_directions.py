@@ -1,4 +1,6 @@
-"""Who may import whom: supervisor -> vfs -> protocol, and the narrow doors between.
+"""Directions of imports.
+
+Supervisor -> vfs -> protocol, and the narrow doors between.
 
 The contracts of `pyproject.toml` say what import-linter can say; the rest is here:
 doors of a package, one home for psutil, and what a child pays for at its start.

@@ -1,4 +1,7 @@
-"""Words that hide the subject of a sentence, in the product: some never, the others fewer."""
+"""Words that hide the subject of a sentence, in the product.
+
+Some never, the others fewer.
+"""
 
 import re
 from pathlib import Path

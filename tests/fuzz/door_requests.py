@@ -338,6 +338,6 @@ def _texts_of(asked: Any) -> Iterator[str]:
         elif isinstance(one, dict):
             if one.get("type") in kinds and isinstance(one.get("text"), str):
                 yield one["text"]
-            # What is dropped, or is no part: a call's arguments.
+            # Members that are dropped, or no part: a call's arguments.
             if one.get("type") not in ("reasoning", "thinking", "tool_use"):
                 level += [one.get("content"), one.get("output")]

@@ -1,4 +1,4 @@
-"""How many inputs a fuzzer has run, and the longest that one of them would keep the host.
+"""Number of a fuzzer's inputs, and the longest time that one keeps the host.
 
 A turn is what the host does with nothing else going on: a request is read, a piece of an answer is
 taken in, an event is written. The figures lie in memory that two processes share: libFuzzer ends

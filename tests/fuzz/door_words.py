@@ -1,4 +1,4 @@
-"""What inputs of the doors are made of: words, and changes of values and of JSON."""
+"""Parts of inputs of the doors: words, and changes of values and of JSON."""
 
 import base64
 import copy

@@ -1,4 +1,6 @@
-"""Coverage-guided fuzzing of the model's doors: requests, answers, and what is blotted out.
+"""Coverage-guided fuzzing of the model's doors.
+
+Requests, answers, and what is blotted out.
 
     python tests/fuzz/fuzz_doors.py [-max_total_time=60] [libFuzzer options] [CORPUS]
     python tests/fuzz/fuzz_doors.py --replay CORPUS

@@ -53,7 +53,7 @@ from supervisor.__main__ import main
 main()
 """
 
-# What runs in the new namespaces: mounts, then the real thing.
+# Runs in the new namespaces: mounts, then the real thing.
 BOOT = """
 set -e
 mount --make-rprivate /

@@ -1,4 +1,4 @@
-"""One key that every host of the tests holds, and the search for it in what others see.
+"""The key of every host of the tests, and the search for it in others' view.
 
     assert not found_in(data)              # in one text
     told("stdout of a command", data)      # a text; the test fails at its end if it is there
@@ -7,7 +7,7 @@
 The key (each process of tests has its own), how it could show, the account of where it
 was looked for, and `held`, by which a host in the test's own process holds it.
 
-What is looked for is the middle of the key, which is 24 hexadecimal digits: it shows as it
+The search is for the middle of the key, which is 24 hexadecimal digits: it shows as it
 is in a URL, in JSON or in half a key, and the number of other forms is small.
 """
 
@@ -24,7 +24,7 @@ VARIABLE = "OPENAI_API_KEY"
 
 MIDDLE = secrets.token_hex(12)
 KEY = f"sk-canary+{MIDDLE}/aa=b"
-"""What must show nowhere. It has what URLs, JSON and base64 each write in another way."""
+"""The key that must show nowhere. It has what URLs, JSON and base64 each write in another way."""
 
 MASK = 0x95
 """Of each byte of what children look for; `children/puppet.py` has it as well."""
@@ -36,7 +36,9 @@ PIECE_BYTES = 1 << 20
 
 
 def forms(middle: str = MIDDLE) -> tuple[bytes, ...]:
-    """Return how hexadecimal digits show: as they are, in URLs, hexadecimal, in base64.
+    """Return how hexadecimal digits show.
+
+    As they are, in URLs, hexadecimal, in base64.
 
     As they are is also in URLs and JSON, which write none of them in another way. In
     hexadecimal, and as a URL may write every byte, they are digits alone, so lower and upper
@@ -158,7 +160,10 @@ def search(directory: str, account: Account = ACCOUNT) -> None:
 
 
 def _search(fd: int, path: str, account: Account) -> None:
-    """Look through one directory, which is closed; not by its path, which may be too long."""
+    """Look through one directory, which is closed.
+
+    Not by its path, which may be too long.
+    """
     try:
         for name in os.listdir(fd):
             whole = f"{path}/{name}"

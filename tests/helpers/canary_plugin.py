@@ -1,4 +1,6 @@
-"""When the key of the hosts is looked for: at the end of each test, and of all tests.
+"""When the key of the hosts is looked for.
+
+At the end of each test, and of all tests.
 
 A test fails if at its end the key is in its directory, in what was captured of it, in what
 its helpers were told, or in what a child saw or had. At the end of all of them the figures

@@ -1,4 +1,4 @@
-"""A certificate for a name, `localhost` if none is said, that nobody trusts until a test says so."""
+"""A certificate for a name, usually `localhost`, untrusted until a test trusts it."""
 
 import subprocess
 from pathlib import Path

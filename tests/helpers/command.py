@@ -36,7 +36,7 @@ ENVIRONMENT = {
     "PATH": PROGRAMS,
     "HOME": "/nonexistent",
     "LANG": "C.UTF-8",
-    "TMPDIR": tempfile.gettempdir(),  # what is removed after the tests (tests/conftest.py)
+    "TMPDIR": tempfile.gettempdir(),  # removed after the tests (tests/conftest.py)
     canary.VARIABLE: canary.KEY,
 }
 """Of whoever starts a host; of this nothing gets to a child but PATH, HOME and LANG."""
@@ -46,7 +46,7 @@ IGNORE = "import os, signal, sys; signal.signal(int(sys.argv[1]), signal.SIG_IGN
 
 
 def ignoring(number: int) -> tuple[str, ...]:
-    """Return a wrapper that has a command ignore a signal, as a shell's `trap ''` does."""
+    """Return a wrapper by which a command ignores a signal, as by `trap ''`."""
     return sys.executable, "-c", IGNORE, str(int(number))
 
 
@@ -73,10 +73,10 @@ class Outcome:
 
 
 _SERVERS: list[ForkServer] = []
-"""What runs commands that are not to be seen starting; empty where each is started."""
+"""Runs commands whose start does not matter; empty if each is started."""
 
 _DAEMON_SERVERS: list[ForkServer] = []
-"""What runs `serve`; empty where each is started."""
+"""Runs `serve`; empty if each is started."""
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def read_until(fd: int, text: bytes) -> bytes:
 def beneath(pid: int) -> set[tuple[int, int]]:
     """Return (pid, start) of every process beneath one, as this machine numbers them.
 
-    What a child prints as its own number is that of its pid namespace.
+    The number that a child prints is that of its pid namespace.
     """
     parents = {}
     for name in os.listdir("/proc"):
@@ -216,7 +216,7 @@ def beneath(pid: int) -> set[tuple[int, int]]:
 def still_there(processes: set[tuple[int, int]]) -> list[int]:
     """Return those that have not ended.
 
-    What ended and is the machine's init's to reap is not ours to wait for.
+    Ended processes that the machine's init reaps are not awaited.
     """
     found = [(pid, start, _facts(pid)) for pid, start in processes]
     return [pid for pid, start, now in found if now is not None and now[1] == start]
@@ -234,12 +234,12 @@ def _facts(pid: int) -> tuple[int, int] | None:
 
 
 def bound_by_permissions() -> tuple[str, ...]:
-    """What makes a command obey the permissions of files, which root does not."""
+    """The prefix by which a command of root obeys permissions of files."""
     return without("dac_override", "dac_read_search")
 
 
 def without(*capabilities: str) -> tuple[str, ...]:
-    """What takes capabilities from a command; nothing for who has none."""
+    """The prefix that drops capabilities; empty for a user without any."""
     if os.geteuid() != 0:
         return ()
     setpriv = shutil.which("setpriv")

@@ -1,8 +1,8 @@
 """A process that is killed, or fails for want of room, at one of its system calls.
 
 A filter (seccomp_unotify(2)) has the kernel ask this process about each call that writes,
-makes, moves or removes something. What the other process starts is asked about as well,
-and goes on.
+makes, moves or removes something. Calls of processes that it starts are asked about as
+well.
 """
 
 import ctypes
@@ -86,12 +86,12 @@ _NEED_ROOM = frozenset(
      "mkdir", "mkdirat", "mknod", "mknodat", "link", "linkat", "symlink", "symlinkat",
      "setxattr", "lsetxattr", "fsetxattr"}
 )  # fmt: skip
-"""What fails on a full disk again and again, beside an open that makes a file."""
+"""Calls that fail on a full disk, beside an open that makes a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What became of a process.
+    """The end of a process.
 
     Attributes:
         calls: so many it made, of those that can be cut.

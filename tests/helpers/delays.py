@@ -1,6 +1,6 @@
-"""How long the machine's other load kept processes from running, by the kernel's account.
+"""Delays by the machine's other load, by the kernel's account.
 
-What a measured delay is without it, so that a bound on what the host does to its
+The part of a measured delay without it, so that a bound on what the host does to its
 clients holds on a machine that others use.
 
 Two accounts: the time that a thread was ready and another ran (proc_pid_schedstat(5), the
@@ -17,7 +17,7 @@ TICKS_IN_S = os.sysconf("SC_CLK_TCK")
 
 
 def kept_waiting_s(*pids: int) -> float:
-    """Return how long threads wanted a processor and had none, all together, in seconds.
+    """Return the time that all threads waited for a processor, in seconds.
 
     Every thread counts, for one that holds the interpreter keeps the others waiting.
 

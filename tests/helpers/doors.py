@@ -1,4 +1,4 @@
-"""A host with children and the model's endpoint, in one test (real HTTP, processes)."""
+"""A host with children and the model's endpoint (real HTTP, processes)."""
 
 import json
 import os

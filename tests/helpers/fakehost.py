@@ -2,7 +2,7 @@
 
 It speaks through ``protocol.HostConnection``, so requests are cut as the real host cuts
 them, and answers plainly.  One thread a connection: it can be used from blocking tests,
-from Trio tests and from child processes alike.  What a test wants to go wrong is a
+from Trio tests and from child processes alike.  Each failure that a test wants is a
 switch of ``FakeHost``.
 """
 

@@ -21,7 +21,7 @@ NOT_FOUND = b"No such file or directory"
 
 @dataclass
 class Gate:
-    """What a reply waits for.
+    """The event that a reply waits for.
 
     Attributes:
         reached: a request has been done and its reply waits.

@@ -1,4 +1,6 @@
-"""A machine that gives fewer namespaces: sysctls of a user namespace, and a command in it.
+"""A machine that gives fewer namespaces.
+
+Sysctls of a user namespace, and a command in it.
 
 A wrapper for `tests.helpers.command.sandhost`, for a user who may make a user namespace.
 """

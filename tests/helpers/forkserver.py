@@ -1,4 +1,6 @@
-"""The command `sandhost` without its start: forks of a process that has imported it.
+"""The command `sandhost` without its start.
+
+Forks of a process that has imported it.
 
 For `command.sandhost`, which runs a command to its end, and for `daemon.daemon`. A command
 that is to be seen starting, or that takes something else than words, directory, environment
@@ -32,7 +34,7 @@ OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC", "TZ")
 
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM)
-"""What may be ignored from the start on."""
+"""Signals that may be ignored from the start on."""
 
 
 class Forked:
@@ -97,7 +99,7 @@ class Forked:
 
 
 class ForkServer:
-    """A process that runs commands; nobody's child, so that no test takes it for its own.
+    """A process that runs commands, and is no test's child.
 
     Args:
         env: what the interpreter of the commands starts with.

@@ -1,4 +1,4 @@
-"""Programs whose exec hangs, as on a disk that does not answer, for as long as a test wants.
+"""Programs whose exec hangs, as on a dead disk, as long as a test wants.
 
     with hanging(where) as program:
         ...  # who executes it waits in execve(2), and can be killed there
@@ -40,4 +40,4 @@ def hanging(where: Path, name: str = "hangs") -> Iterator[Path]:
             pytest.skip(f"fanotify_mark: {os.strerror(ctypes.get_errno())}")
         yield program
     finally:
-        os.close(group)  # whoever waits may go on
+        os.close(group)  # waiting calls may go on

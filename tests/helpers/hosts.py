@@ -156,7 +156,7 @@ class Stage:
         assert not left, "left behind: " + "; ".join(left)
 
     def _held(self) -> Holdings:
-        """What the host holds: without the pipes by which the test talks to children."""
+        """The descriptors of the host, without the test's pipes to children."""
         held = holdings()
         mine = {n: t for n, t in held.descriptors.items() if n not in self.pipes}
         return Holdings(mine, held.children)
@@ -293,7 +293,7 @@ async def slowest_read(
     """Have a child READ many times; return the slowest, in seconds.
 
     From what is late is taken off what the machine's other load had of the processors
-    meanwhile. What is late all the same is looked for once more, and longer.
+    meanwhile. A late event is looked for once more, and longer.
 
     Args:
         stage: its host.

@@ -1,4 +1,4 @@
-"""What a host imports after it has begun, told by an audit hook in its own process.
+"""The late imports of a host, from an audit hook in its own process.
 
 A directory for PYTHONPATH, whose `sitecustomize` notes each module that is looked for
 (the event `import` of sys.addaudithook, raised for what is not in `sys.modules`), in

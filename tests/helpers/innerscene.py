@@ -1,4 +1,4 @@
-r"""A host whose endpoint is reached within a child's net namespace, and such a child.
+r"""A host whose endpoint is in a child's net namespace, and such a child.
 
     async def test_x(scene: Scene) -> None:
         puppet = await scene.puppet()
@@ -18,7 +18,7 @@ from supervisor.sandbox.plan import PROFILES
 from tests.helpers.hosts import Puppet
 from tests.helpers.modelhost import ModelHost, open_model_host
 
-# What a puppet learns: HTTP by the address that it was told, and what listens beside it.
+# A puppet learns: HTTP by the address that it was told, and what listens beside it.
 WORDS = """
 import socket
 URL = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:0/v1")
@@ -78,11 +78,11 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 def made(puppet: Puppet) -> str | None:
-    """What the child's report says of its listener."""
+    """The child's report about its listener."""
     return dict(puppet.child.walls.applied).get("listener")
 
 
 def descriptors_of(puppet: Puppet) -> list[int]:
-    """What its host still holds of the way by which the listener came."""
+    """The host's descriptors of the way by which the listener came."""
     found = puppet.child.descriptors()
     return [fd for fd, word in found if word == "inner listener"]

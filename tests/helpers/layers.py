@@ -12,7 +12,7 @@ import json
 from supervisor.cli.doctor_layers import rows, try_layers
 print(json.dumps({"layers": rows(*try_layers())}))
 """
-"""What `doctor --json` says of layers, without its trials of workspaces: three hosts."""
+"""The layers of `doctor --json`, without its trials of workspaces."""
 
 
 def layers(wrapper: tuple[str, ...] | None = None) -> dict[str, dict[str, str]]:

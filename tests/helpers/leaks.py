@@ -1,4 +1,4 @@
-"""What a process holds, and what it still holds afterwards: the leak check of tests.
+"""The leak check of tests: holdings of a process before and after.
 
 Looks at descriptors and direct children of the process that asks, through `/proc`, so
 it sees what the kernel sees and not what a table claims. A zombie counts as a child:
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What one process held at one moment.
+    """The holdings of one process at one moment.
 
     Attributes:
         descriptors: number -> what it refers to, as `/proc/self/fd` names it.

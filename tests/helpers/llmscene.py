@@ -1,4 +1,4 @@
-r"""A host with `[llm]` and a stand-in provider, in one test (real HTTP, real sockets).
+r"""A host with `[llm]` and a stand-in provider (real HTTP, real sockets).
 
     async def test_x(scene: Scene) -> None:
         line = scene.connect()
@@ -44,7 +44,7 @@ from vfs.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What LLM_CHAT was answered.
+    """The answer to LLM_CHAT.
 
     Attributes:
         line: the reply line, without its LF.
@@ -63,7 +63,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What the model said."""
+        """The answer of the model."""
         content: str = self.completion["choices"][0]["message"]["content"]
         return content
 
@@ -134,7 +134,7 @@ class Scene:
 
     @property
     def journal(self) -> list[dict[str, Any]]:
-        """What was written to the journal."""
+        """The events in the journal."""
         text = (self.hall.where / "journal").read_bytes()
         return [json.loads(line) for line in text.splitlines()]
 

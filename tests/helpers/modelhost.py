@@ -46,7 +46,9 @@ class ModelHost:
 async def open_model_host(
     where: Path, *, log_level: str = "ERROR", **values: object
 ) -> AsyncIterator[ModelHost]:
-    """Open a host with a model; its children end with the block, and all is given back.
+    """Open a host with a model.
+
+    Its children end with the block, and all is given back.
 
     Args:
         where: for its files.

@@ -1,4 +1,6 @@
-"""All the world of a host, with a name server that lies: in a net namespace of its own.
+"""All the world of a host, with a name server that lies.
+
+In a net namespace of its own.
 
     nameworld.py DIRECTORY COMMAND...
 

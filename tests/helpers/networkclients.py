@@ -170,7 +170,7 @@ CLIENTS = {
 
 
 def command(client: Client, place: Path) -> tuple[str, ...]:
-    """Return a client's command, and compile it first if there is something to compile.
+    """Return a client's command; compile it first if needed.
 
     Raises:
         MissingError: its program is not installed.

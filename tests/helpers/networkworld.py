@@ -1,4 +1,6 @@
-"""All the world of a host: servers of one name in a net namespace, and the host itself.
+"""All the world of a host.
+
+Servers of one name in a net namespace, and the host itself.
 
     networkworld.py DIRECTORY CERTIFICATE COMMAND...
 

@@ -1,4 +1,4 @@
-"""An older kernel: a filter that answers one call in another way, and a command in it."""
+"""An older kernel: a filter that changes one call, and a command in it."""
 
 from supervisor.sandbox import seccomp_filter
 from tests.helpers.steps import Steps, steps_before

@@ -1,4 +1,4 @@
-"""A kernel that knows fewer ways to mount: what it refuses is refused in the calls' place.
+"""A kernel with fewer ways to mount: the missing calls are refused.
 
 A wrapper for `tests.helpers.command.sandhost`, for the host and its launchpad. It
 refuses what such a one refuses, and nothing else of it is played: a call that only this

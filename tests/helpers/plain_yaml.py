@@ -1,6 +1,8 @@
-"""The plain part of YAML: block mappings, sequences of mappings, strings in double quotes.
+"""The plain part of YAML.
 
-What is read here means the same to every reader of YAML 1.2, and what is not plain is
+Block mappings, sequences of mappings, strings in double quotes.
+
+All accepted text means the same to every reader of YAML 1.2, and what is not plain is
 refused.
 """
 

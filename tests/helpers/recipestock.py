@@ -1,4 +1,4 @@
-"""What the servers of `recipeworld` serve: packages, a repository, a database."""
+"""The stock of the servers of `recipeworld`: packages, a repository, a database."""
 
 import base64
 import hashlib

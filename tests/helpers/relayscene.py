@@ -16,7 +16,7 @@ from vfs.client.aio import AsyncClient
 from vfs.relay import NestedClient, Relay, open_relay
 
 SERIAL = frozenset({b"ATTACH", b"NARROW"})
-"""What a host does not know through which requests take turns."""
+"""A path unknown to the host, so that requests take turns."""
 
 MIB = 1024 * 1024
 

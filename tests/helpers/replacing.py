@@ -1,4 +1,6 @@
-r"""A host that is replaced while a test watches: the test's side of `children/replaced.py`.
+r"""A host that is replaced while a test watches.
+
+The test's side of `children/replaced.py`.
 
 Starting one, asking for its replacement, and waiting for what it says.
 """

@@ -23,7 +23,7 @@ from tests.helpers.hosts import Stage
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What curl was told: the head with its status line, and the body."""
+    """The response to curl: the head with its status line, and the body."""
 
     head: str
     body: str

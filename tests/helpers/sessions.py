@@ -1,4 +1,6 @@
-r"""A host without processes: pump, sessions and VFS behind real sockets, in one test.
+r"""A host without processes.
+
+Pump, sessions and VFS behind real sockets, in one test.
 
     async def test_x(hall: Hall) -> None:
         line = hall.connect()

@@ -1,4 +1,6 @@
-"""Real children for the tests of spawning: programs they run, and eyes on their ends.
+"""Real children for the tests of spawning.
+
+Programs they run, and eyes on their ends.
 
 The programs print pids on descriptor 3, one a line; a test turns each into a pidfd at
 once, so that "it is dead" is asked of that process and not of a number. Used by
@@ -91,7 +93,7 @@ async def started(way: str, cwd: Path) -> AsyncIterator["Stage"]:
     """Open a stage whose children start in one of the `WAYS`."""
     async with staged(cwd) as stage:
         if way == "from stock":
-            for _ in range(2):  # what was asked for twice is kept in stock
+            for _ in range(2):  # a shape that was ordered twice is kept in stock
                 _, status = await stage.output(("/bin/true",))
                 assert status.code == 0
             with from_stock(stage.launcher):

@@ -1,4 +1,6 @@
-"""Steps that a process takes before it is a command: a filter, a namespace, a limit.
+"""Steps that a process takes before it is a command.
+
+A filter, a namespace, a limit.
 
     sandhost("run", "--", "true", wrapper=steps_before("os.nice(int(args[0]))", "5"))
 

@@ -31,7 +31,7 @@ WAIT = ("/bin/sleep", "1000")
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of one tool.
+    """The result of one tool.
 
     Attributes:
         sidecar: which one ran it.

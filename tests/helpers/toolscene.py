@@ -1,4 +1,6 @@
-"""A host that runs tools in a test: real sockets, real processes, curl as the client.
+"""A host that runs tools in a test.
+
+Real sockets, real processes, curl as the client.
 
     async def test_x(scene: Scene) -> None:
         reply = await scene.curl("tool=printf", "arg=hello")
@@ -40,7 +42,7 @@ ALLOWED = frozenset(
     {
         *("cat", "env", "false", "head", "ls", "printf", "pwd", "python3", "seq", "sh"),
         *("sha256sum", "sleep", "stat", "true", "tty", "yes"),
-        # What is allowed and fails.
+        # Tools that are allowed and fail.
         *("missing", "directory", "notexec", "elsewhere", "faulty"),
     }
 )
@@ -50,7 +52,7 @@ CHUNK = re.compile(rb"([0-9a-f]+)\r\n")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a client saw of a reply."""
+    """A reply as a client saw it."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -106,7 +108,7 @@ class DirectoryRoutes:
     async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """Open a directory of the workspace."""
         self.asked.append("open_cwd")
-        if cwd == os.fsencode(self.workspace):  # what a shim sends
+        if cwd == os.fsencode(self.workspace):  # as a shim sends it
             cwd = b"."
         text = cwd.removeprefix(b"/workspace").lstrip(b"/") if cwd != b"." else b"."
         try:

@@ -47,7 +47,7 @@ class Asked:
 
 @dataclass
 class Faults:
-    """What goes wrong, and how often.
+    """The failures, and their numbers.
 
     Attributes:
         cut_after: the line is cut after so many bytes of output, for each entry once.

@@ -1,4 +1,4 @@
-"""How long the host's tasks keep the Trio thread, and what others wait for meanwhile.
+"""The time that the host's tasks keep the Trio thread, and others' waits.
 
 The longest step of any task of the host, by the thread's own time, which a busy machine
 does not lengthen.

@@ -1,4 +1,4 @@
-"""Makes checkpoints and exports in processes of its own, one for each line of stdin.
+"""Makes checkpoints and exports in its own processes, one a line of stdin.
 
 For each line `KIND DIRECTORY` it forks; the fork says its pid, waits for a byte on stdin,
 does what KIND says and tells what came of it: the id of a checkpoint, the answer of an
@@ -54,7 +54,10 @@ def forget(directory: str) -> str:
 
 
 async def export(directory: str, mode: str) -> str:
-    """Off-load a content to the disk and write it to the file `out`; return the answer."""
+    """Off-load a content to the disk and write it to the file `out`.
+
+    Return the answer.
+    """
     root = open_place(f"{directory}/root", read=True, write=True, relative=b"")
     cwd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     client = (fs := Filesystem()).connect(Policy((root,), cwd_fd=cwd), Ledger(), "t")

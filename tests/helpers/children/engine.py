@@ -103,7 +103,7 @@ def wait(name: str) -> None:
 def remove(name: str) -> None:
     if not os.path.exists(at(name)):
         return
-    with suppress(OSError):  # nobody waits
+    with suppress(OSError):  # the caller does not wait
         os.close(os.open(at(name, "stopped"), os.O_WRONLY | os.O_NONBLOCK))
     shutil.rmtree(at(name))
 

@@ -71,7 +71,7 @@ def main() -> None:
         os.write(1, json.dumps(nested_process(grant)).encode())
         os._exit(0)
     os.waitpid(pid, 0)
-    # What the nested one gave up, its parent still has.
+    # The parent still has the rights that the nested one gave up.
     with mine.open_file("in-root") as file:
         os._exit(0 if file.read(99) == b"root" else 1)
 

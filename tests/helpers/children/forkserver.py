@@ -1,6 +1,6 @@
-"""Runs the command `sandhost` again and again, each time in a fork of this process.
+"""Runs the command `sandhost`, each time in a fork of this process.
 
-What the command imports is imported once, here: it is four fifths of what a start costs.
+The modules of the command are imported once, here: it is four fifths of what a start costs.
 Each run begins where the installed script calls `main`, with descriptors, directory,
 environment and words of its own. See `helpers/forkserver.py`.
 
@@ -34,7 +34,7 @@ RUN = (
     "supervisor.run",
     "supervisor.workspace.store",
 )
-"""What `run` and `check-config` import, and nothing that they do not."""
+"""The modules that `run` and `check-config` import, and no others."""
 
 SERVE = (
     *RUN,
@@ -43,7 +43,7 @@ SERVE = (
     "supervisor.daemon.serve",
     "supervisor.kept_children.roster",
 )
-"""What `serve` imports at its start."""
+"""The modules that `serve` imports at its start."""
 
 LOW = 10
 """Numbers of descriptors that a command finds free: 3 is that of a child's door."""
@@ -118,7 +118,7 @@ def _run(request: dict[str, Any], fds: list[int]) -> None:
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
     sys.argv = [SANDHOST, *request["words"]]
-    sys.orig_argv = [sys.executable, *sys.argv]  # what the next program is started by
+    sys.orig_argv = [sys.executable, *sys.argv]  # the command line of the next program
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if request["steps"] is not None:

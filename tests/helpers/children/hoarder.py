@@ -1,4 +1,6 @@
-"""A child that asks for much at once: 64 connections, each with the largest request.
+"""A child that asks for much at once.
+
+64 connections, each with the largest request.
 
     python -m tests.helpers.children.hoarder KIND
 

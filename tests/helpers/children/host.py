@@ -1,4 +1,4 @@
-"""A host in a process of its own, for tests that kill it or trace its system calls.
+"""A host in its own process, for tests that kill it or trace its calls.
 
 It has imported everything and forks for each line on stdin, a JSON object: `where` (a
 directory; the root is `root` in it), `children` (a list of commands), and what differs

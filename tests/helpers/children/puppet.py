@@ -18,7 +18,7 @@ _door = [int(number) for number in os.environ.get("FSPROXY_FD", "3").split(",")]
 IN = _door[0]
 OUT = _door[1] if len(_door) > 1 else IN
 
-_held: dict[int, bytes] = {}  # what came beyond a line, by descriptor
+_held: dict[int, bytes] = {}  # bytes received beyond a line, by descriptor
 
 
 def send(data: bytes, fd: int | None = None) -> int:
@@ -116,7 +116,9 @@ def descriptors() -> dict[int, str]:
 
 
 def around(masked: str) -> list[str]:
-    """Look for a key in what is shown of this process and its family; tell where it is.
+    """Look for a key in what is shown of this process and its family.
+
+    Tell where it is.
 
     The family is whoever is above it, and whoever they have started, as far as it sees them.
 
@@ -143,7 +145,10 @@ def _has(text: bytes, words: list[bytes]) -> bool:
 
 
 def _depth(pid: str) -> int:
-    """Tell how many of the files of a process to look at: of others, environment and words."""
+    """Tell how many of the files of a process to look at.
+
+    Of others, environment and words.
+    """
     return 5 if pid == "self" else 2
 
 

@@ -1,6 +1,6 @@
-"""A child that looks wherever a secret of the host could show, and writes down all.
+"""A child that looks wherever a secret of the host could show, and records all.
 
-It knows no secret.  What it reads, by its own calls and through the door, goes into the
+It knows no secret.  All that it reads, by its own calls and through the door, goes into the
 file `found` of its root, for the test to search.  argv: directories to look through.
 """
 

@@ -3,8 +3,8 @@
 argv: a name, how many attached connections it has beside its own, and the path of a file
 whose appearance ends it. Each turn it sends on each connection, in pieces cut anywhere,
 `WRITE` of the next number to one file, the same in mode `a` to another, and a `READ` of
-the next number of a third; now and then a WRITE of 200 KB and a READ of as much. What
-comes back must be exactly what these requests say. Prints "done TURNS" or "wrong ...".
+the next number of a third; now and then a WRITE of 200 KB and a READ of as much. The
+replies must be exactly those of these requests. Prints "done TURNS" or "wrong ...".
 """
 
 import os
@@ -20,7 +20,7 @@ PRELOADED = 100_000
 
 
 class WrongError(Exception):
-    """What came is not what was to come."""
+    """The reply is not the expected one."""
 
 
 class Door:

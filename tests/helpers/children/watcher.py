@@ -1,4 +1,4 @@
-"""Looks into every process that becomes a program beneath a launchpad of the tests.
+"""Looks into every process that execs beneath a launchpad of the tests.
 
 It stands outside: the processes know nothing of it. The kernel tells it of each fork and
 exec of the machine (proc connector, for root; Linux `cn_proc.h`), and where it does not, it
@@ -29,7 +29,7 @@ PROC_EVENT_NONE, PROC_EVENT_FORK, PROC_EVENT_EXEC = 0, 1, 2
 NLMSG_DONE = 3
 SO_ATTACH_FILTER, SO_RCVBUFFORCE = 26, 33
 HEAD_BYTES = 36  # of netlink and of the connector
-EVENT = struct.Struct("=IIQ")  # what, cpu, time
+EVENT = struct.Struct("=IIQ")  # event, cpu, time
 
 ROOM_BYTES = 16 << 20
 """For what comes while this program has no turn."""
@@ -41,7 +41,7 @@ LAUNCHPAD = b"supervisor.spawn.launchpad.main"
 
 
 class Watcher:
-    """Who is the tests' own, who is a child, and what was found in these."""
+    """Processes of the tests, children, and the findings in these."""
 
     def __init__(self, pid: int, forms: list[bytes]) -> None:
         self.own = {pid}

@@ -1,6 +1,8 @@
-"""What the tests of the command line get: commands that are forked, as in `tests/system/e2e`.
+"""Fixtures of the command line's tests.
 
-What a start imports is asked of commands that are started (`test_app.py`).
+Commands that are forked, as in `tests/system/e2e`.
+
+The imports of a start are asked of commands that are started (`test_app.py`).
 """
 
 from tests.helpers.command import commands_are_forked

@@ -23,7 +23,7 @@ RUN_NEEDS = {
 """All that `run` loads beside the standard library."""
 
 OF_THE_ENVIRONMENT = {"_distutils_hack", "sitecustomize", "usercustomize"}
-"""What an interpreter loads by itself, where it is there."""
+"""Modules that an interpreter loads by itself, if they exist."""
 
 
 def imports(*words: str) -> set[str]:

@@ -42,7 +42,10 @@ def asked(name: str, words: str, last: str) -> list[str]:
 
 
 def in_shell(name: str, script: str, where: Path) -> Outcome:
-    """Run a script of a shell, beside the file ``completion``; skip if it is not there."""
+    """Run a script of a shell, beside the file ``completion``.
+
+    Skip if it is not there.
+    """
     program = shutil.which(name, path=PROGRAMS)
     if program is None:
         pytest.skip(f"{name} is not installed")

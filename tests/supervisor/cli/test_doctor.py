@@ -1,4 +1,4 @@
-"""The doctor: what is probed is tried, what dead hosts left is found, living ones' is not.
+"""The doctor: probes are tried, and leftovers of dead hosts only are found.
 
 Other hosts may live and die on this machine meanwhile, so tests look for their own.
 """

@@ -1,4 +1,4 @@
-"""The bounds that hold where nobody says anything are the contract's, number by number.
+"""The default bounds are the contract's, number by number.
 
 Elsewhere tests take them from the code, and would follow wherever they went.
 """

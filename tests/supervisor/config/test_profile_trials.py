@@ -62,7 +62,10 @@ async def tried(stage: Stage, text: str = PROFILES) -> Findings:
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A hierarchy that is played: where trials make their groups, all of which must go."""
+    """A hierarchy that is played.
+
+    Where trials make their groups, all of which must go.
+    """
     place = tmp_path / "groups"
     place.mkdir()
     among = (Hierarchy("pids", str(place)),)
@@ -226,7 +229,7 @@ def busy(groups: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return inside
 
 
-# Who failed to become a program is on its way out of its groups for a moment.
+# A process that failed to exec is on its way out of its groups for a moment.
 async def test_groups_that_are_not_empty_yet_are_waited_for(
     stage: Stage, groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +266,7 @@ async def test_groups_that_were_not_empty_when_a_trial_was_broken_off(
     assert inside
 
 
-# Who stays there is stuck in the kernel.
+# A process that stays there is stuck in the kernel.
 async def test_groups_that_stay_are_not_waited_for_without_end(
     stage: Stage, groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

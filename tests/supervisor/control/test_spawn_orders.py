@@ -1,4 +1,4 @@
-"""The order to start a child that is configured, whatever its process before is doing."""
+"""The order to start a configured child, in any state of its last process."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

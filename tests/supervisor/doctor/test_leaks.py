@@ -1,4 +1,7 @@
-"""A host's tables against /proc: everything it holds is explained, every leak is seen."""
+"""A host's tables against /proc.
+
+Everything it holds is explained, every leak is seen.
+"""
 
 import contextlib
 import json
@@ -379,7 +382,7 @@ async def test_every_part_names_descriptors_that_are_open(stage: Stage) -> None:
     assert Counter(named.values())["open file"] == 1
 
 
-# Who waits for an order is the launchpad's, and no leftover.
+# A child that waits for an order is the launchpad's, and no leftover.
 async def test_children_in_stock_are_no_leaks(stage: Stage) -> None:
     stage.sandbox = named("privileges", ["no_new_privs"])  # the least that is kept
     for _ in range(3):

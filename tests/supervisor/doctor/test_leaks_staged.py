@@ -1,4 +1,4 @@
-"""Staged names: those of files that are being written are no leaks, all others are."""
+"""Staged names: those of files being written are no leaks, all others are."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What dead hosts left is found, and what living ones hold is not.
+"""Leftovers of dead hosts are found, and holdings of living ones are not.
 
 Other hosts may live and die on this machine meanwhile, so tests look for their own.
 """

@@ -1,4 +1,7 @@
-"""The parts of the quota with one rule of FL7 left out each: the simulation finds them."""
+"""The parts of the quota with one rule of FL7 left out each.
+
+The simulation finds them.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -62,7 +65,7 @@ class _NotWritten(HeldSlices):
 
 
 class _Forgotten(HeldSlices):
-    """What was reserved when the process died counts as never spent."""
+    """Reservations of a dead process count as never spent."""
 
     def _recovered(self, row: HeldRow) -> HeldRow:
         return replace(row, reserved={}, state=HeldState.CLOSED)

@@ -1,4 +1,6 @@
-"""A fleet in one thread: machines, clocks, a network and faults, all from one seed.
+"""A fleet in one thread.
+
+Machines, clocks, a network and faults, all from one seed.
 
 The product's `Directory` and `Node` decide; here is what surrounds them. Messages are
 lost, doubled and delayed up to 30 s. Processes crash, or stop and wake later; machines
@@ -110,7 +112,7 @@ class Living:
 
 @dataclass
 class Machine:
-    """What is on one machine.
+    """The processes of one machine.
 
     Attributes:
         armed_s: when the launchpad's timer ends its children, on the machine's clock.
@@ -636,7 +638,7 @@ class Simulation:
         if not process.is_alive:
             return
         process.is_alive = False
-        # What is reserved in the ledger counts as spent, whatever its call has cost.
+        # Reservations in the ledger count as spent, whatever the call has cost.
         for (table, _), data in machine.ledger.items():
             if table == "held":
                 row = msgspec.msgpack.decode(data, type=HeldRow)
@@ -701,7 +703,7 @@ class Simulation:
         self._check_returned(self.directory)
 
     def _check_told(self, directory: Directory) -> None:
-        """What runs is known, what is shown as running runs, what is lost has a reason."""
+        """Running children are known, shown ones run, lost ones have a reason."""
         living = {
             (one.child, one.incarnation, machine.name)
             for machine in self.machines.values()
@@ -726,7 +728,7 @@ class Simulation:
             raise Violation(f"told: {shown.nodes} after the network is whole")
 
     def _check_returned(self, directory: Directory) -> None:
-        """What was not charged, not written off and not held by a node is free again."""
+        """Tokens neither charged, written off nor held by a node are free again."""
         (account,) = directory.quota().accounts
         held: dict[str, HeldRow] = {
             row.id: row

@@ -1,4 +1,7 @@
-"""Effects at the doors of a fleet child: each asks the fence, with a clock of the test."""
+"""Effects at the doors of a fleet child.
+
+Each asks the fence, with a clock of the test.
+"""
 
 import socket
 from functools import partial

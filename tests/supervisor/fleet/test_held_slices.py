@@ -1,4 +1,7 @@
-"""The slices that a node holds: taken once, reserved in before a call, reported whole."""
+"""The slices that a node holds.
+
+Taken once, reserved in before a call, reported whole.
+"""
 
 from supervisor.fleet.held_slices import (
     HeldRow,

@@ -1,4 +1,7 @@
-"""The link of a node actor: its request, its answer, its frames, however they are cut."""
+"""The link of a node actor.
+
+Its request, its answer, its frames, however they are cut.
+"""
 
 import msgspec
 import pytest

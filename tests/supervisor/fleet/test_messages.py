@@ -1,4 +1,4 @@
-"""What travels: whole there and back, and other versions refused by name."""
+"""Messages: whole there and back, and other versions refused by name."""
 
 import msgspec
 import pytest

@@ -1,4 +1,6 @@
-"""The whole fleet under faults: the rules hold, and without one of them they do not.
+"""The whole fleet under faults.
+
+The rules hold, and without one of them they do not.
 
 The long form runs 10,000 seeds, and 2,000 for each rule that is left out.
 """

@@ -1,4 +1,4 @@
-"""The root account: slices given once, closed by their holders, never by time alone."""
+"""The root account: slices given once, closed by holders, not by time alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the hot path counts: requests, errors, bytes, and the times of a few."""
+"""Counts of the hot path: requests, errors, bytes, and the times of a few."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ __all__ = ["hall"]
 
 
 def requests(line: Line) -> dict[str, int]:
-    """What was counted, without what was not asked."""
+    """The counts, without those of requests not made."""
     counts = line.session.counts.requests
     return {name: counts[index] for index, name in NAMES.items() if counts[index]}
 

@@ -1,6 +1,6 @@
 """When a deadline ends a conversation (spec F8): not before, and soon after.
 
-Who is in whose way by then is ``test_neighbours``.
+Delays between clients are in ``test_neighbours``.
 """
 
 import os

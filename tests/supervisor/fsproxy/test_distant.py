@@ -1,8 +1,8 @@
-"""A file system that does not answer stalls the clients that wait for it, nobody else.
+"""A dead file system stalls the clients that wait for it, and no others.
 
 The root of the test is taken for one of NFS; calls that lead to names with `hung` in them
-wait until the test lets them, as those to a server that is gone do. Whoever does so in
-the Trio thread is caught.
+wait until the test lets them, as those to a server that is gone do. A call in the Trio
+thread is caught.
 """
 
 import os

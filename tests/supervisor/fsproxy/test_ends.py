@@ -32,7 +32,7 @@ async def ended(line: Line) -> None:
         await line.session.finish(PROCESS_EXIT)
 
 
-# What it had sent
+# Its sent requests
 
 
 # spec S2, L1: a model is asked nothing for the dead, and what follows is a line again.
@@ -210,7 +210,7 @@ async def test_a_connection_that_is_reset(hall: Hall) -> None:
     assert not hall.fs.tables.files
 
 
-# What it held
+# Its holdings
 
 
 # spec S3, I5: everything is given back, whichever way it ends.

@@ -1,4 +1,7 @@
-"""Large READs go out by turns: how many of one child in one turn of the loop (spec S5, S7)."""
+"""Large READs go out by turns.
+
+How many of one child in one turn of the loop (spec S5, S7).
+"""
 
 import errno
 import itertools
@@ -178,7 +181,7 @@ async def flooded(
     """Have a client flood; its pump's clock is 0.05 ms later at each look.
 
     Yields:
-        What `mark` says each time that the pump serves.
+        The values of `mark` each time that the pump serves.
     """
     clock = itertools.count()
 

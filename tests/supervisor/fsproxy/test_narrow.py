@@ -42,7 +42,7 @@ async def test_narrowing(hall: Hall) -> None:
     line = hall.connect(hall.policy(top_level=True))
     kept = await line.open(b"file", b"r")
     assert await narrow(line, read=["sub"]) == b"OK"
-    # What is open stays open, and nothing else.
+    # Open files stay open; no other access remains.
     assert await line.read(kept, 100) == b"in root"
     fileno = await line.open(b"sub/file")
     assert await line.read(fileno, 100) == b"in sub"

@@ -1,4 +1,6 @@
-"""One client in another's way: floods, stalls, silence, lies (spec S5), and deadlines.
+"""One client in another's way.
+
+Floods, stalls, silence, lies (spec S5), and deadlines.
 
 Bounds are generous, for this machine may be busy: what is counted is that replies come.
 """

@@ -189,7 +189,7 @@ async def test_what_one_child_keeps_is_bounded(hall: Hall) -> None:
         b"ERROR failed to put: Cannot store content: Disk quota exceeded"
     )
     assert "fd_result" in await call(other, "wrap_output", text="y" * 15_000)
-    # What is on its way counts, over all that a client has begun.
+    # Pieces count, over all contents that a client has begun.
     assert await line.ask(b"FD_PUT 3000\n" + b"z" * 3000) == b"OK t2"
     assert (await line.ask(b"FD_PUT 3000\n" + b"z" * 3000)).startswith(b"ERROR failed")
     allowance = service.process_of(line.client).shared.allowance
@@ -256,7 +256,7 @@ async def test_a_content_counts_once_until_its_last_holder_has_gone(
     assert "Cannot store content: Disk quota exceeded" in answer
     fork.close()
     assert allowance.used == 0
-    # Who gives descriptors up can go on for ever.
+    # A client that gives descriptors up can go on for ever.
     for number in range(10):
         answer = await call(line, "wrap_output", text=f"{number}" * 15_000)
         assert "fd_result" in answer

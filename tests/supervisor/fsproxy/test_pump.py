@@ -90,7 +90,7 @@ def test_who_asked_in_advance_comes_last(
             one.close()
 
 
-# Who asked in advance and has been answered has no turn any more.
+# A client that asked in advance and was answered has no turn any more.
 def test_who_is_left_over_is_not_left_over_for_ever(tmp_path: Path) -> None:
     dialogue = Dialogue(tmp_path)
     pump = dialogue.session.pump
@@ -106,7 +106,7 @@ def test_who_is_left_over_is_not_left_over_for_ever(tmp_path: Path) -> None:
         dialogue.close()
 
 
-# What the kernel refuses is not counted: its share would never come back.
+# A refused watch is not counted: its share would never come back.
 def test_a_connection_that_cannot_be_watched_is_not_counted(tmp_path: Path) -> None:
     dialogue = Dialogue(tmp_path)
     session, pump = dialogue.session, dialogue.session.pump
@@ -183,8 +183,8 @@ async def test_other_tasks_get_their_turn(hall: Hall) -> None:
             await trio.lowlevel.checkpoint()
             now = time.thread_time()
             longest, last = max(longest, now - last), now
-    # A slice, one round of turns, and the tests' own end of the lines. What others had
-    # of the processor meanwhile is not this thread's.
+    # A slice, one round of turns, and the tests' own end of the lines. Time that others
+    # had on the processor is not this thread's.
     assert longest < SLICE_S + 0.1
 
 

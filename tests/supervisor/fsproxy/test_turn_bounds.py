@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TURN_REQUESTS = 64
 TURN_PIECES = 8
 PIPELINED = 8
-"""What `docs/explanation/design.md` promises; as in `supervisor.fsproxy.session`."""
+"""The bound in `docs/explanation/design.md`; as in `supervisor.fsproxy.session`."""
 
 MANY = 100
 """Pieces that wait: more than a turn has, and no more than a pipe holds."""

@@ -1,4 +1,4 @@
-"""Clients of one child whose bytes and files are bounded, while a thread changes some."""
+"""Clients of a child with bounds on bytes and files, while a thread changes some."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is taken down of a conversation whose request nobody can go on with."""
+"""The state of a conversation whose request cannot be continued."""
 
 import pytest
 import trio

@@ -1,4 +1,4 @@
-"""What is handed over, as bytes: what is written is read, and nothing else is."""
+"""The handed-over state as bytes: written ones are read, others refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What children say is kept, also by a host whose user has no thread or watch left."""
+"""Output of children is kept, also by a host without threads or watches."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Marks of a log: what they tell of any part of it, whatever became of their files."""
+"""Marks of any part of a log, in any state of their files."""
 
 import shutil
 from pathlib import Path

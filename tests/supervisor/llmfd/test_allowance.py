@@ -1,4 +1,4 @@
-"""What the processes of one child may keep: each content once, until nobody holds it."""
+"""The contents of one child's processes: each counted once while held."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Nothing that a call does takes long in the Trio thread, nor more memory than it says."""
+"""No call takes long in the Trio thread, nor more memory than announced."""
 
 import gc
 import time
@@ -293,7 +293,7 @@ async def test_no_step_of_a_call_holds_the_trio_thread(
         for at in range(1_000_000, len(data), 1_000_000):
             made.begun.put(token, data[at : at + 1_000_000])
     steps = Steps()
-    gc.disable()  # what it would look through is that of all tests before
+    gc.disable()  # it would look through the objects of all earlier tests
     trio.lowlevel.add_instrument(steps)
     try:
         # In a task of its own: a step that began before cannot be measured.

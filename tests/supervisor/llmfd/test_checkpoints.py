@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the same again in another host, never wrong text."""
+"""Checkpoints: whole or missing, the same in another host, never wrong text."""
 
 import errno
 import json

@@ -1,6 +1,6 @@
-"""A directory of checkpoints as earlier programs left it, to the byte, and its way on.
+"""A directory of checkpoints of earlier programs, to the byte, and its use.
 
-What stands here is never made anew by the code that is tested: whoever changes what is
+These files are never made again by the tested code: a change of what is
 written has to read this, too.
 """
 

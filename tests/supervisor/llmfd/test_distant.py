@@ -1,8 +1,8 @@
-"""LLM fds and files of a file system that may not answer: nobody else waits (spec S5).
+"""LLM fds and files of a dead file system: no other client waits (spec S5).
 
 The files of the test are taken for those of NFS; whoever asks it for one in the Trio
-thread, but for an OPEN whose name has just been answered for, is caught. What FD 3 does
-with such files is in `tests/supervisor/fsproxy/test_distant.py`.
+thread, but for an OPEN whose name has just been answered for, is caught. FD 3 with such
+files is in `tests/supervisor/fsproxy/test_distant.py`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Every element of the answers, with its attributes in their order (llm-fd 3 and 7)."""
+"""Every element of the answers, with attributes in order (llm-fd 3 and 7)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ def shape(element: ET.Element) -> str:
     return " ".join((element.tag, *element.attrib))
 
 
-# What is called, and the shapes of the answer and of what stands first in it.
+# The call, and the shapes of the answer and of its first part.
 CALLS: list[tuple[str, dict[str, object], str, str]] = [
     ("wrap_output", {"text": TEXT}, "fd_result fd pages truncated lines total_lines", "message"),
     ("wrap_input", {"text": TEXT}, "fd_result fd pages truncated lines total_lines", "message"),

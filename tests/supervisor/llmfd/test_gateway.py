@@ -16,7 +16,7 @@ __all__ = ["hall"]
 
 
 class QuotaError(Exception):
-    """What a gateway raises when nothing is left."""
+    """The exception of a gateway with a spent quota."""
 
 
 @dataclass

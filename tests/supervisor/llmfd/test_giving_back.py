@@ -1,4 +1,4 @@
-"""What many or long contents take to be given back, a thread does: nobody waits for it."""
+"""A thread gives many or long contents back: no caller waits for it."""
 
 import tempfile
 import threading

@@ -1,4 +1,4 @@
-"""What is handed over, put together where there is less room than there was."""
+"""The handed-over state, restored where there is less room."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is text, and where its lines are: as if each character were looked at."""
+"""The index of a text: as if each character were looked at."""
 
 import pytest
 from hypothesis import given
@@ -46,7 +46,7 @@ def test_text_is_what_is_utf8_and_may_stand_in_xml(pieces: list[bytes]) -> None:
     for piece in pieces:
         reader.feed(
             b"<" + piece + b">", 1, 1 + len(piece)
-        )  # what is around does not count
+        )  # surrounding bytes do not count
     index = reader.finish()
     assert (index is not None) is is_text(data)
     if index is None:

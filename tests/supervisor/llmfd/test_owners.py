@@ -1,4 +1,7 @@
-"""Whose checkpoints are whose: by a configured name, or by an owner that was drawn."""
+"""Whose checkpoints are whose.
+
+By a configured name, or by an owner that was drawn.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +65,7 @@ async def test_a_nameless_childs_checkpoint_is_found_by_its_id_alone(
     assert failed(answer)[0] == "not_found"
 
 
-# What nobody lists any more is bounded, all of it together; what has an owner is not part.
+# Unlisted checkpoints are bounded together; those with an owner are no part.
 async def test_checkpoints_of_children_that_are_gone_are_bounded(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,7 @@
-"""Contents on the disk: few descriptors for many of them, and no more disk than they are."""
+"""Contents on the disk.
+
+Few descriptors for many of them, and no more disk than they are.
+"""
 
 import errno
 import os
@@ -94,7 +97,7 @@ def test_so_many_contents_have_a_file_and_the_others_need_none(
     for content, data in zip(contents, datas, strict=True):
         assert content.text.data[:] == data
         assert content.text.index.lines == data.count(b"\n") + (data[-1:] != b"\n")
-    # Whoever gives one back makes room for another's.
+    # A file that is given back makes room for another one.
     store.drop(contents.pop(0))
     store.drop(contents.pop())
     for content in contents[2:]:

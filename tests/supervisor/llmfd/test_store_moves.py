@@ -212,7 +212,7 @@ def test_contents_are_read_while_they_move(size: int, no_leaks: None) -> None:
 
 @pytest.fixture
 def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What a process has done in a worker thread."""
+    """The calls of a process in a worker thread."""
     found: list[object] = []
 
     async def noted(call: Callable[[], bytes], **more: CapacityLimiter) -> bytes:

@@ -1,4 +1,7 @@
-"""LLM fds beside one another: forks beside calls, turns that fail, what is given up."""
+"""LLM fds beside one another.
+
+Forks beside calls, turns that fail, what is given up.
+"""
 
 import json
 import threading
@@ -215,7 +218,7 @@ async def test_a_conversation_has_a_bound_of_messages(scene: Make) -> None:
         await made.chat("more", "mine")
 
 
-# What is given up
+# Contents that are given up
 
 
 async def test_a_spawn_sees_no_checkpoint_that_it_did_not_make(scene: Make) -> None:
@@ -237,7 +240,7 @@ async def test_a_spawn_sees_no_checkpoint_that_it_did_not_make(scene: Make) -> N
     spawned.add_text("more", "test")
     restored = await asking(spawned, "restore_process", checkpoint_id=own.get("id"))
     assert restored.get("fds") == "0"
-    # Who gives descriptors up gives those up as well that a checkpoint holds.
+    # Giving descriptors up includes those that a checkpoint holds.
     await asking(fork, "keep_fds", fds=[])
     assert (await asking(fork, "list_checkpoints")).get("count") == "0"
     within = spawned.fork()

@@ -1,4 +1,7 @@
-"""`sandhost mcp --files`: an agent that knows nothing but MCP works in a workspace."""
+"""`sandhost mcp --files`.
+
+An agent that knows nothing but MCP works in a workspace.
+"""
 
 import json
 import os
@@ -212,7 +215,7 @@ def test_answers_are_bounded_and_say_how_to_go_on(agent: Agent) -> None:
     assert texts[7].endswith("2000000\nend\n[exit status 0]")
 
 
-# What a command starts ends with it: at its own end, at its time limit, whatever session
+# Processes of a command end with it: at its own end, at its time limit, whatever session
 # it has made for itself.
 def test_nothing_of_a_command_is_left(agent: Agent) -> None:
     left = "setsid sleep 1001 & sleep 1002 & echo $$"

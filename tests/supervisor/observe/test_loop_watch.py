@@ -22,7 +22,7 @@ def sample(state: str, pid: int = 7) -> dict[tuple[int, int], Sample]:
 
 
 def told(*states: str) -> list[str]:
-    """What is told while a process goes through states, one a sample."""
+    """The reports while a process goes through states, one a sample."""
     conditions = Conditions(None)  # type: ignore[arg-type]
     news = [conditions.news(sample(state)) for state in states]
     return [word for found in news for word in found.values()]
@@ -49,7 +49,7 @@ async def test_a_loop_that_was_held_is_told(stage: Stage) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lag.run)
         await trio.testing.wait_all_tasks_blocked()
-        # What a client of a host would suffer from: something that does not await.
+        # Clients of a host suffer from code that does not await.
         select.select([], [], [], 0.5 + 2 * LAG_WARNING_S)
         await eventually(lambda: lag.warnings)
         nursery.cancel_scope.cancel()
@@ -57,7 +57,7 @@ async def test_a_loop_that_was_held_is_told(stage: Stage) -> None:
     assert stage.events("host.lagged")
 
 
-# Whoever takes the host's last descriptor does not end it: the next look tells.
+# A child with the host's last descriptor does not end it: the next look tells.
 # attack 18
 async def test_children_that_cannot_be_looked_at_are_looked_at_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Tables for people: within the width, one line a row, nothing a terminal would obey."""
+"""Tables for people: within the width, one line a row, no terminal controls."""
 
 import json
 import subprocess

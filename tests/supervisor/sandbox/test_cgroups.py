@@ -1,4 +1,4 @@
-"""Groups of one child: in a hierarchy that is delegated (played), bare, and absent."""
+"""Groups of one child: in a delegated hierarchy (played), bare, and absent."""
 
 import os
 import signal
@@ -230,7 +230,7 @@ def test_a_host_that_is_moved_finds_its_new_place(
         own.write_text(f"4:pids:/{place.name}\n")
         for number in range(2):  # looked up once
             (path,) = reserve.take(f"{place.name}-{number}", Limits()).made
-            assert Path(path).parent == place  # what was there before is there still
+            assert Path(path).parent == place  # earlier groups are still there
 
 
 def test_a_spare_without_a_group_that_there_could_be_is_anothers(

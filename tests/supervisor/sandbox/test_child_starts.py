@@ -1,4 +1,7 @@
-"""A start that goes wrong for what a child has made, or for a fault: one start's failure."""
+"""A start that goes wrong for what a child has made, or for a fault.
+
+One start's failure.
+"""
 
 from dataclasses import replace
 from typing import NoReturn
@@ -34,7 +37,7 @@ async def test_a_link_of_its_own_is_no_working_directory(
     assert child.failure is not None
     assert "cannot use the working directory" in child.failure.text
     assert child.status == 125
-    # Whoever runs the host may well have made one elsewhere.
+    # The operator may well have made one elsewhere.
     (stage.where / "link").symlink_to(outside)
     other = await stage.sh("pwd -P", cwd=str(stage.where / "link"))
     assert await other.wait_gone() == 0

@@ -1,4 +1,4 @@
-"""Who runs into its limit of processes again and again is held back, until it is calm."""
+"""A child that passes its limit of processes is held back until it is calm."""
 
 import errno
 import math
@@ -39,7 +39,7 @@ LITTLE = {1: str(int(CPUS * 100_000)), 2: f"{int(CPUS * 100_000)} 100000"}
 
 @dataclass
 class Spec:
-    """What the watch reads of a child's description."""
+    """The part of a child's description that the watch reads."""
 
     group_limits: Limits
     name: str = "bomb"
@@ -294,7 +294,10 @@ time.sleep(100)
 
 
 async def bomb(stage: Stage) -> Child:
-    """Start one that is calm from SIGUSR1 on; skips where nothing can be done about it."""
+    """Start one that is calm from SIGUSR1 on.
+
+    Skips where nothing can be done about it.
+    """
     limits = Limits(processes=8)
     child = await stage.spawn(
         *(sys.executable, "-I", "-S", "-c", BOMB),

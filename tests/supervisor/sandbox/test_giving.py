@@ -1,4 +1,4 @@
-"""Giving a directory to a user: what was its owner's, however deep, and nothing else."""
+"""Giving a directory to a user: all files of its owner, at any depth."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Names that a child has laid out for a host that is root: where they lead, how long."""
+"""Names that a child has laid out for a host that is root.
+
+Where they lead, how long.
+"""
 
 import os
 import subprocess
@@ -341,7 +344,7 @@ def test_what_a_command_of_the_childs_names_is_there_as_it_is_to_others(
     ):
         program(command, line)
         rules = named(view_of(str(command), "/", (), (), (), {str(project): True}))
-        assert rules[str(command)]  # whoever runs the host has named it
+        assert rules[str(command)]  # the operator has named it
         found = {path for path in rules if path.startswith(str(secret))}
         assert bool(found) == shown, line
         assert not any(rules[path] for path in found)

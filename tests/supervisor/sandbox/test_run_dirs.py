@@ -1,4 +1,4 @@
-"""A child's directory for sockets is the one that was made, whatever its name leads to."""
+"""A child's directory for sockets is the made one, wherever its name leads."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What a child is asked to put on, and what it sees: the host's side, without children."""
+"""Layers and visible paths of a child: the host's side, without children."""
 
 import errno
 import os
@@ -103,7 +103,7 @@ def test_mounts_come_outer_ones_first_and_none_twice(tmp_path: Path) -> None:
         assert not [p for p in paths[index + 1 :] if path.startswith(f"{p}/")]
     assert paths.index(own) > paths.index(str(tmp_path / "work"))
     assert "/proc" not in paths
-    # What /usr holds is there with /usr.
+    # The content of /usr comes with /usr.
     assert not [path for path in paths if path.startswith("/usr/")]
 
 
@@ -169,7 +169,7 @@ def test_a_child_of_root_is_refused_where_it_would_be_root(machine: Machine) -> 
 def test_a_label_counts_what_the_machine_did_not_give() -> None:
     walls = Walls("auto", "none")
     assert walls.label == "auto"
-    # Who is not root gives no users, and a limit is no layer.
+    # A host that is not root gives no users, and a limit is no layer.
     walls.missing = {"uid": "the host is not root", "limit of processes": "root's"}
     assert (walls.label, walls.lost) == ("auto", {})
     walls.missing |= {"netns": "no", "pidns": "no"}
@@ -356,7 +356,7 @@ def test_a_directory_of_the_childs_own_is_no_way_out(project: Path) -> None:
 
 
 def test_a_command_is_followed_and_links_around_it_are_not(project: Path) -> None:
-    # Whoever runs the host has named it; what lies beside it the child may have made.
+    # The operator has named it; what lies beside it the child may have made.
     secret, other = project.parent / "secret", project.parent / "other"
     (other / "bin").mkdir(parents=True)
     (other / "lib").mkdir()

@@ -1,4 +1,4 @@
-"""What is a child's under another name, and what a link of its own may lead to by right."""
+"""A child's files under other names, and the targets that its links may have."""
 
 import os
 import subprocess
@@ -98,7 +98,7 @@ def seen(places: Path, command: str, cwd: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-# What a command of the child's names is there as it is to others, not as the child's.
+# A path named by the child's command is shown as to others, not as the child's.
 @needs_root
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["root/sub", "named/sub", "part"])
@@ -137,7 +137,7 @@ def test_a_link_opens_nothing_in_a_grant_that_may_not_be_read(places: Path) -> N
     root = str(places / "root")
     (places / "root" / "work").symlink_to("sub")
     assert not view_of("/bin/true", f"{root}/work", (), (), (), {root: False}).cwd
-    # What whoever runs the host has named himself is there.
+    # Paths that the operator has named are there.
     assert view_of("/bin/true", f"{root}/sub", (), (), (), {root: False}).cwd
 
 

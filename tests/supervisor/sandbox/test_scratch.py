@@ -1,4 +1,7 @@
-"""A child's private directories: made for one user, locked while in use, removed whole."""
+"""A child's private directories.
+
+Made for one user, locked while in use, removed whole.
+"""
 
 import errno
 import os
@@ -24,7 +27,7 @@ def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def listing(where: Path) -> list[str]:
-    """What is in a directory."""
+    """The content of a directory."""
     return sorted(os.listdir(where))
 
 
@@ -80,7 +83,7 @@ async def test_what_is_removed_is_what_is_held(tmp: Path, *, keep: bool) -> None
     (tmp / base).rename(tmp / "moved")
     (tmp / base).symlink_to(tmp / "another")
     told = await made.remove()
-    assert (told is None) == keep  # what has its name now is not its own
+    assert (told is None) == keep  # its name is another directory's now
     assert len(list((tmp / "another").glob("*/precious"))) == 3
     assert listing(tmp / "moved") == (["root"] if keep else [])
 
@@ -95,7 +98,7 @@ async def test_its_paths_have_no_links(tmp: Path) -> None:
 
 
 async def test_where_it_is_made_may_be_set_group_id(tmp: Path) -> None:
-    # What is made in such a directory is so, too; no mode of a directory could be set.
+    # A file made in such a directory is so, too; no mode of a directory could be set.
     os.chmod(tmp, 0o2770)
     made = Scratch(None)
     for path in (os.path.dirname(made.tmp), made.root, made.tmp, made.run):
@@ -175,7 +178,7 @@ async def test_directories_that_nobody_may_enter_are_removed(
     rename = os.rename
 
     def move(old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
-        # What the kernel asks of everybody but root: that it may be written.
+        # The kernel asks of all users but root that it may be written.
         mode = os.stat(old, dir_fd=src_dir_fd, follow_symlinks=False).st_mode
         assert mode & 0o700 == 0o700
         rename(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)

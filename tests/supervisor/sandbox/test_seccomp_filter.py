@@ -136,7 +136,7 @@ def test_no_lease_and_no_delegation_is_taken(machine: str, above: int) -> None:
         code = build(machine, network=True, alone=alone)
         for command in (1024, 1040):  # F_SETLEASE, F_SETDELEG
             assert verdict(code, fcntl, arch, 5, command | above, 1) == errno.EPERM
-        # What programs need: descriptors, flags, locks, pipes, seals; and their like.
+        # Calls that programs need: descriptors, flags, locks, pipes, seals; and their like.
         for command in {*range(64), *range(1025, 1060)} - {1040}:
             assert verdict(code, fcntl, arch, 5, command | above, 1) is None
 
@@ -212,12 +212,12 @@ def test_no_file_is_made_set_user_id(
         for makes in (0o100, 0o20200000, 0):
             words = [0] * 6
             words[flags], words[index] = 0o2 | makes, mode
-            # What opens only has no mode: whatever stands in that register.
+            # A plain open has no mode: whatever stands in that register.
             wanted = expected if makes else None
             assert verdict(code, number, arch, *words) == wanted, number
 
 
-# Whoever asks for a pair of a family makes the kernel load it, and make one of it first.
+# A request for a pair of a family makes the kernel load it, and make one of it first.
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("network", [True, False])
 def test_pairs_of_sockets_are_of_the_family_unix(machine: str, network: bool) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of the rules: what is mounted where, and what of that is hidden."""
+"""The effect of the rules: mounts, their places, and hidden paths."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A child that does something to its own directories: its start fails, nothing else.
+"""A child that does something to its own directories.
+
+Its start fails, nothing else.
 
 Between the host's look at what a child sees and the child's first step there is time;
 here it is used by who stands in that place: `swapped_meanwhile`.
@@ -135,7 +137,7 @@ async def test_a_link_in_a_working_directorys_place_refuses_one_start(
     assert refused.value.stage == "cwd"
     assert refused.value.exit_status == 125
     assert machine.lacking == lacking
-    # What leads to what it sees anyhow is no harm.
+    # A link to a file that it sees anyhow is no harm.
     (root / "sub").unlink()
     (root / "sub").symlink_to("/usr/bin")
     await start(stage, machine, wanted)

@@ -1,4 +1,7 @@
-"""The ways to a child's root and grants: an operator's links are followed, a child's not."""
+"""The ways to a child's root and grants.
+
+An operator's links are followed, a child's not.
+"""
 
 import errno
 import os
@@ -111,7 +114,7 @@ def test_who_may_write_everything_has_nothing_to_gain(tree: Path) -> None:
 
 @pytest.fixture
 def left_link(tree: Path) -> Path:
-    """What a tool of an earlier child left in a grant."""
+    """Files that a tool of an earlier child left in a grant."""
     replaced(tree / "work" / "out", f"{tree}/secret")
     return tree
 

@@ -1,4 +1,4 @@
-"""The fresh root of a child, made by root while the child changes what is in there.
+"""The fresh root of a child, made by root while the child changes it.
 
 Each case is a program in a mount namespace of its own: nothing of this machine changes.
 """

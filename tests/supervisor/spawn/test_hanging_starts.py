@@ -1,4 +1,7 @@
-"""A start that takes long: it holds up nobody else, and what has not begun can be ended."""
+"""A start that takes long.
+
+It holds up nobody else, and what has not begun can be ended.
+"""
 
 import _socket
 import errno

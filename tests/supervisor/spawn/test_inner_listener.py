@@ -35,7 +35,7 @@ def listening(count: int) -> Iterator[list[socket.socket]]:
 
 
 # attack 18: of one message the kernel hands over what there is room for, and nobody knows
-# whose that is. What came is closed, and nobody is given anything.
+# whose that is. Received sockets are closed, and none is passed on.
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_of_a_message_that_came_in_part_nothing_is_kept(room: int) -> None:
     before, served = descriptors(), list[socket.socket]()

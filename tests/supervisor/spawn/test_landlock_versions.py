@@ -1,4 +1,4 @@
-"""What is asked of each version of Landlock, of a kernel that is played (3.1)."""
+"""Calls to each version of Landlock, of a played kernel (3.1)."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""What a child finds: descriptors, signals, session, limits; how its start can fail.
+"""The start of a child.
+
+Descriptors, signals, session, limits; how its start can fail.
 
 Real processes throughout. Ends of trees are in `test_launcher_ends.py`, the launchpad
 itself in `test_launchpad.py`.

@@ -1,4 +1,6 @@
-"""Nothing is left behind: when a child ends, when the host does, when all goes wrong.
+"""Nothing is left behind.
+
+When a child ends, when the host does, when all goes wrong.
 
 Real processes that do not want to die. Their pidfds are taken while they live, so that
 "dead" is said of that process and not of a number.
@@ -174,7 +176,7 @@ STOCK_DESCRIPTORS = 3
 
 
 def tally(stage: Stage) -> tuple[object, ...]:
-    """What host and launchpad hold: descriptors, children, table rows."""
+    """Holdings of host and launchpad: descriptors, children, table rows."""
     stock = len(stock_of(stage.launchpad))
     return (
         sorted(os.listdir("/proc/self/fd")),

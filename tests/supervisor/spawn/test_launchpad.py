@@ -1,6 +1,6 @@
 """The launchpad alone, spoken to as the host does, without Trio.
 
-What children find and how they end is asked through the launcher, in
+Starts and ends of children are tested through the launcher, in
 `test_launcher.py` and `test_launcher_ends.py`; here is what the launcher hides: the
 order of messages, a host that does not read, requests that are none, and idleness.
 """

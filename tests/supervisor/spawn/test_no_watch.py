@@ -1,4 +1,6 @@
-"""A launchpad whose user has used up the watches of epoll(7): a start fails, no more.
+"""A launchpad whose user has used up the watches of epoll(7).
+
+A start fails, no more.
 
 Their number counts per user, and a child of a host that is not root is of its user.
 """

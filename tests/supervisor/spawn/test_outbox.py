@@ -1,4 +1,4 @@
-"""What a launchpad has to say and cannot: a start of which nothing is left."""
+"""Messages that a launchpad cannot send: a start of which nothing is left."""
 
 import _socket
 import errno

@@ -1,4 +1,4 @@
-"""What is refused before anything is started, and where a program is found."""
+"""Requests refused before a start, and the search for a program."""
 
 import errno
 import os

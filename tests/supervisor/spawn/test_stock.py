@@ -157,7 +157,7 @@ async def test_who_waits_sleeps_and_so_does_the_launchpad(stage: Stage) -> None:
     pid = await waiting(stage)
     both = (pid, stage.launchpad)
     await eventually(lambda: all(state(p) == "S" for p in both))
-    # What is still to be done at the start may take its time; who looks again and again
+    # The rest of a start may take its time; a host that looks again and again
     # has no such moment.
     for _ in range(10):
         before = [wake_ups(p) for p in both]
@@ -194,7 +194,7 @@ async def test_a_death_in_stock_is_nobodys(stage: Stage) -> None:
 async def test_an_order_for_one_who_is_stopped_can_be_taken_back(stage: Stage) -> None:
     pid = await waiting(stage)
     os.kill(pid, signal.SIGSTOP)
-    state = Path(f"/proc/{pid}/stat")  # what it waits for it takes until it is stopped
+    state = Path(f"/proc/{pid}/stat")  # it takes all that comes until it is stopped
     await eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
     with trio.move_on_after(0.2) as scope:
         await stage.sh("exit 0")
@@ -218,7 +218,7 @@ async def test_the_last_kinds_displace_those_before(stage: Stage) -> None:
     assert only_stock_beneath(stage.launchpad)
 
 
-# What is gone or replaced since: the rules made beforehand are not what is wanted.
+# Files gone or replaced since: the rules made beforehand are not what is wanted.
 async def test_rules_made_beforehand_are_for_what_is_there_now(stage: Stage) -> None:
     stage.sandbox = KINDS["landlock"]
     tools = stage.where / "tools"
@@ -284,7 +284,7 @@ def test_one_who_waits_in_groups_gets_an_order_for_these_only() -> None:
     stock = Stock()
     for _ in range(2):
         assert stock.take({"cgroup": OTHER}) is None
-    assert stock.wanted() is None  # nobody has told of groups
+    assert stock.wanted() is None  # no groups were announced
     stock.spare(GROUP)
     child = put(stock)
     assert stock.take({"cgroup": OTHER}) is None

@@ -32,7 +32,7 @@ def test_a_long_message_that_came_in_part_is_an_error_and_no_leak(room: int) -> 
             os.close(fd)
         with no_descriptor_left(but=room), pytest.raises(wire.CutOffError) as why:
             wire.receive_message(ours)
-        # Whoever sent it can be told.
+        # Its sender can be told.
         assert (why.value.errno, why.value.ident) == (errno.EMFILE, 7)
         assert descriptors() == held
         wire.send_message(theirs, LONG, [ours.fileno()])
@@ -42,7 +42,7 @@ def test_a_long_message_that_came_in_part_is_an_error_and_no_leak(room: int) -> 
     assert descriptors() == before
 
 
-# Whoever takes it counts them: a short one says itself what belongs to it.
+# The receiver counts them: a short one says itself what belongs to it.
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_a_short_message_has_the_descriptors_that_there_was_room_for(room: int) -> None:
     ours, theirs = pair()

@@ -1,4 +1,7 @@
-"""What the tests of ToolExec get: a host that runs tools, and commands that are forked."""
+"""Fixtures of ToolExec's tests.
+
+A host that runs tools, and commands that are forked.
+"""
 
 from tests.helpers.command import commands_are_forked
 from tests.helpers.toolscene import scene

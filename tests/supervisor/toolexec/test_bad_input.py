@@ -1,4 +1,4 @@
-"""What strangers send: refused in one line or dropped, and never run."""
+"""Input of strangers: refused in one line or dropped, and never run."""
 
 import socket
 from typing import Any
@@ -210,7 +210,7 @@ async def test_a_refused_body_need_not_be_sent(scene: Scene) -> None:
         assert parse(await receive_all(sock)).status == 200
 
 
-# What it sends fits into no buffer: it is taken, or the client never comes to read why.
+# Its input fits into no buffer: it is taken, or the client never comes to read why.
 @pytest.mark.parametrize(("size", "status"), [(1_000_000, 401), (4_000_000, 413)])
 # spec E8
 async def test_who_is_refused_early_may_send_all_it_has(
@@ -342,7 +342,7 @@ async def test_a_body_is_received_only_of_whom_it_is_wanted(
         assert parse(await receive_all(sock)).status == status
 
 
-# What is there of a small body is read first: it comes first in the order of checks.
+# The received part of a small body is read first: it comes first in the order of checks.
 # spec E13
 async def test_bad_framing_that_comes_with_a_head_is_told_before_a_token(
     scene: Scene,

@@ -194,7 +194,7 @@ async def test_the_projects_own_programs_come_first(
         assert ran.out == f"{shared}/.venv x\n".encode()
 
 
-# What a project brings along is looked up on this side as elsewhere: a program, beneath
+# Programs of a project are looked up on this side as elsewhere: a program, beneath
 # the working directory, and nothing that is waited for.
 @pytest.mark.parametrize(
     ("tool", "make", "has"),

@@ -1,4 +1,4 @@
-"""A tool that closes its output and runs on: who waits for its end is not cut short."""
+"""A tool that closes its output and runs on: a waiting client is not cut off."""
 
 import os
 import select

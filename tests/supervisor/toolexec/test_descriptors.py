@@ -1,4 +1,4 @@
-"""One account of descriptors: what tools take is not there for files, nor for tools."""
+"""One account of descriptors: those of tools are not there for files."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a tool has of its child's way to the model where the machine gives it none."""
+"""A tool's way to its child's model on a machine that gives it none."""
 
 import os
 from types import SimpleNamespace

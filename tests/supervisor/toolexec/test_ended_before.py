@@ -1,4 +1,7 @@
-"""Tools that have ended before anybody is answered: their output, their note, their pipe."""
+"""Tools that have ended before anybody is answered.
+
+Their output, their note, their pipe.
+"""
 
 import os
 from contextlib import ExitStack
@@ -49,7 +52,7 @@ async def test_a_tool_that_has_ended_is_answered_whole(scene: Scene, size: int) 
 @pytest.mark.usefixtures("ended_first")
 @pytest.mark.parametrize(
     ("said", "timeout_s"),
-    [(b"", 0.2), (b"out", 2.0)],  # who says something has to have begun
+    [(b"", 0.2), (b"out", 2.0)],  # a tool with output has begun
 )
 async def test_of_a_tool_that_timed_out_before_the_note_is_a_chunk(
     tmp_path: Path, said: bytes, timeout_s: float

@@ -114,7 +114,7 @@ class SlowBirth:
         monkeypatch.setattr(Launcher, "_birth", birth)
 
 
-# Who goes while the tool is being started is found gone when it has been: the tool gets
+# A client that goes during the start is found gone when it has been: the tool gets
 # INT first, like any other.
 # spec E25
 @pytest.mark.parametrize("proto", ["1", "2"])
@@ -150,7 +150,7 @@ async def test_a_child_that_ends_during_a_start_leaves_no_tool(
         assert parse(await receive_all(sock)).status == 503
     await eventually(partial(is_dead, int(up.read_text())))
     assert not scene.tool.slots.used
-    assert not scene.stage.events("exec.ended")  # nobody was told of its start
+    assert not scene.stage.events("exec.ended")  # its start was not reported
 
 
 async def test_a_client_that_is_gone_already_has_nothing_started(

@@ -1,4 +1,7 @@
-"""POST /exec as clients see it: v1, v2, statuses in their order, curl as a stranger."""
+"""POST /exec as clients see it.
+
+V1, v2, statuses in their order, curl as a stranger.
+"""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What tools make in their child's root counts against the child's limits."""
+"""Files of tools in their child's root count against the child's limits."""
 
 import errno
 import math
@@ -79,7 +79,7 @@ async def test_what_a_tool_makes_is_charged_when_its_exit_code_is_told(
     wanted = ROOM - 35_001 + 1
     said = await tenant.puppet.ask(b"WRITE %d %d\n" % (fileno, wanted) + b"c" * wanted)
     assert said == full
-    # What is gone is given back, also what lay there before: it is growth that counts.
+    # Removed files are given back, also what lay there before: it is growth that counts.
     assert (await sh(scene, tenant, "rm dir/a old; mv c dir/c")).code == 0
     assert used(tenant) == (5_001 - 50_000, 1)
 
@@ -296,7 +296,7 @@ async def test_one_look_answers_all_who_wait_for_it(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.look)
         await eventually(lambda: len(looks) == 1)
-        for _ in range(5):  # what the first one has seen may be older than their wish
+        for _ in range(5):  # the first look may be older than their request
             nursery.start_soon(one.look)
         await trio.testing.wait_all_tasks_blocked()
         go_on.set()
@@ -339,7 +339,7 @@ async def test_an_exit_code_does_not_wait_long_for_a_look(
     await eventually(lambda: used(tenant)[0] == 4)
 
 
-# What is being killed for a limit is handed to the next program as that, and killed there.
+# A tool that is killed for a limit is handed over as that, and killed there.
 # spec S7
 async def test_a_tool_that_passed_a_limit_is_killed_by_the_next_program(
     scene: Scene, monkeypatch: pytest.MonkeyPatch

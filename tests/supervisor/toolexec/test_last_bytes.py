@@ -1,4 +1,6 @@
-"""A short tool's reply whose client takes a part of it: the rest comes, and comes once.
+"""A short tool's reply whose client takes a part of it.
+
+The rest comes, and comes once.
 
 Replies of tools that have ended already, by sockets that have room for a few thousand
 bytes.
@@ -96,7 +98,7 @@ async def test_a_slow_reader_has_the_rest_and_its_trailer(scene: Scene) -> None:
 
 
 @pytest.mark.usefixtures("short")
-# What is left is nobody's work but the socket's: its tool has ended, and nothing is to be
+# Only the socket still has work: its tool has ended, and nothing is to be
 # ended with its client.
 async def test_a_client_that_goes_before_the_rest_is_forgotten(scene: Scene) -> None:
     async with begun(scene) as (sock, server, _):
@@ -108,7 +110,7 @@ async def test_a_client_that_goes_before_the_rest_is_forgotten(scene: Scene) -> 
 
 
 @pytest.mark.usefixtures("short")
-# What is left is sent by the next program, which has no execution to answer with.
+# The next program sends the rest, which has no execution to answer with.
 async def test_the_rest_is_sent_by_the_next_program(scene: Scene) -> None:
     async with begun(scene) as (sock, server, connection):
         first = await receive(sock, 1000)

@@ -131,7 +131,7 @@ async def test_many_that_come_at_once_are_all_answered(scene: Scene) -> None:
             assert parse(await receive_all(sock)).status == 200
 
 
-# Who only connects, or sends half a request, or one that was refused unread, shuts nobody
+# A client that only connects, or sends half a request, or one that was refused unread, shuts nobody
 # out of a listener that all share: it makes room, the first that came first.
 # spec E32
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ async def test_a_flood_waits_outside(
         for _ in range(3):
             assert (await scene.say(request, tenant=other)).status == 200
             count()
-    # What has waited is looked at, and is gone.
+    # Waiting connections are looked at, and are gone.
     await eventually(lambda: count() == 1)
     assert most == 1 + 4 + 2
     assert (await scene.run("tool=true")).status == 200
@@ -359,7 +359,7 @@ async def test_a_child_has_a_share_of_a_common_listener(
                 assert reply.headers[b"retry-after"] == b"1"
             request = scene.request(b"tool=true", token=other.token)
             assert (await scene.say(request, tenant=other)).status == 200
-            # What lasts not is not counted: it can end what it runs.
+            # Short connections are not counted: it can end what it runs.
             signal = scene.request(
                 b"exec_id=mine&signal=KILL", line="POST /signal HTTP/1.1"
             )

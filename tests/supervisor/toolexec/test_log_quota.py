@@ -1,4 +1,4 @@
-"""What the logs of tools that still run may occupy on the disk, all of a child's together."""
+"""The disk space for logs of running tools, for all of a child together."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whatever form a request of ToolExec has, the Trio thread has short turns (attack 43)."""
+"""Any request of ToolExec leaves the Trio thread short turns (attack 43)."""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""The model's endpoint as tools find it: with their child's token, in its net namespace."""
+"""The model's endpoint as tools find it.
+
+With their child's token, in its net namespace.
+"""
 
 import sys
 import tempfile

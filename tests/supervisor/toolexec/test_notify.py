@@ -146,7 +146,7 @@ async def test_what_runs_too_long_is_408(tmp_path: Path) -> None:
     assert (reply.status, reply.code) == (408, 124)
 
 
-# Who asked for it and goes ends it, as it would a tool: nobody can ask for it again.
+# A client that goes ends it, as it would a tool: nobody can ask for it again.
 async def test_a_command_whose_client_is_gone_is_ended(tmp_path: Path) -> None:
     script = f"echo $$ >{tmp_path}/pid; exec sleep 1000"
     notify = NotifyCommand(("/bin/sh", "-c", script), 0.0, 8)

@@ -107,7 +107,7 @@ async def test_a_second_reader_follows_the_same_execution(scene: Scene) -> None:
     assert {reply.code for reply in got.values()} == {3}
 
 
-# What was never started has no exit code: its line breaks, as that of an output cut short.
+# A tool that never started has no exit code: its line breaks, as that of an output cut short.
 # spec E21, E23
 async def test_who_follows_what_is_not_started_is_told_of_no_code(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +132,7 @@ async def test_who_follows_what_is_not_started_is_told_of_no_code(
     assert reply.status == 404
 
 
-# Who only follows may go: the execution is that of whoever asked for it.
+# A client that only follows may go: the execution is that of whoever asked for it.
 # spec E25, E28
 async def test_a_second_reader_that_leaves_ends_nothing(scene: Scene) -> None:
     os.mkfifo(scene.workspace / "go")
@@ -538,7 +538,7 @@ async def test_for_a_long_output_only_what_makes_room_goes(tmp_path: Path) -> No
         assert found == [200, 200, 404]
 
 
-# What the next log would push out it takes over: its pages are there already.
+# The next log takes over the file that it would push out: its pages are there already.
 async def test_the_file_that_has_to_go_is_written_again(tmp_path: Path) -> None:
     async with opened_scene(tmp_path, log_limit_bytes=12 * MIB) as scene:
         files = {}

@@ -1,4 +1,4 @@
-"""What a daemon has for itself and for its children, within what they see and write.
+"""Directories of a daemon and its children, within those that they see and write.
 
 The state directory, the run-time directory and the private directories of every child lie
 in each child's working directory, and in the workspace of its tools.
@@ -84,7 +84,7 @@ def test_a_tool_sees_nothing_of_its_host_s() -> None:
         made = {path.name for path in (around / "in" / "state").iterdir()}
         assert made >= {"journal", "logs", "scratch"}
         assert (around / "in" / "run" / "lock").exists()
-        # What is the child's own, and the project's, is there.
+        # The child's own directories, and the project's, are there.
         script = (
             "echo kept >$TMPDIR/file && cat $TMPDIR/file; echo made >made; cat made"
         )

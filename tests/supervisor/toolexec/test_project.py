@@ -1,4 +1,4 @@
-"""What a project has of its own: looked up beneath it, by a host that may be root."""
+"""Programs of a project: looked up beneath it, by a host that may be root."""
 
 import os
 from collections.abc import Iterator

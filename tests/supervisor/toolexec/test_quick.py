@@ -1,4 +1,4 @@
-"""Short tools: heads that come again, listeners that fail, one wake-up for the client."""
+"""Short tools: repeated heads, failing listeners, one wake-up for the client."""
 
 import errno
 import os

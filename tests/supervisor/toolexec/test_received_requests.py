@@ -1,4 +1,4 @@
-"""What is received with a request, and when its connection may be made to give way."""
+"""Bytes received with a request, and when its connection may be made to give way."""
 
 import socket
 
@@ -27,7 +27,7 @@ def told(sent: bytes, more: bytes = b"") -> tuple[Wire, socket.socket]:
 
 
 async def received(how: Wire) -> object:
-    """What a wire makes of a request, or for what it refuses it."""
+    """The request that a wire returns, or its refusal."""
     try:
         return await how.receive(lambda _: Share())
     except http_heads.RefusedAtOnceError as why:

@@ -1,4 +1,7 @@
-"""Programs that execve(2) refuses: 126 and 127 are the tool's, all else is the host's."""
+"""Programs that execve(2) refuses.
+
+126 and 127 are the tool's, all else is the host's.
+"""
 
 import shutil
 from typing import Any
@@ -76,7 +79,7 @@ async def test_the_journal_tells_of_a_tool_that_could_not_be_executed(
     assert not scene.stage.events("exec.ended")
 
 
-# What another start could do better, or the machine lacks, is no tool's exit code.
+# A failure that another start may not have, or a lack of the machine, is no tool's exit code.
 @pytest.mark.parametrize("proto", ["1", "2"])
 @pytest.mark.parametrize(
     ("kind", "why"),

@@ -1,4 +1,7 @@
-"""ToolExec as a service: sockets, tokens, configuration, the command, what it holds."""
+"""ToolExec as a service.
+
+Sockets, tokens, configuration, the command, what it holds.
+"""
 
 import os
 import socket
@@ -215,7 +218,7 @@ def test_a_port_that_cannot_be_had_fails_the_run(tmp_path: Path) -> None:
     assert outcome.said("cannot listen on 192.0.2.1:80")
 
 
-# What comes before all that was handed over is there waits for it: a token may not be
+# A request that comes before all is restored waits for it: a token may not be
 # known yet, nor what it asks for.
 # spec E5
 async def test_requests_wait_until_all_that_was_handed_over_is_there(

@@ -1,4 +1,7 @@
-"""Large heads and bodies: those of one child have one share of the thread between them."""
+"""Large heads and bodies.
+
+Those of one child have one share of the thread between them.
+"""
 
 import pytest
 import trio

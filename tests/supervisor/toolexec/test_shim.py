@@ -123,7 +123,7 @@ def test_the_trailer_may_be_written_in_any_case(
     assert shims.run("sh", "-c", "echo out; exit 7") == (7, b"out\n", b"")
 
 
-# What a user has set for curl is not meant for a shim: it could take its output away.
+# A user's settings of curl are not meant for a shim: it could take its output away.
 def test_a_curlrc_changes_nothing(shims: Shims, tmp_path: Path) -> None:
     (tmp_path / ".curlrc").write_text("output = x\n")
     shims.env |= {"HOME": str(tmp_path), "CURL_HOME": str(tmp_path)}

@@ -1,4 +1,7 @@
-"""Shims against the real server: ours, and one as strangers write it, in three shells."""
+"""Shims against the real server.
+
+Ours, and one as strangers write it, in three shells.
+"""
 
 import os
 import re
@@ -217,7 +220,7 @@ class Unanswered:
 
 
 def let_go(process: subprocess.Popen[bytes], gate: Path) -> bytes:
-    """Open the gate that a shim waits at, and return what it says on stderr to its end."""
+    """Open the gate that a shim waits at; return its stderr to its end."""
     fd = os.open(gate, os.O_RDWR)  # waits for no reader
     os.write(fd, b"go\n")
     _, err = process.communicate(timeout=60)
@@ -305,6 +308,6 @@ def test_a_shim_that_is_signalled_at_its_end_leaves_nothing(
         (tmp_path / "called").read_bytes()
         os.killpg(process.pid, number)
         err = let_go(process, tmp_path / "gate")
-    assert process.returncode == 1  # nobody answered
+    assert process.returncode == 1  # no server answered
     assert err.startswith(b"curl: ")
     assert not os.listdir(shim.tmp)

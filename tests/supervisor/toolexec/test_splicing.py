@@ -1,4 +1,7 @@
-"""Output moved within the kernel: taken from the tool, kept, framed for its reader."""
+"""Output moved within the kernel.
+
+Taken from the tool, kept, framed for its reader.
+"""
 
 import errno
 import fcntl
@@ -146,7 +149,7 @@ def test_in_pipes_that_hold_nothing_it_is_none(
         least = 2 * PAGE if command == fcntl.F_SETPIPE_SZ else argument
         return real(fd, command, least)
 
-    # What this process holds besides is opened and closed by others meanwhile.
+    # Other descriptors of this process are opened and closed meanwhile.
     made: list[tuple[int, int]] = []
     make = os.pipe2
 

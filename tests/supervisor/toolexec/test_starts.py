@@ -1,4 +1,7 @@
-"""Starts that take long: the child in stock is stopped, so that its exec does not come."""
+"""Starts that take long.
+
+The child in stock is stopped, so that its exec does not come.
+"""
 
 import math
 import os
@@ -95,7 +98,7 @@ async def test_a_start_whose_client_has_gone_is_given_up(
     assert not scene.tool.context.lookout.under_way
 
 
-# What it sent, and what was sent to it, is forgotten by TCP in both directions.
+# Bytes sent by it and to it are forgotten by TCP in both directions.
 async def test_a_start_whose_client_has_reset_its_connection_is_given_up(
     scene: Scene,
 ) -> None:

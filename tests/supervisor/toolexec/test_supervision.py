@@ -1,4 +1,7 @@
-"""A sidecar's long-lived process: pauses between starts, and its end. No processes."""
+"""A sidecar's long-lived process.
+
+Pauses between starts, and its end. No processes.
+"""
 
 import signal
 from collections.abc import Callable
@@ -50,7 +53,7 @@ class Process:
 
 
 class Sidecar:
-    """What is supervised: the times of its starts, and what each start gives."""
+    """A supervised sidecar: the times of its starts, and what each start gives."""
 
     name = "x"
     kind = "rust"

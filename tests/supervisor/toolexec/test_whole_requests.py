@@ -20,7 +20,7 @@ def padded(scene: Scene, size: int) -> bytes:
     return request
 
 
-# What is received at once ends with the body: one byte more is looked for.
+# One receive ends with the body: one byte more is looked for.
 # spec E6, E9
 @pytest.mark.parametrize("size", [RECEIVE_BYTES - 1, RECEIVE_BYTES, RECEIVE_BYTES + 1])
 async def test_a_byte_after_the_body_is_seen_wherever_that_ends(

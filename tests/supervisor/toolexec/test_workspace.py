@@ -126,7 +126,7 @@ async def test_a_host_without_descriptors_does_not_say_that_nothing_is_there(
     # attack 18
     cwd = cwd.replace(b"PATH", os.fsencode(workspace.path_of(held)))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    await opened(held, cwd)  # what it takes beside descriptors is there from now on
+    await opened(held, cwd)  # resources beside descriptors are there from now on
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         with pytest.raises(OSError) as refused:  # noqa: PT011 - the number counts

@@ -1,4 +1,4 @@
-"""How near a child is to its limits: what is news, and real children that come near."""
+"""The nearness of a child to its limits: news, and real children."""
 
 import resource
 import time
@@ -32,7 +32,7 @@ HAS_PIDS = any(h.kind in {"v2", "pids"} for h in hierarchies())
 
 
 def told(*used: float, allowed: int = 100) -> list[str]:
-    """What is told while the use of one limit goes through figures."""
+    """The reports while the use of one limit goes through figures."""
     news = LimitNews()
     found = [news.find_news("c", [Use("bytes", now, allowed)]) for now in used]
     return [use.level.name for uses in found for use in uses]
@@ -133,7 +133,7 @@ async def test_memory_is_what_a_group_counts_where_one_bounds_it(stage: Stage) -
     assert used["memory"] == 3 << 30
 
 
-# What the ledger counts, and what only a sample of the process tells.
+# Figures of the ledger, and those of a sample of the process.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "changes", "deed"),
@@ -173,7 +173,7 @@ async def test_a_child_that_comes_near_a_limit_is_told(
 
 
 def refusing(*looks: tuple[float, int]) -> list[str]:
-    """What is told of (used, refused so far) at one look after the other."""
+    """The reports of (used, refused so far) at one look after the other."""
     news = LimitNews()
     found = [news.find_news("c", [Use("bytes", used, 100, n)]) for used, n in looks]
     return [use.level.name for uses in found for use in uses]
@@ -252,7 +252,7 @@ def refusals(metrics: Metrics) -> dict[str, float]:
     return {labels[0]: value for labels, value in family.values if value}
 
 
-# What the kernel refuses in a child's groups: forks that are too many.
+# Refusals of the kernel in a child's groups: forks that are too many.
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_PIDS, reason="no group can bound processes here")
 async def test_refused_forks_are_counted_and_told(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Change sets of a workspace, the same for one seed: what a child and the operator did.
+"""Change sets of a workspace, by child and operator, the same for one seed.
 
 A change set is made of features. Each has a directory of its own, so that they can be
 chosen apart, and so that no feature is in another's way.
@@ -265,7 +265,7 @@ FEATURES: dict[str, Feature] = {
 
 
 WAYS = ("all", "only", "but", "skip", "theirs", "mine", "merge", "busy")
-"""What a commit can be asked to take; ``busy`` is all of it, of a child that is stopped."""
+"""The choices of a commit; ``busy`` is all of it, of a stopped child."""
 
 
 class ChangeSet:

@@ -217,7 +217,7 @@ class Interleaving:
             assert after.base == before.base
         if self.is_alone and result is not None:
             assert not result.conflicts
-        # What the child has moved may be removed at one path and left at the other.
+        # A path that the child has moved may be removed at one path and left at the other.
         kept = lines_in(after.base) | lines_in(after.seen) | removed
         lost = set().union(*map(lines_in, self.had_in_base)) | lines_in(before.seen)
         for side in ("theirs", "mine"):
@@ -235,7 +235,7 @@ class Interleaving:
 
 
 class _Sides:
-    """What the base has and what the child sees at one moment."""
+    """The base and the child's view at one moment."""
 
     def __init__(self, game: Interleaving, top: Path | None) -> None:
         self.base = tree_of(game.scene.base)

@@ -1,4 +1,4 @@
-"""Commits while a child works, some of them cut off, against a model of what it did.
+"""Commits while a child works, some of them cut off, against a model.
 
 A game is one base and one workspace. Children take the steps of a seed, and between two
 steps, while the child is stopped, a commit is made, or is cut off at some place as by kill -9.

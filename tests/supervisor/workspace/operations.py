@@ -1,4 +1,4 @@
-"""Random operations on a directory, for tests that compare two ways to the same tree."""
+"""Random operations on a directory, for tests that compare two trees."""
 
 import contextlib
 import os

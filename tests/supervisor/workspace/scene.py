@@ -187,7 +187,9 @@ def run_as_a_user(*words: str) -> None:
 
 
 def scene_in(top: Path) -> Scene:
-    """Return a base with nothing in it and a workspace on it; skip where no mount is had.
+    """Return a base with nothing in it and a workspace on it.
+
+    Skip where no mount is had.
 
     Root of a user namespace makes the mount as a host does that is not root.
     """

@@ -1,4 +1,4 @@
-"""Whatever was done between snapshots: what is seen, told, committed, gone back to."""
+"""Random changes between snapshots: their view, report, commit, restore."""
 
 import os
 import random

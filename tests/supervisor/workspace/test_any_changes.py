@@ -1,4 +1,4 @@
-"""Whatever was done in a workspace: what is seen, told, written as a patch, committed."""
+"""Random changes in a workspace: their view, report, patch, commit."""
 
 import errno
 import os

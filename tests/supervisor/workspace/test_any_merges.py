@@ -1,4 +1,4 @@
-"""Whatever both sides did to a text: what git merges is merged, all else is a conflict."""
+"""Random changes of both sides to a text: merged if git merges, else a conflict."""
 
 import os
 import random
@@ -24,7 +24,10 @@ ENDS = (b"\n", b"\n", b"\n", b"\r\n", b"")
 
 
 def edit(rng: random.Random, text: bytes, by: bytes) -> bytes:
-    """Return a text with some lines added, replaced, removed; new ones are never alike."""
+    """Return a text with some lines added, replaced, removed.
+
+    New ones are never alike.
+    """
     lines = text.splitlines(keepends=True)
     for number in range(rng.choice((0, 1, 1, 2, 5))):
         new = b"%s %d %d" % (by, number, rng.getrandbits(60)) + rng.choice(ENDS)

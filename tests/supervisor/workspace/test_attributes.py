@@ -1,4 +1,4 @@
-"""What belongs to an object beside its content comes along with a commit of it."""
+"""Attributes of an object come along with a commit of it."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""A snapshot, restore, fork or merge of layers that is killed at any call loses nothing."""
+"""A snapshot, restore, fork or merge that is killed at any call loses nothing."""
 
 import os
 

@@ -1,4 +1,7 @@
-"""Snapshots that belong to checkpoints: counted apart, dropped, gone back to later."""
+"""Snapshots that belong to checkpoints.
+
+Counted apart, dropped, gone back to later.
+"""
 
 import os
 

@@ -1,4 +1,7 @@
-"""A commit that is killed or fails at any call: the old base, or after that the whole new one."""
+"""A commit that is killed or fails at any call.
+
+The old base, or after that the whole new one.
+"""
 
 import contextlib
 import errno

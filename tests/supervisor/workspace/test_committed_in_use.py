@@ -1,4 +1,4 @@
-"""What a child does behind a commit of its workspace, and what becomes of it."""
+"""Changes of a child behind a commit of its workspace."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""What the operator changed as well is never overwritten."""
+"""A path that the operator changed as well is never overwritten."""
 
 import contextlib
 import json
@@ -357,7 +357,7 @@ def test_a_base_that_was_made_anew_with_the_same_inode_is_not_touched(
         with pytest.raises(WorkspaceError, match="another directory is there now"):
             commit(edited)
         assert tree_of(edited.base) == {}
-    # What an older version made does not have it.
+    # A record of an older version does not have it.
     del state["born_ns"]
     state_file.write_text(json.dumps(state))
     assert "a" in conflicts(commit(edited))

@@ -1,4 +1,4 @@
-"""The merged view answers system calls as a plain directory does, for root and users."""
+"""The merged view answers calls as a plain directory does, for root and users."""
 
 import os
 

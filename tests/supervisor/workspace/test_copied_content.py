@@ -1,4 +1,4 @@
-"""Content of a commit: by reference where the file system can, else data, holes kept (WS12)."""
+"""Content of a commit: by reference if possible, else data, with holes (WS12)."""
 
 import errno
 import fcntl

@@ -1,8 +1,10 @@
-"""Whatever is committed, and wherever that is cut: all of what was chosen, or nothing.
+"""Whatever is committed, and wherever that is cut.
+
+All of what was chosen, or nothing.
 
 Each commit is a process of its own that is killed at one of its system calls, or to which
-the disk is full from there on, or for that call alone. What it should have made of the
-base is known of the same commit that was not cut.
+the disk is full from there on, or for that call alone. The expected base is known from
+the same commit without a cut.
 """
 
 import contextlib
@@ -56,7 +58,7 @@ _NEW_MOUNTS, _BIND, _RECURSIVE, _PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 
 
 class Sides(NamedTuple):
-    """What the base has, what a child sees, and what differs."""
+    """The base, a child's view, and the differences."""
 
     base: Tree
     seen: Tree
@@ -232,7 +234,7 @@ class Cutting:
         if not self._is_there():
             return Sides(base, base, [])
         with self.scene.mounted() as top:
-            # What was renamed before a snapshot is told otherwise when that is sealed.
+            # A rename before a snapshot is told otherwise when that is sealed.
             rows = [] if self.set.has_snapshot else self.scene.rows()
             return Sides(base, facts_of(top), rows)
 

@@ -1,4 +1,4 @@
-"""What a child's workspace holds of the host's descriptors is counted, and given back."""
+"""Descriptors of a child's workspace are counted, and given back."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Random turns of the operator, the child and commits, as root and in a user namespace."""
+"""Random turns of operator, child and commits, as root and in a user namespace."""
 
 import os
 

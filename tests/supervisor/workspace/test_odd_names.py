@@ -1,4 +1,4 @@
-"""Names with newlines, escapes and bytes that are not UTF-8, in each form of a command."""
+"""Names with newlines, escapes and bytes beyond UTF-8, in each form of a command."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What a commit wrote itself is no conflict later; what the operator changed still is."""
+"""A commit's own changes are no conflict later; the operator's still are."""
 
 import itertools
 import os

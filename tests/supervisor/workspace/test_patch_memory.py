@@ -1,4 +1,4 @@
-"""What a patch of large or odd files takes: memory, and what is said of them."""
+"""Patches of large or odd files: their memory, and their notes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the operator removes in the base while a child runs, which nothing has recorded.
+"""Files that the operator removes in the base, unrecorded, while a child runs.
 
 In a user namespace the kernel does not say what a file of the layer was copied from.
 """

@@ -1,9 +1,11 @@
-"""A power cut that keeps some writes of a commit and loses earlier ones: all or nothing.
+"""A power cut that keeps some writes of a commit and loses earlier ones.
+
+All or nothing.
 
 Between two syncs a disk may keep any of the renames. Here a commit does all its steps, and
 dies where it would sync them. Some are taken back then, as if they had not reached the
-disk; of those that change one name of one directory the later ones go first. What the
-next command makes of it is compared with the same commit that was not cut.
+disk; of those that change one name of one directory the later ones go first. The result
+of the next command is compared with the same commit without a cut.
 """
 
 import contextlib
@@ -69,7 +71,7 @@ class Renaming(NamedTuple):
 
 
 class Disk:
-    """What a commit does between two syncs of its file system.
+    """The calls of a commit between two syncs of its file system.
 
     Attributes:
         syncs: so many there were.

@@ -1,4 +1,7 @@
-"""Children that share a workspace: one that starts while the last one's end is recorded."""
+"""Children that share a workspace.
+
+One that starts while the last one's end is recorded.
+"""
 
 import os
 import threading

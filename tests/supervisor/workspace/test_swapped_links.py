@@ -1,4 +1,4 @@
-"""Names in the base that are exchanged with links that lead out of it, during commits."""
+"""Names in the base that are exchanged with links out of it, during commits."""
 
 import contextlib
 import mmap

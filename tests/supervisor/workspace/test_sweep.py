@@ -1,4 +1,4 @@
-"""What a crash leaves is found, and ended where that is certain."""
+"""Leftovers of a crash are found, and ended where that is certain."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""A commit that is undone ends, whatever the operator has put where something goes back."""
+"""Undoing a commit ends, whatever the operator has put in its way."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ class PowerCutError(BaseException):
 
 @pytest.fixture
 def changed(scene: Scene) -> Scene:
-    """Return a workspace in which ``d/a`` was removed, ``e`` is ``f``, ``z`` was edited."""
+    """Return a workspace with ``d/a`` removed, ``e`` renamed ``f``, ``z`` edited."""
     for path in ("d/a", "e/b", "z"):
         write(scene.base / path, "old\n")
     scene.make()

@@ -1,4 +1,7 @@
-"""The end of a run whose mount synced nothing: its layer is synced, then its mark goes."""
+"""The end of a run whose mount synced nothing.
+
+Its layer is synced, then its mark goes.
+"""
 
 import errno
 from pathlib import Path

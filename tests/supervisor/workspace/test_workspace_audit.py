@@ -1,4 +1,4 @@
-"""What an audit writes into the journal of the rows of a workspace."""
+"""Events of an audit for the rows of a workspace."""
 
 import os
 import stat

@@ -1,6 +1,6 @@
-"""What the attacks get: a real host in each kind of walls, and the leak check.
+"""Fixtures of the attacks: a real host in each kind of walls, and the leak check.
 
-What holds without walls is what the door alone stops; with them, the same has to hold. A
+Without walls, the door alone stops an attack; with them, the same has to hold. A
 test that has the argument `kind`, or a stage that has it, runs once in each; one for which
 some kind promises nothing names the others (`@only(...)`) and says why. The column "walls"
 of the attacks in docs/explanation/security.md is compared with what is collected here.
@@ -39,10 +39,10 @@ __all__ = [
 
 LAYERS = ("mountns", "pidns", "netns", "ipcns", "utsns", "userns")
 NAMESPACES = named("namespaces", list(LAYERS))
-"""What bubblewrap gives, and nothing else."""
+"""The walls of bubblewrap alone."""
 
 AS_ROOT = replace(PROFILES["auto"], layers=PROFILES["auto"].layers - frozenset({"uid"}))
-"""What the root of a user namespace, who has no users to give, starts children in."""
+"""The walls that the root of a user namespace, without users to give, has."""
 
 HAS_NO_USERS = os.geteuid() == 0 and bool(ownership.why_not_to(FIRST_USER))
 
@@ -110,7 +110,7 @@ def why_no_bubblewrap() -> str:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, why_no_bubblewrap: str) -> str:
-    """What the children of a test run in."""
+    """The walls of a test's children."""
     if request.param == "bubblewrap" and why_no_bubblewrap:
         pytest.skip(why_no_bubblewrap)
     name: str = request.param

@@ -2,7 +2,7 @@
 
 Two canaries, one in the environment of a daemon and one in a file, a provider that gives
 away whatever key comes with a request, and a top-level child that writes down all that
-it can read.  What it wrote, and all that the daemon tells anybody, is searched.
+it can read.  Its files, and all that the daemon tells, are searched.
 """
 
 import base64
@@ -148,7 +148,7 @@ sandbox = "{profile}"
     assert hits((canary, other), told) == []
 
 
-# What a shell sees: its own, and whatever `/proc` has of whomever it sees.
+# A shell sees: its own, and all that `/proc` has of whomever it sees.
 LOOK = """
 env; set
 for one in /proc/[0-9]*; do cat $one/environ $one/cmdline $one/status; ls -l $one/fd; done

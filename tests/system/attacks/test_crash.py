@@ -1,4 +1,4 @@
-"""What a host that was killed leaves: nothing that runs, and nothing in the next one's way."""
+"""A killed host leaves nothing that runs, and nothing in the next one's way."""
 
 import time
 from pathlib import Path

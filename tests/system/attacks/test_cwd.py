@@ -1,6 +1,6 @@
-"""A working directory that is no workspace: what a child's own system calls change of it.
+"""A working directory that is no workspace, and a child's own system calls.
 
-What keeps it, by the layers that a child has:
+The keeper by the layers of a child:
 
 - ``landlock``: names and contents. Modes, times and attributes are its user's to change.
 - ``mountns``: all of it, for it is a mount to read. But a child of root's that has neither

@@ -1,4 +1,4 @@
-"""What a child finds at its start: its door, and nothing else of the host's."""
+"""A child has its door at its start, and nothing else of the host's."""
 
 import json
 import os
@@ -53,7 +53,7 @@ async def test_pipes_are_two_real_pipes(stage: Stage) -> None:
 
 @pytest.fixture
 def junk(tmp_path: Path) -> Iterator[list[int]]:
-    """What whoever starts a host left open, inheritable: fifty files and directories."""
+    """Fifty inheritable files and directories that the host's parent left open."""
     names = (tmp_path / "junk", tmp_path / "junk-directory")
     names[0].touch()
     names[1].mkdir()

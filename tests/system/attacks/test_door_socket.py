@@ -1,4 +1,4 @@
-"""The door's socket: connecting is ATTACH, bounded as that is, and ends with the child."""
+"""The door's socket: connecting is ATTACH, with its bounds, until the child ends."""
 
 import errno
 import os
@@ -142,7 +142,7 @@ async def test_a_child_that_removes_or_replaces_the_name_harms_itself_alone(
 ) -> None:
     child = await start()
     path = path_of(child)
-    with suppress(EOFError):  # what it lies in is read-only in some containers
+    with suppress(EOFError):  # its directory is read-only in some containers
         await child.do(f"(os.unlink({str(path)!r}), os.mkdir({str(path)!r}))[0]")
         assert await child.ask(b"PING\n") == b"OK"
         assert await child.leave() == 0
@@ -152,7 +152,7 @@ async def test_a_child_that_removes_or_replaces_the_name_harms_itself_alone(
         path.rmdir()
 
 
-# What asks comes to a conversation that is over: it is told so, and not left waiting.
+# The request comes to a conversation that is over: it is told so, and not left waiting.
 async def test_after_descriptor_3_is_closed_it_lets_nobody_in(start: Start) -> None:
     child = await start()
     await child.do("os.close(3)")

@@ -1,4 +1,4 @@
-"""What holds where a layer is missing: those that are there do not count on it.
+"""Rules that hold without a layer: the others do not count on it.
 
 A machine may have no Landlock, and a host that is root a file system that shows no owners
 as others; or it has Landlock, and no namespaces for a host that is not root.
@@ -24,7 +24,7 @@ from tests.system.attacks.test_walls import LOOKING, Attacker, listening
 __all__ = ["listening"]
 
 KERNELS = named("kernels", ["landlock", "seccomp"])
-"""What a host that is not root has where it can make no namespaces."""
+"""The layers of a host that is not root and can make no namespaces."""
 
 OPEN = named("open", ["landlock"])
 NO_PATHS = replace(KERNELS, unix_sockets=False)
@@ -184,7 +184,7 @@ print(*status['Groups'].split())
         assert lines == [""], profile.name
 
 
-# Who has no right to empty the bounding set keeps it: a host that is not root, where there
+# A host without the right to empty the bounding set keeps it: a host that is not root, where there
 # is no user namespace either.
 async def test_a_bounding_set_that_is_left_is_told(attacker: Attacker) -> None:
     program = """
@@ -367,7 +367,7 @@ for flags in (0, socket.SOCK_CLOEXEC):
         print(attempt(lambda: send(kind | flags)))
     print(talk(socket.SOCK_STREAM | flags), talk(socket.SOCK_SEQPACKET | flags))
 """
-    talk = ["pairEISCONN", "pairEPROTOTYPE"]  # what is there is no SOCK_SEQPACKET
+    talk = ["pairEISCONN", "pairEPROTOTYPE"]  # such kernels have no SOCK_SEQPACKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         name = os.path.join(os.path.dirname(path), "log")
         log.bind(name)

@@ -1,4 +1,4 @@
-"""What keeps a child in its groups of processes, without which these keep no limit.
+"""A child stays in its groups of processes, which otherwise keep no limit.
 
 Every way out of them that is known, tried in walls that count as keeping a child in,
 and in such as do not.
@@ -90,7 +90,7 @@ async def attacker(readable: Path) -> AsyncIterator[Attacker]:
 
 
 async def ways_out(attacker: Attacker, *layers: str) -> tuple[Child, set[str]]:
-    """Return a child with limits, in these layers and its groups, and how it could leave."""
+    """Return a child with limits, layers and groups, and the ways to leave them."""
     attacker.stage.sandbox = named("its", ["cgroup", "userns", *layers])
     child, out = await attacker.start(
         LEAVING, group_limits=LIMITS, rlimits=LIMITS.rlimits()

@@ -1,4 +1,4 @@
-"""What /proc shows of the host and of what runs beneath it: nobody opens it by a door.
+"""Files of /proc about the host and its processes cannot be opened by a door.
 
 A host opens for its children, so its own /proc is in reach of every name that leads there:
 of a top-level child, and of one with a grant on /proc or all of the machine.

@@ -20,7 +20,7 @@ from tests.helpers.toolupgrade import Tools, until
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 ASKED = b"[True, True, True, True]"
-"""What a program says that was answered by each way, with the key blotted out."""
+"""The output of a program that was answered by each way, without the key."""
 
 CONFIG = """
 [llm]

@@ -1,4 +1,4 @@
-"""Files of the host's own that a child keeps everybody else from opening, by leases.
+"""Files of the host that a child keeps others from opening, by leases.
 
 A lease is granted to the owner of a file, and a child with a user of its own is shown as
 the owner of what is root's in its working directory. Of a host that is not root a child
@@ -99,7 +99,7 @@ for name in sys.argv[1:]:
 """
 
 
-# attack 41: where no filter refuses it. What everybody may read need not be the child's
+# attack 41: where no filter refuses it. A file that all may read need not be the child's
 # own to be read; what only its owner may read has to be.
 async def test_an_installation_of_everybodys_is_none_of_the_childs_own(
     attacker: Attacker, tmp_path: Path

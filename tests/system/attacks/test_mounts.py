@@ -1,4 +1,4 @@
-"""What is mounted in the root, and names swapped while they are resolved: by a child.
+"""Mounts in the root, and names swapped by a child while they are resolved.
 
 The rules are proved where paths are resolved (`tests/vfs`); here a child in each kind of
 walls tries through its door, for the host resolves for it whatever its walls are.
@@ -31,7 +31,7 @@ do sandhost fs cat "$name" 2>&1; done
 """
 
 
-# Nothing is mounted on this machine. Who is not root has the rights to in a user namespace
+# Nothing is mounted on this machine. A user that is not root has the rights to in a user namespace
 # of its own, and to mount a proc where there is a pid namespace as well.
 OF_ROOT = ("unshare", "-m")
 OF_OTHERS = ("unshare", "-Urmpf", "--mount-proc")
@@ -39,7 +39,7 @@ OF_OTHERS = ("unshare", "-Urmpf", "--mount-proc")
 
 @pytest.fixture(scope="module")
 def own_mounts() -> tuple[str, ...]:
-    """What starts a command in a mount namespace of its own, with the rights to mount."""
+    """The prefix for a command in its own mount namespace, with rights to mount."""
     words = OF_ROOT if os.geteuid() == 0 else OF_OTHERS
     if shutil.which("unshare") is None:
         pytest.skip("unshare (util-linux) is missing")

@@ -180,7 +180,7 @@ async def test_who_fills_its_share_alone_is_told(stage: Stage) -> None:
     nested = await child.do("opened(b'c', b'w', b'false', (far := attached())) and far")
     said = await child.do(f"ask(b'OPEN d w false\\n', {nested})")
     assert said == b"ERROR failed to open file 'd': Disk quota exceeded"
-    # What failed took nothing.
+    # A failed request took nothing.
     assert await child.write(second, b"x" * 2_000) == b"OK 2000"
     fileno = await other.open(b"e", b"w")
     assert await other.write(fileno, b"x" * 20_000) == b"OK 20000"
@@ -240,7 +240,7 @@ async def test_the_door_passes_through_bubblewrap(
     fileno = await wrapped.open(b"mine", b"w+")
     assert await wrapped.write(fileno, b"through FD 3") == b"OK 12"
     assert (stage.root / "mine").read_bytes() == b"through FD 3"
-    # What it may not open itself it gets by the door, and the other way round.
+    # A file that it may not open itself it gets by the door, and the other way round.
     path = os.fsencode(outside / "file")
     assert await wrapped.ask(b"OPEN %b r false\n" % path) == denied(path)
     assert await wrapped.do(f"os.access({str(stage.root)!r}, os.W_OK)") is False

@@ -18,10 +18,10 @@ MOST_MS = 100.0
 many times as long it is (aim: 2 times) is the measuring program's to tell."""
 
 BRIEF = ("--rounds", "1", "--reads", "40")
-"""What lasts half as long as the measurement, and tells a tenth of a second as well."""
+"""A disturbance lasts half as long as the measurement, and tells 0.1 s as well."""
 
 LOOKS = 3
-"""What the machine's other load makes late is not late each time."""
+"""A delay by the machine's other load is not there each time."""
 
 
 # attack 29, attack 20, spec S5: bombs, floods, `yes > f`, and whoever stands still.

@@ -1,4 +1,4 @@
-"""Nested children: rights only shrink, and everything counts against the top child."""
+"""Nested children: rights only shrink, and all counts against the top child."""
 
 import errno
 import json
@@ -37,7 +37,7 @@ async def test_a_nested_child_gets_no_right_of_its_grandparent(stage: Stage) -> 
     assert told.pop("allowed") == "nested"
     assert told.pop("allowed attached") == "nested"
     assert told.pop("narrow to less") == "narrowed"
-    # What was attached before has its own rights, fixed when it was attached.
+    # An earlier client has its own rights, fixed when it was attached.
     assert told.pop("attached before") == "nested"
     refused = {name: said for name, said in told.items() if "arrow" in name}
     refused["back again"] = told["back again"]

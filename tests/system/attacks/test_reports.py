@@ -1,4 +1,4 @@
-"""What a child is said to run in, compared with what the kernel says of it.
+"""The reported walls of a child, compared with the kernel's view.
 
 The report of a child's walls, and what ``/proc`` shows of the same child.
 """
@@ -63,7 +63,7 @@ async def test_no_capability_is_left_in_any_set(attacker: Attacker) -> None:
     if "capabilities" not in layers:
         return
     if os.geteuid() != 0 and "userns" not in layers:
-        # Who has none may not empty it, and gets nothing by it.
+        # A process without any may not empty it, and gains nothing.
         left = sets.pop("CapBnd")
         assert left
         assert dict(child.walls.applied)["capabilities"].endswith("bounding set")
@@ -102,7 +102,7 @@ async def test_no_mount_of_a_fresh_root_has_set_user_id_files_or_devices(
 
 @pytest.fixture
 def cores() -> Iterator[str]:
-    """What the kernel says of this process's core files, which may be of any size."""
+    """The kernel's view of this process's core files, which may have any size."""
     before = resource.getrlimit(resource.RLIMIT_CORE)
     most = resource.RLIM_INFINITY if os.geteuid() == 0 else before[1]
     if most == 0:

@@ -1,9 +1,11 @@
-"""Rights only shrink, whatever is asked for: files, modes, tools, quota, model (I8).
+"""Rights only shrink, whatever is asked for.
+
+Files, modes, tools, quota, model (I8).
 
 A child with a random policy gives up rights and attaches connections, again and again,
 as a relay does for each level beneath it.  After each step the host is asked what the
 connection may do: files by trying to open each, the model and its accounts where the
-host looks them up.  What a step leaves is never more than there was, and a refused one
+host looks them up.  The rights after a step are never more than before, and a refused one
 leaves exactly what there was.
 """
 
@@ -80,7 +82,7 @@ POLICIES = st.fixed_dictionaries(
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a connection may do.
+    """The rights of a connection.
 
     Attributes:
         files: (file, mode).
@@ -285,7 +287,7 @@ def provider() -> Iterator[str]:
 
 
 def levels_of(chance: random.Random) -> list[list[str]]:
-    """What three relays, one in another, are told to leave: each of what is left.
+    """The rights that three nested relays leave, each of the rest.
 
     Names that are given are the only ones from then on; where none is, all stay.
     """

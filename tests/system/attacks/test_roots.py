@@ -62,7 +62,7 @@ async def test_a_root_that_is_not_what_it_was_is_not_available(
         b"RENAME false 1 1\nab",
     ):
         assert await child.ask(request) == NOT_AVAILABLE
-    # What is open stays open, as it does for any process.
+    # Open files stay open, as for any process.
     assert await child.read(reading, 99) == b"mine"
     assert await child.ask(b"CLOSE %d\n" % reading) == b"OK"
     moved = stage.root.with_name("moved")

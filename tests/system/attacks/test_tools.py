@@ -1,4 +1,4 @@
-"""What a child tries on ToolExec and on the logs, in each kind of walls and in bubblewrap.
+"""Attacks on ToolExec and on the logs, in each kind of walls and in bubblewrap.
 
 The rules are proved where they are kept (`tests/supervisor/toolexec`, `tests/protocol`); here a
 child speaks by its own socket, so that walls neither open a way nor take it away.
@@ -170,7 +170,7 @@ def test_what_is_tried_on_tools_is_refused_or_is_an_argument(
     assert "uid=" not in found["arguments"]
     assert found["left"] is True
     assert "--version: No such file" in found["options"]
-    # What was refused started nothing.
+    # A refused request started nothing.
     started = [row for row in journal if row["event"] == "exec.started"]
     assert len(started) == 5
 

@@ -68,7 +68,7 @@ def nobodys_command(where: Path) -> tuple[list[str], dict[str, str]]:
 
 @functools.cache
 def installed_for_nobody(become: tuple[str, ...]) -> str | None:
-    """Return an interpreter that the user may start, one for all tests of this process.
+    """Return an interpreter that the user may start, one for all tests.
 
     Returns:
         Its path; None if there is none that has the packages.
@@ -177,7 +177,7 @@ AT_LEAST = {
 """So many tests there are of each kind of walls, and in files that choose their own."""
 
 RUNS = {"auto": ("auto",), "others": tuple(AT_LEAST)[1:], "none": ("none",)}
-"""What is run at once: without walls the user matters little, which is for the long form."""
+"""The short form's choice: without walls the user matters little, which is for the long form."""
 
 LIKE_AUTO = "namespaces"
 """Walls of which each layer is named: `auto` has them here, so they are for the long form."""
@@ -212,7 +212,7 @@ def attacks_wanted(names: list[str], kind: str) -> set[str]:
     }
 
 
-# What is skipped for that user is noticed: each attack that somebody tries in such walls is
+# A test that is skipped for that user is noticed: each attack that somebody tries in such walls is
 # one that it has tried.
 @pytest.mark.slow
 @pytest.mark.timeout(600)

@@ -1,4 +1,4 @@
-"""What a child does beside its door: the kernel stops it where there are walls.
+"""Attacks beside the door: the kernel stops them where there are walls.
 
 Each attack is run by a child that may load libraries and make any call; what it gets is
 compared with what its walls promise.  Without walls there is nothing to promise, which
@@ -23,7 +23,7 @@ from supervisor.sandbox.scratch import Scratch
 from tests.helpers.hosts import Stage, opened
 from tests.system.attacks.conftest import closed_bwrap, only, put_behind
 
-# What a program prints is what it got: a value, or the name of an error.
+# A program prints its result: a value, or the name of an error.
 PRELUDE = """
 import ctypes, errno, os, socket, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -104,7 +104,7 @@ for name in ('environ', 'mem', 'maps', 'fd/3', 'root', 'cwd'):
     print(attempt(lambda: os.open(f'/proc/{pid}/{name}', os.O_RDONLY)))
 print(attempt(lambda: os.kill(pid, 0)))
 """
-"""What a child does to look into the process that it is told, and to signal it: 10 times."""
+"""A child's tries to look into the named process, and to signal it: 10 times."""
 
 
 # attack 25: a sibling's memory, descriptors and environment. Without walls children of

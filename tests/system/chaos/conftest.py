@@ -1,4 +1,4 @@
-"""What chaos gets: a host in the test's process, and hosts in processes of their own."""
+"""Fixtures of chaos: a host in the test's process, and hosts in their own ones."""
 
 import faulthandler
 import subprocess
@@ -17,7 +17,10 @@ __all__ = ["stage", "tell"]
 
 @pytest.fixture(autouse=True)
 def _no_dump() -> None:
-    """Call off the dump of all stacks: chaos takes long, and has time limits of its own."""
+    """Call off the dump of all stacks.
+
+    Chaos takes long, and has time limits of its own.
+    """
     faulthandler.cancel_dump_traceback_later()
 
 

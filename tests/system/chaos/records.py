@@ -1,4 +1,4 @@
-"""Records that say of themselves whether they are whole, and the process that checks.
+"""Records that show whether they are whole, and the process that checks.
 
 As a program it reads JSON lines from stdin, one file to check each (the fields of
 `Expected`), and answers each with what is wrong with it, or null. A process of its own:
@@ -44,7 +44,7 @@ def faults(data: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a file must be.
+    """The expected content of a file.
 
     Attributes:
         path: where it is.

@@ -1,4 +1,6 @@
-"""Steps that change a directory, the same for one seed: a program, and the model of it.
+"""Steps that change a directory, the same for one seed.
+
+A program, and the model of it.
 
 A step that was cut off may be done again: its end is the same. As a program it takes its
 steps in the working directory, each synced before it says so on stdout in a line.

@@ -1,4 +1,4 @@
-"""What a kill or a full disk at any system call of a checkpoint or an export leaves.
+"""A kill or a full disk at each system call of a checkpoint or an export.
 
 strace sends SIGKILL at the N-th call of each kind, for N = 1, 2, ... until a run comes
 through. After each the checkpoints are opened anew: what was there before is there, what
@@ -34,7 +34,7 @@ CALLS = (
 """Where state may change, or a descriptor with it."""
 
 EXPECTED = {"openat", "write", "pwrite64", "fsync", "close"}
-"""What must have killed at least once, or the test has missed it."""
+"""Calls that must have killed at least once, or the test has missed them."""
 
 GOING = ("pwrite64", "fdatasync", "unlinkat")
 """Where a deletion changes what is there; each of them kills at least once."""
@@ -43,7 +43,7 @@ FALLIBLE = (
     *("openat", "openat2", "write", "pwrite64", "fsync", "fdatasync", "ftruncate"),
     *("mkdir", "linkat", "renameat", "rename", "renameat2"),
 )
-"""What may fail for want of room."""
+"""Calls that may fail for want of room."""
 
 EXPECTED_FAILURES = {
     "keep": {"openat", "write", "pwrite64"},

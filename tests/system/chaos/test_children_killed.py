@@ -95,7 +95,7 @@ def draw(number: int, store: Store, choice: random.Random) -> Round:
 
 
 def expected(this: Round, path: Path, old: Path | None) -> Expected:
-    """What the file of a round must be when its child is gone."""
+    """The expected file of a round when its child is gone."""
     before = "" if old is None else str(old)
     if this.end == "closed" and this.number % PYTHON_ONE_IN:
         kept = before if this.mode[0] == "a" else ""

@@ -34,7 +34,7 @@ FALLIBLE = (
     *("openat2", "openat", "ftruncate", "pwrite64", "linkat", "renameat", "renameat2"),
     *("fsync", "fdatasync"),
 )
-"""What may fail for a reason that is the disk's."""
+"""Calls that may fail because of the disk."""
 
 WRITE_PATH = (*FALLIBLE, "write", "close", "unlinkat")
 """Where the host is killed: at its replies and where it gives descriptors back, too."""
@@ -52,7 +52,7 @@ EXPECTED = {
     ("worker", STAGED): {"pwrite64", "linkat", "renameat"},
     ("worker", DURABLE): {"pwrite64", "linkat", "renameat", "fsync", "openat"},
 }
-"""What must have failed at least once, or the test has missed it."""
+"""Calls that must have failed at least once, or the test has missed them."""
 
 APPEND = ("append", "none")
 DIRECT_SPEC = {"publish": "direct", "durability": "none"}
@@ -84,7 +84,7 @@ WRITER = (sys.executable, "-I", "-S", str(CHILDREN / "scripted.py"))
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one run left.
+    """The leftovers of one run.
 
     Attributes:
         replies: the reply lines that the child saw.
@@ -100,7 +100,7 @@ class Seen:
 
     @property
     def acknowledged(self) -> bytes:
-        """What the child was told to be written."""
+        """The number of bytes that the child was told to be written."""
         told = self.replies[1 : 1 + len(PIECES)]
         pairs = zip(PIECES, told, strict=False)
         return b"".join(piece for piece, reply in pairs if reply.startswith(b"OK"))
@@ -271,7 +271,7 @@ def test_a_host_that_dies_at_any_call_leaves_whole_files(
 
 
 def check_death(seen: Seen, publish: str) -> None:
-    """What a host that was killed left of the file."""
+    """The rest of the file after a killed host."""
     where = seen.calls[-2:]
     if seen.is_closed:
         assert seen.data == seen.acknowledged == NEW, f"lost at {where}"

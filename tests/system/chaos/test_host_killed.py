@@ -30,7 +30,7 @@ PYTHON_TREE = (sys.executable, "-I", "-S", str(CHILDREN / "tree.py"))
 
 
 def survivors(host: HostProcess, mark: str) -> list[int]:
-    """What is left of a killed host: processes with its mark, and its launchpad."""
+    """Leftovers of a killed host: processes with its mark, and its launchpad."""
     ended = select.select([host.launchpad], [], [], 0)[0]
     return marked(mark) + ([] if ended else [-1])
 

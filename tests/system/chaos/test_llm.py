@@ -82,7 +82,7 @@ async def check(stage: Stage, provider: Provider, service: LlmService) -> None:
     # Beyond the limit at most by one call's overshoot: the one that goes alone, with its
     # prompt and one token of output, when less than that is left.
     assert root.tokens.used < root.tokens.limit + ALONE
-    # What is left is less than a call: it ends in "quota exceeded".
+    # The rest is less than a call: it ends in "quota exceeded".
     root.tokens.used = max(root.tokens.used, root.tokens.limit)
     child = await stage.puppet()
     reply = await child.ask(request(b"hello"))

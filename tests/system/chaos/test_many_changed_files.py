@@ -1,4 +1,4 @@
-"""A workspace in which a great many files were changed is looked at and committed whole."""
+"""A workspace with a great many changed files is shown and committed whole."""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""The daemon dies by kill -9 at any moment: nothing outlives it, the next one is clean."""
+"""The daemon dies by kill -9 at any moment.
+
+Nothing outlives it, the next one is clean.
+"""
 
 import json
 import os

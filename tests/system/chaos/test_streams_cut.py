@@ -1,4 +1,7 @@
-"""Answers of models are cut at random bytes: each is paid, and none ends as a whole one."""
+"""Answers of models are cut at random bytes.
+
+Each is paid, and none ends as a whole one.
+"""
 
 import json
 import random
@@ -43,7 +46,7 @@ SCHEMA = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What tells a door from the others.
+    """The differences between the doors.
 
     Attributes:
         path: of its requests.
@@ -222,7 +225,7 @@ async def cut_one(scene: Scene, door: Door, cut: Cut, journal: TextIO) -> str:
     assert root.tokens.used == before + row["cost"]
     output = served.tokens.output
     if not status and row["outcome"] != "ok":
-        # What was on its way to the host when it hung up, it cannot know of.
+        # The host cannot know of bytes that were on their way when it hung up.
         output = pieces_in(body)
     check_charge(cut, served, row, output)
     if not status:
@@ -289,10 +292,10 @@ def text_in(event: dict[str, Any]) -> str:
 
 
 def check_charge(cut: Cut, served: Served, row: dict[str, Any], output: int) -> None:
-    """Check that a charge is no less than the stand-in's count, and one event more at most.
+    """Check that a charge is the stand-in's count, or one event more.
 
-    Three charges cannot be held to it. What was on its way when the child left, the host never
-    saw. Of a plain answer that is cut no token can be read: it has no events. Where reasoning
+    Three charges cannot be held to it. The host never saw bytes that were on their way
+    when the child left. Of a plain answer that is cut no token can be read: it has no events. Where reasoning
     was asked for, all that was reserved is charged, for some of it may not be shown (MD5).
 
     Args:

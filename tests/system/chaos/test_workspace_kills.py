@@ -1,4 +1,6 @@
-"""Children, hosts and commands of workspaces die by kill -9: nothing synced is lost.
+"""Children, hosts and commands of workspaces die by kill -9.
+
+Nothing synced is lost.
 
 A game is one base and one workspace, in which children take the steps of a seed. After
 each kill everything is at rest, and looked at: processes, locks, layers, what the workspace
@@ -57,7 +59,7 @@ PROGRAM = Path(__file__).with_name("steps.py").read_text(encoding="utf-8")
 
 
 class Model:
-    """What the steps of a seed make of a directory.
+    """The result of a seed's steps in a directory.
 
     Args:
         top: of the directory, made here.

@@ -1,4 +1,6 @@
-"""What the tests from outside get: commands that are forked, not started (`forkserver`).
+"""Fixtures of the tests from outside.
+
+Commands that are forked, not started (`forkserver`).
 
 Started as it is installed is each command that is looked at while it runs, that a shell or
 another program starts, or that needs more than words, directory and environment.

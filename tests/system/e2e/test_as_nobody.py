@@ -1,4 +1,4 @@
-"""What a host does in another way where it is not root: its tests, by a user of no rights.
+"""Differences of a host that is not root: its tests, by a user without rights.
 
 Tests marked `nobody` run once more as that user, all of them in a few processes: that
 user's installation is made, and the tests are collected, once for each.

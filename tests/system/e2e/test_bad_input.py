@@ -1,4 +1,4 @@
-"""What is wrong with a command line, a file or a disk: one clear line, no traceback."""
+"""Faults of a command line, a file or a disk: one clear line, no traceback."""
 
 import os
 import re
@@ -313,7 +313,7 @@ def test_a_disk_that_is_full_everywhere(
     assert b"internal error" not in outcome.err
 
 
-# What the host makes in memory counts as a file; what does not fit is said.
+# A file of the host in memory counts as a file; what does not fit is said.
 @pytest.mark.parametrize("profile", ["none", "auto"])
 def test_a_host_that_may_make_no_file_starts_children(profile: str) -> None:
     start = f"ulimit -f 0; exec $S run --sandbox {profile}"

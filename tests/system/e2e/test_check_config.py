@@ -107,7 +107,7 @@ def test_a_good_file_is_0_and_no_toml_is_2(
     assert check(tmp_path, text).status == status
 
 
-# What has no end, or none until somebody writes, is not waited for.
+# An input without end, or without a writer, is not waited for.
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -190,7 +190,7 @@ def test_payloads_that_never_fit_into_memory_are_told(
         ("[llm]", "", ", 'netns'", ""),
     ],
 )
-# Bad input: a policy that contradicts itself. What FD 3 leads to is there in any case.
+# Bad input: a policy that contradicts itself. The root of FD 3 is there in any case.
 def test_a_profile_that_closes_every_way_is_told(
     tmp_path: Path, section: str, policy: str, layers: str, said: str
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_profile_that_closes_every_way_is_told(
         assert outcome.said(f"policy.run.sandbox: {said}")
 
 
-# Whoever is not root makes a net namespace in a user namespace, or none.
+# A user that is not root makes a net namespace in a user namespace, or none.
 @pytest.mark.parametrize(
     "network", ["", "network = 'none'\n"], ids=["usual", "written"]
 )
@@ -504,7 +504,7 @@ def test_a_variable_that_leads_past_the_endpoint_is_told(
     assert all(f": warning: {said}" in line for line in lines)
 
 
-# What a container needs is not asked of what is none.
+# The needs of a container are not asked of other sidecars.
 def test_a_backend_that_there_is_not_is_the_only_fault(tmp_path: Path) -> None:
     text = "[sidecar.s]\nkind = 'go'\nbackend = 'lxc'\n"
     ((key, _),) = faults(check(tmp_path, text, "--json"))
@@ -757,7 +757,7 @@ def test_a_program_that_is_not_there_is_told(
     assert outcome.said(f"c.toml: {told}") if told else outcome.err == b""
 
 
-# What the service manager gives is not there for the operator who looks.
+# Credentials of the service manager are not there for an operator.
 @pytest.mark.parametrize("key", ["", "models.m."])
 def test_a_credential_of_the_unit_is_missed_inside_it_alone(
     tmp_path: Path, key: str

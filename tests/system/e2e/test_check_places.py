@@ -1,4 +1,4 @@
-"""Roots, grants and options beside each other, and beside what a daemon has for itself."""
+"""Roots, grants and options beside each other, and beside a daemon's own."""
 
 import json
 from pathlib import Path
@@ -263,7 +263,7 @@ def test_what_follows_a_link_is_looked_for_where_it_leads(tmp_path: Path) -> Non
     outcome = sandhost("run", "--root", "b/link/..", "--", *words, cwd=tmp_path)
     assert (outcome.status, outcome.err) == (0, b"")
     assert {*outcome.out.split()} == {b"sub/", b"there"}
-    # What is refused as that directory is that directory.
+    # Other names of a refused directory are refused.
     (tmp_path / "c.toml").write_text("[policy]\na.root = 'a'\n")
     command = ("run", "--config", "c.toml", "--root", "b/link/..", "--", "true")
     outcome = sandhost(*command, cwd=tmp_path)
@@ -307,7 +307,7 @@ def test_an_option_of_run_that_reaches_a_daemons_own_is_told(
 # Its own places
 
 OTHERS = ("{}/run", "{}/other/run"), ("{}/state", "{}/other/state")
-"""What `[host]` names as it begins, and later."""
+"""The directories in `[host]` at the beginning, and later."""
 
 
 def rewrite(running: Daemon, policy: str, *, moved: bool) -> None:
@@ -328,7 +328,7 @@ def where(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# What a daemon has is its own until it ends, wherever the next one will have it.
+# A daemon's directories are its own until it ends, wherever the next one will have it.
 @pytest.mark.parametrize(
     ("policy", "said"),
     [

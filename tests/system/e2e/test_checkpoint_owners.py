@@ -1,4 +1,7 @@
-"""Checkpoints over restarts of the daemon: each child finds its own, and no other's."""
+"""Checkpoints over restarts of the daemon.
+
+Each child finds its own, and no other's.
+"""
 
 import os
 import re

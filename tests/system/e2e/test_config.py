@@ -1,4 +1,4 @@
-"""`run --config F`: what `[policy.run]` sets, and what is refused with file and key."""
+"""`run --config F`: settings of `[policy.run]`, refusals with file and key."""
 
 import json
 from pathlib import Path
@@ -249,7 +249,7 @@ def test_the_network_of_a_policy_stands_beside_another_profile(tmp_path: Path) -
     assert spawned["isolation"]["network"] == "host"
 
 
-# Who names it knows what it leaves: nothing looks like a mistake.
+# An operator that names it knows the rest: nothing looks like a mistake.
 def test_a_policy_without_walls_is_told_nothing_of_its_network(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[policy.p]\nsandbox = 'none'\n")
     outcome = sandhost("check-config", "c.toml", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""`--config <(...)`: a configuration that a shell's pipe brings (process substitution)."""
+"""`--config <(...)`: a configuration from a shell's pipe."""
 
 import fcntl
 import os

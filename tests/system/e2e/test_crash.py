@@ -1,4 +1,7 @@
-"""`sandhost run` is killed by -9: nothing runs on, and the next run is not disturbed."""
+"""`sandhost run` is killed by -9.
+
+Nothing runs on, and the next run is not disturbed.
+"""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What doctor tells of workspaces is what a run can have."""
+"""The modes of workspaces in doctor are those of a run."""
 
 import json
 import os

@@ -128,7 +128,7 @@ def test_a_reader_sorts_and_filters_a_live_page(tmp_path: Path) -> None:
             "document.getElementById('filter').dispatchEvent(new Event('input'))"
         )
         assert browser.value(shown) == ["broken"]
-        # What comes later is arranged likewise.
+        # Later rows are arranged likewise.
         running.client.spawn(["sleep", "600"], name="given", policy="plain")
         browser.wait(f"{shown}.length === 2")
         assert browser.value(shown) == ["given", "broken"]

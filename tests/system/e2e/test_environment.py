@@ -1,4 +1,7 @@
-"""What a child of `sandhost run` finds: variables, directories, descriptors, a session."""
+"""The environment of a child of `sandhost run`.
+
+Variables, directories, descriptors.
+"""
 
 import json
 import os
@@ -34,7 +37,7 @@ LOOK = (
 
 
 def looked(*options: str | Path, **changes: object) -> dict[str, object]:
-    """What a Python child finds. Python itself ignores SIGPIPE and SIGXFSZ."""
+    """The signals of a Python child. Python itself ignores SIGPIPE and SIGXFSZ."""
     words = ("run", *options, "--", sys.executable, "-I", "-S", "-c", LOOK)
     outcome = sandhost(*words, **changes)
     assert (outcome.status, outcome.err) == (0, b"")

@@ -108,7 +108,7 @@ def pinned(file: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9][a-z0-9.-]*)==(\S+)", text, re.MULTILINE))
 
 
-# What tests and checks is no part of what is installed to run.
+# Packages for tests and checks are no part of an installation.
 def test_what_runs_is_pinned_without_what_tests() -> None:
     runs, develops = pinned("requirements.txt"), pinned("requirements-dev.txt")
     assert runs.items() <= develops.items()

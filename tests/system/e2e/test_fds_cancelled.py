@@ -1,4 +1,4 @@
-"""A call on a content that takes a minute does not keep a host whose child has ended."""
+"""A call that takes a minute does not keep a host whose child has ended."""
 
 import os
 import signal

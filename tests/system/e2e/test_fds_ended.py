@@ -1,4 +1,4 @@
-"""Children that are killed in the middle of a call of LLM fds, and what is left of it."""
+"""Children that are killed in the middle of a call of LLM fds."""
 
 import json
 import os

@@ -80,7 +80,7 @@ def test_a_child_asks_an_agent_and_goes_on(tmp_path: Path, provider: str) -> Non
         *("written", "5000", "The message has 2 words.")
     ]
     assert outcome.err == b"sandhost llm: invalid preset: agent@\n"
-    # What was said before is sent again: the tool's call and its result as well.
+    # Earlier messages are sent again: the tool's call and its result as well.
     first, second, third = prompt_tokens(tmp_path)
     assert first < second < third
 

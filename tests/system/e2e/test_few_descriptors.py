@@ -1,4 +1,4 @@
-"""A child or a host with few descriptors left: what is asked for fails, nothing else."""
+"""A child or a host with few descriptors left: only the request fails."""
 
 import sys
 import tempfile
@@ -43,7 +43,7 @@ client.attach().ping()
 print(client.ping())
 """
 
-# Who attaches may have many; the relay that hands them on may not.
+# An attaching child may have many; the relay that hands them on may not.
 MANY = """
 from vfs.client import Client
 client, held = Client(), []
@@ -91,7 +91,7 @@ def test_a_relay_without_a_descriptor_for_it_goes_on(
     assert outcome.out.splitlines() == [b"24", b"True"]
 
 
-# What could not be done, and what to do.
+# The failure, and the remedy.
 @pytest.mark.parametrize("descriptors", [8, 10, 12, 14])
 def test_a_relay_that_cannot_begin_says_what_to_do(descriptors: int) -> None:
     script = f"ulimit -n {descriptors}; exec {SANDHOST} relay -- true"

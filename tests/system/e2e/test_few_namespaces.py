@@ -1,4 +1,7 @@
-"""Machines that give no namespaces of a kind, or no more: sysctls of namespaces(7)."""
+"""Machines that give no namespaces of a kind, or no more.
+
+Sysctls of namespaces(7).
+"""
 
 import json
 import shutil
@@ -158,7 +161,7 @@ def test_what_nobody_is_given_cannot_be_required(tmp_path: Path) -> None:
         assert said in outcome.err.decode() + outcome.out.decode()
 
 
-# Whoever uses them up must not weaken another's walls.
+# A child that uses them up must not weaken another's walls.
 def test_namespaces_that_are_used_up_refuse_the_start(tmp_path: Path) -> None:
     wrapper = (*allowing("net=1"), UNSHARE, "--net")
     words = (*as_root(tmp_path), "--", "true")

@@ -21,7 +21,10 @@ READY = "until [ -s ~/stand-in.log ]; do sleep 0.05; done\n"
 
 
 def script(port: int) -> str:
-    """Return the page as a script: commands of a transcript are printed before they run."""
+    """Return the page as a script.
+
+    Commands of a transcript are printed before they run.
+    """
     lines = [f"export AGENT={ROOT / 'demo' / 'agent.py'}\n"]
     for language, text in BLOCKS:
         if language == "sh":

@@ -1,4 +1,7 @@
-"""A fleet on Ray, from outside: the commands, two nodes of this machine, and kills."""
+"""A fleet on Ray, from outside.
+
+The commands, two nodes of this machine, and kills.
+"""
 
 import json
 import os

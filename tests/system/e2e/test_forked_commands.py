@@ -1,4 +1,4 @@
-"""A command that is forked is the one that is started: what tests see of it is the same."""
+"""A forked command is the same as a started one, as tests see it."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ grep -E '^(SigBlk|SigIgn|Groups|NoNewPrivs)' /proc/self/status; echo err >&2; ex
 """
 
 DRAWN = re.compile(rb"sandhost-\w+|run/\w{12}")
-"""What a child's own directory and socket are called, which is drawn by lot."""
+"""The random names of a child's own directory and socket."""
 
 
 @pytest.mark.parametrize(

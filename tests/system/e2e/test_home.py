@@ -1,4 +1,4 @@
-"""What programs that know nothing of the host find: a HOME, a name, a terminal, `/etc`."""
+"""The HOME, name, terminal and `/etc` of programs that do not know the host."""
 
 import json
 import os

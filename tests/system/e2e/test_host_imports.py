@@ -1,4 +1,4 @@
-"""What a host imports once it has children: nothing in Trio's thread.
+"""Late imports of a host with children: none in Trio's thread.
 
 An import opens files, and whoever can keep these from being opened (attack 41) would keep
 the host from everything else. It also takes time that others wait for.
@@ -225,7 +225,7 @@ def test_a_daemon_with_children_imports_nothing_in_its_own_thread(
 
 
 def imported_by_run(place: Path, script: str, *options: str) -> tuple[list[str], str]:
-    """Run a child; return what its host imports once it is there, and all that was said."""
+    """Run a child; return its host's late imports, and all output."""
     imports = Imports(place)
     words = ("--", "bash", "-c", f"echo up; read -r; {script}")
     with subprocess.Popen(

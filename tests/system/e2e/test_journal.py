@@ -1,4 +1,4 @@
-"""`--journal F`: valid JSON lines with the agreed names, whatever names files have."""
+"""`--journal F`: valid JSON lines with the agreed names, for any names of files."""
 
 import json
 import os
@@ -179,7 +179,7 @@ def test_denials_are_bounded_and_what_is_left_out_is_counted(tmp_path: Path) -> 
     assert b"more denials of child-1 were left out" in outcome.err
 
 
-# Who connects is gone at the end, and who never did is not.
+# A connected client is gone at the end, and no other is.
 def test_a_child_that_cannot_be_started_has_no_client(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     outcome = sandhost("run", "--journal", journal, "--", "no-such-command")

@@ -148,7 +148,7 @@ def test_several_limits_may_be_given_apart() -> None:
     assert lines[2].endswith(b"Too many open files")
 
 
-# What a child reaches past its limit is its own error: another child of the same
+# A passed limit is the child's own error: another child of the same
 # pipeline does not see it.
 def test_a_limit_is_each_childs_own() -> None:
     script = "printf 'OPEN a w false\\n' >&3; read -r r <&3; echo $r"

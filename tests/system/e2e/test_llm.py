@@ -1,4 +1,7 @@
-"""The model as a child finds it: `run --config` with `[llm]`, real children, real HTTP."""
+"""The model as a child finds it.
+
+`run --config` with `[llm]`, real children, real HTTP.
+"""
 
 import base64
 import json
@@ -212,7 +215,7 @@ def test_the_key_shows_nowhere(tmp_path: Path, provider: str) -> None:
         base64.b64encode(KEY.encode()),
     ):
         for text in found:
-            # What this test was itself given: its own process, and its parents'.
+            # Variables of this test: its own process, and its parents'.
             assert form not in text.replace(b"SPARE", b""), form
     assert b"OPENAI_API_KEY=sk-sandhost-" in outcome.out
 
@@ -290,7 +293,7 @@ def test_a_host_that_is_killed_in_a_call_counts_what_was_reserved(
     base.close()
 
 
-# What a host does not offer costs it nothing: openai takes over half a second to import.
+# A service that a host does not offer costs nothing: openai takes over half a second to import.
 @pytest.mark.parametrize("has_model", [False, True])
 def test_a_host_without_a_model_never_loads_the_client_library(
     tmp_path: Path, provider: str, has_model: bool
@@ -441,6 +444,6 @@ def test_a_variable_of_the_operators_goes_before_the_endpoints(
     assert own[0].startswith("http://127.0.0.1:")
     assert own[1] == "own"
     assert own[2] not in ("", tools)
-    # What is only passed on was never said of this child.
+    # A variable that is only passed on was not set for this child.
     passed = run(tmp_path, config, script, "--pass-env", "OPENAI_BASE_URL")
     assert passed.err == b""

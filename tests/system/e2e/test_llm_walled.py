@@ -132,14 +132,14 @@ curl -s -o /dev/null -w "%{{http_code}}\\n" "$WHERE/models"'
 """
 
 
-# spec L13: the account is its parent's, and so is what names it. Whoever is told the
-# address all the same has no TCP: it makes no net namespace in its parent's.
+# spec L13: the account is its parent's, and so is what names it. A child with the
+# address has no TCP all the same: it makes no net namespace in its parent's.
 def test_a_nested_child_has_none_of_the_three(place: Path, llm: str) -> None:
     outcome = run(place, llm + ENDPOINT, "sh", "-c", NESTED)
     assert outcome.out.splitlines() == [b"3", b"0", b"000"], outcome.err
 
 
-# What the machine lacks is found out by children who have made a listener already: the
+# Missing layers are found by children who have made a listener already: the
 # one that lives is another process, in another net namespace.
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number is another one")
 def test_a_machine_without_landlock_has_it_too(place: Path, llm: str) -> None:
@@ -217,7 +217,7 @@ def test_where_no_loopback_is_to_be_had_it_is_said(place: Path, llm: str) -> Non
     assert run(place, llm + profile, "true").err == b""
 
 
-# What a key is read from may be a descriptor of the host: a file or memory, which can be
+# The source of a key may be a descriptor of the host: a file or memory, which can be
 # read again, and no pipe.
 def test_a_key_may_be_a_descriptor(place: Path, llm: str) -> None:
     key = os.memfd_create("key", 0)

@@ -1,4 +1,7 @@
-"""A daemon's log: each line says who and why, in fields; in a JSON log each line is JSON."""
+"""A daemon's log: each line says who and why, in fields.
+
+In a JSON log each line is JSON.
+"""
 
 import json
 import os
@@ -211,7 +214,7 @@ def test_a_text_log_ends_with_a_line_of_text(tmp_path: Path) -> None:
     assert ended.err.startswith(b"sandhost serve: cannot ")
 
 
-# What libraries and the interpreter itself say, when they believe to say it on stderr.
+# Messages of libraries and the interpreter, when they believe to say it on stderr.
 LIBRARIES = """
 import gc, logging, sys, threading, warnings
 from hostlib.log import Log

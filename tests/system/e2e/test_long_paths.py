@@ -118,7 +118,7 @@ def test_a_short_one_has_its_children_in_it(tmp: Path) -> None:
         assert running.end() == 0
 
 
-# What other children have is none of a child's, wherever it lies.
+# Directories of other children are closed to a child, wherever it lies.
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
@@ -131,7 +131,7 @@ def test_a_short_one_has_its_children_in_it(tmp: Path) -> None:
         ("root = '{tmp}'", "holds what [host] state_dir is for"),
         ("root = '{tmp}/other'", ""),
         ("write = ['{scratch}er']", ""),
-        # Nobody has anything there then, and no socket would have an address.
+        # No child has files there then, and no socket would have an address.
         ("root = '{deep}/state/scratch'", ""),
         ("root = '{deep}/state/mine'", ""),
         ("root = '{deep}/state/logs'", "holds what [host] state_dir is for"),
@@ -189,7 +189,7 @@ def test_what_lies_in_the_run_time_directory_is_no_grant_to_read(
 OWN = ("logs", "journal", "scratch", "checkpoints")
 
 
-# What a daemon has beneath its own is these directories; what else lies there is whoever's
+# A daemon's directories beneath its own are these; what else lies there is whoever's
 # it was made for.
 @pytest.mark.parametrize("key", ["root", "read", "write"])
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_state_directory_has_room_for_roots(tmp: Path, key: str, name: str) ->
         assert (place / "file").read_text() == "mine"
 
 
-# What is left of a quota is for nobody to change whom it bounds.
+# A child cannot change the rest of a quota that bounds it.
 @pytest.mark.parametrize("key", ["read", "write"])
 def test_the_ledger_of_a_quota_is_no_grant(tmp: Path, key: str) -> None:
     ledger = tmp / "state" / LEDGER

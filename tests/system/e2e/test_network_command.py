@@ -1,4 +1,7 @@
-"""`sandhost network`: what a child reached and was refused; its rules, changed live."""
+"""`sandhost network`: what a child reached and was refused.
+
+Its rules, changed live.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,7 @@
-"""A secret that the host adds: the child's requests have it, and the child never has it."""
+"""A secret that the host adds.
+
+The child's requests have it, and the child never has it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """What a host has of a credential, and a world of its own with the server."""
+    """A host's part of a credential, and a world of its own with the server."""
     if os.geteuid() or shutil.which("unshare") is None or shutil.which("ip") is None:
         pytest.skip("a world of its own needs root, unshare(1) and ip(8)")
     if shutil.which("curl", path=PROGRAMS) is None:

@@ -1,4 +1,7 @@
-"""Rules of a nested child: kept where a namespace can be made, else refused (spec NET2)."""
+"""Rules of a nested child.
+
+Kept where a namespace can be made, else refused (spec NET2).
+"""
 
 import json
 import os

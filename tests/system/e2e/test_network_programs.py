@@ -1,4 +1,4 @@
-"""Programs that know no proxy reach granted names by name, and no others (spec NET4).
+"""Programs without a proxy reach granted names, and no others (spec NET4).
 
 Servers of the test's own stand in a net namespace that is all the world of a host; what
 runs is the whole product, in its usual sandbox. A program that is not installed is skipped.

@@ -1,7 +1,7 @@
-"""The recipes of docs/how-to/network.md, as they stand there, with the programs they are for.
+"""The recipes of docs/how-to/network.md, as written, with their programs.
 
 All that a program reaches are servers of the test's own, in a net namespace that is all the
-world of a host (`tests.helpers.recipeworld`). What runs is the whole product, in its usual
+world of a host (`tests.helpers.recipeworld`). The tests run the whole product, in its usual
 sandbox. A program that is not installed is skipped.
 """
 
@@ -49,7 +49,7 @@ def page_command(section: str) -> list[str]:
 
 
 class Recipe(NamedTuple):
-    """What a recipe is tried with; `{place}` is the directory of the world.
+    """The parts of a recipe's trial; `{place}` is the directory of the world.
 
     Attributes:
         needs: programs.
@@ -110,7 +110,7 @@ def place() -> Iterator[Path]:
 
 
 class Outcome(NamedTuple):
-    """What a program and the host have printed, and the journal's events."""
+    """Output of a program and the host, and the journal's events."""
 
     out: str
     err: str

@@ -1,4 +1,4 @@
-"""Whoever does not read what a host says does not hold it up, and can still stop it."""
+"""An operator who reads no output does not hold a host up, and can stop it."""
 
 import os
 import signal
@@ -90,7 +90,7 @@ print("again", flush=True)
 """
 
 
-# What tools are run is told to whoever reads it.
+# Runs of tools are told to each reader.
 # spec E34
 def test_a_full_stderr_holds_up_no_tool(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(TOOLS)
@@ -176,7 +176,7 @@ def test_what_a_daemon_was_started_to_ignore_does_nothing_to_it(
         assert running_daemon.end() == 0
 
 
-# Nobody can be waited for where SIGCHLD is ignored (waitid(2)): so it is not.
+# With SIGCHLD ignored no child can be waited for (waitid(2)): so it is not.
 @pytest.mark.parametrize("options", [(), ("--sandbox", "none")])
 def test_a_host_that_was_started_to_ignore_the_end_of_its_children(
     options: tuple[str, ...],

@@ -1,4 +1,7 @@
-"""`top` and `trace` from outside: scripts, a real terminal of 80 columns, a daemon."""
+"""`top` and `trace` from outside.
+
+Scripts, a real terminal of 80 columns, a daemon.
+"""
 
 import fcntl
 import json

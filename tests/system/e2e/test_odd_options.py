@@ -1,4 +1,4 @@
-"""What `run` and a daemon say of options and policies that cannot be, or look odd.
+"""Messages of `run` and a daemon about wrong or odd options and policies.
 
 Each names the option or the key that its reader has written, and what to do.
 """
@@ -170,7 +170,7 @@ def test_a_grant_that_is_not_there_names_its_option(
     tmp_path: Path, option: str
 ) -> None:
     path = str(tmp_path / "none")
-    # What is written may be yet to be made, in a directory that is there.
+    # A written path may be yet to be made, in a directory that is there.
     given = path if option == "read" else f"{path}/f"
     outcome = sandhost("run", f"--{option}", given, "--", "true")
     assert outcome.status == 125
@@ -241,7 +241,7 @@ def test_limits_may_be_as_large_as_the_kernel_counts() -> None:
 
 def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    share = hard - 64  # what the host keeps for itself
+    share = hard - 64  # kept by the host for itself
     text = (
         f"[limits]\nopen_files_per_client = {share + 1}\n"
         "[policy.a]\nmodel = 'm'\nquota = 5\ntools = ['go']\n"
@@ -273,7 +273,7 @@ def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
     for written in (above, above.replace("'", "'00", 1)):
         (told,) = warned(run(tmp_path, written))
         assert told.startswith(f"policy.run.limits.open_files: {many}")
-    # Who writes the same beside it is told of what he wrote.
+    # The same key beside it gets its own message.
     (told,) = warned(run(tmp_path, above, "--limit", f"open_files={share + 1}"))
     assert told.startswith(f"--limit: open_files: {many}")
     assert warned(run(tmp_path, above, "--limit", f"open_files={share}")) == []
@@ -294,7 +294,7 @@ def test_what_has_an_effect_is_not_told(tmp_path: Path) -> None:
     ]
 
 
-# What is told at a start is told of a configuration that is read anew.
+# A reload gives the warnings of a start.
 @pytest.mark.slow
 def test_a_reload_warns_of_what_was_not_there_before(tmp_path: Path) -> None:
     before = f"{PROFILES}[policy.a]\nmodel = 'm'\n"
@@ -343,7 +343,7 @@ def test_a_limit_of_another_type_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
-    """A directory with a ring of links, a link to nothing, and two roots in one another."""
+    """A directory with a ring of links, a dead link, and two nested roots."""
     (tmp_path / "ring").symlink_to("ring")
     (tmp_path / "dangling").symlink_to("nothing")
     (tmp_path / "a/b").mkdir(parents=True)

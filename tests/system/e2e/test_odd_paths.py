@@ -1,4 +1,4 @@
-"""Grants and roots by odd names: who checks a configuration, and who starts a child, agree."""
+"""Grants and roots by odd names: the check and the start of a child agree."""
 
 from pathlib import Path
 
@@ -38,7 +38,10 @@ def configuration(where: Path, grant: str) -> str:
 
 
 def checked(where: Path, grant: str) -> Outcome:
-    """Check a configuration with a grant; a grant of a file yet to be made is a warning."""
+    """Check a configuration with a grant.
+
+    A grant of a file yet to be made is a warning.
+    """
     return check(where, configuration(where, grant))
 
 
@@ -137,7 +140,7 @@ def test_what_a_start_takes_is_no_fault(
     assert (outcome.status, outcome.err) == (
         0,
         b"",
-    )  # whoever says it there may mean it
+    )  # an operator who writes it there may mean it
 
 
 # Both rights are held once, and the one to write is the one that makes it.

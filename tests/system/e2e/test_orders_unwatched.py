@@ -1,4 +1,4 @@
-"""Orders of a host for which no epoll watch is left: who asks is heard all the same."""
+"""Orders to a host without an epoll watch: they are received all the same."""
 
 import sys
 from pathlib import Path

@@ -124,7 +124,7 @@ def test_each_child_of_a_pipeline_has_the_recipe(tmp_path: Path) -> None:
     assert outcome.out.split() == [b"1", b"1"], outcome.err
 
 
-# What a child of a daemon has is for the operator to say, not for a caller of its socket.
+# The operator decides on a child of a daemon, not for a caller of its socket.
 @pytest.mark.slow
 def test_spawn_tells_where_a_recipe_belongs() -> None:
     outcome = sandhost("spawn", "--recipe", "codex", "--", "codex")

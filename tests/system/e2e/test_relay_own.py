@@ -1,4 +1,4 @@
-"""What a nested child of `sandhost relay` has for itself: a TMPDIR, and its executions."""
+"""A nested child of `sandhost relay` has its own TMPDIR and executions."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What a profile requires is tried by `check-config`, and before a daemon begins."""
+"""Required layers are tried by `check-config`, and before a daemon begins."""
 
 import errno
 import json
@@ -79,7 +79,7 @@ def test_a_required_layer_that_fails_when_it_is_tried_is_told(
     assert fault["reason"].startswith(said)
     assert why in fault["reason"]
     assert "; it takes " in fault["reason"]
-    # Nobody misses what nobody requires.
+    # A missing layer that no profile requires is no fault.
     text = profile(layer).replace("required", "layers")
     assert checked(tmp_path, text, kernel).status == 0
     host = f"[host]\nruntime_dir = '{tmp_path}/r'\nstate_dir = '{tmp_path}/s'\n"
@@ -101,7 +101,7 @@ def test_what_root_has_no_use_for_is_not_required_of_it(tmp_path: Path) -> None:
         assert sandhost(*command, cwd=tmp_path).said(said)
 
 
-# Who starts it is known without a start, and all that follows from it.
+# The starting user is known without a start, and all that follows from it.
 @pytest.mark.parametrize(
     ("layer", "layers", "why"),
     [
@@ -166,7 +166,7 @@ def test_nothing_is_started_where_nothing_is_required(tmp_path: Path) -> None:
     assert not list(requiring(load_config(str(path))))
 
 
-# What a limit of the moment refuses may be there in the next.
+# A refusal by a momentary limit may be gone in the next moment.
 @of_x86
 @of_root
 def test_what_could_not_be_tried_is_told_and_refuses_nothing(tmp_path: Path) -> None:

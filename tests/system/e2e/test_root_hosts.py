@@ -1,6 +1,6 @@
 """A host that is root gives each child a user of its own, or refuses its start.
 
-What is mounted in here is mounted in a namespace of the test's own.
+Mounts of these tests are in a namespace of their own.
 """
 
 import json

@@ -23,12 +23,12 @@ pytestmark = pytest.mark.slow
 IS_X86_64 = os.uname().machine == "x86_64"
 
 DROP = ("setpriv", "--inh-caps", "-all", "--bounding-set")
-"""What takes a right from root, and which one."""
+"""The prefix that takes a right from root, and the right."""
 
 
 @pytest.fixture(scope="module")
 def whole() -> set[str]:
-    """What this machine gives when nothing is switched off."""
+    """The layers of this machine when none is switched off."""
     return present(layers(()))
 
 
@@ -456,7 +456,7 @@ def test_a_shim_finds_the_version_that_it_stands_for(tmp_path: Path) -> None:
     assert (outcome.status, outcome.out) == (0, b"hello you\n")
     shell = f"{tree}/shims/hello me; cat {tree}/other/secret"
     outcome = sandhost("run", "--", "sh", "-c", shell, cwd=place)
-    assert outcome.status == 1  # what is not COMMAND is not to be seen
+    assert outcome.status == 1  # only COMMAND is visible
     assert b"hello me" not in outcome.out
 
 

@@ -143,7 +143,7 @@ def test_a_reload_touches_what_changed_and_nothing_else(tmp_path: Path) -> None:
         assert after["changed"] != before["changed"]
         # Its policy changed.
         assert after["other"] != before["other"]
-        # What is wrong changes nothing.
+        # A wrong configuration changes nothing.
         file.write_text(text + "\n[child.same]\n[nonsense]\n")
         with pytest.raises(ControlError, match="not reloaded"):
             running.client.reload()

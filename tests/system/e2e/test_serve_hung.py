@@ -1,4 +1,4 @@
-"""A daemon that hangs: its clients say so and end, and what they gave up is not done."""
+"""A daemon that hangs: its clients say so and end; their orders are not done."""
 
 import json
 import os
@@ -105,7 +105,7 @@ def test_every_command_ends_while_the_daemon_hangs(served: Daemon) -> None:
             assert outcome.status == 2, words
             assert outcome.said("within 10 s: the host is stopped or very busy"), words
     served.send(signal.SIGCONT)
-    # What was given up is not done, and that is written down; `reload --exec` asks first.
+    # An order that was given up is not done, and that is logged; `reload --exec` asks first.
     wanted = ["kill", "reload", "spawn", "stop", "stop-child"]
     served.wait(lambda: len(dropped(served)) == len(wanted), "the orders")
     assert sorted(str(row["order"]) for row in dropped(served)) == wanted
@@ -155,7 +155,7 @@ def test_a_quiet_stream_and_a_long_order_show_signs_of_life(served: Daemon) -> N
         assert [sock.recv(1) for sock in lines] == [b" ", b" "]
 
 
-# What has begun is not left half done: a child that was to be replaced is.
+# An order that has begun is completed: a child that was to be replaced is.
 def test_a_reload_whose_client_goes_is_done_to_its_end(served: Daemon) -> None:
     file = served.where / "c.toml"
     stubborn = "trap '' TERM; echo {}; while :; do sleep 1; done"

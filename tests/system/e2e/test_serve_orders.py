@@ -1,4 +1,7 @@
-"""Orders and streams of a daemon: spawn, kill, logs, events; clients that misbehave."""
+"""Orders and streams of a daemon.
+
+Spawn, kill, logs, events; clients that misbehave.
+"""
 
 import base64
 import json

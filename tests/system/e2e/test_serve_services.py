@@ -1,4 +1,7 @@
-"""`sandhost serve` with each section that offers something: model, tools, fds, figures."""
+"""`sandhost serve` with each section that offers something.
+
+Model, tools, fds, figures.
+"""
 
 import json
 import signal
@@ -258,7 +261,7 @@ def test_a_reload_names_the_sections_that_need_a_restart(
         running.wait(lambda: "need a restart of the host" in running.said())
 
 
-# What was charged is on disk before the answer goes out.
+# A charge is on the disk before the answer goes out.
 def test_the_quotas_ledger_survives_kill_9_and_a_restart(
     place: Path, provider: str
 ) -> None:

@@ -149,7 +149,7 @@ def test_a_second_signal_insists(tmp_path: Path) -> None:
 
 
 # spec S6: who is not its program yet cannot be asked to end, and its exec can hang for as
-# long as a disk does. What comes after it in a pipeline is not started any more.
+# long as a disk does. A later command of a pipeline is not started any more.
 @pytest.mark.parametrize("more", [(), (":::", "sleep", "1000")])
 @pytest.mark.parametrize("sandbox", ["none", "auto"])
 def test_a_signal_stops_run_while_the_exec_of_its_child_hangs(

@@ -1,4 +1,7 @@
-"""Standard descriptors that are closed, a terminal or a broken pipe; Ctrl-C on one."""
+"""Standard descriptors that are closed, a terminal or a broken pipe.
+
+Ctrl-C on one.
+"""
 
 import os
 import pty

@@ -1,4 +1,7 @@
-"""`run --workspace` and `sandhost workspace`: an ordinary program edits, a person decides."""
+"""`run --workspace` and `sandhost workspace`.
+
+An ordinary program edits, a person decides.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A hostile program in a workspace: what it leaves there misleads neither host nor operator."""
+"""A hostile program in a workspace misleads neither host nor operator."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_forged_marks_of_the_kernel_hide_and_redirect_nothing(place: Place) -> N
     assert (place.base / "d/kept.txt").read_text() == "kept\n"
     assert (place.base / "a.txt").read_text() == "hello\nmore\n"
     assert os.listdir(place.base / "made") == []
-    # What was brought is in the base now, beneath the next layer.
+    # Committed files are in the base now, beneath the next layer.
     script = (
         "import os; print(open('a.txt').read(), os.listdir('d'), os.listdir('made'))"
     )

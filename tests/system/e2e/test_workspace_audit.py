@@ -1,4 +1,4 @@
-"""`run --audit`: which files a child opens, as it happens, and which it has changed."""
+"""`run --audit`: files that a child opens, at once, and files that it changed."""
 
 import base64
 import json
@@ -68,7 +68,7 @@ input()
         assert process.poll() is None
         process.communicate(b"\n")
     assert written == [b"a.txt", b"\xff", b"gone"]
-    # What FD 3 opens has an event of its own, and is none of these.
+    # A file opened by FD 3 has an event of its own, and is none of these.
     assert opened == [b"d/only-read", b"a.txt", b"\xff", b"gone"]
     rows = events(journal)
     (by_door,) = [row for row in rows if row["event"] == "file.opened"]

@@ -1,4 +1,7 @@
-"""What bounds the layer of a workspace: limits of the configuration, the disk's reserve."""
+"""The bounds of a workspace's layer.
+
+Limits of the configuration, the disk's reserve.
+"""
 
 import json
 import re
@@ -56,7 +59,7 @@ def test_a_child_that_passes_a_limit_is_ended(
     rows = [json.loads(line) for line in journal.read_text().splitlines()]
     (row,) = [row for row in rows if row["event"] == "workspace.limit"]
     assert (row["workspace"], row["limit"]) == ("w", limits[2:7])
-    # What was written is there to be looked at.
+    # The written files can be looked at.
     assert place.ask("diff", "w", "--name-only").status == 1
 
 

@@ -164,7 +164,7 @@ sandhost fd restore $id --files >/dev/null && cat a.txt"""
 
 
 # spec WS16: a nested client that was left less has none made and none restored
-@of_root  # what a relay imports is not there for the user of no rights
+@of_root  # the imports of a relay are hidden from the user without rights
 def test_a_client_with_less_rights_has_checkpoints_without_files(place: Place) -> None:
     script = """
 sandhost fd checkpoint | grep -c '<snapshot'

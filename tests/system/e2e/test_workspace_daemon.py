@@ -1,4 +1,7 @@
-"""Workspaces of a daemon's children: configured, found again, looked at, committed."""
+"""Workspaces of a daemon's children.
+
+Configured, found again, looked at, committed.
+"""
 
 import json
 import os

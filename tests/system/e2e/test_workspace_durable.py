@@ -1,4 +1,7 @@
-"""A workspace that is not durable: its mount syncs nothing, and its end is seen to."""
+"""A workspace that is not durable.
+
+Its mount syncs nothing, and its end is seen to.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""FD 3's root is the workspace: by the door and by system calls a child sees one tree."""
+"""FD 3's root is the workspace.
+
+By the door and by system calls a child sees one tree.
+"""
 
 import json
 import os

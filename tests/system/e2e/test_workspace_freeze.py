@@ -1,4 +1,4 @@
-"""``--freeze``: a child stands still while a command looks, and goes on in any case."""
+"""``--freeze``: a child stops while a command looks, and goes on in any case."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from tests.system.e2e.test_workspace import Place
 pytestmark = pytest.mark.slow
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > one; echo $i > two; done"
-"""What never stops writing: both files have one content, but between two writes."""
+"""A program that never stops writing: both files have one content, but between two writes."""
 
 
 WRITERS = """
@@ -90,7 +90,7 @@ for name in sys.argv[1:]:
 print("ready", flush=True)
 threading.Event().wait()
 """
-"""What each writes never ends; each has its way not to be found or not to be stopped."""
+"""Programs that write for ever; each has its way not to be found or not to be stopped."""
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ def test_a_commit_of_a_running_child_is_frozen_or_refused(place: Place) -> None:
         assert place.ask("diff", "w", "--name-only").out == b""
         out, _ = process.communicate(b"go\n")
         assert out == b"hello\nmore\n1\na.txt\nd\n"
-    # What it changed afterwards is a change of what was committed, and no conflict.
+    # Its later change is a change of the committed file, and no conflict.
     done = place.ask("diff", "w", "--name-only")
     assert done.out == b"a.txt\nd/e/one\nd/one\nd/two\n"
     assert place.ask("commit", "w", "a.txt", "d/*").status == 0

@@ -1,4 +1,4 @@
-"""``--hide`` and ``--guard``: what a program does not see, what a commit does not take."""
+"""``--hide`` and ``--guard``: hidden from a program, or not taken by a commit."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_what_a_program_makes_under_a_hidden_name_is_not_committed(
     place: Place,
 ) -> None:
     place.named("echo forged > .env; echo made > made.txt", *HIDING)
-    # What was hidden once stays so, whatever the next command line says.
+    # A hidden path stays so, whatever the next command line says.
     place.named("true")
     done = place.ask("commit", "w", "--allow", "*")
     assert done.status == 1

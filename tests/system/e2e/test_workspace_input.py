@@ -1,4 +1,4 @@
-"""What cannot be a workspace, or cannot be done with one, is told in one line."""
+"""A wrong workspace, or a wrong order for one, is reported in one line."""
 
 import json
 import os

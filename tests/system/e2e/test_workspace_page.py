@@ -1,4 +1,7 @@
-"""The examples of docs/how-to/workspaces.md: every command prints what stands below it."""
+"""The examples of docs/how-to/workspaces.md.
+
+Every command prints what stands below it.
+"""
 
 import re
 import subprocess

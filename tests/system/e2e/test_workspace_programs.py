@@ -1,4 +1,4 @@
-"""What people work with, in a workspace in the default sandbox: pip, npm, git, cargo."""
+"""Common programs in a workspace in the default sandbox: pip, npm, git, cargo."""
 
 import base64
 import hashlib

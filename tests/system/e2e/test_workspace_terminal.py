@@ -92,7 +92,7 @@ def test_a_run_on_a_terminal_asks_what_becomes_of_changes(
     assert [row["name"] for row in place.rows("list")] == names
 
 
-# What a program writes to hide a line: a carriage return, a backspace, escapes in seven
+# Bytes by which a program hides a line: a carriage return, a backspace, escapes in seven
 # and eight bits, and text that runs from right to left.
 HIDING = r"printf 'evil\rgood\b\033[2K\302\2332K\342\200\256x\377\n' >> a.txt"
 SHOWN = rb"+evil^Mgood^H^[[2K\x9b2K\u202ex\xff"

@@ -1,4 +1,4 @@
-"""Each way to make a workspace's mount gives the same; what is missing is refused by name.
+"""Each way to make a workspace's mount gives the same; missing ones are named.
 
 This kernel has all of them, so what an older one refuses is refused here
 (`tests.helpers.older_mounts`).

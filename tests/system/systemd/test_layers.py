@@ -1,4 +1,4 @@
-"""The layers of children of the shipped unit, and of its strict variant, under systemd."""
+"""The layers of children of the shipped unit and its strict variant."""
 
 import re
 import shutil
@@ -44,7 +44,7 @@ def test_a_child_of_the_shipped_unit_has_its_walls(tmp_path: Path) -> None:
             assert set(LAYERS) - set(isolation["layers"]) == HOST_IS_NOT_ROOT, isolation
             assert isolation["label"] == "auto"
             assert isolation["network"] == "none"
-        # What it says of itself is so.
+        # Its report of itself is true.
         ns = ("mnt", "pid", "net", "ipc", "uts", "user")
         a, b = (
             [it.run("readlink", f"/proc/{row['pid']}/ns/{kind}").stdout for kind in ns]
@@ -65,7 +65,7 @@ def test_a_child_of_the_shipped_unit_has_its_walls(tmp_path: Path) -> None:
         assert it.show("Result") == "success"
 
 
-# Who wants no namespaces in the service has a drop-in, and is told of what that takes.
+# An operator who wants no namespaces in the service has a drop-in, and is told of what that takes.
 def test_the_strict_variant_is_told_of_each_wall_that_it_takes(tmp_path: Path) -> None:
     strict = (UNITS / "sandhost-strict.conf").read_text()
     service = strict.partition("[Service]\n")[2]

@@ -1,4 +1,7 @@
-"""The units as a real systemd sees them: booted, watched, killed, reloaded, stopped."""
+"""The units as a real systemd sees them.
+
+Booted, watched, killed, reloaded, stopped.
+"""
 
 import json
 import re

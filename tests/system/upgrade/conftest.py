@@ -1,4 +1,6 @@
-"""What the tests of a replaced program get: a first program that is forked (`forkserver`).
+"""Fixtures of a replaced program's tests.
+
+A first program that is forked (`forkserver`).
 
 The next one is started by the first, as everywhere.
 """

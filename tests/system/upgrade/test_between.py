@@ -1,4 +1,4 @@
-"""What happens between two programs: the next one hears of it.
+"""Events between two programs: the next one gets them.
 
 The next program is a shell script first, which does something in the instant that nobody
 is the host, and then becomes the real one by its own exec(2).
@@ -28,7 +28,7 @@ def first(host: Replaced, script: str) -> None:
 def test_a_child_that_dies_between_two_programs_is_mourned(tmp_path: Path) -> None:
     with hands(tmp_path, "dies", "exits", "stays") as (dies, exits, stays):
         with replaced(tmp_path, dies.spec(), exits.spec(), stays.spec()) as host:
-            # What it sent before it died is done (spec S2).
+            # Its requests before its death are done (spec S2).
             fileno = dies.do("opened(b'words', b'w')")
             orders = tmp_path / "orders"
             os.mkfifo(orders)

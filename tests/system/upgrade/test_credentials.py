@@ -120,7 +120,7 @@ def test_a_credential_goes_on_under_the_next_program(tmp_path: Path) -> None:
         assert keys == [SECOND]
         rules = running.client.network("c").rules
         assert rules == ("web.test.sandhost:80",)
-        # What was taken away stays away.
+        # A right that was taken away stays away.
         running.client.network("c", deny=["web.test.sandhost:80"])
         replace_daemon(running)
         assert "[redacted]" not in ask(running)

@@ -1,4 +1,4 @@
-"""The door's socket while the host is replaced: what stands stays, and more may come."""
+"""The door's socket while the host is replaced: connections stay, more may come."""
 
 import os
 import socket

@@ -229,6 +229,6 @@ def test_a_child_keeps_the_port_in_its_own_net_namespace() -> None:
 
 
 def lines_of(running: Daemon, wanted: int) -> list[str]:
-    """What the child has said, once it is so many lines."""
+    """The child's output, once it has so many lines."""
     lines = running.log("a").decode().splitlines()
     return lines if len(lines) >= wanted else []

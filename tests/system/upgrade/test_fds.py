@@ -1,4 +1,7 @@
-"""LLM fds while the host is replaced: the same ids, the same bytes, the same names."""
+"""LLM fds while the host is replaced.
+
+The same ids, the same bytes, the same names.
+"""
 
 import ast
 import json
@@ -146,7 +149,7 @@ def test_what_clients_hold_is_what_they_held(max_memory: str) -> None:
             assert_clean(scene.running)
         assert "own own" in scene.do("other.fd_call('read_fd', fd='fd:4', page=1)")
         assert "not_found" in scene.do("call('read_fd', fd='fd:4', page=1)")
-        # What was begun is completed; numbers, versions and checkpoints go on.
+        # Unfinished contents are completed; numbers, versions and checkpoints go on.
         scene.do(f"put(b'and completed', {begun!r})")
         answer = scene.do(f"call('wrap_output', token={begun!r}, source='tool:b')")
         assert 'fd="fd:4"' in answer
@@ -163,7 +166,7 @@ def test_what_clients_hold_is_what_they_held(max_memory: str) -> None:
         assert scene.do(LOOKS[1]) == before[1]
 
 
-# What is freed is freed, under the next program too: its accounts are the same.
+# Freed contents are freed, under the next program too: its accounts are the same.
 def test_contents_end_with_their_clients() -> None:
     with opened("64K") as scene:
         for n in range(3):
@@ -183,7 +186,7 @@ def test_contents_end_with_their_clients() -> None:
         scene.running.wait(lambda: files() == 0, "its end")
 
 
-# What is so long that its file stays open beside the mapping changes hands once.
+# A content so long that its file stays open beside the mapping goes once.
 def test_a_long_content_goes_as_its_file() -> None:
     with opened() as scene:
         scene.do("globals().update(t=put(b'0123456789abcde\\n' * 600_000))")
@@ -198,7 +201,7 @@ def test_a_long_content_goes_as_its_file() -> None:
             assert_clean(scene.running)
 
 
-# What has begun is in memory, in a slot beside others', or in a file of its own.
+# An unfinished content is in memory, in a slot beside others', or in a file of its own.
 @pytest.mark.parametrize(
     ("max_memory", "lines"), [("256M", 20_000), ("64K", 20_000), ("256M", 2_000_000)]
 )
@@ -230,7 +233,7 @@ def test_what_is_begun_is_completed_to_the_byte(max_memory: str, lines: int) -> 
         assert "invalid_parameter" in scene.do("call('wrap_output', token=t0)")
 
 
-# Who was given some descriptors only sees no checkpoint of others by the next program.
+# A process with some descriptors only sees no checkpoint of others by the next program.
 def test_who_sees_which_checkpoint_is_kept() -> None:
     with opened() as scene:
         scene.do("call('wrap_output', token=put(b'secret ' * 9_000))")
@@ -249,7 +252,7 @@ def test_who_sees_which_checkpoint_is_kept() -> None:
             assert idents(scene.do("other.fd_call('list_checkpoints')")) == []
             look = f"other.fd_call('restore_process', checkpoint_id={first!r})"
             assert 'type="not_found"' in scene.do(look)
-        # What it had made before is its own; that of others, it has given up.
+        # Its earlier checkpoints are its own; that of others, it has given up.
         scene.do("own.fd_call('keep_fds', fds=[])")
         assert idents(scene.do("own.fd_call('list_checkpoints')")) == [second]
         (third,) = idents(scene.do("other.fd_call('checkpoint_process')"))

@@ -1,4 +1,4 @@
-"""What a client is in the middle of when the host is replaced: it never notices.
+"""A client in the middle of a request when the host is replaced: it never notices.
 
 Each test leads children to such a moment, has the host replaced, and lets them go on. A
 replacement starts two interpreters, so one of them serves several children at once.

@@ -1,4 +1,4 @@
-"""A host whose children have names is replaced: what stays, and what ends and is told."""
+"""A host whose children have names is replaced: things that stay or end."""
 
 import json
 import socket
@@ -201,7 +201,7 @@ def test_the_bytes_of_a_child_are_counted_on(tmp_path: Path) -> None:
         stage.running.wait(lambda: stage.figures().bytes_in > 900_000)
         replace_daemon(stage.running)
         stage.open("web.test")
-        # What was sent before stays counted; the connection of the order was as well.
+        # Earlier bytes stay counted; the connection of the order was as well.
         stage.ends[1].sendall(bytes(200_000))
         assert is_reset(stage.ends[1])
         reasons = [row.reason for row in stage.figures().refused]

@@ -1,4 +1,7 @@
-"""A next program that cannot be: the host goes on as if nobody had asked, and says why."""
+"""A next program that cannot be.
+
+The host goes on as if nobody had asked, and says why.
+"""
 
 import contextlib
 import os
@@ -95,7 +98,7 @@ def test_a_stop_while_the_next_program_is_checked(scene: tuple[Replaced, Hand]) 
     assert host.wait() == 0
 
 
-# What the next program needs to be loaded, others may have taken: then it is not begun.
+# Others may have taken the descriptors that loading the next program needs: then it is not begun.
 # attack 18
 def test_without_descriptors_to_load_it_there_is_no_next_program() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,6 @@
-"""A host is replaced again and again while its children count: nothing is lost or twice.
+"""A host is replaced again and again while its children count.
+
+Nothing is lost or twice.
 
 Every child sends requests cut anywhere, three and more under way at once, and checks each
 byte that comes back; at the end the files must hold each number once.

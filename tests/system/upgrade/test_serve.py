@@ -1,4 +1,7 @@
-"""`sandhost reload --exec` and SIGUSR2: the daemon's program is replaced, nothing else."""
+"""`sandhost reload --exec` and SIGUSR2.
+
+The daemon's program is replaced, nothing else.
+"""
 
 import json
 import os
@@ -196,7 +199,7 @@ def test_a_daemon_without_a_configuration_is_replaced(tmp_path: Path) -> None:
             assert outcome.status == 1
             assert outcome.said(f"'{tmp_path}/{name}': a living host (pid ")
         assert running.end() == 0
-    # Nobody has them, and whoever comes next finds nobody to look for.
+    # They are free, and the next host finds no process to look for.
     assert (tmp_path / "run/lock").read_bytes() == b""
     assert (tmp_path / "state/state.lock").read_bytes() == b""
 

@@ -1,4 +1,6 @@
-"""Exchange after exchange, with tools that run and LLM fds that are held: nothing is lost.
+"""Exchange after exchange, with tools that run and LLM fds that are held.
+
+Nothing is lost.
 
 The sum of `test_tools` and `test_fds`, many times.
 """

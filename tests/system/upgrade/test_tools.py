@@ -1,4 +1,7 @@
-"""Tools that run while the host is replaced: they and their clients notice nothing."""
+"""Tools that run while the host is replaced.
+
+They and their clients notice nothing.
+"""
 
 import contextlib
 import json
@@ -53,7 +56,7 @@ def test_tools_and_their_clients_notice_nothing(listen: str) -> None:
             reply = rest(sock, before)
             assert (reply.body, reply.code) == (b"begun\non\n", 7)
         replayed.close()
-        # What has finished is kept, and what is new runs as before.
+        # Finished output is kept, and new tools run as before.
         tools.replace()
         assert rest(tools.replay("followed", 6)).body == b"on\n"
         assert tools.run("echo new").body == b"new\n"
@@ -133,7 +136,7 @@ def test_what_a_tool_made_before_counts_afterwards() -> None:
 
 
 def pattern(lines: int) -> bytes:
-    """What ``seq`` prints."""
+    """The output of ``seq``."""
     return b"".join(b"%d\n" % n for n in range(1, lines + 1))
 
 
@@ -237,7 +240,7 @@ def test_a_tool_that_ends_between_two_programs_is_answered() -> None:
         assert [tools.run("exit 3").code for _ in range(3)] == [3, 3, 3]
 
 
-# Who was refused may send on for a while: that is nobody's answer, and holds up nothing.
+# A refused client may send on for a while: that gets no answer, and holds up nothing.
 # spec E8
 def test_whoever_is_refused_holds_up_no_exchange() -> None:
     with opened_tools() as tools:
@@ -324,7 +327,7 @@ def test_tools_that_are_not_configured_any_more_are_ended() -> None:
         file.write_text(text[:begin] + text[end:])
         tools.replace()
         tools.running.wait(lambda: not os.path.exists(f"/proc/{pid}"), "its end")
-        until(sock, b"Trailer")  # what was sent before
+        until(sock, b"Trailer")  # sent before
         assert not sock.recv(65_536).endswith(b"\r\n\r\n0\r\n")
         sock.close()
         assert tools.running.row("one").pid == child
@@ -347,7 +350,7 @@ def test_a_handle_is_made_by_the_next_program() -> None:
             assert reply.code == 2
 
 
-# What would end a program that begins is found before it is one.
+# A fault that would end the next program is found before it begins.
 def test_a_workspace_that_is_gone_is_found_before_the_exchange() -> None:
     with opened_tools(errors=2) as tools:  # one for each refusal
         file = tools.where / "c.toml"

@@ -1,4 +1,4 @@
-"""A child whose FD 3 root is a workspace notices nothing while its host is replaced."""
+"""A child with a workspace as FD 3's root notices no exchange of its host."""
 
 import json
 import os
