@@ -1,4 +1,4 @@
-"""Children on many machines: which node runs what, under which lease, for which quota.
+"""Children on many machines: their nodes, leases and quotas.
 
 `directory` decides for the fleet, `node` for one machine; `lease`, `placement`, `slices`
 and `held_slices` are what they decide by, `states` the tables, `messages` what travels

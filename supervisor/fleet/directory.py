@@ -142,7 +142,7 @@ class ChildRow(msgspec.Struct, frozen=True):
 
 
 class MetaRow(msgspec.Struct, frozen=True):
-    """What there is once: how many children were made, for their ids."""
+    """The single row: the number of children made so far, for their ids."""
 
     children: int = 0
 
@@ -754,7 +754,7 @@ class Directory:
         if ended:
             step.send(node, SlicesSettled(self.epoch, ledger, ended))
 
-    # What is shown
+    # Views
 
     def ps(self) -> ShownFleet:
         """Return all nodes and children (`fleet ps --json`)."""

@@ -1,4 +1,4 @@
-"""The fence before effects of fleet children: none goes out once the lease is over (FL6).
+"""The fence before effects of fleet children: none after the lease's end (FL6).
 
 The kernel's timer ends processes; it does not run while a virtual machine is paused. So
 each door asks here before an effect: FD 3, model, network, tools, commit, report of an end.

@@ -66,7 +66,7 @@ class HeldRow(msgspec.Struct, frozen=True):
 
     @property
     def left(self) -> float:
-        """What new calls may reserve."""
+        """The tokens that new calls may reserve."""
         if self.state is not HeldState.OPEN:
             return 0.0
         return max(0.0, self.size - self.settled - sum(self.reserved.values()))
@@ -87,14 +87,14 @@ class LedgerRow(msgspec.Struct, frozen=True):
 
 
 class Reserved(Enum):
-    """What became of a call's wish to reserve."""
+    """The result of a call's request to reserve."""
 
     YES = "yes"  # it may be sent once the change is stored
     ASKED = "asked"  # the directory answers with a slice, or refuses
 
 
 class HeldSlices:
-    """What one node holds of all accounts.
+    """The slices of all accounts that one node holds.
 
     Args:
         node: its name.
@@ -114,7 +114,7 @@ class HeldSlices:
         self._rows = {row.id: row for row in rows}
         self._asked: dict[str, AskSlice] = {}
         self._calls: dict[str, str] = {}  # call -> slice
-        self._told: dict[str, float] = {}  # what was reported last
+        self._told: dict[str, float] = {}  # the last reports
         self._fresh: dict[str, int] = {}  # slice -> ticks until it can be idle
 
     def rows(self) -> tuple[HeldRow, ...]:
@@ -188,7 +188,7 @@ class HeldSlices:
             row = replace(row, state=HeldState.CLOSED)
         self._put(row, step)
 
-    # What the directory says
+    # Messages of the directory
 
     def take(self, grant: SliceGranted, session: Session, step: Step) -> bool:
         """Take a slice, once, by what asked for it; return whether it was taken."""
@@ -228,7 +228,7 @@ class HeldSlices:
                 self._told.pop(name, None)
                 step.put("held", name, None)
 
-    # What is told
+    # Reports
 
     def tick(self) -> None:
         """Let a slice that no call was reserved in become idle: due once a second."""

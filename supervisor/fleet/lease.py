@@ -1,4 +1,4 @@
-"""Who still holds a lease: a node's reckoning, and the directory's (FL5).
+"""Leases: a node's reckoning, and the directory's (FL5).
 
 Rules of this file.
 
@@ -16,7 +16,7 @@ LEASE_S = 5.0
 """How long a node is a member without being heard."""
 
 MARGIN_S = 1.0
-"""What a node takes off its lease: the end of its children, and clocks that drift."""
+"""The part of a lease for the end of a node's children, and for drifting clocks."""
 
 LEAST_LEASE_S = 3.0
 """Shortest lease: a beat and three attempts, beside the margin."""
@@ -99,7 +99,7 @@ class NodeLease:
 
 
 class Standing(Enum):
-    """What the directory knows of a lease."""
+    """A lease in the directory's view."""
 
     HELD = "held"
     SILENT = "silent"  # the lease goes on

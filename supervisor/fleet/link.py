@@ -1,4 +1,4 @@
-"""The link of a node actor to its daemon: one request, one answer, then frames both ways.
+"""The link of a node actor to its daemon: a request, an answer, then frames.
 
 The request and the answer are lines of the control socket; see `LinkArgs`, `LinkAnswer`.
 A frame is 4 bytes, its length big-endian, then one message as msgpack.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REQUEST = "fleet-link"
-"""What is asked of the control socket."""
+"""The request to the control socket."""
 
 LEAVE_REQUEST = "fleet-leave"
 """The order that ends a daemon's membership, with the children of the fleet there."""
@@ -213,7 +213,7 @@ class FrameReader(Generic[M]):
 
 
 class ActorReader:
-    """What an actor reads of its link: the answer, then messages of the node.
+    """The actor's input from its link: the answer, then messages of the node.
 
     Attributes:
         answer: None until it has come.

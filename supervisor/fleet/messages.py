@@ -1,4 +1,4 @@
-"""What travels between a node and the directory, and the versions that may talk.
+"""Messages between a node and the directory, and their versions.
 
 A message from the directory carries its epoch, one from a node its session. Any of them
 may be lost, doubled, delayed or overtaken: each says whom it concerns, and a message that
@@ -52,7 +52,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What a child runs; its node's daemon knows the words."""
+    """The program of a child, in the words of its node's daemon."""
 
     command: tuple[str, ...]
     policy: str | None = None
@@ -65,7 +65,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class ChildReport(msgspec.Struct, frozen=True):
-    """What became of one incarnation of a child on a node.
+    """The end of one incarnation of a child on a node.
 
     Attributes:
         child: its id.
@@ -86,7 +86,7 @@ class ChildReport(msgspec.Struct, frozen=True):
 
 
 class SliceReport(msgspec.Struct, frozen=True):
-    """What one slice has cost until now: a total, never a difference (FL7.4).
+    """The cost of one slice until now: a total, never a difference (FL7.4).
 
     Attributes:
         slice: its id.

@@ -1,4 +1,4 @@
-"""One node of the fleet: what it does with orders, leases and slices, as decisions.
+"""One node of the fleet: its decisions on orders, leases and slices.
 
 Messages, ends of children and the time come in; a `NodeStep` goes out: changes of the
 ledger, messages, and actions that the caller does on this machine once both are done.
@@ -10,7 +10,7 @@ Rules of this file.
 2. An order of another session, or of a lower epoch, is ignored; the same order twice is
    one child; an incarnation that was ended here is never started (FL4).
 3. A new session begins only when nothing runs of the one before.
-4. What has ended is told until the directory confirms it.
+4. An end is reported until the directory confirms it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ Action: TypeAlias = (
 
 @dataclass(slots=True)
 class NodeStep(Step):
-    """What follows from one event on a node.
+    """The decision that follows from one event on a node.
 
     Attributes:
         actions: to be done on this machine, after the changes are stored.
@@ -324,7 +324,7 @@ class Node:
                 self.session = self.held.begin_session(step)
                 self._send_join(now, step)
             case PhaseAction.END_ALL:
-                # What is reserved stays until its call ends; no new call is paid.
+                # Reservations stay until their calls end; no new call is paid.
                 self.held.stop(step)
                 step.actions.append(EndAll())
             case PhaseAction.TELL:

@@ -1,4 +1,4 @@
-"""On which node a child is placed: free capacity, labels, spread or pack, a named node.
+"""The node for a child: free capacity, labels, spread or pack, a named node.
 
 Pure: the nodes as they are go in, names or a reason come out (FL4). All of a request are
 placed, or none.

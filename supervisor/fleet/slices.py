@@ -1,4 +1,4 @@
-"""A quota over many hosts: the root account and the slices that it has given out (FL7).
+"""A quota over many hosts: the root account and the slices given out (FL7).
 
 Rules of this file.
 
@@ -97,7 +97,7 @@ class SliceRow(msgspec.Struct, frozen=True):
 
     @property
     def cost(self) -> float:
-        """What the account has no more: all of it, or what was charged beyond."""
+        """The amount that the account has lost: all of it, or charges beyond it."""
         return max(self.size, self.spent)
 
 
@@ -140,7 +140,7 @@ class RootAccount:
 
     @property
     def free(self) -> float:
-        """What may still be given out in the window that is on."""
+        """The amount that may still be given out in the present window."""
         out = sum(one.cost for one in self.slices_on())
         return max(0.0, self.row.limit - self.row.spent - out)
 
@@ -260,7 +260,7 @@ class RootAccount:
             else:
                 self._refuse(one.request, epoch, step)
 
-    # What comes back
+    # Returned slices
 
     def report(self, report: SliceReport, ledger: str, step: Step) -> None:
         """Count what a slice has cost; close it if that was its last report.

@@ -1,9 +1,9 @@
-"""States of nodes and children in the directory, of a node itself: total tables (I3).
+"""States of nodes and children in the directory, and of a node: total tables (I3).
 
 Rules of this file.
 
 1. Each table has an entry for every (state, event); the import finds a missing one.
-2. What a peer sends can come at any time: such an event is ignored where it says nothing
+2. Messages of a peer can come at any time: such an event is ignored where it says nothing
    new, and only the directory's own mistakes are faults.
 3. A child that is `placing` leaves its node by the node's answer or its loss (FL4).
 """
@@ -25,7 +25,7 @@ class NodeState(Enum):
 
 
 class NodeEvent(Enum):
-    """What can happen to a node."""
+    """An event of a node in the directory."""
 
     JOIN = "join"  # with a session that may begin
     HEARD = "heard"  # of its session
@@ -36,7 +36,7 @@ class NodeEvent(Enum):
 
 
 class NodeAction(Enum):
-    """What the directory does then."""
+    """The directory's action after an event."""
 
     NOTHING = "-"
     ADMIT = "admit"
@@ -60,7 +60,7 @@ class ChildState(Enum):
 
 
 class ChildEvent(Enum):
-    """What can happen to a child; of one that waits or is over only PLACE and KILL can."""
+    """An event of a child; waiting and ended ones get only PLACE and KILL."""
 
     PLACE = "place"
     STARTED = "started"
@@ -73,7 +73,7 @@ class ChildEvent(Enum):
 
 
 class ChildAction(Enum):
-    """What the directory does then."""
+    """The directory's action after an event."""
 
     NOTHING = "-"
     ORDER = "order its start"
@@ -87,12 +87,12 @@ class Phase(Enum):
     OUT = "out"
     JOINING = "joining"
     MEMBER = "member"
-    ENDING = "ending"  # what runs is ended, then it joins again
+    ENDING = "ending"  # its children are ended, then it joins again
     LEAVING = "leaving"
 
 
 class PhaseEvent(Enum):
-    """What can happen to a node's membership."""
+    """An event of a node's membership."""
 
     JOIN = "join"
     JOINED = "joined"
@@ -104,7 +104,7 @@ class PhaseEvent(Enum):
 
 
 class PhaseAction(Enum):
-    """What the node does then."""
+    """The node's action after an event."""
 
     NOTHING = "-"
     ASK = "ask with a new session"

@@ -1,4 +1,4 @@
-"""What a decision asks of its caller: changes to store first, then messages to send.
+"""The caller's part of a decision: first changes to store, then messages to send.
 
 Invariant: nothing is sent or done before the changes decided with it, and with every step
 before it, are in the store. So a node never knows what a directory that was killed has
@@ -54,7 +54,7 @@ class Send(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """What follows from one event.
+    """The decision that follows from one event.
 
     Attributes:
         changes: to be stored, all of them or none.

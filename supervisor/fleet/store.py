@@ -1,4 +1,4 @@
-"""Where a directory, or a node's ledger, keeps its rows: SQLite in one directory (FL2).
+"""The rows of a directory, or of a node's ledger: SQLite in one directory (FL2).
 
 Rules of this file.
 
