@@ -1,4 +1,4 @@
-"""Private names of the product in tests: counted for each package, fewer and fewer.
+"""Private names of the product in tests: fewer and fewer in each package.
 
 A test looks at `statistics()`, at a public attribute or at what a client sees. A private
 name ties it to how a thing is done, and a change of that breaks a test that holds no rule.

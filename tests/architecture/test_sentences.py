@@ -1,4 +1,4 @@
-"""Docstrings and comments of all Python files: sentences with a subject, short first lines.
+"""Docstrings and comments of Python files: named subjects, short first lines.
 
 The packages that are not held to it yet are listed in `NOT_YET`, which only shrinks.
 """
