@@ -171,10 +171,11 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
             assert (done.status, done.err) == (0, b"")
         else:
             assert b.fleet("leave").said("Ray here is ended")
-        done = (b if LONG else a).fleet("down")
-        assert (done.status, done.err) == (0, b"")
-        until(lambda: not Path(a.directory, ray_processes.TOKEN).exists())
-        assert_nothing_left(a, b)
+        with restarted(a):
+            done = (b if LONG else a).fleet("down")
+            assert (done.status, done.err) == (0, b"")
+            until(lambda: not Path(a.directory, ray_processes.TOKEN).exists())
+            assert_nothing_left(a, b)
 
 
 def check_refusals(a: Place, b: Place, words: tuple[str, ...], token: str) -> None:
@@ -264,6 +265,25 @@ def check_children(a: Place, b: Place) -> None:
     (account,) = json.loads(a.fleet("quota", "--json").out)["accounts"]
     assert (account["limit"], account["spent"], account["slices"]) == (5000, 0, [])
     assert (account["free"], account["window"]) == (5000, "never")
+
+
+@contextmanager
+def restarted(a: Place) -> Iterator[None]:
+    """Kill a's daemon and start it again: its children are gone, and it joins anew."""
+    before = a.shown()
+    pids = [row["pid"] for row in before["children"] if row["state"] == "running"]
+    assert pids
+    kill(a.daemon.process.pid)
+    with daemon(a.where, FLEET.format(where=a.where), grace="1s"):
+        until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+        until(lambda: a.states()["a"] == "up")
+        session = before["nodes"][0]["session"]
+        until(lambda: a.shown()["nodes"][0]["session"] != session)
+        until(lambda: row_of(a, "again")["incarnation"] == 3)
+        until(lambda: row_of(a, "again")["state"] == "running")
+        done = sandhost("doctor", "--leaks", "--control", a.control)
+        assert done.status == 0, done.out
+        yield
 
 
 def row_of(one: Place, name: str) -> dict[str, Any]:
