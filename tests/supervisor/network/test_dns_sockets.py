@@ -106,6 +106,7 @@ async def test_one_connection_too_many_takes_the_place_of_the_idlest(
             stream = await _connect(stage)
             await stream.send_all(frame(GOOD))
             await _read_answers(stream, 1)
+            await wait_all_tasks_blocked()  # the host has noted since when it idles
             streams.append(stream)
         words = [word for _, word in stage.network.descriptors()]
         assert words.count("DNS of a child") == MAX_CONNECTIONS
