@@ -147,14 +147,14 @@ def openat2() -> str:
     raise MissingError("it let '..' lead out")
 
 
-def _unnamed_file() -> int:
+def _open_unnamed_file() -> int:
     flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
     return os.open(tempfile.gettempdir(), flags, 0o600)
 
 
 def tmpfile() -> str:
     """Open an unnamed file in TMPDIR."""
-    os.close(_unnamed_file())
+    os.close(_open_unnamed_file())
     return tempfile.gettempdir()
 
 

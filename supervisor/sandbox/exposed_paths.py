@@ -76,7 +76,7 @@ def check_exposed(exposed: Iterable[tuple[str, str]], wanted: Wanted) -> None:
         SpawnError: the host's own directories or keys are there, or a workspace is.
     """
     for path, real in exposed:
-        why = fault_of(path) or next(_kept_from(path, real, wanted), "")
+        why = fault_of(path) or next(_find_keeper(path, real, wanted), "")
         if why:
             raise not_exposed(path, why)
 
@@ -107,7 +107,7 @@ def not_exposed(path: str, why: str) -> SpawnError:
     return SpawnError(0, "expose", text, why)
 
 
-def _kept_from(path: str, real: str, wanted: Wanted) -> Iterator[str]:
+def _find_keeper(path: str, real: str, wanted: Wanted) -> Iterator[str]:
     """Yield why this child may not be shown a path."""
     if not real:
         yield "a link on its way may be a child's; name what it leads to"

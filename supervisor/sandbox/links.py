@@ -81,7 +81,7 @@ class Links:
         self.theirs: tuple[str, ...] = ()
         self.readable: tuple[str, ...] = ()
         self.programs: tuple[str, ...] = ()
-        self._seen = seen
+        self._list_seen = seen
         self._steps = STEPS
 
     def belong(self, places: Mapping[str, bool]) -> None:
@@ -143,7 +143,7 @@ class Links:
         return walk
 
     def _bounds(self) -> _Bounds:
-        return _Bounds((*self.readable, *self._seen()), self.followed)
+        return _Bounds((*self.readable, *self._list_seen()), self.followed)
 
 
 class _Bounds:

@@ -49,15 +49,15 @@ def layers_on_the_wire(
     """
     found: dict[str, object] = dict.fromkeys(layers & _NO_WORDS)
     no_internet = wanted.network == "none" and "netns" not in layers
-    found.update(_joined_or_own(layers, wanted))
+    found.update(_choose_namespaces(layers, wanted))
     if layers & {"landlock", "mountns"}:
         view = _view(layers, wanted, executable).hiding(wanted.hidden)
         _check_nothing_hidden(wanted)
         view = view.showing(wanted.mounts)
         if not view.cwd:
-            raise _no_directory(wanted.cwd)
+            raise _directory_error(wanted.cwd)
         if _is_of_a_process(view.cwd):
-            raise _of_a_process(wanted.cwd, view.cwd)
+            raise _process_order(wanted.cwd, view.cwd)
         made = (
             _own_files(layers, wanted, home),
             command_of() if wanted.has_command else b"",
@@ -77,7 +77,7 @@ def layers_on_the_wire(
     return found
 
 
-def _joined_or_own(
+def _choose_namespaces(
     layers: Collection[str], wanted: Wanted
 ) -> Iterator[tuple[str, object]]:
     """Yield the words of the layers that are its own, or those of a tool's child."""
@@ -95,16 +95,16 @@ def _view(layers: Collection[str], wanted: Wanted, executable: str) -> View:
         SpawnError: something that is exposed cannot be.
     """
     if not (wanted.readable or wanted.exposed):
-        return _with_shown(wanted, executable, ())
+        return _add_shown(wanted, executable, ())
     from supervisor.sandbox import exposed_paths  # noqa: PLC0415 - seldom
 
     readable = exposed_paths.read_by_calls(wanted, can_hide="mountns" in layers)
-    view = _with_shown(wanted, executable, readable)
+    view = _add_shown(wanted, executable, readable)
     exposed_paths.check_exposed(view.exposed, wanted)
     return view
 
 
-def _with_shown(wanted: Wanted, executable: str, readable: tuple[str, ...]) -> View:
+def _add_shown(wanted: Wanted, executable: str, readable: tuple[str, ...]) -> View:
     return sandbox_paths.view_of(
         executable,
         wanted.cwd,
@@ -164,7 +164,7 @@ def _walls(
                 (path, kind, what if kind == HIDE else False)
                 for path, kind, what in trees
             )
-        held = trees if wanted is None else _with_held(trees, wanted)
+        held = trees if wanted is None else _add_held(trees, wanted)
         found["mountns"] = links, held, os.fsencode(view.cwd), files, command
         view = view.in_fresh_root()
     if "landlock" in layers:
@@ -189,7 +189,7 @@ def _check_nothing_hidden(wanted: Wanted) -> None:
                 raise SpawnError(errno.EPERM, "workspace", text, why)
 
 
-def _with_held(trees: tuple[Tree, ...], wanted: Wanted) -> tuple[Tree, ...]:
+def _add_held(trees: tuple[Tree, ...], wanted: Wanted) -> tuple[Tree, ...]:
     """Return trees with mounts of the host's, or of the child's, under their paths."""
     shown: dict[bytes, Tree] = {}
     position = 0
@@ -211,7 +211,7 @@ def _is_of_a_process(path: str) -> bool:
     return (top, proc) == ("", "proc") and rest[0].isdecimal()
 
 
-def _of_a_process(path: str, real: str) -> SpawnError:
+def _process_order(path: str, real: str) -> SpawnError:
     """Word that a child cannot start in a process's directory."""
     why = (
         f"it is {real}, of a process as the host sees it, and the child sees others by"
@@ -221,7 +221,7 @@ def _of_a_process(path: str, real: str) -> SpawnError:
     return SpawnError(errno.EINVAL, "cwd", text, why)
 
 
-def _no_directory(path: str) -> SpawnError:
+def _directory_error(path: str) -> SpawnError:
     """Word that a child may not be where it is to start."""
     why = (
         "a link on its way may be of its own making and leads to what it does not see;"

@@ -180,18 +180,18 @@ def give(directories: Iterable[str], user: int) -> None:
         OSError: one is gone or no directory, or this process may not.
     """
     for path in directories:
-        top = _opened(path)
+        top = _open(path)
         try:
             before = os.fstat(top)
             if before.st_uid != user:
                 _Giving(before, user).give_contents(top)
-                _let_through(top, user)
+                _open_to_group(top, user)
                 os.fchown(top, user, user)
         finally:
             os.close(top)
 
 
-def _opened(path: str) -> int:
+def _open(path: str) -> int:
     try:
         found = open_exactly(os.fsencode(path))
     except OSError as why:
@@ -202,7 +202,7 @@ def _opened(path: str) -> int:
         os.close(found)
 
 
-def _let_through(top: int, user: int) -> None:
+def _open_to_group(top: int, user: int) -> None:
     """Let a group pass through what a directory lies in, if that is the host's alone."""
     above = os.open("..", _DIRECTORY, dir_fd=top)
     try:
@@ -229,7 +229,7 @@ class _Giving:
         try:
             while todo:
                 if todo[-1]:
-                    below = self._entered(here, todo[-1].pop())
+                    below = self._enter(here, todo[-1].pop())
                     if below is not None:
                         trail.append(os.fstat(here))
                         os.close(here)
@@ -246,7 +246,7 @@ class _Giving:
         finally:
             os.close(here)
 
-    def _entered(self, here: int, name: str) -> int | None:
+    def _enter(self, here: int, name: str) -> int | None:
         try:
             return os.open(name, _DIRECTORY, dir_fd=here)
         except OSError as why:

@@ -43,7 +43,7 @@ def interpreter(path: str) -> str | None:
     words = _first_line(path)
     if not words:
         return None
-    name = _named(words)
+    name = _find_named(words)
     if name is not None:
         directories = os.environ.get("PATH", os.defpath).split(":")
         found = find(name, (os.path.abspath(each or ".") for each in directories))
@@ -58,7 +58,7 @@ def name_in_env(path: str) -> str | None:
     Args:
         path: of the script, without links.
     """
-    return _named(_first_line(path))
+    return _find_named(_first_line(path))
 
 
 def find(name: str, directories: Iterable[str]) -> str | None:
@@ -96,7 +96,7 @@ def base_of_venv(prefix: str) -> str:
     return ""
 
 
-def _named(words: list[str]) -> str | None:
+def _find_named(words: list[str]) -> str | None:
     if words and words[0] in _ENV:
         for word in words[1:]:
             if not word.startswith("-") and "=" not in word:

@@ -162,9 +162,9 @@ class Scratch:
 
         with trio.move_on_after(REMOVE_TIMEOUT_S, shield=True):
             try:
-                why = await in_thread(_at_once, self._removing())
+                why = await in_thread(_remove_at_once, self._removing())
             except BlockingIOError:  # the host's user has as many as it may
-                why = await _in_turns(self._removing())
+                why = await _remove_in_turns(self._removing())
             finally:
                 self.unlock()
             return None if why is None else _line(self._base, why)
@@ -229,10 +229,10 @@ def remove_tree(top: Path, dir_fd: int | None = None) -> OSError | None:
     Returns:
         The first thing that went wrong; as much as possible is removed all the same.
     """
-    return _at_once(_tree_removing(top, dir_fd))
+    return _remove_at_once(_tree_removing(top, dir_fd))
 
 
-def _at_once(removing: Removing) -> OSError | None:
+def _remove_at_once(removing: Removing) -> OSError | None:
     """Go through with a removal."""
     while True:
         try:
@@ -242,7 +242,7 @@ def _at_once(removing: Removing) -> OSError | None:
             return why
 
 
-async def _in_turns(removing: Removing) -> OSError | None:
+async def _remove_in_turns(removing: Removing) -> OSError | None:
     """Go through with a removal in the host's own thread, in turns with all others."""
     import trio  # noqa: PLC0415 - as above
 

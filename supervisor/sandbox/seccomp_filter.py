@@ -204,7 +204,7 @@ def _program(
         Instruction(_JUMP_EQUAL, _SOCKETPAIR[machine], yes="pair"),
         Instruction(_JUMP_EQUAL, _OPENAT2, yes="nosys"),
         Instruction(_JUMP_EQUAL, _IO_SETUP[machine], yes="nosys"),
-        *(() if alone else _of_others(machine)),
+        *(() if alone else _refuse_for_others(machine)),
         *(
             Instruction(_JUMP_EQUAL, number, yes=name)
             for name, numbers in _OPENING.items()
@@ -268,7 +268,7 @@ def _program(
     return code
 
 
-def _of_others(machine: str) -> list[Instruction]:
+def _refuse_for_others(machine: str) -> list[Instruction]:
     """Find the calls that name a process by its number, and change how it runs."""
     return [
         Instruction(_JUMP_EQUAL, _PRLIMIT[machine], yes="limit"),

@@ -93,14 +93,14 @@ async def spawn(
                 continue
             if not is_of_the_machine(why):
                 if why.missing.startswith("/") and attempt.layers:
-                    raise await in_thread(_with_remedy, why, wanted) from None
+                    raise await in_thread(_add_remedy, why, wanted) from None
                 raise
             await _do_without(launcher, plan, attempt, why, wanted.paths)
         else:
             walls = _walls_of(plan, wanted, process)
             walls.missing.update(_unkept(attempt, wanted))
             walls.missing.update(unheard)
-            walls.missing.update(_unreceived(attempt))
+            walls.missing.update(_report_unreceived(attempt))
             return process, walls
 
 
@@ -123,7 +123,7 @@ def _forget_sent(attempt: SpawnRequest) -> None:
             sent.forget()
 
 
-def _with_remedy(error: SpawnError, wanted: Wanted) -> SpawnError:
+def _add_remedy(error: SpawnError, wanted: Wanted) -> SpawnError:
     """Say what to expose, where the host has what a program does not find."""
     path = error.missing
     for _ in range(LINKS):  # of a workspace, what the child has made is a link as well
@@ -298,7 +298,7 @@ def instead_of_listener(profile: Profile) -> str:
     return "the service is out of reach; require netns, or set network = 'host'"
 
 
-def _unreceived(request: SpawnRequest) -> dict[str, str]:
+def _report_unreceived(request: SpawnRequest) -> dict[str, str]:
     """Take in the listener that a child has made; say why, if that cannot be."""
     if request.listener is not None:
         try:
@@ -308,7 +308,7 @@ def _unreceived(request: SpawnRequest) -> dict[str, str]:
     return {}
 
 
-def _out_of_reach(asked: dict[str, object], wanted: Wanted) -> dict[str, str]:
+def _report_unreachable(asked: dict[str, object], wanted: Wanted) -> dict[str, str]:
     """Say of a child's own directories that it has no way to them, if that is so.
 
     Args:
@@ -374,7 +374,7 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
         raise cpus_not_kept(plan.missing.get("cgroup", ""), leaves=leaves)
     rlimits = request.rlimits
     if is_kept:
-        rlimits = tuple(_beside_its_groups(rlimits, wanted))
+        rlimits = tuple(_report_groups(rlimits, wanted))
     if "rlimits" in layers:
         rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
     # It looks at what may be anywhere, and at what the child has made.
@@ -411,7 +411,7 @@ def _asked(
     """
     try:
         asked = layers_on_the_wire(layers, wanted, executable, home)
-        return asked, _out_of_reach(asked, wanted)
+        return asked, _report_unreachable(asked, wanted)
     except (SpawnError, OSError):
         raise
     except Exception as why:
@@ -468,7 +468,7 @@ def too_late(executable: str, limit_s: float) -> SpawnError:
     return SpawnError(errno.ETIMEDOUT, "exec", text, os.strerror(errno.ETIMEDOUT))
 
 
-def _beside_its_groups(
+def _report_groups(
     rlimits: Iterable[tuple[int, int, int]], wanted: Wanted
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the limits of each process that are left beside those of its groups."""
@@ -478,10 +478,10 @@ def _beside_its_groups(
         kept = wanted.kept_memory
         is_kept = kept is not None and not 0 <= soft < kept
         if not (is_kept and which == resource.RLIMIT_AS):
-            yield _beside_its_group(limit, wanted.processes)
+            yield _report_group(limit, wanted.processes)
 
 
-def _beside_its_group(
+def _report_group(
     limit: tuple[int, int, int], kept: int | None
 ) -> tuple[int, int, int]:
     """Return a limit of processes twice as high where a group keeps that number.

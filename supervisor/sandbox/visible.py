@@ -93,9 +93,9 @@ class _Finder:
 
     def __init__(self, view: View = _NOTHING) -> None:
         self.rules = {rule.path: rule for rule in view.rules}
-        self.links = Links(view.links, self._seen)
+        self.links = Links(view.links, self._list_seen)
 
-    def _seen(self) -> Iterator[str]:
+    def _list_seen(self) -> Iterator[str]:
         """Yield the places that a link of the child's may lead to (rule 5)."""
         for rule in self.rules.values():
             # ``/proc/self`` is another directory for the host than for the child.
@@ -255,7 +255,7 @@ def _public() -> Iterator[str]:
                     yield path
 
 
-def _of_etc() -> Iterator[str]:
+def _list_etc() -> Iterator[str]:
     """Yield what is read of ``/etc`` for the ends of its names."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/etc"):
@@ -269,7 +269,7 @@ def _common() -> View:
     finder = _Finder()
     for path in _SYSTEM:
         finder.add(path, "execute")
-    for path in (*_ETC, *_of_etc(), *_public(), *_KERNEL):
+    for path in (*_ETC, *_list_etc(), *_public(), *_KERNEL):
         finder.add(path, "read")
     for path in _DEVICES:
         finder.add(path, "device")

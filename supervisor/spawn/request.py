@@ -166,7 +166,7 @@ class SpawnRequest:
             if number == errno.ENOENT:
                 error.missing = os.fsdecode(detail) or self.executable
             return error
-        reason, rest = _of_a_step(stage, number, shown)
+        reason, rest = _name_step(stage, number, shown)
         text = f"cannot start '{name}': {reason}{rest}"
         return SpawnError(number, stage, text, reason)
 
@@ -293,7 +293,7 @@ _TO_DO = {
 """The remedy where a program cannot be executed."""
 
 
-def _of_a_step(stage: str, number: int, shown: str) -> tuple[str, str]:
+def _name_step(stage: str, number: int, shown: str) -> tuple[str, str]:
     """Return why a step failed, and the end of a line: what to do, and where it was.
 
     Args:

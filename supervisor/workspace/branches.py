@@ -89,7 +89,7 @@ def take_snapshot(
         sealed = seal(held, store)
         now_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
         made = Snapshot(chosen, sealed.layers, now_ns, of_checkpoint)
-        gone = _outlived((*state.snapshots, made), state)
+        gone = _find_outlived((*state.snapshots, made), state)
         kept = (one for one in (*state.snapshots, made) if one not in gone)
         state.snapshots = tuple(kept)
         held.records.keep_for(chosen, sealed.record)
@@ -101,7 +101,7 @@ def take_snapshot(
     return Snapshotted(chosen, sealed.copied_bytes, sealed.stopped_ns)
 
 
-def _outlived(snapshots: Sequence[Snapshot], state: State) -> list[Snapshot]:
+def _find_outlived(snapshots: Sequence[Snapshot], state: State) -> list[Snapshot]:
     """Return the snapshots that are too many; those of checkpoints count apart."""
     gone: list[Snapshot] = []
     for kind in (False, True):

@@ -106,7 +106,7 @@ def _there(row: Row) -> Node:
     return node
 
 
-def _without_socket(node: Node | None) -> Node | None:
+def _skip_sockets(node: Node | None) -> Node | None:
     return None if node is not None and node.kind == stat.S_IFSOCK else node
 
 
@@ -190,7 +190,7 @@ class _Comparison:
                     pending.append(node)
                     origin = self._origin(node)
                     # In one that hides the base: a commit has put it where it is.
-                    expected = self._expected(directory, name) or node.path
+                    expected = self._expect(directory, name) or node.path
                     if origin is not None and origin != expected:
                         found.add(origin)
         return frozenset(found)
@@ -200,7 +200,7 @@ class _Comparison:
         last = node.parts[-1]
         return last.path if last.layer == self._merged.base_layer else None
 
-    def _expected(self, directory: Node, name: bytes) -> bytes | None:
+    def _expect(self, directory: Node, name: bytes) -> bytes | None:
         """Return where the base has an entry of a directory if that was not renamed."""
         origin = self._origin(directory)
         return None if origin is None else join(origin, name)
@@ -233,7 +233,7 @@ class _Comparison:
         self, path: bytes, new: Node | None, old: Node | None
     ) -> tuple[Row | None, tuple[Node, Node | None] | None]:
         """Return the row of one path, and the directories to compare beneath it."""
-        new, old = _without_socket(new), _without_socket(old)
+        new, old = _skip_sockets(new), _skip_sockets(old)
         if new is None:
             row = None if old is None else Row(path, Change.DELETED, None, old)
             return row, None

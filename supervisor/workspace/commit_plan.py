@@ -102,7 +102,7 @@ class Planner:
         judge = self._held.judge(self._trees)
         chosen = choose_rows(rows, selection, base)
         chosen, dropped = _sides(chosen, selection)
-        guarded, hidden = self._guarded(chosen)
+        guarded, hidden = self._find_guarded(chosen)
         conflicts = _conflicts(judge, chosen, selection)
         merges: dict[bytes, MergedFile] = {}
         if selection.merges:
@@ -163,12 +163,12 @@ class Planner:
                 left.append(conflict)
                 continue
             try:
-                merges[row.path] = merger.merge(row, *self._begun(judge, row))
+                merges[row.path] = merger.merge(row, *self._find_begun(judge, row))
             except CannotMergeError as why:
                 left.append(Conflict(row.path, f"{conflict.reason}; {why}"))
         return merges, left
 
-    def _begun(self, judge: Judge, row: Row) -> tuple[bytes, int]:
+    def _find_begun(self, judge: Judge, row: Row) -> tuple[bytes, int]:
         """Return the text that both sides of a row began from, and its mode.
 
         Raises:
@@ -182,7 +182,7 @@ class Planner:
                 return begun, seen.mode
         raise CannotMergeError("no text that both began from is kept")
 
-    def _guarded(self, rows: Sequence[Row]) -> tuple[list[bytes], list[bytes]]:
+    def _find_guarded(self, rows: Sequence[Row]) -> tuple[list[bytes], list[bytes]]:
         """Return what a commit does not take, and what of that no --allow changes."""
         hide, base = self._held.hide, self._trees.base
         never = [path for row in rows for path in hidden_paths(row, hide, base)]

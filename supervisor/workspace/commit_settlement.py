@@ -87,7 +87,7 @@ def settle(held: HeldWorkspace, trees: Trees, journal: CommitJournal) -> None:
 
 def prune_later(held: HeldWorkspace) -> None:
     """Take from the layer what it needs no more, of commits while a child had it."""
-    later = _left_for_later(held)
+    later = _read_left_paths(held)
     if not later or held.directory.user():
         return
     if held.state.layers:
@@ -106,7 +106,7 @@ def prune_later(held: HeldWorkspace) -> None:
     held.directory.write(_LATER, msgspec.msgpack.encode(left) if left else None)
 
 
-def _left_for_later(held: HeldWorkspace) -> list[bytes]:
+def _read_left_paths(held: HeldWorkspace) -> list[bytes]:
     """Return the paths that were committed while a child had the layer."""
     data = held.directory.read(_LATER)
     return [] if data is None else msgspec.msgpack.decode(data, type=list[bytes])
@@ -115,7 +115,7 @@ def _left_for_later(held: HeldWorkspace) -> list[bytes]:
 def _leave_for_later(held: HeldWorkspace, paths: Sequence[bytes]) -> None:
     """Have paths leave the layer when no child has it."""
     if paths:
-        later = dict.fromkeys((*_left_for_later(held), *paths))
+        later = dict.fromkeys((*_read_left_paths(held), *paths))
         held.directory.write(_LATER, msgspec.msgpack.encode(list(later)))
 
 

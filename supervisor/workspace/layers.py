@@ -295,10 +295,10 @@ class LayeredTree:
             if is_opaque:
                 return
             if target is not None:
-                yield from self._redirected(target, around[index + 1 :], fds)
+                yield from self._follow_redirect(target, around[index + 1 :], fds)
                 return
 
-    def _redirected(
+    def _follow_redirect(
         self, target: bytes, around: tuple[Part, ...], fds: Mapping[Part, int]
     ) -> Iterator[tuple[Part, os.stat_result]]:
         """Yield the parts of a redirected directory in the older layers.

@@ -176,7 +176,7 @@ class Origins:
         around = self._base.find(split(node.path)[0])
         if around is None or around.status.st_ctime_ns < self.born_ns(node):
             return False
-        return all(_facts(node) != _facts(other) for other in self._covered())
+        return all(_facts(node) != _facts(other) for other in self._cover())
 
     def _is_marked_copy(self, node: Node) -> bool:
         """Tell whether the layer says that an object was copied, and not from what."""
@@ -200,7 +200,7 @@ class Origins:
         """
         if self._handles is None:
             found = set()
-            for node in self._covered():
+            for node in self._cover():
                 found.add(_handle_of(self._base, node.parts[0]) or b"")
             for layer in range(1, self._merged.base_layer):
                 for part in _parts_of(self._merged, layer):
@@ -208,7 +208,7 @@ class Origins:
             self._handles = frozenset(found)
         return self._handles
 
-    def _covered(self) -> Iterator[Node]:
+    def _cover(self) -> Iterator[Node]:
         """Yield what the base has under the paths of the layers above it."""
         pending = [(self._merged.top(), self._base.top())]
         while pending:

@@ -123,12 +123,12 @@ def _commit(
     result = workspace.commit(Selection())
     event, counts = event_of_commit(result)
     write_event(event, workspace=use.name, **counts)
-    tell(_of_commit(use.name, changed, result))
+    tell(_commit_outcome(use.name, changed, result))
     if not result.left:
         _drop(workspace, use)
 
 
-def _of_commit(name: str, changed: int, result: CommitResult) -> str:
+def _commit_outcome(name: str, changed: int, result: CommitResult) -> str:
     if not result.is_refused:
         return f"workspace {name}: {len(result.applied)} of {changed} committed"
     found = [(one.path, one.reason) for one in result.conflicts]

@@ -193,7 +193,7 @@ def _write_batch(batch: Sequence[_Section], *, binary: bool) -> Iterator[bytes]:
         for number, section in enumerate(batch)
         if number not in binaries and section.old and section.new
     }
-    with _compared(texts) as hunks:
+    with _compare(texts) as hunks:
         for number, section in enumerate(batch):
             is_binary = number in binaries
             yield _header(section, is_full=binary and is_binary)
@@ -281,13 +281,13 @@ def _whole(side: _Side, sign: bytes) -> Iterator[bytes]:
     yield b"@@ " + where + b" @@\n"
     is_begun = False
     for data in side.pieces():
-        yield (b"" if is_begun else sign) + _signed(data, sign)
+        yield (b"" if is_begun else sign) + _sign(data, sign)
         is_begun = not data.endswith(b"\n")
     if not is_complete:
         yield b"\n\\ No newline at end of file\n"
 
 
-def _signed(data: bytes, sign: bytes) -> bytes:
+def _sign(data: bytes, sign: bytes) -> bytes:
     """Return a piece of a text with a sign before each line that begins in it."""
     signed = data.replace(b"\n", b"\n" + sign)
     return signed[:-1] if data.endswith(b"\n") else signed
@@ -305,7 +305,7 @@ def _binary_body(section: _Section) -> Iterator[bytes]:
 def _base85_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield what is deflated as git writes it: a letter for the length, then base85."""
     left = b""
-    for data in _deflated(pieces):
+    for data in _deflate(pieces):
         left += data
         while len(left) >= _BASE85_BLOCK_BYTES:
             yield _full_lines(left[:_BASE85_BLOCK_BYTES])
@@ -326,7 +326,7 @@ def _full_lines(data: bytes) -> bytes:
     )
 
 
-def _deflated(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _deflate(pieces: Iterable[bytes]) -> Iterator[bytes]:
     deflate = zlib.compressobj(zlib.Z_BEST_SPEED)
     for data in pieces:
         yield deflate.compress(data)
@@ -335,7 +335,7 @@ def _deflated(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 def _name(prefix: bytes, path: bytes) -> bytes:
     """Return a name as git writes it: in quotes where it has unusual bytes."""
-    if not _needs_quotes(path):
+    if not _is_to_quote(path):
         return prefix + path
     text = bytearray(b'"' + prefix)
     for byte in path:
@@ -350,7 +350,7 @@ def _name(prefix: bytes, path: bytes) -> bytes:
     return bytes(text) + b'"'
 
 
-def _needs_quotes(path: bytes) -> bool:
+def _is_to_quote(path: bytes) -> bool:
     return any(byte < 0x20 or byte >= 0x7F or byte in b'"\\' for byte in path)
 
 
@@ -392,7 +392,7 @@ def _find_hunks(patch: IO[bytes]) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 @contextlib.contextmanager
-def _compared(texts: dict[int, _Section]) -> Iterator[_Hunks]:
+def _compare(texts: dict[int, _Section]) -> Iterator[_Hunks]:
     """Give the hunks of the sections that modify text, by git."""
     if not texts:
         yield _Hunks(io.BytesIO())

@@ -172,7 +172,10 @@ def choose_rows(
     pending = list(chosen.values())
     while pending:
         row = pending.pop()
-        for needed in (*_above(row, by_path), *_taken_along(row, by_path, renames)):
+        for needed in (
+            *_above(row, by_path),
+            *_find_taken_along(row, by_path, renames),
+        ):
             if needed.path not in chosen:
                 chosen[needed.path] = needed
                 pending.append(needed)
@@ -258,7 +261,7 @@ def _above(row: Row, by_path: dict[bytes, Row]) -> Iterable[Row]:
             yield above
 
 
-def _taken_along(
+def _find_taken_along(
     row: Row, by_path: dict[bytes, Row], renames: Sequence[Row]
 ) -> Iterable[Row]:
     """Yield the rows of directories that have to be moved before a row is applied.
@@ -307,7 +310,7 @@ def guarded_paths(
         if row.origin is not None:
             found += _guarded_beneath(merged, row.new, row.path, guard)
             found += _links_turned_out(merged, row.new, row.path, row.origin, top)
-    for gone in _taken_away(row):
+    for gone in _find_taken_away(row):
         if guard.match(gone.path, gone):
             found.append(gone.path)
         if gone.is_directory:
@@ -315,7 +318,7 @@ def guarded_paths(
     return found
 
 
-def _taken_away(row: Row) -> list[Node]:
+def _find_taken_away(row: Row) -> list[Node]:
     """Return the objects of the base that are not at their paths any more."""
     takes = row.change in {Change.DELETED, Change.TYPE, Change.RENAMED}
     gone = (row.old if takes else None, row.replaced)

@@ -34,11 +34,11 @@ def show_patch(pieces: Iterator[bytes], *, coloured: bool) -> Iterator[bytes]:
         shown = [show_controls(line) for line in lines]
         if coloured:
             first = shown[:1] if is_begun else []
-            shown = first + [_coloured(line) for line in shown[len(first) :]]
+            shown = first + [_colour(line) for line in shown[len(first) :]]
         yield "\n".join(shown).encode()
         is_begun = bool(lines[-1]) or (is_begun and len(lines) == 1)
 
 
-def _coloured(line: str) -> str:
+def _colour(line: str) -> str:
     colour = _COLOURS.get(line[:1], _HEAD if line.startswith("diff") else "")
     return f"{colour}{line}{_END}" if colour else line

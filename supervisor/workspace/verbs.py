@@ -209,12 +209,12 @@ def _row(state_dir: str, name: str, notes: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "mode": "review", "snapshots": []}
     row |= {"cut_off": False, "base": "", "created_at": None}
     with contextlib.suppress(WorkspaceError, OSError):
-        row |= _known(read_state(state_dir, name))
+        row |= _find_known(read_state(state_dir, name))
     try:
         with Workspace(state_dir, name) as found:
             _tell_cut(found, notes)
             child = found.directory.user()
-            row |= _known(found.state)
+            row |= _find_known(found.state)
             row |= {"state": "in use" if child else found.idle_state(), "child": child}
             rows = found.changes()
             return row | {
@@ -233,7 +233,7 @@ def _row(state_dir: str, name: str, notes: list[str]) -> dict[str, Any]:
     return {"child": None, "changed": None, "bytes": None} | row | {"state": state}
 
 
-def _known(state: State) -> dict[str, Any]:
+def _find_known(state: State) -> dict[str, Any]:
     """Return what a row has of a workspace whose changes are not known."""
     made = datetime.fromtimestamp(state.created_ns / 1e9, UTC)
     return path_fields("base", state.base) | {

@@ -192,7 +192,7 @@ class _Launchpad:
         child = self._stock.take(order.layers)
         if child is None or not hand_over(child, body, fds, order.owners):
             return None
-        self._happened(child, life.ORDERED)
+        self._handle_event(child, life.ORDERED)
         return child
 
     def _make_namespace(self, order: Order) -> None:
@@ -257,9 +257,9 @@ class _Launchpad:
         """Take in what a starting child tells."""
         for kind, *rest in child.told():
             if kind == FORKING:
-                self._happened(child, life.FORKING)
+                self._handle_event(child, life.FORKING)
             elif kind == BECAME:
-                self._happened(child, life.BECAME)
+                self._handle_event(child, life.BECAME)
                 try:
                     self._family.rename(child, *rest)
                 except OSError:
@@ -275,7 +275,7 @@ class _Launchpad:
     def _start_is_over(self, child: Child) -> None:
         """Tell how a start has ended, and close what it was heard by."""
         well = child.failure is None
-        self._happened(child, life.CLOSED if well else life.FAILED)
+        self._handle_event(child, life.CLOSED if well else life.FAILED)
         self._has_begun = True
         self._family.start_is_over(child)
 
@@ -297,7 +297,7 @@ class _Launchpad:
         self._ends.remember(child.groups)
         self._family.bury(child)
 
-    def _happened(self, child: Child, event: int) -> None:
+    def _handle_event(self, child: Child, event: int) -> None:
         """Take an event in, and do what the table says."""
         child.state, action = life.step(child.state, event)
         if action == life.DISCARD:

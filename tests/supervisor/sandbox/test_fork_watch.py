@@ -379,12 +379,12 @@ def test_nobody_is_given_a_limit_that_the_host_may_not_have(
     limit = (resource.RLIMIT_NPROC, 100, 100)
     for most, wanted in ((-1, 200), (300, 200), (150, 150), (90, 100)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, most=most: (most, most))
-        assert start._beside_its_group(limit, 100) == (limit[0], wanted, wanted)
+        assert start._report_group(limit, 100) == (limit[0], wanted, wanted)
     # A lower one is nobody else's to keep.
-    assert start._beside_its_group(limit, 101) == limit
-    assert start._beside_its_group(limit, None) == limit
+    assert start._report_group(limit, 101) == limit
+    assert start._report_group(limit, None) == limit
     others = (resource.RLIMIT_NOFILE, 100, 100)
-    assert start._beside_its_group(others, 100) == others
+    assert start._report_group(others, 100) == others
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def prepare(rules: tuple[tuple[bytes, str], ...], *, no_tcp: bool) -> Ruleset:
         OSError: it cannot be had.
     """
     ready = Ruleset(no_tcp=no_tcp)
-    handled = _handled(version())
+    handled = _handled_rights(version())
     for rule in rules:
         ready.made[rule] = _allow(ready.fd, rule[0], _KINDS[rule[1]] & handled)
     return ready
@@ -124,7 +124,7 @@ def apply(
         OSError: it cannot be had; E2BIG: 16 layers are there already.
     """
     abi = version()
-    handled = _handled(abi)
+    handled = _handled_rights(abi)
     made: dict[tuple[bytes, str], tuple[int, int] | None] = {}
     if ready is not None and ready.no_tcp == no_tcp and _is_true(ready, rules):
         fd, made = ready.fd, ready.made
@@ -162,7 +162,7 @@ def _identity(path: bytes) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _handled(abi: int) -> int:
+def _handled_rights(abi: int) -> int:
     """All rights on files that a version of Landlock restricts."""
     return _FILE_SYSTEM[abi] if abi < len(_FILE_SYSTEM) else _FILE_SYSTEM_NOW
 
@@ -170,7 +170,7 @@ def _handled(abi: int) -> int:
 def _create(*, no_tcp: bool) -> int:
     """Return a descriptor of a fresh ruleset that restricts all that can be."""
     abi = version()
-    ruleset = _Ruleset(_handled(abi))
+    ruleset = _Ruleset(_handled_rights(abi))
     size = 8
     if abi >= _TCP_VERSION:
         size = 16

@@ -82,10 +82,10 @@ def furnish(order: LoopbackOrder, way: int) -> str:
     finally:
         for sock in (line, *made):
             sock.close()
-    return _told(sockets)
+    return _describe(sockets)
 
 
-def _told(sockets: Sequence[SocketOrder]) -> str:
+def _describe(sockets: Sequence[SocketOrder]) -> str:
     hosts = dict.fromkeys(host for family, _, host, port in sockets if port)
     told = []
     for host in hosts:

@@ -190,7 +190,7 @@ def build(
         os.chdir("/")
     finally:
         os.umask(umask)
-    return f"{len(held)} places{_said_of_left_out(held)}{without}"
+    return f"{len(held)} places{_describe_left_out(held)}{without}"
 
 
 def keep_to_itself() -> None:
@@ -455,7 +455,7 @@ def _copies_in_part(
 ) -> list[Held]:
     """Return copies of which some cannot have owners mapped; ``fd`` has none."""
     try:
-        held = _copies_apart(found, path, kind, owners)
+        held = _copy_separately(found, path, kind, owners)
     except PartError:
         if if_possible:
             return [Held(path, fd)]
@@ -465,18 +465,18 @@ def _copies_in_part(
     return held
 
 
-def _copies_apart(found: int, path: bytes, kind: str, owners: int) -> list[Held]:
+def _copy_separately(found: int, path: bytes, kind: str, owners: int) -> list[Held]:
     """Copy a mount and those beneath it that can have owners mapped (rule 5).
 
     Raises:
         PartError: owners cannot be mapped on the file system of the path itself.
     """
     try:
-        top = _mapped_copy(found, kind, owners)
+        top = _copy_mapped(found, kind, owners)
     except OSError as error:
         raise PartError("uid", error.errno or errno.EIO, path) from None
     held = {path: Held(path, top)}
-    for place in _mounted_beneath(path):
+    for place in _mounts_beneath(path):
         around = place.rpartition(b"/")[0]
         while around not in held:
             around = around.rpartition(b"/")[0]
@@ -491,7 +491,7 @@ def _copies_apart(found: int, path: bytes, kind: str, owners: int) -> list[Held]
                 raise
             continue  # another mount covers what it lies in
         try:
-            held[place] = Held(place, _mapped_copy(inside, kind, owners), over=over)
+            held[place] = Held(place, _copy_mapped(inside, kind, owners), over=over)
         except OSError:
             held[place] = Held(place, over, is_hidden=True, is_left_out=True)
         finally:
@@ -499,7 +499,7 @@ def _copies_apart(found: int, path: bytes, kind: str, owners: int) -> list[Held]
     return list(held.values())
 
 
-def _mapped_copy(found: int, kind: str, owners: int) -> int:
+def _copy_mapped(found: int, kind: str, owners: int) -> int:
     """Copy one mount, and nothing beneath it, with its owners mapped.
 
     Raises:
@@ -527,7 +527,7 @@ def _copy(found: int, kind: str, flags: int) -> int:
     return fd
 
 
-def _mounted_beneath(path: bytes) -> list[bytes]:
+def _mounts_beneath(path: bytes) -> list[bytes]:
     """Return where something is mounted in a directory, outer places first: proc(5)."""
     start = path + b"/"
     with open("/proc/self/mountinfo", "rb") as table:
@@ -540,7 +540,7 @@ def _without_escapes(field: bytes) -> bytes:
     return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
 
 
-def _said_of_left_out(held: list[Held]) -> str:
+def _describe_left_out(held: list[Held]) -> str:
     """Say which mounts are left out (rule 5), in a few words; "" for none."""
     left = [one.path.decode(errors="replace") for one in held if one.is_left_out]
     if not left:

@@ -58,7 +58,7 @@ def _make(low: int, high: int) -> int:
     try:
         if os.read(ready_out, 1):
             for name in ("uid_map", "gid_map"):
-                _write(f"/proc/{pid}/{name}", _swapped(low, high).encode())
+                _write(f"/proc/{pid}/{name}", _swap(low, high).encode())
             fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(ready_out)
@@ -69,7 +69,7 @@ def _make(low: int, high: int) -> int:
     return fd
 
 
-def _swapped(low: int, high: int) -> str:
+def _swap(low: int, high: int) -> str:
     """Return the map in which two numbers change places (user_namespaces(7))."""
     if low == high:
         return f"0 0 {_HIGHEST + 1}"
