@@ -121,11 +121,20 @@ async def in_abandonable_thread(
         OSError: ``EAGAIN``: no thread can be started.
         BaseException: the exceptions of the call.
     """
+    has_begun = False
+
+    def begin() -> T:
+        nonlocal has_begun
+        has_begun = True
+        return in_worker(call, *args)
+
     try:
         return await trio.to_thread.run_sync(
-            in_worker, call, *args, limiter=limiter, abandon_on_cancel=True
+            begin, limiter=limiter, abandon_on_cancel=True
         )
     except RuntimeError as why:
+        if has_begun:
+            raise
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from why
 
 
