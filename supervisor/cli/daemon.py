@@ -34,6 +34,7 @@ from supervisor.cli.options import (
 )
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
+from supervisor.spawn.restart_policies import RESTARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,9 +87,9 @@ def _refuse_recipe(
 @click.option("--policy", metavar="P", help="[policy.P].")
 @click.option(
     "--restart",
-    metavar="no|on-failure|always",
+    metavar="|".join(RESTARTS),
     default="no",
-    shell_complete=one_of("no", "on-failure", "always"),
+    shell_complete=one_of(*RESTARTS),
     help="What follows when it has ended; default no.",
 )
 @click.option("--env", metavar="K=V", multiple=True, help="Set a variable; repeatable.")

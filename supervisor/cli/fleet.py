@@ -26,6 +26,7 @@ from supervisor.cli.options import COMMAND_LINE, files
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
 from supervisor.cluster.names import LEAST_PORTS, LOOPBACK, PORT
+from supervisor.spawn.restart_policies import RESTARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -305,8 +306,8 @@ _command = click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1)
 @_policy
 @click.option(
     "--restart",
-    metavar="no|on-failure|always",
-    type=click.Choice(["no", "on-failure", "always"]),
+    metavar="|".join(RESTARTS),
+    type=click.Choice(RESTARTS),
     default="no",
     help="What follows when it has ended, or its node is lost; default no.",
 )

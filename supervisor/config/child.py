@@ -19,13 +19,13 @@ from hostlib.user_values import (
     parse_size,
 )
 from supervisor.config.read import directory_fault
+from supervisor.spawn.restart_policies import RESTARTS
 from supervisor.spawn.restarts import RestartPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
 
-RESTARTS = ("no", "on-failure", "always")
 """The words of ``restart``: when a child that ended is started again."""
 
 MIN_LOG_BYTES = 4096

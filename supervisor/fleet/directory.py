@@ -60,6 +60,7 @@ from supervisor.fleet.states import (
     NodeState,
 )
 from supervisor.fleet.step import Step
+from supervisor.spawn.restart_policies import comes_back_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,9 +73,6 @@ RESEND_S = 1.0
 
 MOST_OVER = 1000
 """Children that are over and still listed; the oldest go first."""
-
-AGAIN = frozenset({"on-failure", "always"})
-"""Restart policies of children that are placed again when their node is lost."""
 
 _ON_NODE = frozenset(
     {
@@ -467,7 +465,7 @@ class Directory:
     def _lose_children(self, name: str, reason: str, step: Step) -> None:
         for child_id in tuple(self._on.get(name, ())):
             row = self._children[child_id]
-            is_again = row.program.restart in AGAIN
+            is_again = comes_back_elsewhere(row.program.restart)
             event = ChildEvent.LOSE_AGAIN if is_again else ChildEvent.LOSE
             row = replace(row, reason=f"node {name!r} lost: {reason}")
             self._on_child(row, event, step)
@@ -614,7 +612,7 @@ class Directory:
         row = self._children[child_id]
         if row.state is not ChildState.WAITING or row.waits:
             return
-        if row.program.restart not in AGAIN:
+        if not comes_back_elsewhere(row.program.restart):
             self._on_child(row, ChildEvent.KILL, step)
 
     def _on_child(self, row: ChildRow, event: ChildEvent, step: Step) -> None:

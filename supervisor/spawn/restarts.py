@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.state_table import StateTable
+from supervisor.spawn.restart_policies import comes_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +133,7 @@ class RestartPolicy:
     """When and how often (face: [child.NAME]).
 
     Attributes:
-        restart: ``no``, ``on-failure`` or ``always``.
+        restart: one of ``restart_policies.RESTARTS``.
         backoff_s: the first wait, seconds.
         max_restarts: most restarts within the period.
         within_s: the period, seconds.
@@ -149,7 +150,7 @@ class RestartPolicy:
 
     def wants(self, status: int) -> bool:
         """Tell whether a child that ended with this status comes back."""
-        return self.restart == "always" or (self.restart == "on-failure" and status > 0)
+        return comes_back(self.restart, status)
 
     def is_endless(self) -> bool:
         """Tell whether a child that ends at once, again and again, is never given up.
