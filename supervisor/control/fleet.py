@@ -14,7 +14,7 @@ from supervisor.fleet.link import (
     LeaveArgs,
     LinkArgs,
     LinkError,
-    check_link,
+    refuse_link,
 )
 
 if TYPE_CHECKING:
@@ -40,12 +40,11 @@ class FleetOrders:
     def _link(self, words: dict[str, Any]) -> tuple[object, Serve]:
         args = msgspec.convert(words, LinkArgs)
         try:
-            if self._member is not None:
-                return self._member.link(args)
-            check_link(args, is_configured=False, linked=None)
+            if self._member is None:
+                refuse_link(args)
+            return self._member.link(args)
         except LinkError as why:
             raise OrderError(str(why)) from None
-        raise OrderError("cannot link a node: this daemon is in no fleet")
 
     async def _leave(self, words: dict[str, Any]) -> LeaveAnswer:
         msgspec.convert(words, LeaveArgs)

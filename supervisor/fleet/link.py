@@ -12,7 +12,7 @@ Rules of this file.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -101,34 +101,45 @@ class _Reply(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def check_link(args: LinkArgs, *, is_configured: bool, linked: str | None) -> None:
-    """Refuse a link that cannot be.
+def check_link(args: LinkArgs, *, linked: str | None) -> None:
+    """Refuse a link that a daemon with `[fleet]` cannot have.
 
     Args:
         args: of the request.
-        is_configured: whether the daemon has `[fleet]`.
         linked: the node whose link is open.
 
     Raises:
         LinkError: it is refused.
     """
-    if args.version != VERSION:
-        raise LinkError(
-            f"cannot link node {args.node!r}: the node actor's version is"
-            f" {args.version!r}, the daemon's is {VERSION!r}; install one version"
-            " everywhere"
-        )
-    if not is_configured:
-        raise LinkError(
-            f"cannot link node {args.node!r}: this daemon's configuration has no"
-            " [fleet]; add it and start the daemon again"
-        )
+    _check_version(args)
     if not args.node:
         raise LinkError("cannot link a node: its name is empty; name it by --node")
     if linked is not None:
         raise LinkError(
             f"cannot link node {args.node!r}: this daemon is linked as node"
             f" {linked!r} already; end that node actor first"
+        )
+
+
+def refuse_link(args: LinkArgs) -> NoReturn:
+    """Refuse every link, since the daemon has no `[fleet]`.
+
+    Raises:
+        LinkError: it is refused.
+    """
+    _check_version(args)
+    raise LinkError(
+        f"cannot link node {args.node!r}: this daemon's configuration has no"
+        " [fleet]; add it and start the daemon again"
+    )
+
+
+def _check_version(args: LinkArgs) -> None:
+    if args.version != VERSION:
+        raise LinkError(
+            f"cannot link node {args.node!r}: the node actor's version is"
+            f" {args.version!r}, the daemon's is {VERSION!r}; install one version"
+            " everywhere"
         )
 
 

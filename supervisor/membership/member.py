@@ -273,7 +273,7 @@ class Member:
         Raises:
             LinkError: it is refused.
         """
-        check_link(args, is_configured=True, linked=self._linked)
+        check_link(args, linked=self._linked)
         node = self.node
         if self._fault is not None:
             raise LinkError(f"cannot link node {args.node!r}: {self._fault}")

@@ -98,8 +98,12 @@ class SlicePayer:
         self._add(step)
         try:
             await self._flush()
-        except (sqlite3.Error, StaleEpochError) as why:
-            raise UnpaidError(f"cannot pay a call: its ledger: {why}") from None
+        except (sqlite3.Error, StaleEpochError, OSError) as why:
+            self.settle(call, 0.0)
+            raise UnpaidError(
+                f"cannot pay a call: the node's ledger cannot be written: {why}; make"
+                " room for it, or start the daemon again"
+            ) from None
         except BaseException:
             self.settle(call, 0.0)
             raise

@@ -270,7 +270,10 @@ class _Exchange:
                     await self._server.send(h11.Data(data=data))
                 await self._server.send(h11.EndOfMessage())
             except ServerError:
-                return  # it may have answered already, and wants no more of the body
+                # It may have answered already, and wants no more of the body. The rest
+                # is dropped, for behind it the child's end is seen.
+                while await self._http.receive_piece():
+                    pass
             await self._http.wait_gone()
             raise trio.BrokenResourceError("the child has gone")
 
@@ -311,7 +314,8 @@ async def _open_server(
         raw,
         credential.tls,
         server_hostname=credential.terms.server,
-        https_compatible=True,
+        # A bare FIN is no end: it could have been put in by anybody on the way (rule 3).
+        https_compatible=False,
     )
     with _server_errors(HANDSHAKE_TIMEOUT_S):
         await stream.do_handshake()
@@ -329,12 +333,25 @@ def _server_errors(timeout_s: float) -> Iterator[None]:
         raise ServerError("ETIMEDOUT", text, 504) from None
     except (trio.BrokenResourceError, trio.ClosedResourceError) as why:
         cause = why.__cause__
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            text = f"the server's certificate is refused: {cause.verify_message}"
-            raise ServerError("EPROTO", text) from None
-        if isinstance(cause, ssl.SSLError):
-            raise ServerError("EPROTO", "the server speaks no TLS") from None
+        if isinstance(cause, ssl.SSLError) and not _is_bare_end(cause):
+            raise ServerError("EPROTO", _tls_fault(cause)) from None
         raise ServerError("ECONNRESET", "the server has ended the connection") from None
+
+
+def _is_bare_end(why: ssl.SSLError) -> bool:
+    return isinstance(why, ssl.SSLEOFError | ssl.SSLSyscallError)
+
+
+def _tls_fault(why: ssl.SSLError) -> str:
+    """Return why there is no TLS with a server, in OpenSSL's words of a fixed list."""
+    if isinstance(why, ssl.SSLCertVerificationError):
+        return f"the server's certificate is refused: {why.verify_message}"
+    reason = (why.reason or "unknown").replace("_", " ").lower()
+    if reason == "wrong version number":  # the bytes are no record of TLS
+        return "the server speaks no TLS"
+    if " alert " in reason:
+        return f"the server refuses TLS by an alert: {reason}"
+    return f"TLS with the server fails: {reason}"
 
 
 def _as_server_error(why: Exception) -> Exception:

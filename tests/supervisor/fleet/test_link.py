@@ -16,6 +16,7 @@ from supervisor.fleet.link import (
     LinkError,
     check_link,
     encode_frame,
+    refuse_link,
     request_line,
 )
 from supervisor.fleet.messages import (
@@ -171,27 +172,39 @@ def test_messages_of_the_directory_reach_the_daemon() -> None:
 
 # spec FL2
 def test_a_first_link_is_let_in() -> None:
-    check_link(LinkArgs("a"), is_configured=True, linked=None)
+    check_link(LinkArgs("a"), linked=None)
 
 
 # spec FL11
 def test_a_link_of_another_version_is_refused_with_both_named() -> None:
     with pytest.raises(LinkError, match=r"'fleet-0'.*'fleet-1'"):
-        check_link(LinkArgs("a", (), "fleet-0"), is_configured=True, linked=None)
+        check_link(LinkArgs("a", (), "fleet-0"), linked=None)
 
 
 # spec FL2
 @pytest.mark.parametrize(
-    ("args", "is_configured", "linked", "why"),
+    ("args", "linked", "why"),
     [
-        (LinkArgs("a"), False, None, r"no \[fleet\]"),
-        (LinkArgs("a"), True, "a", "linked as node 'a' already"),
-        (LinkArgs("a"), True, "b", "linked as node 'b' already"),
-        (LinkArgs(""), True, None, "name is empty"),
+        (LinkArgs("a"), "a", "linked as node 'a' already"),
+        (LinkArgs("a"), "b", "linked as node 'b' already"),
+        (LinkArgs(""), None, "name is empty"),
     ],
 )
 def test_a_link_that_cannot_be_is_refused(
-    args: LinkArgs, is_configured: bool, linked: str | None, why: str
+    args: LinkArgs, linked: str | None, why: str
 ) -> None:
     with pytest.raises(LinkError, match=why):
-        check_link(args, is_configured=is_configured, linked=linked)
+        check_link(args, linked=linked)
+
+
+# spec FL11
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (LinkArgs("a"), r"no \[fleet\]"),
+        (LinkArgs("a", (), "fleet-0"), r"'fleet-0'.*'fleet-1'"),
+    ],
+)
+def test_a_daemon_without_the_section_refuses_all(args: LinkArgs, why: str) -> None:
+    with pytest.raises(LinkError, match=why):
+        refuse_link(args)

@@ -101,8 +101,12 @@ async def stage(
     section: NetworkSection | None = None,
     address: str = ADDRESS,
     certified: str = SERVER,
+    is_cut: bool = False,
 ) -> AsyncIterator[Stage]:
-    """Run a child with a credential, and a server that answers each request."""
+    """Run a child with a credential, and a server that answers each request.
+
+    Its connection ends as TLS wants it, or `is_cut` by a bare FIN.
+    """
     key = where / "key"
     key.write_text(f"{secret}\n")
     key.chmod(0o600)
@@ -115,7 +119,7 @@ async def stage(
     heads: list[bytes] = []
 
     async def serve(raw: trio.SocketStream) -> None:
-        stream = trio.SSLStream(raw, context, server_side=True, https_compatible=True)
+        stream = trio.SSLStream(raw, context, server_side=True, https_compatible=is_cut)
         with suppress(trio.BrokenResourceError):
             head = b""
             while b"\r\n\r\n" not in head:
@@ -475,6 +479,103 @@ async def test_an_answer_that_breaks_off_is_a_reset(
     ):
         await stream.send_all(request())
         assert await is_reset(stream)
+
+
+# spec NET6, NET15: nor does one without a length that a bare FIN cuts.
+# attack 61
+async def test_an_answer_without_a_length_that_is_cut_is_a_reset(
+    tmp_path: Path,
+) -> None:
+    async with (
+        stage(tmp_path, saying(LENGTHLESS + b"ok"), is_cut=True) as made,
+        await made.scene.connect(INNER, 80) as stream,
+    ):
+        await stream.send_all(request())
+        assert await is_reset(stream)
+
+
+# spec NET15: an answer with a length is whole without an end of TLS.
+@pytest.mark.parametrize(
+    "text",
+    [
+        OK,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    ],
+    ids=["length", "chunked"],
+)
+async def test_an_answer_with_a_length_needs_no_end_of_tls(
+    tmp_path: Path, text: bytes
+) -> None:
+    async with stage(tmp_path, saying(text), is_cut=True) as made:
+        told = await made.ask(request())
+        assert (told.status, told.body) == (200, b"ok")
+
+
+# spec NET15: what a server refuses by an alert of TLS is told.
+@pytest.mark.parametrize(
+    ("alert", "why"),
+    [
+        (70, "refuses TLS by an alert: tlsv1 alert protocol version"),
+        (40, "handshake failure"),
+    ],
+)
+async def test_an_alert_of_a_server_is_told(
+    tmp_path: Path, alert: int, why: str
+) -> None:
+    async def speak(raw: trio.SocketStream) -> None:
+        await raw.send_all(bytes((21, 3, 3, 0, 2, 2, alert)))
+        with suppress(trio.BrokenResourceError):
+            await read_all(raw)
+
+    async with stage(tmp_path, saying(OK), host=f"{SERVER}:444") as made:
+        made.scene.serve(ADDRESS, 444, speak)
+        told = await made.ask(request())
+        assert told.status == 502
+        assert why in json.loads(told.body)["detail"]
+
+
+# spec NET15: so is a server that ends the connection within the handshake.
+async def test_an_end_within_the_handshake_is_told(tmp_path: Path) -> None:
+    async def speak(raw: trio.SocketStream) -> None:
+        await raw.receive_some()
+        await raw.aclose()
+
+    async with stage(tmp_path, saying(OK), host=f"{SERVER}:444") as made:
+        made.scene.serve(ADDRESS, 444, speak)
+        told = await made.ask(request())
+        assert json.loads(told.body)["detail"] == "the server has ended the connection"
+
+
+# spec NET15: a child that leaves is noticed after the server took no more of its body.
+async def test_a_child_that_leaves_a_refused_body_ends_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The send begins with the short time, and the wait for the answer with the long one.
+    monkeypatch.setattr(credential_server, "ANSWER_TIMEOUT_S", 1.0)
+    over = trio.Event()
+
+    async def answer(stream: Tls) -> None:
+        await trio.sleep(0.5)  # the send is stuck by then
+        monkeypatch.setattr(credential_server, "ANSWER_TIMEOUT_S", 600.0)
+        await stream.send_all(b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n")
+        await over.wait()
+
+    async def send_body(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await stream.send_all(bytes(64 * MIB))
+
+    async with stage(tmp_path, answer) as made, trio.open_nursery() as nursery:
+        stream = await made.scene.connect(INNER, 80)
+        head = request(f"Content-Length: {128 * MIB}", method="POST")
+        await stream.send_all(head)
+        nursery.start_soon(send_body, stream)
+        await trio.sleep(2.0)  # longer than the send may take
+        assert made.scene.figures.open == 1
+        await stream.aclose()
+        with trio.fail_after(10.0):
+            while made.scene.figures.open:
+                await wait_all_tasks_blocked(0.01)
+        over.set()
 
 
 # spec NET15: a server may refuse a body before it has come.
