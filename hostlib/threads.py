@@ -290,7 +290,8 @@ class LoopThread:
     """A Trio loop in a thread of its own, in a process that another library runs.
 
     Args:
-        main: the loop's main task; the process ends with it, by status 1.
+        main: the loop's main task, for `Nursery.start`: calls come once it has started;
+            the process ends with it, by status 1.
         tell: takes the fault that has ended it.
 
     Raises:
@@ -299,7 +300,7 @@ class LoopThread:
 
     def __init__(
         self,
-        main: Callable[[], Awaitable[None]],
+        main: Callable[..., Awaitable[None]],
         tell: Callable[[BaseException], None],
     ) -> None:
         self._main = main
@@ -328,8 +329,9 @@ class LoopThread:
             os._exit(1)
 
     async def _serve(self) -> None:
-        self._tokens.put(trio.lowlevel.current_trio_token())
-        await self._main()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._main)
+            self._tokens.put(trio.lowlevel.current_trio_token())
 
 
 class _Background:

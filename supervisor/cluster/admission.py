@@ -15,7 +15,7 @@ import msgspec
 from hostlib.extras import missing_package
 from hostlib.unix_names import is_deaf
 from supervisor.cluster import ray_processes
-from supervisor.cluster.client import FleetClient, door_of
+from supervisor.cluster.client import NO_FLEET, FleetClient, door_of, is_there
 from supervisor.cluster.orders import (
     DirectoryOrder,
     NodeOrder,
@@ -145,13 +145,11 @@ def enter(place: Place, options: Options) -> Entered:
             None if options.address else _head(place.directory, settings),
         )
         try:
-            outcome = _set_up(order)
+            return _set_up(order)
         except BaseException:
+            # The start ends what it has made, unless it was killed.
             ray_processes.end(place.directory)
             raise
-    if outcome.address is None:
-        raise RayError(outcome.error)
-    return Entered(outcome.address, token, outcome.open_ports)
 
 
 def _head(directory: str, settings: FleetFigures) -> DirectoryOrder:
@@ -165,16 +163,27 @@ def _head(directory: str, settings: FleetFigures) -> DirectoryOrder:
     )
 
 
-def _set_up(order: SetupOrder) -> SetupOutcome:
+def _set_up(order: SetupOrder) -> Entered:
+    """Start Ray and the actors here.
+
+    Raises:
+        RayError: they are not up; of a start that was killed, some may be left.
+    """
     words = (sys.executable, "-m", "supervisor.cluster.setup")
     data, errors = ray_processes.run(
         words, order.token_file, msgspec.json.encode(order)
     )
     try:
-        return msgspec.json.decode(data, type=SetupOutcome)
+        outcome = msgspec.json.decode(data, type=SetupOutcome)
     except msgspec.DecodeError:
         lines = errors.strip().splitlines() or ["it says nothing"]
-        return SetupOutcome(error=f"cannot start Ray: its start failed: {lines[-1]}")
+        log = f"{order.node.directory}/{ray_processes.LOG}"
+        raise RayError(
+            f"cannot start Ray: its start failed: {lines[-1]}; see {log}, and try again"
+        ) from None
+    if outcome.address is None:
+        raise RayError(outcome.error)
+    return Entered(outcome.address, order.token_file, outcome.open_ports)
 
 
 def leave(
@@ -191,13 +200,16 @@ def leave(
         RayError: there is no fleet here, or something does not end.
     """
     said: str | None = None
+    door = door_of(place.control)
     with ray_processes.locked(place.directory):
         try:
             ask(FleetClient(control))
         except ControlError as why:
             said = str(why)
             if not ray_processes.is_there(place.directory):
-                raise RayError(said) from None
+                # Another node's `down` has left the socket, which asks to leave again.
+                ray_processes.remove_deaf(door)
+                raise RayError(said if is_there(door) else NO_FLEET) from None
         ray_processes.end(place.directory)
-        ray_processes.remove_deaf(door_of(place.control))
+        ray_processes.remove_deaf(door)
     return said

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 """For a question, all of it; of what may last, until the next sign of life (FL11)."""
 
+NO_FLEET = (
+    "cannot ask the fleet: this node is in none; begin one by `sandhost fleet up`, or join"
+    " one by `sandhost fleet join --address A`"
+)
+
 
 class FleetClient:
     """The fleet, as this node's door has it.
@@ -34,11 +39,8 @@ class FleetClient:
     def __init__(self, path: str | None = None) -> None:
         self.control = control.find_control(path)
         self.door = door_of(self.control)
-        if not os.path.lexists(self.door):
-            raise ControlError(
-                "cannot ask the fleet: this node is in none; begin one by `sandhost"
-                " fleet up`, or join one by `sandhost fleet join --address A`"
-            )
+        if not is_there(self.door):
+            raise ControlError(NO_FLEET)
 
     def ask(self, do: str, args: dict[str, Any] | None = None) -> Any:
         """Return what the door answers, as plain values.
@@ -142,6 +144,11 @@ class FleetClient:
 def door_of(control_path: str) -> str:
     """Return where the door is: beside the control socket."""
     return f"{os.path.dirname(control_path)}/{DOOR}"  # noqa: PTH120 - a str is wanted
+
+
+def is_there(door: str) -> bool:
+    """Tell whether there is a door: without one, the node is in no fleet."""
+    return os.path.lexists(door)
 
 
 def refusal(text: str) -> str:

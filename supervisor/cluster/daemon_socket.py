@@ -17,11 +17,18 @@ from supervisor.control.client import VERSION
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
+SILENT_S = 8.0
+"""A daemon that is silent for so long does not answer: it sends a sign of life each 3 s."""
+
 _RECEIVE_BYTES = 65_536
 
 
 class DaemonError(Exception):
     """The daemon refuses, or does not answer; the text says which."""
+
+
+class SilentDaemonError(DaemonError):
+    """The daemon does not answer in time; it may be stopped."""
 
 
 class _Answer(msgspec.Struct):
@@ -39,9 +46,16 @@ async def connected(path: str) -> AsyncIterator[trio.SocketStream]:
     """Yield a connection to a control socket.
 
     Raises:
-        DaemonError: nobody listens there.
+        DaemonError: nobody listens there, or this process may have no more sockets.
     """
-    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+    try:
+        sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as why:
+        raise DaemonError(
+            f"cannot ask the daemon at {path!r}: {why.strerror}; raise the number of open"
+            " files (ulimit -n) for Ray here"
+        ) from None
+    with sock:
         try:
             with short_name(path) as name:
                 await sock.connect(name)
@@ -56,10 +70,10 @@ async def ask(path: str, do: str, args: dict[str, Any]) -> msgspec.Raw:
     """Ask a question or give an order, and return the result as JSON.
 
     Raises:
-        DaemonError: it is refused, or the daemon ends.
+        DaemonError: it is refused, or the daemon ends or is silent.
     """
     async with connected(path) as stream:
-        async with aclosing(_answers(stream, do, args)) as answers:
+        async with aclosing(_answers(stream, path, do, args)) as answers:
             async for answer in answers:
                 if answer.ok:
                     return answer.result
@@ -73,10 +87,10 @@ async def items(
     """Yield the items of a stream until it ends, or the daemon does.
 
     Raises:
-        DaemonError: it is refused.
+        DaemonError: it is refused, or the daemon is silent.
     """
     async with connected(path) as stream:
-        async with aclosing(_answers(stream, do, args)) as answers:
+        async with aclosing(_answers(stream, path, do, args)) as answers:
             async for answer in answers:
                 if answer.ok is False:
                     raise DaemonError(answer.error)
@@ -87,20 +101,31 @@ async def items(
 
 
 async def _answers(
-    stream: trio.SocketStream, do: str, args: dict[str, Any]
+    stream: trio.SocketStream, path: str, do: str, args: dict[str, Any]
 ) -> AsyncGenerator[_Answer, None]:
     question = {"v": VERSION, "do": do, "args": args}
     pending = b""
     try:
-        await stream.send_all(json.dumps(question).encode() + b"\n")
-        while data := await receive(stream):
+        with trio.fail_after(SILENT_S):
+            await stream.send_all(json.dumps(question).encode() + b"\n")
+        while data := await _receive_soon(stream):
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 yield msgspec.json.decode(line, type=_Answer)
     except trio.BrokenResourceError:
         return
+    except trio.TooSlowError:
+        raise SilentDaemonError(
+            f"the daemon at {path!r} does not answer within {SILENT_S:g} s: it is stopped"
+            " or very busy; try again, or start it again"
+        ) from None
     except msgspec.DecodeError as why:
         raise DaemonError(f"cannot read the daemon's answer: {why}") from None
+
+
+async def _receive_soon(stream: trio.SocketStream) -> bytes:
+    with trio.fail_after(SILENT_S):
+        return await receive(stream)
 
 
 async def receive(stream: trio.SocketStream) -> bytes:

@@ -232,13 +232,14 @@ class DirectoryService:
     async def _wait(self, words: bytes) -> Waited:
         args = _read(words, WaitFor)
         until_s = trio.current_time() + args.wait_s
+        before = _BEFORE[args.until]
         while True:
             changed = self._changed
-            rows = [self._directory.child(name) for name in args.names]
-            children = tuple(row for row in rows if row is not None)
-            # One that was removed from the list was over before.
-            is_reached = all(row.state not in _BEFORE[args.until] for row in children)
+            # One that was removed from the list was over before: it has no state.
+            is_reached = before.isdisjoint(map(self._directory.state, args.names))
             if is_reached or trio.current_time() >= until_s:
+                rows = map(self._directory.child, args.names)
+                children = tuple(row for row in rows if row is not None)
                 return Waited(is_reached, children)
             with trio.move_on_at(until_s):
                 await changed.wait()

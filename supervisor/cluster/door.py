@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from supervisor.cluster.node_service import NodeService
     from supervisor.control.server import Order, Send, Stream
 
+LONGEST_LEAVE_S = 60.0
+"""For a node to leave at `down`: its children have their time to end."""
+
 _NO_ARGS = b"{}"
 
 T = TypeVar("T")
@@ -188,17 +191,27 @@ class Door:
         _check_empty(words)
         fleet = await self._read("ps", {}, ShownFleet)
         failed: dict[str, str] = {}
-        for node in fleet.nodes:
-            if node.name == self._node.name or node.state not in {"up", "unknown"}:
-                continue
-            try:
-                await self._node.ask(node.name, "leave", _NO_ARGS)
-                await self._node.ask(node.name, "end-ray", _NO_ARGS)
-            except RequestError as why:
-                failed[node.name] = str(why)
+        async with trio.open_nursery() as nursery:
+            for node in fleet.nodes:
+                if node.name != self._node.name and node.state in {"up", "unknown"}:
+                    nursery.start_soon(self._take_down, node.name, failed)
         await self._node.ask(self._node.name, "leave", _NO_ARGS)
         await self._node.ask(self._node.name, "end-ray", _NO_ARGS)
         return failed
+
+    async def _take_down(self, node: str, failed: dict[str, str]) -> None:
+        """Have another node leave and end its Ray; note it if it does not."""
+        try:
+            with trio.fail_after(LONGEST_LEAVE_S):
+                await self._node.ask(node, "leave", _NO_ARGS)
+                await self._node.ask(node, "end-ray", _NO_ARGS)
+        except RequestError as why:
+            failed[node] = str(why)
+        except trio.TooSlowError:
+            failed[node] = (
+                f"it has not left within {LONGEST_LEAVE_S:g} s; see its daemon, and do"
+                " `sandhost fleet leave` there"
+            )
 
     async def _on(self, words: dict[str, Any]) -> msgspec.Raw:
         target = await self._target(msgspec.convert(words, OnArgs))
@@ -248,7 +261,10 @@ def _refusing(order: Order) -> Order:
 
 def _check_empty(words: dict[str, Any]) -> None:
     if words:
-        raise RequestError(f"cannot take the arguments {', '.join(words)}")
+        raise RequestError(
+            f"cannot take the arguments {', '.join(words)}: this order has none; leave"
+            " them out"
+        )
 
 
 def _always(_words: dict[str, Any]) -> bool:

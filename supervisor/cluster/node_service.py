@@ -19,7 +19,7 @@ import trio
 from hostlib.log import place_of
 from hostlib.threads import in_thread
 from supervisor.cluster import daemon_socket
-from supervisor.cluster.daemon_socket import DaemonError
+from supervisor.cluster.daemon_socket import DaemonError, SilentDaemonError
 from supervisor.control.client import VERSION as CONTROL_VERSION
 from supervisor.fleet.link import (
     LEAVE_REQUEST,
@@ -179,10 +179,13 @@ class NodeService:
             "close-stream": self._close_stream,
         }
 
-    async def run(self) -> None:
-        """Keep the link and the streams until cancelled."""
+    async def run(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Keep the link and the streams until cancelled; started: it may be asked."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            task_status.started()
             while True:
                 try:
                     reason = await self._keep_link()
@@ -277,6 +280,8 @@ class NodeService:
         try:
             check_version("a node actor", version, VERSION)
             return True, msgspec.json.encode(await self._do(do, args))
+        except SilentDaemonError as why:
+            return False, f"cannot ask node {self.name!r}: {why}".encode()
         except (RequestError, DaemonError, VersionError, msgspec.DecodeError) as why:
             return False, str(why).encode()
         except Exception as why:  # noqa: BLE001 - the node outlives a request
@@ -301,10 +306,11 @@ class NodeService:
     async def _leave(self, args: bytes) -> msgspec.Raw:
         """Have the daemon leave, and link it no more."""
         _read(args, Nothing)
-        self._may_link = trio.Event()
+        if self._may_link.is_set():
+            self._may_link = trio.Event()
         try:
             return await daemon_socket.ask(self._control, LEAVE_REQUEST, {})
-        except DaemonError:
+        except BaseException:  # one that is cancelled, too
             self._may_link.set()
             raise
 

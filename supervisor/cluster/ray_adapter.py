@@ -12,10 +12,12 @@ the loop. Rules of this file.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import sys
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -61,11 +63,15 @@ UP_S = 30.0
 SEEN_S = 25.0
 """Until Ray has seen that a raylet was killed: 17 s were seen."""
 
+IDLE_S = 60.0
+"""A mailbox of a node that got no message for so long is given up."""
+
 PAUSE_S = 0.25
 """Between two looks."""
 
 _NODE_PREFIX = "sandhost"
 _MOST_MESSAGES = 10_000  # for a node that is slow to be found; more are sent again
+_MOST_CALLS = 1000  # under way to one actor: one that is stopped answers none
 _CONCURRENCY = 64
 
 
@@ -84,27 +90,36 @@ class _Mailbox:
 
     Args:
         find: returns the actor; it blocks, and raises where there is none.
+        idle_s: `run` ends when no message has come for so long.
     """
 
-    def __init__(self, find: Callable[[], Any]) -> None:
+    def __init__(self, find: Callable[[], Any], idle_s: float = math.inf) -> None:
         self._find = find
-        self._waiting: list[bytes] = []
+        self._idle_s = idle_s
+        self._waiting: deque[bytes] = deque(maxlen=_MOST_MESSAGES)  # drops the oldest
         self._come = trio.Event()
         self._actor: Any = None
         self._under_way: set[Any] = set()
 
     def put(self, messages: list[bytes]) -> None:
         """Put messages behind the others."""
-        self._waiting += messages[: _MOST_MESSAGES - len(self._waiting)]
+        self._waiting += messages
         self._come.set()
 
     async def run(self) -> None:
-        """Send messages until cancelled."""
+        """Send messages until cancelled, or no more come."""
         limiter = trio.CapacityLimiter(1)
+        self._token = trio.lowlevel.current_trio_token()
         while True:
-            await self._come.wait()
+            with trio.move_on_after(self._idle_s):
+                await self._come.wait()
+            if not self._come.is_set():
+                return
             self._come = trio.Event()
-            messages, self._waiting = self._waiting, []
+            if not self._waiting or len(self._under_way) >= _MOST_CALLS:
+                continue
+            messages = list(self._waiting)
+            self._waiting.clear()
             try:
                 actor = self._actor
                 if actor is None:
@@ -119,7 +134,11 @@ class _Mailbox:
 
     def _note(self, future: Any) -> None:
         """Look the actor up anew where one was not reached; from a thread of Ray's."""
+        is_full = len(self._under_way) >= _MOST_CALLS
         self._under_way.discard(future)
+        if is_full:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self.put, [])
         if future.exception() is not None:
             self._actor = None
 
@@ -239,18 +258,23 @@ class DirectoryActor:
             self._service.open_account(ACCOUNT, order.max_tokens, order.window)
         self._loop = LoopThread(self._run, _teller(self._log))
 
-    async def _run(self) -> None:
+    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            task_status.started()
             await self._service.run()
 
     def _deliver(self, node: str, message: bytes) -> None:
         mailbox = self._mailboxes.get(node)
         if mailbox is None:
-            mailbox = _Mailbox(lambda: _find_actor(_node_actor(node)))
+            mailbox = _Mailbox(lambda: _find_actor(_node_actor(node)), IDLE_S)
             self._mailboxes[node] = mailbox
-            self._nursery.start_soon(mailbox.run)
+            self._nursery.start_soon(self._run_mailbox, node, mailbox)
         mailbox.put([message])
+
+    async def _run_mailbox(self, node: str, mailbox: _Mailbox) -> None:
+        await mailbox.run()
+        del self._mailboxes[node]
 
     def receive(self, messages: list[bytes]) -> None:
         """Take messages of nodes."""
@@ -267,19 +291,19 @@ class NodeActor:
     def __init__(self, order: NodeOrder) -> None:
         self._order = order
         self._log = _open_log(order.directory)
+        self._others = _RayOthers()
+        self._service = NodeService(
+            order.node, order.labels, order.control, self._others, self._log, self._end
+        )
         self._loop = LoopThread(self._run, _teller(self._log))
 
-    async def _run(self) -> None:
-        order = self._order
-        others = _RayOthers()
-        self._service = NodeService(
-            order.node, order.labels, order.control, others, self._log, self._end
-        )
-        door = door_of(order.control)
+    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
+        door = door_of(self._order.control)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(others.mailbox.run)
+            nursery.start_soon(self._others.mailbox.run)
+            await nursery.start(self._service.run)
             nursery.start_soon(Door(self._service).serve, door, self._log)
-            await self._service.run()
+            task_status.started()
 
     def _end(self) -> None:
         """End Ray here if it was started for this node, and this actor in any case."""

@@ -776,17 +776,24 @@ class Directory:
         row = self._children.get(self._names.get(name, ""))
         return None if row is None else self._shown(row)
 
-    def _shown(self, row: ChildRow) -> ShownChild:
-        state = _SHOWN.get(row.state, row.state.value)
+    def state(self, name: str) -> str | None:
+        """Return the state that `child` would show, without the rest."""
+        row = self._children.get(self._names.get(name, ""))
+        return None if row is None else self._shown_state(row)
+
+    def _shown_state(self, row: ChildRow) -> str:
         node = self._nodes.get(row.node or "")
         is_silent = node is not None and node.state is NodeState.UNKNOWN
         if is_silent and row.state in _ON_NODE:
-            state = "unknown"
+            return "unknown"
+        return _SHOWN.get(row.state, row.state.value)
+
+    def _shown(self, row: ChildRow) -> ShownChild:
         return ShownChild(
             row.id,
             row.name,
             row.node,
-            state,
+            self._shown_state(row),
             row.incarnation,
             row.program.restart,
             row.reason,

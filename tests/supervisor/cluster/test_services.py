@@ -12,6 +12,7 @@ import trio
 
 from hostlib.log import Log
 from hostlib.threads import in_thread
+from supervisor.cluster import door
 from supervisor.cluster.directory_service import DirectoryService
 from supervisor.cluster.door import Door
 from supervisor.cluster.names import DOOR
@@ -31,6 +32,7 @@ class Scene:
     Attributes:
         scopes: each ends a node's service, as a kill of its actor would.
         is_cut: the directory answers nobody.
+        hung: nodes whose actors answer nobody.
     """
 
     where: Path
@@ -40,6 +42,7 @@ class Scene:
     scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     is_cut: bool = False
+    hung: set[str] = field(default_factory=set)
     directory: DirectoryService | None = None
 
     def deliver(self, node: str, message: bytes) -> None:
@@ -60,6 +63,8 @@ class Scene:
 
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
         """Ask another node, as `Others` says."""
+        if node in self.hung:
+            await trio.sleep_forever()
         return done(await self.nodes[node].answer(VERSION, do, args))
 
     async def add(
@@ -81,9 +86,9 @@ class Scene:
         await self.nursery.start(Door(node).serve, f"{place}/{DOOR}", LOG)
         return node
 
-    async def ask(self, door: str, what: str, /, **args: Any) -> Any:
+    async def ask(self, node: str, what: str, /, **args: Any) -> Any:
         """Return what the door of a node answers."""
-        return await in_thread(call, f"{self.where}/{door}/{DOOR}", what, args)
+        return await in_thread(call, f"{self.where}/{node}/{DOOR}", what, args)
 
 
 async def run_within(scope: trio.CancelScope, node: NodeService) -> None:
@@ -167,11 +172,11 @@ async def test_the_daemon_of_another_node_is_asked(tmp_path: Path) -> None:
             await scene.ask("a", "on", child="w", do="kill")
         with pytest.raises(ControlError, match="no such child"):
             await scene.ask("a", "on", child="x", do="ps")
-        door, words = f"{tmp_path}/a/{DOOR}", {"node": "b", "do": "count"}
-        assert await in_thread(lambda: list(stream(door, "items", words))) == [0, 1, 2]
+        path, words = f"{tmp_path}/a/{DOOR}", {"node": "b", "do": "count"}
+        assert await in_thread(lambda: list(stream(path, "items", words))) == [0, 1, 2]
         words = {"node": "b", "do": "logs"}
         with pytest.raises(ControlError, match="it does not know 'logs'"):
-            await in_thread(lambda: list(stream(door, "items", words)))
+            await in_thread(lambda: list(stream(path, "items", words)))
 
 
 # spec FL11
@@ -229,6 +234,22 @@ async def test_down_has_all_nodes_leave_and_end_their_ray(tmp_path: Path) -> Non
             await scene.add(name)
         assert await scene.ask("b", "down") == {}
         while sorted(scene.ended) != ["a", "b", "c"]:
+            await trio.lowlevel.checkpoint()
+
+
+# spec FL5, FL11
+async def test_down_waits_for_no_node_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "LONGEST_LEAVE_S", 1.0)
+    async with fleet(tmp_path) as scene:
+        for name in ("a", "b", "c"):
+            await scene.add(name)
+        scene.hung.add("b")
+        failed = await scene.ask("a", "down")
+        assert list(failed) == ["b"]
+        assert "it has not left within 1 s; see its daemon" in failed["b"]
+        while sorted(scene.ended) != ["a", "c"]:
             await trio.lowlevel.checkpoint()
 
 

@@ -1,0 +1,95 @@
+"""Messages to an actor that answers late; the actor is a stand-in for Ray's."""
+
+from collections.abc import Callable
+from typing import Self
+
+import pytest
+import trio
+import trio.testing
+
+pytest.importorskip("ray")
+
+from supervisor.cluster import ray_adapter
+from supervisor.cluster.ray_adapter import _Mailbox
+
+
+class Call:
+    """A call of the actor, which ends when it is told to."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self.messages = messages
+
+    def future(self) -> Self:
+        """Return this call as its own outcome."""
+        return self
+
+    def add_done_callback(self, done: Callable[[object], None]) -> None:
+        """Keep a function for the end."""
+        self._done = done
+
+    def exception(self) -> None:
+        """Tell that the call went well."""
+
+    def end(self) -> None:
+        """End the call."""
+        self._done(self)
+
+
+class SlowActor:
+    """An actor that answers no call by itself."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    @property
+    def receive(self) -> Self:
+        """Return its one method."""
+        return self
+
+    def options(self, concurrency_group: str) -> Self:
+        """Take the group in which the call is made."""
+        assert concurrency_group == "messages"
+        return self
+
+    def remote(self, messages: list[bytes]) -> Call:
+        """Begin a call."""
+        self.calls.append(Call(messages))
+        return self.calls[-1]
+
+    async def wait_calls(self, count: int) -> None:
+        """Return when there were so many calls."""
+        while len(self.calls) < count:
+            await trio.lowlevel.checkpoint()
+
+
+# spec FL5
+async def test_calls_to_an_actor_that_answers_none_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_adapter, "_MOST_CALLS", 2)
+    monkeypatch.setattr(ray_adapter, "_MOST_MESSAGES", 3)
+    actor = SlowActor()
+    mailbox = _Mailbox(lambda: actor)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mailbox.run)
+        for count in (1, 2):
+            mailbox.put([b"early"])
+            await actor.wait_calls(count)
+        for number in range(5):
+            mailbox.put([b"%d" % number])
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(actor.calls) == 2
+        actor.calls[0].end()
+        await actor.wait_calls(3)
+        # The oldest are thrown away: their sender sends them again.
+        assert actor.calls[2].messages == [b"2", b"3", b"4"]
+        nursery.cancel_scope.cancel()
+
+
+# spec FL5
+async def test_a_mailbox_that_gets_nothing_ends() -> None:
+    actor = SlowActor()
+    mailbox = _Mailbox(lambda: actor, idle_s=0.2)
+    mailbox.put([b"one"])
+    await mailbox.run()
+    assert [call.messages for call in actor.calls] == [[b"one"]]
