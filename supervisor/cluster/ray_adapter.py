@@ -69,9 +69,13 @@ IDLE_S = 60.0
 PAUSE_S = 0.25
 """Between two looks."""
 
+MOST_MESSAGES = 10_000
+"""For an actor that is slow to be found; the oldest go, and are sent again."""
+
+MOST_CALLS = 1000
+"""Under way to one actor: one that is stopped answers none."""
+
 _NODE_PREFIX = "sandhost"
-_MOST_MESSAGES = 10_000  # for a node that is slow to be found; more are sent again
-_MOST_CALLS = 1000  # under way to one actor: one that is stopped answers none
 _CONCURRENCY = 64
 
 
@@ -82,7 +86,7 @@ class AdapterError(Exception):
 # Between actors
 
 
-class _Mailbox:
+class Mailbox:
     """Messages on their way to an actor; they may be lost.
 
     No call waits for the one before: one to an actor that was just killed is answered
@@ -96,7 +100,7 @@ class _Mailbox:
     def __init__(self, find: Callable[[], Any], idle_s: float = math.inf) -> None:
         self._find = find
         self._idle_s = idle_s
-        self._waiting: deque[bytes] = deque(maxlen=_MOST_MESSAGES)  # drops the oldest
+        self._waiting: deque[bytes] = deque(maxlen=MOST_MESSAGES)  # drops the oldest
         self._come = trio.Event()
         self._actor: Any = None
         self._under_way: set[Any] = set()
@@ -116,7 +120,7 @@ class _Mailbox:
             if not self._come.is_set():
                 return
             self._come = trio.Event()
-            if not self._waiting or len(self._under_way) >= _MOST_CALLS:
+            if not self._waiting or len(self._under_way) >= MOST_CALLS:
                 continue
             messages = list(self._waiting)
             self._waiting.clear()
@@ -134,7 +138,7 @@ class _Mailbox:
 
     def _note(self, future: Any) -> None:
         """Look the actor up anew where one was not reached; from a thread of Ray's."""
-        is_full = len(self._under_way) >= _MOST_CALLS
+        is_full = len(self._under_way) >= MOST_CALLS
         self._under_way.discard(future)
         if is_full:
             with suppress(trio.RunFinishedError):
@@ -213,7 +217,7 @@ class _RayOthers:
 
     def __init__(self) -> None:
         self._actors = _Actors()
-        self.mailbox = _Mailbox(lambda: _find_actor(DIRECTORY))
+        self.mailbox = Mailbox(lambda: _find_actor(DIRECTORY))
 
     def send(self, messages: list[bytes]) -> None:
         """Send messages of the node to the directory."""
@@ -250,7 +254,7 @@ class DirectoryActor:
     def __init__(self, order: DirectoryOrder) -> None:
         self._log = _open_log(order.directory)
         self._store = FleetStore(order.store)
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._service = DirectoryService(
             self._store, self._deliver, self._log, order.lease_s
         )
@@ -267,12 +271,12 @@ class DirectoryActor:
     def _deliver(self, node: str, message: bytes) -> None:
         mailbox = self._mailboxes.get(node)
         if mailbox is None:
-            mailbox = _Mailbox(lambda: _find_actor(_node_actor(node)), IDLE_S)
+            mailbox = Mailbox(lambda: _find_actor(_node_actor(node)), IDLE_S)
             self._mailboxes[node] = mailbox
             self._nursery.start_soon(self._run_mailbox, node, mailbox)
         mailbox.put([message])
 
-    async def _run_mailbox(self, node: str, mailbox: _Mailbox) -> None:
+    async def _run_mailbox(self, node: str, mailbox: Mailbox) -> None:
         await mailbox.run()
         del self._mailboxes[node]
 

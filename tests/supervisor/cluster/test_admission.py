@@ -28,7 +28,7 @@ def place(where: Path) -> Place:
     return Place(f"{where}/control", f"{where}/state", 8, figures)
 
 
-# spec FL8
+# spec FL1
 def test_a_start_that_dies_leaves_nothing_of_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +47,7 @@ def test_a_start_that_dies_leaves_nothing_of_ray(
         ray_processes.end(one.directory)
 
 
-# spec FL1, FL8
+# spec FL1
 def test_a_node_that_was_ended_from_elsewhere_is_in_no_fleet(tmp_path: Path) -> None:
     one = place(tmp_path)
     door = f"{tmp_path}/{DOOR}"

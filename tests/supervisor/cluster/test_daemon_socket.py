@@ -68,7 +68,7 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-# spec FL8
+# spec FL1
 async def test_a_node_outlives_a_time_without_free_descriptors(tmp_path: Path) -> None:
     control = f"{tmp_path}/control"
     with silent_daemon(control), no_more_files():

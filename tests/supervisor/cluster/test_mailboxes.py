@@ -10,7 +10,7 @@ import trio.testing
 pytest.importorskip("ray")
 
 from supervisor.cluster import ray_adapter
-from supervisor.cluster.ray_adapter import _Mailbox
+from supervisor.cluster.ray_adapter import Mailbox
 
 
 class Call:
@@ -66,10 +66,10 @@ class SlowActor:
 async def test_calls_to_an_actor_that_answers_none_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_adapter, "_MOST_CALLS", 2)
-    monkeypatch.setattr(ray_adapter, "_MOST_MESSAGES", 3)
+    monkeypatch.setattr(ray_adapter, "MOST_CALLS", 2)
+    monkeypatch.setattr(ray_adapter, "MOST_MESSAGES", 3)
     actor = SlowActor()
-    mailbox = _Mailbox(lambda: actor)
+    mailbox = Mailbox(lambda: actor)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mailbox.run)
         for count in (1, 2):
@@ -89,7 +89,7 @@ async def test_calls_to_an_actor_that_answers_none_are_bounded(
 # spec FL5
 async def test_a_mailbox_that_gets_nothing_ends() -> None:
     actor = SlowActor()
-    mailbox = _Mailbox(lambda: actor, idle_s=0.2)
+    mailbox = Mailbox(lambda: actor, idle_s=0.2)
     mailbox.put([b"one"])
     await mailbox.run()
     assert [call.messages for call in actor.calls] == [[b"one"]]
