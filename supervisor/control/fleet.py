@@ -50,4 +50,7 @@ class FleetOrders:
         msgspec.convert(words, LeaveArgs)
         if self._member is None:
             return LeaveAnswer(None)
-        return await self._member.leave()
+        try:
+            return await self._member.leave()
+        except LinkError as why:
+            raise OrderError(str(why)) from None

@@ -54,6 +54,7 @@ from supervisor.control.orders import DaemonOrders
 from supervisor.control.server import Given, OrderError, Orders, serve_control
 from supervisor.control.streams import DaemonStreams, Overdue
 from supervisor.daemon.sweep import sweep
+from supervisor.fleet.link import LinkError
 from supervisor.fsproxy.ports import Portable
 from supervisor.handover.daemon import DaemonSurroundings, daemon_state
 from supervisor.handover.host_state import restore_host
@@ -372,7 +373,8 @@ class Daemon:
 
     async def _stop(self, host: Host, children: Children) -> None:
         if self._member is not None:
-            with trio.move_on_after(SETTLE_S):
+            # Where the ledger cannot be written nothing of the fleet is left to end.
+            with trio.move_on_after(SETTLE_S), suppress(LinkError):
                 await self._member.leave()
         self._notifier.stopping(f"stopping {len(host.children)} children")
         host.journal.write("host.stopping", children=len(host.children))

@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
+import msgspec
 import trio
 
 from hostlib.threads import in_thread
@@ -62,7 +63,7 @@ from supervisor.fleet.step import Moment, StaleEpochError
 from supervisor.fleet.store import FleetStore, StepWriter, StoreError
 from supervisor.kept_children.kept_child import NOT_STARTED
 from supervisor.kept_children.placed import Placed
-from supervisor.membership.ledger import LAUNCHPAD, read_ledger
+from supervisor.membership.ledger import LAUNCHPAD, Ledger, read_ledger
 from supervisor.membership.session_launchpad import (
     SessionLaunchpad,
     end_former,
@@ -137,12 +138,14 @@ class Member:
         self._launchpad: SessionLaunchpad | None = None
         self._link: trio.MemorySendChannel[Message] | None = None
         self._linked: str | None = None
+        self._link_scope = trio.CancelScope()
         self._unsent = 0
         self._arm_wanted: Arm | None = None
         self._wake = trio.Event()
         self._arming = trio.Event()
         self._changed = trio.Event()
         self._fault: str | None = None
+        self._is_late = False
 
     async def run(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -159,7 +162,7 @@ class Member:
         except StoreError as why:
             raise OSError(errno.EINVAL, str(why)) from None
         try:
-            ledger = await in_thread(read_ledger, store)
+            ledger = await _read_ledger(store, self._directory)
             if ledger.launchpad is not None:
                 await end_former(ledger.launchpad)
             self._held = HeldSlices("", ledger.row, ledger.held)
@@ -169,7 +172,10 @@ class Member:
                 first.put(*change)
             self._held.recover(first)
             self._writer.add(first)
-            await self._writer.flush()
+            try:
+                await self._writer.flush()
+            except (sqlite3.Error, StaleEpochError) as why:
+                raise OSError(errno.EIO, _unwritable(why)) from None
             self._host.holders.add(self.descriptors)
             self._host.fence.judge = self._judge
             self._payer = SlicePayer(
@@ -195,6 +201,9 @@ class Member:
             task_status.started()
         if self._fault is not None:
             self._host.log.write("ERROR", f"In no fleet any more: {self._fault}")
+            await self._end_session(math.inf)
+            self._kept.clear()
+            self._host.fence.node = None  # nothing of the fleet keeps the host here
             await trio.sleep_forever()
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
@@ -214,13 +223,38 @@ class Member:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            try:
-                await self._writer.flush()
-            except (sqlite3.Error, StaleEpochError) as why:
-                self._fault = f"cannot write its ledger: {why}; start the daemon again"
-                self._nursery.cancel_scope.cancel()
-                return
-            self._tell_changed()
+            if await self._flush():
+                self._tell_changed()
+
+    async def _flush(self) -> bool:
+        """Store and carry out all steps so far; return whether that is done.
+
+        Where no thread is to be had they wait for the next tick. Where the ledger cannot
+        be written the membership is over.
+        """
+        if self._fault is not None:
+            return False
+        try:
+            await self._writer.flush()
+        except OSError as why:
+            if not self._is_late:
+                text = f"The fleet's ledger is written later: {why.strerror}"
+                self._host.log.write("WARNING", text)
+            self._is_late = True
+            return False
+        except (sqlite3.Error, StaleEpochError) as why:
+            self._end_membership(_unwritable(why))
+            return False
+        self._is_late = False
+        return True
+
+    def _end_membership(self, fault: str) -> None:
+        """Be no node any more; what takes time is done by `_live`."""
+        self._fault = fault
+        self.node = None  # nothing is carried out, no effect goes out, no call is paid
+        self._link_scope.cancel()
+        self._nursery.cancel_scope.cancel()
+        self._tell_changed()
 
     def _tell_changed(self) -> None:
         self._changed.set()
@@ -273,6 +307,11 @@ class Member:
         Raises:
             LinkError: it is refused.
         """
+        self._check(args)
+        answer = LinkAnswer(VERSION, self._held.ledger.id, self._capacity)
+        return answer, partial(self._serve_link, args)
+
+    def _check(self, args: LinkArgs) -> None:
         check_link(args, linked=self._linked)
         node = self.node
         if self._fault is not None:
@@ -282,9 +321,6 @@ class Member:
                 f"cannot link node {args.node!r}: this daemon is node {node.name!r} of"
                 " a fleet; let that leave first"
             )
-        self._linked = args.node
-        answer = LinkAnswer(VERSION, self._held.ledger.id, self._capacity)
-        return answer, partial(self._serve_link, args)
 
     @property
     def _capacity(self) -> int:
@@ -311,22 +347,32 @@ class Member:
             stream: of the control socket.
             first: came behind the request.
         """
+        try:
+            self._check(args)  # again: much can come while the answer is sent
+        except LinkError as why:
+            self._tell_closed(args, why)
+            return
         outgoing, waiting = trio.open_memory_channel[Message](MOST_WAITING)
-        self._link, self._unsent = outgoing, 0
+        self._link, self._linked, self._unsent = outgoing, args.node, 0
+        self._link_scope = trio.CancelScope()
         try:
             node = self._begin(args)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send_frames, stream, waiting)
-                try:
-                    await self._receive_frames(node, stream, first)
-                except LinkError as why:
-                    text = f"The link of node {args.node!r} is closed: {why}"
-                    self._host.log.write("WARNING", text)
-                nursery.cancel_scope.cancel()
+            with self._link_scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send_frames, stream, waiting)
+                    try:
+                        await self._receive_frames(node, stream, first)
+                    except LinkError as why:
+                        self._tell_closed(args, why)
+                    nursery.cancel_scope.cancel()
         finally:
             self._link = self._linked = None
             outgoing.close()
             waiting.close()
+
+    def _tell_closed(self, args: LinkArgs, why: LinkError) -> None:
+        text = f"The link of node {args.node!r} is closed: {why}"
+        self._host.log.write("WARNING", text)
 
     async def _receive_frames(
         self, node: Node, stream: trio.SocketStream, data: bytes
@@ -356,14 +402,22 @@ class Member:
                 self._tell_changed()
 
     async def leave(self) -> LeaveAnswer:
-        """End the fleet's children here, and say that the node has left."""
+        """End the fleet's children here, and say that the node has left.
+
+        Raises:
+            LinkError: the ledger cannot be written, so the membership is over already.
+        """
         node = self.node
-        if node is None or node.phase is Phase.OUT:
+        if self._fault is None and (node is None or node.phase is Phase.OUT):
             return LeaveAnswer(None)
-        self._do(node.leave(self._clocks()))
-        while self._is_in(node):
-            await self._changed.wait()
-        await self._writer.flush()
+        if node is not None:
+            self._do(node.leave(self._clocks()))
+            while self._fault is None and self._is_in(node):
+                await self._changed.wait()
+            while not await self._flush() and self._fault is None:
+                await self._changed.wait()  # until a tick has had a thread
+        if node is None or self._fault is not None:
+            raise LinkError(f"cannot leave the fleet: {self._fault}")
         with trio.move_on_after(SENT_S):
             while self._unsent and self._link is not None:
                 await self._changed.wait()
@@ -413,8 +467,7 @@ class Member:
         step = NodeStep()
         step.put(LAUNCHPAD, "", launchpad.row)
         self._do(step)
-        await self._writer.flush()
-        return launchpad
+        return launchpad if await self._flush() else None
 
     async def _hold(self, node: Node, launchpad: SessionLaunchpad) -> None:
         await launchpad.run()
@@ -450,7 +503,7 @@ class Member:
         if launchpad is None or launchpad.session != order.session:
             return  # the session is over, and its end is told
         life = FleetLife(node.name, order.child, order.incarnation)
-        if len(self._host.children) >= self._capacity:
+        if len(self._host.children) + self._count_starts() >= self._capacity:
             text = "the node has as many children as host.max_children allows"
             self._report(node, life, "refused", reason=text)
             return
@@ -471,6 +524,14 @@ class Member:
             return
         self._kept[life.child] = (kept, life)
         self._nursery.start_soon(self._watch, node, kept, life)
+
+    def _count_starts(self) -> int:
+        """Return how many children are placed here, and are none of the host's yet."""
+        there = {child.spec.fleet for child in self._host.children.values()}
+        return sum(
+            life not in there and not kept.settled.is_set()
+            for kept, life in self._kept.values()
+        )
 
     async def _watch(self, node: Node, kept: KeptChild, life: FleetLife) -> None:
         """Tell of a child's start, and of its end."""
@@ -536,6 +597,21 @@ class Member:
         if self.node is None:
             raise FencedError(f"cannot let {life.child!r} act: its node has left")
         self.node.check_effect(life.child, life.incarnation, self._clocks())
+
+
+async def _read_ledger(store: FleetStore, directory: str) -> Ledger:
+    try:
+        return await in_thread(read_ledger, store)
+    except (sqlite3.Error, msgspec.DecodeError) as why:
+        raise OSError(
+            errno.EINVAL,
+            f"cannot read the ledger of the fleet's node in {directory!r}: {why}; move"
+            " it away, and the node begins with a new one",
+        ) from None
+
+
+def _unwritable(why: Exception) -> str:
+    return f"cannot write its ledger: {why}; start the daemon again"
 
 
 def _number_of(name: str) -> int:

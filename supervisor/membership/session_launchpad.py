@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
-from hostlib.descendants import end_descendants
+from hostlib.descendants import collect, end_descendants
 from hostlib.linux import processes
 from hostlib.linux.holdings import is_same_process
 from hostlib.readiness import wait_readable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from supervisor.fleet.messages import Session
     from supervisor.host import Host
+    from supervisor.spawn.launchpad.start import LaunchpadProcess
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -71,9 +73,13 @@ class SessionLaunchpad:
     def __init__(self, host: Host, session: Session) -> None:
         self.session = session
         launchpad = add_launchpad()
-        stat = processes.read_parent_and_start(launchpad.pid)
-        create_time = -1 if stat is None else stat[1]
-        self.row = LaunchpadRow(launchpad.pid, create_time, boot_id())
+        try:
+            stat = processes.read_parent_and_start(launchpad.pid)
+            create_time = -1 if stat is None else stat[1]
+            self.row = LaunchpadRow(launchpad.pid, create_time, boot_id())
+        except OSError:
+            _end_unused(launchpad)
+            raise
         self.launcher = Launcher(launchpad, HostProcesses(host), is_outlived=True)
         self.ended = trio.Event()
         self._scope = trio.CancelScope()
@@ -140,12 +146,23 @@ async def end_former(row: LaunchpadRow) -> None:
                 continue
             pidfds.append(pidfd)
             if is_same_process(pid, create_time):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended since
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         for pidfd in pidfds:
             await wait_readable(pidfd)
     finally:
         for pidfd in pidfds:
             os.close(pidfd)
+
+
+def _end_unused(launchpad: LaunchpadProcess) -> None:
+    """End a launchpad that no task holds yet; it has no children."""
+    launchpad.control.close()
+    try:
+        signal.pidfd_send_signal(launchpad.pidfd, signal.SIGKILL)
+        collect(launchpad.pidfd)
+    finally:
+        os.close(launchpad.pidfd)
 
 
 def boot_id() -> str:

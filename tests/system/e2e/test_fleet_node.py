@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -192,3 +194,56 @@ async def test_the_hosts_own_children_outlive_the_end_of_the_lease(
             assert (row.pid, row.create_time) == (own.pid, own.create_time)
             assert row.pid is not None
             os.kill(row.pid, 0)
+
+
+# spec FL2, FL6: without its ledger a daemon is no node: nothing of the fleet is left.
+async def test_a_node_whose_ledger_cannot_be_written_is_in_no_fleet(
+    tmp_path: Path,
+) -> None:
+    own = "[child.own]\ncommand = ['sleep', '600']\n"
+    with daemon(tmp_path, FLEET + own) as one:
+        control = str(one.where / "run" / "control")
+        async with fleet(tmp_path / "head", lease_s=3.0) as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600")
+            child = await scene.until_running("web")
+            ledger = one.where / "state" / "fleet-node" / "fleet.sqlite3"
+            with closing(sqlite3.connect(ledger)) as base, base:
+                base.execute("UPDATE epoch SET number = number + 1")
+            scene.cut.add("a")  # the next session is written
+            await scene.until(lambda: "In no fleet any more" in one.said())
+            said = "cannot write its ledger"
+            answer = await trio.to_thread.run_sync(ask, one, "fleet-leave")
+            assert said in str(answer["error"])
+            assert child.pid is not None
+            await scene.until(lambda: not Path(f"/proc/{child.pid}").exists())
+            await scene.unlink("a")
+            with pytest.raises(LinkError, match=said):
+                await scene.link(control, "a")
+            row = await trio.to_thread.run_sync(one.row, "own")
+            assert row.pid is not None
+            with suppress(json.JSONDecodeError):  # a connection ends with its program
+                answer = await trio.to_thread.run_sync(ask, one, "replace")
+            assert "let it leave" not in str(answer) + one.said()
+
+
+# spec FL4: of a batch that one node cannot take whole the rest waits, and has not failed.
+async def test_children_that_have_not_begun_take_room(tmp_path: Path) -> None:
+    own = "".join(f"[child.own{n}]\ncommand = ['sleep', '600']\n" for n in range(2))
+    with daemon(tmp_path, f"max_children = 3\n{FLEET}{own}") as one:
+        async with fleet(tmp_path / "head") as scene:
+            scene.deaf_to = "Beat"  # so the directory does not know of `own`
+            await joined(scene, one)
+            names = ("x", "y", "z")
+            for name in names:
+                scene.spawn(name, "sleep", "600", restart="always")
+            await scene.until(
+                lambda: any(scene.child(name).state == "running" for name in names)
+            )
+            scene.deaf_to = ""
+            await scene.until(
+                lambda: (
+                    sorted(scene.child(name).state for name in names)
+                    == ["running", "waiting", "waiting"]
+                )
+            )
