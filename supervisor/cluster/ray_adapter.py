@@ -57,7 +57,7 @@ ANSWER_S = 8.0
 LOOK_UP_S = 3.0
 """For Ray to find an actor by its name."""
 
-UP_S = 30.0
+UP_S = 90.0
 """For Ray's processes, and then for the node, to be up."""
 
 SEEN_S = 25.0

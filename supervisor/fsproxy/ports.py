@@ -128,7 +128,12 @@ class ChildView(Protocol):
 
     @property
     def walls(self) -> Walls:
-        """The walls that it has, once it runs."""
+        """The walls that it has; known once ``begun`` is set."""
+        ...
+
+    @property
+    def begun(self) -> trio.Event:
+        """Set when its process runs and its walls are known."""
         ...
 
     @property

@@ -332,6 +332,8 @@ class Connection(Replies):
         """Choose, admit, spawn; return a running or failed execution."""
         routes = self._context.routes
         child, tool = owner.child, request.tool
+        # A quick child asks before the host has heard of its start, and of its walls.
+        await child.begun.wait()
         if not routes.is_permitted(child, tool, self._rights):
             refusal = requests.not_permitted(tool)
             raise RefusedError(refusal.status, refusal.body)

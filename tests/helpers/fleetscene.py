@@ -26,6 +26,9 @@ from supervisor.fleet.store import FleetStore, StepWriter
 PATIENCE_S = 60.0
 """Longest wait for anything, on a machine where much else runs."""
 
+CALM_S = 30.0
+"""A lease that a busy machine does not lose, for tests of something else."""
+
 TICK_S = 0.05
 
 

@@ -138,7 +138,7 @@ async def test_rules_of_a_running_child_change(tmp_path: Path) -> None:
     [
         (("--allow", "x..y"), "cannot read the rule 'x..y'"),
         (("--deny", "!a.test"), "it begins with !"),
-        (("--allow", "b.test", "--allow", "10.1.0.5:80"), "no address can be added"),
+        (("--allow", "b.test", "--allow", "10.1.0.5/8"), "host bits"),
     ],
 )
 async def test_a_faulty_change_changes_nothing(

@@ -13,7 +13,7 @@ import trio
 
 from supervisor.fleet.link import LinkError
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.fleetscene import Scene, fleet
+from tests.helpers.fleetscene import CALM_S, Scene, fleet
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ async def joined(scene: Scene, one: Daemon, node: str = "a") -> None:
 # spec FL4, FL5
 async def test_a_child_of_the_fleet_runs_and_its_end_is_told(tmp_path: Path) -> None:
     with daemon(tmp_path, FLEET) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             script = "echo $SANDHOST_FLEET_NODE $SANDHOST_FLEET_INCARNATION; exit 7"
             scene.spawn("web", "sh", "-c", script)
@@ -43,7 +43,7 @@ async def test_a_child_of_the_fleet_runs_and_its_end_is_told(tmp_path: Path) -> 
 async def test_a_child_of_the_fleet_finds_nothing_of_ray(tmp_path: Path) -> None:
     env = {"RAY_ADDRESS": "10.0.0.1:6379", "LANG": "C.UTF-8"}
     with daemon(tmp_path, FLEET, env=env) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             scene.spawn("web", "env")
             await scene.until(lambda: scene.child("web").state == "ended")
@@ -55,7 +55,7 @@ async def test_a_child_of_the_fleet_finds_nothing_of_ray(tmp_path: Path) -> None
 # spec FL11
 async def test_ps_of_the_host_shows_the_incarnation(tmp_path: Path) -> None:
     with daemon(tmp_path, FLEET) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             scene.spawn("web", "sleep", "600")
             child = await scene.until_running("web")
@@ -66,7 +66,7 @@ async def test_ps_of_the_host_shows_the_incarnation(tmp_path: Path) -> None:
 # spec FL4
 async def test_a_child_is_ended_on_request(tmp_path: Path) -> None:
     with daemon(tmp_path, FLEET) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             scene.spawn("web", "sleep", "600")
             await scene.until_running("web")
@@ -78,7 +78,7 @@ async def test_a_child_is_ended_on_request(tmp_path: Path) -> None:
 # spec FL4
 async def test_a_program_that_is_not_there_has_failed(tmp_path: Path) -> None:
     with daemon(tmp_path, FLEET) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             scene.spawn("web", "/no/such/program")
             await scene.until(lambda: scene.child("web").state == "ended")
@@ -88,7 +88,7 @@ async def test_a_program_that_is_not_there_has_failed(tmp_path: Path) -> None:
 # spec FL5
 async def test_the_node_outlives_the_link_of_its_actor(tmp_path: Path) -> None:
     with daemon(tmp_path, FLEET) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             scene.spawn("web", "sleep", "600")
             before = await scene.until_running("web")
@@ -102,7 +102,7 @@ async def test_the_node_outlives_the_link_of_its_actor(tmp_path: Path) -> None:
 # spec FL11
 async def test_a_second_link_is_refused(tmp_path: Path) -> None:
     with daemon(tmp_path, FLEET) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             with pytest.raises(LinkError, match="linked as node 'a' already"):
                 await scene.link(str(one.where / "run" / "control"), "b")
@@ -112,7 +112,7 @@ async def test_a_second_link_is_refused(tmp_path: Path) -> None:
 # spec FL11
 async def test_a_daemon_without_the_section_refuses_a_link(tmp_path: Path) -> None:
     with daemon(tmp_path) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             with pytest.raises(LinkError, match=r"has no \[fleet\]"):
                 await scene.link(str(one.where / "run" / "control"), "a")
 
@@ -129,7 +129,7 @@ def ask(one: Daemon, do: str) -> dict[str, object]:
 # spec FL6
 async def test_a_node_that_leaves_has_ended_its_children(tmp_path: Path) -> None:
     with daemon(tmp_path, FLEET) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             scene.spawn("web", "sleep", "600")
             child = await scene.until_running("web")
@@ -157,7 +157,7 @@ async def test_a_policy_that_no_lease_ends_for_sure_is_refused(
 ) -> None:
     thin = "[sandbox.thin]\nlayers = ['landlock']\n"
     with daemon(tmp_path, f"{FLEET}{thin}[policy.p]\n{policy}\n") as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             scene.spawn("web", "sleep", "600", policy="p")
             await scene.until(lambda: scene.child("web").state == "ended")
@@ -169,7 +169,7 @@ async def test_such_a_policy_is_taken_where_the_operator_says_so(
     tmp_path: Path,
 ) -> None:
     with daemon(tmp_path, UNFENCED) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             scene.spawn("web", "sleep", "600", policy="bare")
             await scene.until_running("web")
@@ -231,7 +231,7 @@ async def test_a_node_whose_ledger_cannot_be_written_is_in_no_fleet(
 async def test_children_that_have_not_begun_take_room(tmp_path: Path) -> None:
     own = "".join(f"[child.own{n}]\ncommand = ['sleep', '600']\n" for n in range(2))
     with daemon(tmp_path, f"max_children = 3\n{FLEET}{own}") as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             scene.deaf_to = "Beat"  # so the directory does not know of `own`
             await joined(scene, one)
             names = ("x", "y", "z")

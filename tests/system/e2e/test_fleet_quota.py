@@ -8,7 +8,7 @@ import pytest
 from supervisor.fleet.messages import AskSlice
 from supervisor.fleet.slices import ACCOUNT, NEVER
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.fleetscene import Scene, clocks, fleet
+from tests.helpers.fleetscene import CALM_S, Scene, clocks, fleet
 from tests.helpers.hosts import PYTHON
 from tests.helpers.llmscene import key_file, request
 from tests.helpers.provider import provider_process
@@ -67,7 +67,7 @@ async def test_a_call_is_paid_from_a_slice_and_settled(
     tmp_path: Path, llm: str
 ) -> None:
     with daemon(tmp_path, llm) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             open_account(scene, 1000.0)
             await joined(scene, one, "a")
             assert (await ask(scene, one, "web")).startswith(b"OK ")
@@ -83,7 +83,7 @@ async def test_a_call_for_which_the_fleet_has_no_room_is_refused(
     tmp_path: Path, llm: str
 ) -> None:
     with daemon(tmp_path, llm) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             open_account(scene, 3.0)
             await joined(scene, one, "a")
             assert b"quota" in (await ask(scene, one, "web")).lower()
@@ -95,7 +95,7 @@ async def test_without_an_account_no_slice_is_asked_for(
     tmp_path: Path, llm: str
 ) -> None:
     with daemon(tmp_path, llm) as one:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one, "a")
             assert (await ask(scene, one, "web")).startswith(b"OK ")
             assert not asks(scene)
@@ -144,7 +144,7 @@ async def test_one_calls_head_room_is_given_to_one_of_two_nodes(
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     with daemon(tmp_path / "a", llm) as one, daemon(tmp_path / "b", llm) as other:
-        async with fleet(tmp_path / "head") as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             open_account(scene, 100.0)
             await joined(scene, one, "a")
             await joined(scene, other, "b")

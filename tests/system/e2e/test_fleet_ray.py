@@ -28,7 +28,7 @@ from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.rounds import LONG
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 # A lease that bears how long a busy machine takes to start an actor again.
