@@ -1,8 +1,8 @@
 """All of Ray: two kinds of actor, how they call each other, and how they are made.
 
 Imported only by processes that are Ray's or make them; no command does. An actor is a loop
-of Trio in a thread (`LoopThread`): its methods, which Ray calls in threads of its own, ask
-the loop. Rules of this file.
+of Trio in a thread (`LoopThread`): its methods, which Ray calls in a loop of asyncio, ask
+it, so that a request that lasts holds no thread. Rules of this file.
 
 1. Actors are detached, need no CPU and are started again for ever, the directory on the
    head and a node actor on its node, and nowhere else (FL1, FL2).
@@ -54,6 +54,9 @@ DIRECTORY = "directory"
 ANSWER_S = 8.0
 """For an answer of the directory: commands say within 10 s that there is none (FL11)."""
 
+ALIVE_S = ANSWER_S / 2
+"""From a request to the first sign of life that is asked for, and to its answer."""
+
 LOOK_UP_S = 3.0
 """For Ray to find an actor by its name."""
 
@@ -76,7 +79,7 @@ MOST_CALLS = 1000
 """Under way to one actor: one that is stopped answers none."""
 
 _NODE_PREFIX = "sandhost"
-_CONCURRENCY = 64
+_CONCURRENCY = 4096  # requests to one actor at once; further ones wait
 
 
 class AdapterError(Exception):
@@ -197,7 +200,7 @@ class _Actors:
             if actor is None:
                 actor = await self._find(name, what)
                 self._found[name] = actor
-            is_done, data = await _Outcome(actor.ask.remote(*words)).result()
+            is_done, data = await answered(actor, what, *words)
         except (RayFault, ValueError, OSError) as why:
             self._found.pop(name, None)
             text = f"cannot reach {what}: {_first_line(why)}; try again"
@@ -209,7 +212,32 @@ class _Actors:
     async def _find(self, name: str, what: str) -> Any:
         with trio.move_on_after(LOOK_UP_S):
             return await in_abandonable_thread(_find_actor, name, limiter=self._limiter)
-        raise RequestError(f"cannot reach {what}: Ray's head does not answer")
+        raise RequestError(
+            f"cannot reach {what}: Ray's head does not answer within {LOOK_UP_S:g} s;"
+            " try again, or look at the head's machine"
+        )
+
+
+async def answered(actor: Any, what: str, *words: object) -> Reply:
+    """Return the outcome of a request, which may last while the actor is alive.
+
+    Raises:
+        RayFault: it was not reached, or has ended meanwhile.
+        RequestError: it is silent.
+    """
+    outcome = _Outcome(actor.ask.remote(*words))
+    while True:
+        with trio.move_on_after(ALIVE_S):
+            found: Reply = await outcome.result()
+            return found
+        receive = actor.receive.options(concurrency_group="messages")
+        with trio.move_on_after(ALIVE_S) as scope:
+            await _Outcome(receive.remote([])).result()
+        if scope.cancelled_caught:
+            raise RequestError(
+                f"cannot reach {what}: its actor does not answer within"
+                f" {2 * ALIVE_S:g} s: its machine may be cut off, or stopped; try again"
+            )
 
 
 class _RayOthers:
@@ -284,9 +312,9 @@ class DirectoryActor:
         """Take messages of nodes."""
         self._loop.call_soon(self._service.receive, messages)
 
-    def ask(self, version: str, do: str, args: bytes) -> Reply:
+    async def ask(self, version: str, do: str, args: bytes) -> Reply:
         """Return the outcome of a question or an order."""
-        return self._loop.call(self._service.answer, version, do, args)
+        return await self._loop.call(self._service.answer, version, do, args)
 
 
 class NodeActor:
@@ -318,9 +346,9 @@ class NodeActor:
         """Take messages of the directory."""
         self._loop.call_soon(self._service.deliver, messages)
 
-    def ask(self, version: str, do: str, args: bytes) -> Reply:
+    async def ask(self, version: str, do: str, args: bytes) -> Reply:
         """Return the outcome of a request."""
-        return self._loop.call(self._service.answer, version, do, args)
+        return await self._loop.call(self._service.answer, version, do, args)
 
 
 def _open_log(directory: str) -> Log:

@@ -1,4 +1,4 @@
-"""Messages to an actor that answers late; the actor is a stand-in for Ray's."""
+"""Calls to an actor that answers late; the actor is a stand-in for Ray's."""
 
 from collections.abc import Callable
 from typing import Self
@@ -10,7 +10,8 @@ import trio.testing
 pytest.importorskip("ray")
 
 from supervisor.cluster import ray_adapter
-from supervisor.cluster.ray_adapter import Mailbox
+from supervisor.cluster.node_service import RequestError
+from supervisor.cluster.ray_adapter import Mailbox, answered
 
 
 class Call:
@@ -93,3 +94,80 @@ async def test_a_mailbox_that_gets_nothing_ends() -> None:
     mailbox.put([b"one"])
     await mailbox.run()
     assert [call.messages for call in actor.calls] == [[b"one"]]
+
+
+class Answer:
+    """The outcome of a call of `LastingActor`."""
+
+    def __init__(self, words: object) -> None:
+        self.words = words
+        self._is_over = False
+        self._done: list[Callable[[object], None]] = []
+
+    def future(self) -> Self:
+        """Return this answer as its own outcome."""
+        return self
+
+    def add_done_callback(self, done: Callable[[object], None]) -> None:
+        """Keep a function for the end; call it if that has been."""
+        if self._is_over:
+            done(self)
+        self._done.append(done)
+
+    def result(self) -> tuple[bool, bytes]:
+        """Return what was done."""
+        return True, b"done"
+
+    def end(self) -> None:
+        """End the call."""
+        self._is_over = True
+        for done in self._done:
+            done(self)
+
+
+class LastingActor:
+    """An actor whose requests last; its signs of life come at once, or never."""
+
+    def __init__(self, *, is_alive: bool) -> None:
+        self._is_alive = is_alive
+        self._request: Answer | None = None
+        self._signs = 0
+
+    @property
+    def ask(self) -> Self:
+        """Return the method for requests."""
+        return self
+
+    @property
+    def receive(self) -> Self:
+        """Return the method for messages."""
+        return self
+
+    def options(self, concurrency_group: str) -> Self:
+        """Take the group in which the call is made."""
+        assert concurrency_group == "messages"
+        return self
+
+    def remote(self, *words: object) -> Answer:
+        """Begin a call; the request ends at the third sign of life."""
+        answer = Answer(words)
+        if words != ([],):
+            self._request = answer
+        elif self._is_alive:
+            answer.end()
+            self._signs += 1
+            if self._signs == 3 and self._request is not None:
+                self._request.end()
+        return answer
+
+
+# spec FL11
+async def test_a_request_may_last_while_its_actor_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_adapter, "ALIVE_S", 0.1)
+    actor = LastingActor(is_alive=True)
+    assert await answered(actor, "node 'b'", "fleet-1", "leave") == (True, b"done")
+    actor = LastingActor(is_alive=False)
+    with pytest.raises(RequestError, match="node 'b': its actor does not answer"):
+        await answered(actor, "node 'b'", "fleet-1", "leave")
