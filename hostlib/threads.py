@@ -311,25 +311,9 @@ class LoopThread:
             raise OSError(errno.EAGAIN, "no thread can be started")
         self.token = self._tokens.get()
 
-    async def call(self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
-        """Run a function in the loop, from a task of asyncio; return its result.
-
-        The call holds no thread. A fault of the function ends the loop.
-        """
-        import asyncio  # noqa: PLC0415 - slow; of a process that has it already
-
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[T] = loop.create_future()
-
-        def take(value: T) -> None:
-            if not result.cancelled():
-                result.set_result(value)
-
-        async def run() -> None:
-            loop.call_soon_threadsafe(take, await function(*args))
-
-        self.token.run_sync_soon(self._nursery.start_soon, run)
-        return await result
+    def begin(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Have a task of the loop run a function, whose fault ends the loop."""
+        self.token.run_sync_soon(self._nursery.start_soon, function)
 
     def call_soon(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
         """Have the loop call a function, and do not wait for it."""

@@ -30,6 +30,7 @@ from ray.exceptions import GetTimeoutError
 from ray.exceptions import RayError as RayFault
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from hostlib.asyncio_calls import call_loop
 from hostlib.log import Log, place_of
 from hostlib.threads import LoopThread, in_abandonable_thread
 from supervisor.cluster import ray_processes
@@ -314,7 +315,7 @@ class DirectoryActor:
 
     async def ask(self, version: str, do: str, args: bytes) -> Reply:
         """Return the outcome of a question or an order."""
-        return await self._loop.call(self._service.answer, version, do, args)
+        return await call_loop(self._loop, self._service.answer, version, do, args)
 
 
 class NodeActor:
@@ -348,7 +349,7 @@ class NodeActor:
 
     async def ask(self, version: str, do: str, args: bytes) -> Reply:
         """Return the outcome of a request."""
-        return await self._loop.call(self._service.answer, version, do, args)
+        return await call_loop(self._loop, self._service.answer, version, do, args)
 
 
 def _open_log(directory: str) -> Log:

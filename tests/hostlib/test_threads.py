@@ -40,6 +40,7 @@ async def test_a_thread_that_cannot_be_started_is_an_error_of_the_system(
 
 LOOP_CALLS = """
 import asyncio, os, threading, trio
+from hostlib.asyncio_calls import call_loop
 from hostlib.threads import LoopThread
 
 async def main(task_status):
@@ -60,7 +61,7 @@ async def wait(number):
     return number
 
 async def ask():
-    return await asyncio.gather(*(loop.call(wait, number) for number in range(200)))
+    return await asyncio.gather(*(call_loop(loop, wait, number) for number in range(200)))
 
 loop = LoopThread(main, lambda why: print("fault", why, flush=True))
 print(asyncio.run(ask()) == list(range(200)), flush=True)
