@@ -345,7 +345,9 @@ class ChildNetwork:
         """Yield what went through connections, by names that rules grant by themselves."""
         child = self._identity.name or self._identity.child_id
         granted = {
-            str(rule.target) for rule in self._access.rules if not rule.is_refusal
+            name
+            for rule in self._access.rules
+            if not rule.is_refusal and (name := _name_in_figures(rule.target))
         }
         sums: dict[str, Counts] = {}
         for name, _, counts in self._traffic.rows():
@@ -432,3 +434,10 @@ def _no_listener(allow: Sequence[Rule], why: OSError) -> RuleError:
         f"cannot allow '{text}': no listener on port {why.filename}:"
         f" {reason}; free the port, or start the child anew with the rule"
     )
+
+
+def _name_in_figures(target: str | Network) -> str | None:
+    """Return the name of a rule's target in figures; None for a range, which has none."""
+    if isinstance(target, str):
+        return target
+    return str(target.network_address) if target.num_addresses == 1 else None

@@ -46,6 +46,21 @@ def _serve(stage: Scene) -> None:
         stage.serve("0.0.0.0", port, echo)  # noqa: S104 - of a namespace
 
 
+# spec NET11: metrics name what a rule names, and nothing that a child chooses.
+async def test_metrics_name_what_rules_name() -> None:
+    rules = ("web.test:80", "*.b.test:80", "10.1.0.5:80", "203.0.113.0/24:80")
+    names = {**NAMES, "c.b.test": ["203.0.113.5"]}
+    routes = ("203.0.113.0/24", "10.1.0.0/16")
+    async with scene(*rules, names=names, routes=routes) as stage:
+        _serve(stage)
+        for host in ("web.test", "c.b.test", "10.1.0.5", "203.0.113.9"):
+            async with await stage.connect(host, 80) as stream:
+                await stream.send_all(b"x")
+                assert await stream.receive_some() == b"x"
+        found = {row.name: row.connections for row in stage.network.granted_figures()}
+        assert found == {"web.test": 1, "10.1.0.5": 1, "(others)": 2}
+
+
 # spec NET12: the next connection obeys, and what is open stays.
 # attack 58
 async def test_a_name_that_is_denied_is_refused_from_then_on() -> None:
