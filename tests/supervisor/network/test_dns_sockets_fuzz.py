@@ -143,6 +143,8 @@ async def test_odd_packets_to_both_ports_leave_the_host_as_it_was(
     seed = SEED or random.randrange(1 << 32)
     before = 0
     async with scene(*RULES) as stage:
+        # First: an odd packet may ask for another name that a rule grants.
+        address = (await stage.ask("a.test")).texts
         fuzzer = Fuzzer(stage, seed)
         sock = stage.child.make_socket(kind=socket.SOCK_DGRAM)
         with trio.socket.from_stdlib_socket(sock) as udp:
@@ -153,7 +155,7 @@ async def test_odd_packets_to_both_ports_leave_the_host_as_it_was(
                 if not before and fuzzer.sent > PACKETS // 2:
                     before = resident_bytes()
         grown = resident_bytes() - before
-        assert (await stage.ask("a.test")).texts == ["198.18.0.2"]
+        assert (await stage.ask("a.test")).texts == address == ["198.18.0.2"]
         words = [word for _, word in stage.network.descriptors()]
         assert words.count("DNS of a child") <= MAX_CONNECTIONS
         assert len(stage.figures.refused) <= MAX_ROWS + 1
