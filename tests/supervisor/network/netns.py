@@ -5,10 +5,12 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
+import trio
 
 from supervisor.network.addresses import POOL_V4, POOL_V6
 from supervisor.network.inner_sockets import InnerSockets
@@ -119,6 +121,39 @@ def inner_sockets(
     return InnerSockets(
         dns_datagram, own[53], own[3128], listeners, stock_sockets, has_v6=True
     )
+
+
+def astray() -> int:
+    """Return how many threads of this process are in another net namespace than its own."""
+    own = os.stat("/proc/self/ns/net").st_ino
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError):
+            count += os.stat(f"/proc/self/task/{thread}/ns/net").st_ino != own
+    return count
+
+
+@asynccontextmanager
+async def threads_leave() -> AsyncIterator[None]:
+    """Have worker threads that are started in a namespace leave it at the end.
+
+    A thread begins in the namespace of its maker, and Trio keeps it for later calls.
+    """
+    home = _open_own()
+    try:
+        yield
+    finally:
+        with trio.CancelScope(shield=True):
+            while count := astray():
+                async with trio.open_nursery() as nursery:
+                    for _ in range(count + 8):
+                        nursery.start_soon(trio.to_thread.run_sync, _come_back, home)
+        os.close(home)
+
+
+def _come_back(home: int) -> None:
+    _enter(home)
+    time.sleep(0.005)  # so that another call takes another thread
 
 
 def _open_own() -> int:

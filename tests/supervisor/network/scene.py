@@ -7,10 +7,9 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
-    Iterator,
     Mapping,
 )
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Self
@@ -29,7 +28,13 @@ from supervisor.network.section import NetworkSection
 from supervisor.network.settings import settings_from
 from supervisor.network.statistics import NetworkStatistics
 from tests.supervisor.network import dnsclient as dns
-from tests.supervisor.network.netns import CHILD, OUTSIDE, Namespace, inner_sockets
+from tests.supervisor.network.netns import (
+    CHILD,
+    OUTSIDE,
+    Namespace,
+    inner_sockets,
+    threads_leave,
+)
 
 Handler = Callable[[trio.SocketStream], Awaitable[None]]
 IPV6_FREEBIND = 78  # ipv6(7): an address that is local by its route alone
@@ -222,8 +227,8 @@ class Scene:
         await self.network.change(*rules, cut=cut)
 
 
-@contextmanager
-def _namespaces(routes: Iterable[str]) -> Iterator[Namespace]:
+@asynccontextmanager
+async def _namespaces(routes: Iterable[str]) -> AsyncIterator[Namespace]:
     lines = "".join(f"route add local {route} dev lo\n" for route in routes)
     child, outside = Namespace(CHILD + lines), Namespace(OUTSIDE)
     try:
@@ -255,7 +260,7 @@ async def scene(
         stock: unbound sockets of each family.
         credentials: the host's.
     """
-    with _namespaces(routes) as child:
+    async with threads_leave(), _namespaces(routes) as child:
         async with trio.open_nursery() as nursery:
             stage = Scene(child, Names({**(names or {})}), nursery, credentials or {})
             wanted = section or NetworkSection(list(rules))
