@@ -124,7 +124,7 @@ def inner_sockets(
 
 
 def astray() -> int:
-    """Return how many threads of this process are in another net namespace than its own."""
+    """Return how many threads are in another net namespace than the process."""
     own = os.stat("/proc/self/ns/net").st_ino
     count = 0
     for thread in os.listdir("/proc/self/task"):
