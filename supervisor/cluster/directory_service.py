@@ -184,7 +184,7 @@ class DirectoryService:
         """Do what is asked, and return the outcome.
 
         Args:
-            version: of who asks.
+            version: of the part that asks.
             do: what.
             args: its arguments as JSON.
         """

@@ -273,7 +273,7 @@ class NodeService:
         """Do what an actor or a command asks, and return the outcome.
 
         Args:
-            version: of who asks.
+            version: of the part that asks.
             do: what.
             args: its arguments as JSON.
         """

@@ -93,7 +93,7 @@ def serve(
 
     Args:
         config: selects the tools, outside of a child.
-        root: the directory where they may write, likewise.
+        root: the directory where they may write.
         launchpad: starts the commands of ``--files``; None without that.
 
     Returns:

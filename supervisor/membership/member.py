@@ -95,8 +95,8 @@ SENT_S = 1.0
 """How long the last messages of a node that has left may take to a link's other end."""
 
 END_S = 5.0
-"""Longest wait for the end of a session when the daemon ends: killing takes milliseconds,
-and what the kernel does not let go of has lost its launchpad."""
+"""Longest wait for the end of a session when the daemon ends. Killing takes milliseconds;
+a process that hangs in the kernel ends when it returns, for its launchpad is dead."""
 
 RECEIVE_BYTES = 65_536
 
