@@ -28,7 +28,7 @@ MIN_SECRET_CHARS = 4
 BLOT = "[redacted]"
 
 HEAD_CHARS = 16
-"""Characters of a secret that the regular expression finds; ``_Wanted`` follows the rest.
+"""Characters of a secret that the regular expression finds; ``Wanted`` follows the rest.
 It is more than the common prefix of a provider's keys, which a model can be made to repeat
 many times."""
 
@@ -111,7 +111,7 @@ def _pattern(char: str) -> str:
     return "(?:" + "|".join(way.replace(r"\\", more) for way in ways) + ")"
 
 
-class _Wanted:
+class Wanted:
     """A text to find, in any writing of its characters.
 
     Attributes:
@@ -127,13 +127,13 @@ class _Wanted:
 
     def end(self, text: str, at: int) -> int | None:
         """Return the end of the text that begins at a place; None if it does not."""
-        return self._follow(text, at)[0]
+        return self.follow(text, at)[0]
 
     def may_begin(self, text: str, at: int) -> bool:
         """Return whether the rest from a place on may be the beginning of the text."""
-        return text[at] in self.beginnings and self._follow(text, at)[1]
+        return text[at] in self.beginnings and self.follow(text, at)[1]
 
-    def _follow(self, text: str, at: int) -> tuple[int | None, bool]:
+    def follow(self, text: str, at: int) -> tuple[int | None, bool]:
         """Return (the end of the text, whether ``text`` ended within it).
 
         Several places are followed at once if a character of the secret also begins a
@@ -187,7 +187,7 @@ class Redactor:
         found = {form for one in secrets for form in (one, *_encoded(one.encode()))}
         # The longest first: a secret may be a part of another.
         self._plain = tuple(sorted(found, key=len, reverse=True))
-        self._wanted = tuple(map(_Wanted, self._plain))
+        self._wanted = tuple(map(Wanted, self._plain))
         self._longest = max((one.longest for one in self._wanted), default=0)
         self._heads = {one.text[:HEAD_CHARS] for one in self._wanted}
         self._longest_head = max(

@@ -49,12 +49,12 @@ with the default of 5 ms a READ beside a long LIST would take 20 ms."""
 
 sys.setswitchinterval(SWITCH_INTERVAL_S)
 
-_limiter = trio.CapacityLimiter(MAX_THREADS)
+limiter = trio.CapacityLimiter(MAX_THREADS)
 
 
 def statistics() -> trio.CapacityLimiterStatistics:
     """Return how many worker threads are busy, and how many calls wait for one."""
-    return _limiter.statistics()
+    return limiter.statistics()
 
 
 async def in_thread(
@@ -92,7 +92,7 @@ async def in_thread(
     _calls.at_work += 1
     try:
         async with share or contextlib.nullcontext():
-            await trio.to_thread.run_sync(begin, limiter=_limiter)
+            await trio.to_thread.run_sync(begin, limiter=limiter)
     except RuntimeError as why:
         if has_begun:
             raise

@@ -34,7 +34,7 @@ def main() -> None:
     # Objects of imports stay: collecting among them costs a tenth of the start.
     gc.disable()
     try:
-        status = _main(sys.argv[1:])
+        status = run_command(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
     except Exception as why:
@@ -63,7 +63,8 @@ def _is_for_want_of_memory(why: Exception) -> bool:
     return unmapped or isinstance(why, MemoryError)
 
 
-def _main(words: list[str]) -> int:
+def run_command(words: list[str]) -> int:
+    """Run a command by its words; return its exit status."""
     # Another distribution, supervisord, installs an import package of the same name.
     beside = __file__.rpartition("/")[0] + "/supervisorctl.py"
     if os.access(beside, os.F_OK):

@@ -69,7 +69,7 @@ def content_of(places: Iterable[Place]) -> Content:
         OSError: a place cannot be read.
     """
     held = [(place, fd) for place in places for fd in place.backend.descriptors()]
-    look = _Look({place.identity for place, _ in held if place.only is None})
+    look = Look({place.identity for place, _ in held if place.only is None})
     for place, fd in held:
         if place.only is not None:
             look.note_entry(fd, os.fsdecode(place.only))
@@ -86,7 +86,7 @@ def content_beneath(fd: int) -> Content:
         MovedError: a directory was moved meanwhile: call again.
         OSError: the directory cannot be read.
     """
-    look = _Look(set())
+    look = Look(set())
     look.walk(fd)
     return Content(look.size_bytes, look.files, look.closed)
 
@@ -154,7 +154,7 @@ def settle(ledger: Ledger, charged: Charges, found: Content, now: Charges) -> No
         settle_one(ledger.files, grown, max(charged.files, now.files))
 
 
-class _Frame:
+class Frame:
     """A directory on the way down.
 
     Attributes:
@@ -171,12 +171,13 @@ class _Frame:
         self.inner: list[str] = []
 
     def close(self) -> None:
+        """Close the directory."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
-class _Look:
+class Look:
     """One look at some places; ``tops`` are those that are directories."""
 
     def __init__(self, tops: set[tuple[int, int]]) -> None:
@@ -200,19 +201,19 @@ class _Look:
 
     def walk(self, top_fd: int) -> None:
         """Count the content of a directory."""
-        frames = [_Frame(os.open(".", _DIRECTORY, dir_fd=top_fd))]
+        frames = [Frame(os.open(".", _DIRECTORY, dir_fd=top_fd))]
         try:
             if frames[0].identity in self._walked:
                 return
             self._walked.add(frames[0].identity)
-            frames[0].inner = self._list(frames[0])
+            frames[0].inner = self.list_names(frames[0])
             while frames:
                 frame = frames[-1]
                 if frame.inner:
                     fd = self._enter(frame.fd, frame.inner.pop())
                     if fd >= 0:
-                        frames.append(_Frame(fd))
-                        frames[-1].inner = self._list(frames[-1])
+                        frames.append(Frame(fd))
+                        frames[-1].inner = self.list_names(frames[-1])
                         if len(frames) > HELD:
                             frames[-HELD - 1].close()
                     continue
@@ -237,7 +238,7 @@ class _Look:
                 return -1
             raise
 
-    def _list(self, frame: _Frame) -> list[str]:
+    def list_names(self, frame: Frame) -> list[str]:
         """Count the entries of a directory; return those that are directories."""
         inner = []
         noted = self._places.get(frame.identity, ())
@@ -258,7 +259,7 @@ class _Look:
     ) -> None:
         self.files += 1
         if stat.S_ISDIR(status.st_mode):
-            self.size_bytes += _beyond(0, status, dir_fd)
+            self.size_bytes += bytes_beyond(0, status, dir_fd)
         elif stat.S_ISLNK(status.st_mode):
             self.size_bytes += status.st_size
         elif stat.S_ISREG(status.st_mode):
@@ -268,10 +269,10 @@ class _Look:
                     return
                 self._sized.add(identity)
             length = status.st_size
-            self.size_bytes += length + _beyond(length, status, dir_fd)
+            self.size_bytes += length + bytes_beyond(length, status, dir_fd)
 
 
-def _beyond(length: int, status: os.stat_result, dir_fd: int) -> int:
+def bytes_beyond(length: int, status: os.stat_result, dir_fd: int) -> int:
     """Return the bytes allocated beyond a length; 0 if they are only rounding."""
     beyond = status.st_blocks * 512 - length
     if beyond <= max(ROUNDING_BYTES, status.st_blksize):

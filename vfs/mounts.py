@@ -96,7 +96,6 @@ class Mount:
     """
 
     __slots__ = (
-        "_nowait",
         "_slow_until",
         "allocates_ahead",
         "in_memory",
@@ -107,6 +106,7 @@ class Mount:
         "is_sure",
         "kind",
         "read",
+        "takes_nowait",
     )
 
     def __init__(self, kind: str) -> None:
@@ -114,9 +114,9 @@ class Mount:
         self.is_sure = True
         self.is_asked_about = False
         self.is_proc = kind in {"proc", UNKNOWN}
-        self._nowait = kind in _NOWAIT_FILE_SYSTEMS
+        self.takes_nowait = kind in _NOWAIT_FILE_SYSTEMS
         self.in_memory = kind in _MEMORY_FILE_SYSTEMS
-        self.inline = self.in_memory or self._nowait
+        self.inline = self.in_memory or self.takes_nowait
         self.is_distant = kind not in _LOCAL_FILE_SYSTEMS
         self.allocates_ahead = kind not in _EXACT_FILE_SYSTEMS
         self._slow_until = 0.0
@@ -124,7 +124,7 @@ class Mount:
         if self.in_memory:
             self.read = os.pread
         else:
-            self.read = _pread_nowait if self._nowait else _pread_never
+            self.read = _pread_nowait if self.takes_nowait else _pread_never
 
     def note(self, seconds: float, slept: int = -1) -> None:
         """Record how long an inline write took.
@@ -139,17 +139,17 @@ class Mount:
 
     def try_again(self) -> None:
         """Let writes run inline again, if the mount was slow long enough ago."""
-        if self._nowait and time.monotonic() > self._slow_until:
+        if self.takes_nowait and time.monotonic() > self._slow_until:
             self.inline = True
 
 
 MOUNTS: dict[int, Mount] = {}
 """Mounts by device number (``st_dev``); filled by ``mount_of``."""
 
-_held: dict[int, int] = {}
+held_devices: dict[int, int] = {}
 """Device number -> number of its holders (``hold_device``)."""
 
-_table = MountTable()
+mount_table = MountTable()
 
 
 def mount_of(device: int, fd: int = -1) -> Mount:
@@ -160,7 +160,7 @@ def mount_of(device: int, fd: int = -1) -> Mount:
         fd: a descriptor on it: some file systems (overlay, the subvolumes of btrfs) give
             their files devices that the mount table does not have.
     """
-    with _table.lock:
+    with mount_table.lock:
         return _look_up(device, fd)
 
 
@@ -168,12 +168,12 @@ def _look_up(device: int, fd: int) -> Mount:
     _notice_changes()
     mount = MOUNTS.get(device)
     if mount is None or not mount.is_sure:
-        kind = _table.kind_of(device, fd)
+        kind = mount_table.kind_of(device, fd)
         if mount is None or mount.kind != kind:
             mount = MOUNTS[device] = Mount(kind)
         mount.is_sure = True
         mount.is_asked_about = kind == UNKNOWN or (
-            is_passing(device) and device not in _held
+            is_passing(device) and device not in held_devices
         )
     return mount
 
@@ -188,42 +188,42 @@ def hold_device(device: int, fd: int) -> Mount:
         device: its number, for ``release_device``.
         fd: the descriptor that stays open.
     """
-    with _table.lock:
+    with mount_table.lock:
         # Look up before it counts as held: the cached mount may be one that had the number.
         mount = _look_up(device, fd)
-        _held[device] = _held.get(device, 0) + 1
+        held_devices[device] = held_devices.get(device, 0) + 1
         mount.is_asked_about = mount.kind == UNKNOWN
     return mount
 
 
 def release_device(device: int) -> None:
     """Record that a holder of a device is about to close its descriptor."""
-    with _table.lock:
-        _held[device] -= 1
-        if not _held[device]:
-            del _held[device]
+    with mount_table.lock:
+        held_devices[device] -= 1
+        if not held_devices[device]:
+            del held_devices[device]
             if device in MOUNTS:
                 _invalidate(MOUNTS[device])
 
 
 def other_names(path: str) -> frozenset[str]:
     """Return the other paths of a directory; see ``MountTable.other_names``."""
-    with _table.lock:
+    with mount_table.lock:
         _notice_changes()
-        return _table.other_names(path)
+        return mount_table.other_names(path)
 
 
 def has_mounts_within(path: str) -> bool:
     """Return whether there are mounts in a directory (a path without links)."""
-    with _table.lock:
+    with mount_table.lock:
         _notice_changes()
-        return _table.has_mounts_within(path)
+        return mount_table.has_mounts_within(path)
 
 
 def _notice_changes() -> None:
-    if _table.has_changed():
+    if mount_table.has_changed():
         for device, mount in MOUNTS.items():
-            if device not in _held or mount.kind == UNKNOWN:
+            if device not in held_devices or mount.kind == UNKNOWN:
                 _invalidate(mount)
 
 
@@ -233,9 +233,9 @@ def _invalidate(mount: Mount) -> None:
 
 def hold_count(device: int) -> int:
     """Return how many directories hold a device number."""
-    return _held.get(device, 0)
+    return held_devices.get(device, 0)
 
 
 def mount_table_descriptors() -> tuple[int, ...]:
     """Return the descriptor of the mount table, if this process holds it."""
-    return _table.descriptors()
+    return mount_table.descriptors()

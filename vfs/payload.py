@@ -122,7 +122,7 @@ class Payload:
             OSError: the spool file could not take them.
         """
         if self._spool >= 0:
-            _write_all(self._spool, self._view[:count])
+            write_all(self._spool, self._view[:count])
         self.left -= count
 
     def add(self, piece: bytes) -> None:
@@ -132,7 +132,7 @@ class Payload:
             OSError: the spool file could not take them.
         """
         if self._spool >= 0:
-            _write_all(self._spool, memoryview(piece))
+            write_all(self._spool, memoryview(piece))
         else:
             start = self.size - self.left
             self._view[start : start + len(piece)] = piece
@@ -168,7 +168,8 @@ def _unmap(room: mmap.mmap) -> None:
         room.close()
 
 
-def _write_all(fd: int, data: memoryview) -> None:
+def write_all(fd: int, data: memoryview) -> None:
+    """Write all of the data to a descriptor."""
     done = 0
     while done < len(data):
         done += os.write(fd, data[done:])
@@ -213,6 +214,11 @@ class PayloadBudget:
         self._most_reserved = 0
         self.on_freed: Callable[[], object] | None = None
         self.spooled = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of payloads that are over, kept for the next ones."""
+        return sum(len(room) for rooms in self._free.values() for room in rooms)
 
     @property
     def scratch(self) -> memoryview:

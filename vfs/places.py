@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vfs.backends import Backend
 
 # Components that an absolute path without detours does not have: "", "." and "..".
-_ODD = re.compile(rb"/(?:/|\.{1,2}(?:/|\Z)|\Z)")
+ODD = re.compile(rb"/(?:/|\.{1,2}(?:/|\Z)|\Z)")
 
 PUBLISH_DIRECT = "direct"
 PUBLISH_ON_CLOSE = "on-close"
@@ -227,7 +227,7 @@ def _plain_text(given: bytes) -> tuple[bytes, ...]:
 
     ``a/LINK/../b`` is not ``a/b`` if LINK leads elsewhere.
     """
-    if not _ODD.search(given):
+    if not ODD.search(given):
         return (given,)
     text = os.path.abspath(given)
     for one, other in (

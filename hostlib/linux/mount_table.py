@@ -204,12 +204,13 @@ class MountTable:
     def _load(self) -> _Rows:
         if self._rows is None:
             try:
-                self._rows = _Rows(self._read())
+                self._rows = _Rows(self.read())
             except OSError:
                 return _Rows()
         return self._rows
 
-    def _read(self) -> bytes:
+    def read(self) -> bytes:
+        """Return the table's text of now."""
         os.lseek(self._fd, 0, os.SEEK_SET)
         pieces = []
         while piece := os.read(self._fd, _READ_BYTES):

@@ -55,7 +55,7 @@ def children_of(pid: int) -> list[int]:
     The list is complete for the caller's own children, which only it can reap; for
     another process it may miss children that fork or exit meanwhile.
     """
-    if not _KERNEL_LISTS_CHILDREN:
+    if not KERNEL_LISTS_CHILDREN:
         return children_by_scan(pid)
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -74,7 +74,7 @@ class OwnChildren:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._list = -1
-        if _KERNEL_LISTS_CHILDREN:
+        if KERNEL_LISTS_CHILDREN:
             self._list = os.open(_OWN_CHILDREN, os.O_RDONLY | os.O_CLOEXEC)
 
     def pids(self) -> list[int]:
@@ -194,4 +194,4 @@ def _rest_of(fd: int) -> bytes:
 
 
 _OWN_CHILDREN = "/proc/thread-self/children"
-_KERNEL_LISTS_CHILDREN = os.access(_OWN_CHILDREN, os.R_OK)
+KERNEL_LISTS_CHILDREN = os.access(_OWN_CHILDREN, os.R_OK)

@@ -37,15 +37,15 @@ class _OpenHow(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.argtypes = (
+syscall = _libc.syscall
+syscall.argtypes = (
     ctypes.c_long,
     ctypes.c_int,
     ctypes.c_char_p,
     ctypes.c_void_p,
     ctypes.c_size_t,
 )
-_syscall.restype = ctypes.c_long
+syscall.restype = ctypes.c_long
 _HOW_SIZE = ctypes.sizeof(_OpenHow)
 _byref = ctypes.byref
 
@@ -81,7 +81,7 @@ def open_beneath_kernel(
         resolve,
     )
     for _ in range(_RETRIES):
-        fd: int = _syscall(_OPENAT2, dir_fd, name, _byref(how), _HOW_SIZE)
+        fd: int = syscall(_OPENAT2, dir_fd, name, _byref(how), _HOW_SIZE)
         if fd >= 0:
             return fd
         code = ctypes.get_errno()

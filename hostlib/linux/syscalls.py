@@ -169,7 +169,7 @@ def open_exactly(path: bytes, top: int = -1, flags: int = os.O_PATH) -> int:
     except OSError as error:
         if error.errno not in {errno.ENOSYS, errno.EPERM}:
             raise
-    found = _open_step_by_step(path, top)
+    found = open_step_by_step(path, top)
     if flags & os.O_PATH:
         return found
     try:
@@ -178,7 +178,7 @@ def open_exactly(path: bytes, top: int = -1, flags: int = os.O_PATH) -> int:
         os.close(found)
 
 
-def _open_step_by_step(path: bytes, top: int = -1) -> int:
+def open_step_by_step(path: bytes, top: int = -1) -> int:
     """Open as `open_exactly`, without openat2(2): Linux before 5.6, a filter."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     if top >= 0 and path.startswith(b"/"):

@@ -187,7 +187,7 @@ class BodyReader:
 
     def _size_line(self) -> bool:
         self._take_whole_chunks()
-        line = self._line(MAX_CHUNK_LINE_BYTES, FramingError("a long chunk size"))
+        line = self.take_line(MAX_CHUNK_LINE_BYTES, FramingError("a long chunk size"))
         if line is None:
             return False
         size = _SIZE.fullmatch(line)
@@ -217,7 +217,7 @@ class BodyReader:
 
     def _trailer_line(self) -> bool:
         longest = MAX_EXTRA_BYTES - self._extra_bytes
-        line = self._line(longest, HeadTooLargeError())
+        line = self.take_line(longest, HeadTooLargeError())
         if line is None:
             return False
         self._take_extra(len(line) + 2 if line else 0)
@@ -237,7 +237,7 @@ class BodyReader:
         if self._extra_bytes > MAX_EXTRA_BYTES:
             raise HeadTooLargeError
 
-    def _line(self, longest: int, too_long: Exception) -> bytes | None:
+    def take_line(self, longest: int, too_long: Exception) -> bytes | None:
         """Remove and return a line without its CRLF; None if it is not complete."""
         end = self._buffer.find(b"\n", 0, longest + 2)
         if end < 0:

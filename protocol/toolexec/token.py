@@ -25,7 +25,7 @@ MAX_CAVEATS = 64
 """Most caveats of a narrowed token: twenty narrowings, each of the one before.  Each
 caveat costs a MAC before the token is known to be valid."""
 
-_ID_DIGITS = 16
+ID_DIGITS = 16
 _MAC_DIGITS = 64
 
 
@@ -103,7 +103,7 @@ def narrow_token(
 
 def identity(token: str) -> str:
     """Return the digest that names a child's token in the tokens made from it."""
-    return mac(token, ("identity",))[:_ID_DIGITS]
+    return mac(token, ("identity",))[:ID_DIGITS]
 
 
 def mac(key: str, caveats: Iterable[str]) -> str:
@@ -125,6 +125,6 @@ def parse_narrowed(token: bytes) -> tuple[str, tuple[str, ...], str] | None:
     if not 1 < token.count(b"~") <= MAX_CAVEATS + 1:
         return None
     name, *caveats, last = token.decode("ascii").split("~")
-    if len(name) != _ID_DIGITS or len(last) != _MAC_DIGITS:
+    if len(name) != ID_DIGITS or len(last) != _MAC_DIGITS:
         return None
     return name, tuple(caveats), last

@@ -858,11 +858,11 @@ class Child:
                 self._serve()
             case Action.SERVE_AND_TERMINATE:
                 self._serve()
-                self._signal(self.spec.stop_signal)
+                self.send_signal(self.spec.stop_signal)
             case Action.TERMINATE:
-                self._signal(self.spec.stop_signal)
+                self.send_signal(self.spec.stop_signal)
             case Action.KILL:
-                self._signal(signal.SIGKILL)
+                self.send_signal(signal.SIGKILL)
             case Action.REPORT:
                 self._report()
             case Action.CLEAN_UP | Action.NOTHING:
@@ -891,7 +891,8 @@ class Child:
             "INFO", f"Child {self.spec.name or self.id} started", **self.log_fields()
         )
 
-    def _signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the child's process, if it has not ended."""
         if self.process is not None:
             self._host.forks.signalled(self.id, number)
             self.process.send_signal(number)

@@ -50,7 +50,7 @@ class Answers:
     ) -> None:
         self._host = host
         self._stats_of = stats_of
-        self._children = Watcher()
+        self.watcher = Watcher()
         self._own = Watcher()
         self._started_at = time.time()
         self.known: dict[str, Callable[[], Awaitable[object]]] = {
@@ -71,7 +71,7 @@ class Answers:
         # the samples are there, and would be in neither list.
         absent = () if roster is None else tuple(roster.absent_rows())
         running = [child.process for child in children if child.process is not None]
-        samples = await self._children.sample(
+        samples = await self.watcher.sample(
             [(process.pid, process.create_time) for process in running]
         )
 
@@ -117,7 +117,7 @@ class Answers:
             "tasks": trio.lowlevel.current_statistics().tasks_living,
             "payload_bytes": host.budget.used_bytes,
             "payloads_spooled": host.budget.spooled,
-            "sampling_longest_s": round(self._children.longest_slice_s, 6),
+            "sampling_longest_s": round(self.watcher.longest_slice_s, 6),
             "usage": next((sample.row() for sample in samples.values()), None),
             **{key: value for more in self._stats_of for key, value in more().items()},
         }

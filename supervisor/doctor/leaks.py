@@ -62,7 +62,7 @@ async def check_host(host: Host) -> dict[str, object]:
     for round_ in range(ROUNDS):
         if round_:
             await trio.sleep(PAUSE_S)
-        now = _descriptors(host)
+        now = list_descriptors(host)
         await trio.lowlevel.checkpoint()
         now |= _rows(host)
         now |= await _processes(host)
@@ -110,7 +110,8 @@ def named_descriptors(host: Host) -> dict[int, str]:
     return found
 
 
-def _descriptors(host: Host) -> dict[Key, Row]:
+def list_descriptors(host: Host) -> dict[Key, Row]:
+    """Return the open descriptors that no part of a host names."""
     explained = named_descriptors(host)
     baseline = host.baseline.descriptors
     # A payload's mapped file has a duplicate descriptor whose number is not known.

@@ -271,7 +271,7 @@ class Directory:
         self._waiting: dict[str, None] = {}
         self._sent: dict[str, float] = {}  # child -> when its order went out last
         self._over: dict[str, None] = {}
-        self._accounts: dict[str, RootAccount] = {}
+        self.accounts: dict[str, RootAccount] = {}
         self._load(stored)
         for node in self._nodes.values():
             if node.state in (NodeState.UP, NodeState.UNKNOWN):
@@ -293,7 +293,7 @@ class Directory:
                 self._meta = row
             elif isinstance(row, AccountRow):
                 prefix = f"{key}/"
-                self._accounts[key] = self.account_type(
+                self.accounts[key] = self.account_type(
                     row,
                     [one for one in slices if one.account == key],
                     [
@@ -334,7 +334,7 @@ class Directory:
         self._expire(now, step)
         self._show_silent(now, step)
         self._settle_requests(now, step)
-        for account in self._accounts.values():
+        for account in self.accounts.values():
             account.begin_window(now, step)
         self._place_waiting(now, step)
         self._send_again(now, step)
@@ -354,7 +354,7 @@ class Directory:
                 self._on_node(name, NodeEvent.SILENT, "does not answer", now, step)
 
     def _settle_requests(self, now: Moment, step: Step) -> None:
-        for account in self._accounts.values():
+        for account in self.accounts.values():
             account.decide_pending(self.epoch, now, step)
 
     # Nodes
@@ -379,12 +379,12 @@ class Directory:
             self._leases.grant(message.node, now.clock_s)
         self._slice_news(message.node, message.session.ledger, message.slices, step)
         held = frozenset(report.slice for report in message.slices)
-        for account in self._accounts.values():
+        for account in self.accounts.values():
             account.take_inventory(message.node, message.session, held, step)
         for report in message.children:
             self._child_report(message.node, message.session, report, now, step)
         lease_s = self._leases.lease_s
-        accounts = tuple(self._accounts)
+        accounts = tuple(self.accounts)
         answer = Joined(self.epoch, message.session, message.number, lease_s, accounts)
         step.send(message.node, answer)
 
@@ -455,10 +455,10 @@ class Directory:
         if action in (NodeAction.LOSE, NodeAction.REPLACE):
             self._leases.drop(name)
             self._lose_children(name, reason, step)
-            for account in self._accounts.values():
+            for account in self.accounts.values():
                 account.lose(name, step)
         if action is NodeAction.WRITE_OFF:
-            for account in self._accounts.values():
+            for account in self.accounts.values():
                 account.write_off(name, step)
         return action
 
@@ -726,17 +726,17 @@ class Directory:
                 f"cannot open account {name!r}: a name is not empty and has no '/';"
                 " choose another"
             )
-        account = self._accounts.get(name)
+        account = self.accounts.get(name)
         if account is None:
             row = AccountRow(name, limit, kind, window_at(kind, now.wall_s))
-            self._accounts[name] = self.account_type(row)
+            self.accounts[name] = self.account_type(row)
             step.put("accounts", name, row)
         else:
             account.set_limit(limit, step)
         return step
 
     def _ask_slice(self, message: AskSlice, now: Moment, step: Step) -> None:
-        account = self._accounts.get(message.account)
+        account = self.accounts.get(message.account)
         if account is not None and self._is_member(message.node, message.session):
             account.ask(message, self.epoch, now, step)
 
@@ -744,7 +744,7 @@ class Directory:
         self, node: str, ledger: str, reports: tuple[SliceReport, ...], step: Step
     ) -> None:
         for report in reports:
-            account = self._accounts.get(report.slice.rpartition("/")[0])
+            account = self.accounts.get(report.slice.rpartition("/")[0])
             if account is not None:
                 account.report(report, ledger, step)
         # Those that were closed before are confirmed again: the ledger waits for it.
@@ -822,7 +822,7 @@ class Directory:
                         for one in account.slices()
                     ),
                 )
-                for account in self._accounts.values()
+                for account in self.accounts.values()
             )
         )
 

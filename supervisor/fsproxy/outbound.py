@@ -40,7 +40,7 @@ Job = Callable[[], Awaitable[bytes | None]]
 """Slow work of one request; it returns the reply."""
 
 _write = os.write
-_yield_core = os.sched_yield
+yield_core = os.sched_yield
 
 
 class Outbound:
@@ -184,7 +184,7 @@ class Outbound:
                 return partial(self.send_file, transfer)
             else:
                 misses += 1
-                _yield_core()
+                yield_core()
         return None
 
     async def _load_and_send(self, transfer: FileTransfer) -> bytes | None:

@@ -109,9 +109,9 @@ class Pump:
     """
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
+        self.epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._bell, select.EPOLLIN)
+        self.epoll.register(self._bell, select.EPOLLIN)
         self.sessions: dict[int, Served] = {}
         self.counts = Counts()
         self.sending = 0
@@ -138,7 +138,7 @@ class Pump:
     @property
     def is_closed(self) -> bool:
         """Whether its descriptors were given back."""
-        return self._epoll.closed
+        return self.epoll.closed
 
     def go_on(self) -> None:
         """Take requests again."""
@@ -157,11 +157,11 @@ class Pump:
 
     def descriptors(self) -> tuple[int, ...]:
         """Return its descriptors of the process."""
-        return (self._epoll.fileno(), self._bell)
+        return (self.epoll.fileno(), self._bell)
 
     def add(self, session: Served) -> None:
         """Begin to serve a session."""
-        if not self._epoll.closed:
+        if not self.epoll.closed:
             if not self._is_watched(session.read_fd, select.EPOLLIN):
                 self._unwatched.add(session.read_fd)
                 self._unwatched_added.set()
@@ -176,15 +176,15 @@ class Pump:
             self._attached -= session.client.ledger is not session.top
             if session.read_fd in self._unwatched:
                 self._unwatched.remove(session.read_fd)
-            elif not self._epoll.closed:
-                self._epoll.unregister(session.read_fd)
+            elif not self.epoll.closed:
+                self.epoll.unregister(session.read_fd)
         self._left_over.pop(session, None)
         self._deadlines.pop(session, None)
 
     def resume(self, session: Served) -> None:
         """Take a session back from its task."""
         self.add(session)
-        if session.conn.pending and not self._epoll.closed:
+        if session.conn.pending and not self.epoll.closed:
             self._left_over[session] = None
             os.eventfd_write(self._bell, 1)
         self._watch(session)
@@ -196,7 +196,7 @@ class Pump:
 
         Precondition: the session is suspended.
         """
-        if self._epoll.closed:
+        if self.epoll.closed:
             return
         for fd in {session.read_fd, session.write_fd}:
             # No events are asked for: EPOLLHUP and EPOLLERR always come (epoll_ctl(2)).
@@ -220,13 +220,13 @@ class Pump:
 
     def _hung_up(self, fd: int) -> None:
         del self._hangups[fd]
-        if not self._epoll.closed:
-            self._epoll.unregister(fd)
+        if not self.epoll.closed:
+            self.epoll.unregister(fd)
 
     def _is_watched(self, fd: int, events: int) -> bool:
         """Watch a descriptor for events; return False without a watch (``readiness``)."""
         try:
-            self._epoll.register(fd, events)
+            self.epoll.register(fd, events)
         except OSError as why:
             if why.errno != errno.ENOSPC:
                 raise
@@ -250,11 +250,11 @@ class Pump:
 
     def serve_ready(self) -> None:
         """Serve once each session that is ready, without a wait."""
-        self._serve(self._epoll.poll(0, BATCH))
+        self.serve_events(self.epoll.poll(0, BATCH))
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        poll = self._epoll.poll
+        poll = self.epoll.poll
         yield_core = os.sched_yield
         misses = 0
         slice_end = self._slice_end()
@@ -265,7 +265,7 @@ class Pump:
                 events = poll(0, BATCH)
                 if events or self._left_over:
                     known = len(self.sessions)
-                    self._serve(events)
+                    self.serve_events(events)
                     # A client that has left asks nothing soon: the pump does not yield
                     # the core to it.
                     misses = 0 if len(self.sessions) == known else POLLS
@@ -274,7 +274,7 @@ class Pump:
                     yield_core()
                     continue
                 else:
-                    await wait_readable(self._epoll)
+                    await wait_readable(self.epoll)
                     misses = 0
                     slice_end = self._slice_end()
                     continue
@@ -286,7 +286,7 @@ class Pump:
 
     def close(self) -> None:
         """Give its descriptors back; `run` does so when it ends."""
-        self._epoll.close()
+        self.epoll.close()
         os.close(self._bell)
 
     def _slice_end(self) -> float:
@@ -314,7 +314,7 @@ class Pump:
             left_over.clear()
         return turn
 
-    def _serve(self, events: list[tuple[int, int]]) -> None:
+    def serve_events(self, events: list[tuple[int, int]]) -> None:
         """Serve the clients of this turn."""
         turn = self._turn(events)
         alone = len(turn) == 1 and not self._left_over
@@ -358,7 +358,7 @@ class Pump:
         """Serve the sessions without an epoll watch until they have one (``readiness``)."""
         while True:
             self._unwatched_added = trio.Event()
-            while self._unwatched and not self._epoll.closed:
+            while self._unwatched and not self.epoll.closed:
                 poll = select.poll()
                 for fd in tuple(self._unwatched):
                     if self._is_watched(fd, select.EPOLLIN):

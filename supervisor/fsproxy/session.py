@@ -78,10 +78,10 @@ SEEK and NARROW have no effect by themselves, but on the others.
 Handler = Callable[["Session", Any], bytes | None]
 """Answers a request of its class; None if the reply comes later."""
 
-_read = os.read
+os_read = os.read
 _write = os.write
-_yield_core = os.sched_yield
-_now_s = time.monotonic
+yield_core = os.sched_yield
+now_s = time.monotonic
 
 
 class Session:
@@ -128,7 +128,6 @@ class Session:
         "_handlers",
         "_holding",
         "_interrupted",
-        "_job",
         "_kind",
         "_on_closed",
         "_over",
@@ -149,6 +148,7 @@ class Session:
         "files",
         "fs",
         "inbound",
+        "job",
         "last_error",
         "last_request",
         "max_write_bytes",
@@ -217,7 +217,7 @@ class Session:
         self.begun: m.Request | None = None
         self._kind = 0
 
-        self._job: Job | None = None
+        self.job: Job | None = None
         self._holding: tuple[trio.CancelScope, float] | None = None
         self._interrupted = False
         self._wake = trio.Event()
@@ -249,7 +249,7 @@ class Session:
         turns = TURN_REQUESTS
         pieces = TURN_PIECES
         message = conn.next_message() if conn.pending else None
-        until_s = _now_s() + TURN_S
+        until_s = now_s() + TURN_S
         try:
             while True:
                 if message is not None:
@@ -262,7 +262,7 @@ class Session:
                         if conn.body_left:
                             reply = self._receive_body()
                         else:
-                            data = _read(read_fd, RECEIVE_BYTES)
+                            data = os_read(read_fd, RECEIVE_BYTES)
                             self.bytes_in += len(data)
                             if not data:
                                 self.close_soon(EOF)
@@ -277,7 +277,7 @@ class Session:
                         misses += 1
                         if misses > POLLS or not alone:
                             return False
-                        _yield_core()
+                        yield_core()
                         continue
                 if reply is None:
                     if message is not None:
@@ -299,15 +299,15 @@ class Session:
                     return False
                 turns -= 1
                 if conn.pending:
-                    if turns <= TURN_REQUESTS - PIPELINED or _now_s() > until_s:
+                    if turns <= TURN_REQUESTS - PIPELINED or now_s() > until_s:
                         return True
                     message = conn.next_message()
-                elif not alone or turns < 0 or _now_s() > until_s:
+                elif not alone or turns < 0 or now_s() > until_s:
                     return False  # epoll reports when there is more
                 else:
                     message = None
                     misses = 0
-                    _yield_core()
+                    yield_core()
         except OSError as why:
             # Everything but EINTR, which the interpreter retries, is fatal (spec S2).
             self.close_soon(EOF, why)
@@ -332,7 +332,7 @@ class Session:
         try:
             return self.inbound.finish()
         finally:
-            if self._job is None and not self.conn.body_left:
+            if self.job is None and not self.conn.body_left:
                 self.inbound.release()
 
     def note_error(self, reply: bytes | memoryview, kind: int) -> None:
@@ -345,7 +345,7 @@ class Session:
 
     def start(self, job: Job) -> None:
         """Pass the current request to the session's own task."""
-        self._job = job
+        self.job = job
         self._suspended = True
         self.pump.suspend(self)
         self._wake.set()
@@ -422,8 +422,8 @@ class Session:
             while not self._stop:
                 await self._wake.wait()
                 self._wake = trio.Event()
-                if self._job is not None:
-                    await self._run_job(self._job)
+                if self.job is not None:
+                    await self._run_job(self.job)
         finally:
             # Bounded: calls into the kernel may still run (I1).
             with trio.CancelScope(shield=True):
@@ -453,7 +453,7 @@ class Session:
             self.close_soon(EOF, why)
         except Exception as why:  # noqa: BLE001 - a fault here costs one client
             self.close_soon(FAULT, why)
-        self._job = None
+        self.job = None
         self._interrupted = False
         self.requests += 1
         self.counts.took(self.counts.jobs, kind, time.monotonic() - begun_s)
@@ -486,7 +486,7 @@ class Session:
     @property
     def is_working(self) -> bool:
         """Whether a job has its current request."""
-        return self._job is not None
+        return self.job is not None
 
     @property
     def is_mid_message(self) -> bool:
@@ -560,8 +560,8 @@ class Session:
         """
         left = bytes_waiting(self.read_fd)
         while True:
-            if self._job is not None:
-                await self._run_job(self._job)
+            if self.job is not None:
+                await self._run_job(self.job)
             try:
                 left = self._do_sent(left)
             except OSError:
@@ -569,7 +569,7 @@ class Session:
             except Exception as why:  # noqa: BLE001 - a fault here costs one client
                 self.failure = why
                 return
-            if self._job is None:
+            if self.job is None:
                 return
 
     def _do_sent(self, left: int) -> int:
@@ -592,14 +592,14 @@ class Session:
                 if self.bytes_in == before:
                     return 0
             else:
-                data = _read(self.read_fd, min(RECEIVE_BYTES, left))
+                data = os_read(self.read_fd, min(RECEIVE_BYTES, left))
                 left -= len(data)
                 self.bytes_in += len(data)
                 message = conn.receive_data(data)
                 if not data:
                     return 0
                 continue
-            if self._job is not None:
+            if self.job is not None:
                 return left
             message = conn.next_message() if conn.pending else None
 

@@ -98,7 +98,7 @@ class Children:
         self._log_dir = places.logs
         self._shared = Shared(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
         self._nursery = nursery
-        self._kept: dict[str, KeptChild] = {}
+        self.by_name: dict[str, KeptChild] = {}
         self._adhoc_logs = deque(_adhoc_logs(places.logs))
         self._names = count(1 + max(map(_number, self._adhoc_logs), default=0))
         self._stopping = False
@@ -109,20 +109,20 @@ class Children:
 
     def __iter__(self) -> Iterator[KeptChild]:
         """Yield all of them."""
-        yield from tuple(self._kept.values())
+        yield from tuple(self.by_name.values())
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.by_name)
 
     def find(self, name: str) -> KeptChild | None:
         """Return the child of this name, or whose process has this id."""
-        kept = self._kept.get(name)
+        kept = self.by_name.get(name)
         if kept is not None:
             return kept
         child = self._host.children.get(name)
         if child is None or child.spec.name is None:
             return None
-        return self._kept.get(child.spec.name)
+        return self.by_name.get(child.spec.name)
 
     @property
     def _is_unfenced(self) -> bool:
@@ -161,9 +161,9 @@ class Children:
             )
             child = None if state.child_id is None else by_id[state.child_id]
             kept.restore(state, child)
-            self._kept[kept.name] = kept
+            self.by_name[kept.name] = kept
             if not kept.settled.is_set():
-                self._nursery.start_soon(self._run, kept, [])
+                self._nursery.start_soon(self.run_child, kept, [])
 
     def start(self, kept: KeptChild) -> None:
         """Start one child; nothing if it runs already, or the host is stopping."""
@@ -171,9 +171,11 @@ class Children:
             kept.begun.set()
         elif kept.begin():
             after = [
-                self._kept[name] for name in kept.section.after if name in self._kept
+                self.by_name[name]
+                for name in kept.section.after
+                if name in self.by_name
             ]
-            self._nursery.start_soon(self._run, kept, after)
+            self._nursery.start_soon(self.run_child, kept, after)
 
     async def wait_begun(
         self, tell: Callable[[int, int], None], *, unless: trio.Event
@@ -210,10 +212,11 @@ class Children:
             nursery.cancel_scope.cancel()
         return not unless.is_set()
 
-    async def _run(self, kept: KeptChild, after: list[KeptChild]) -> None:
+    async def run_child(self, kept: KeptChild, after: list[KeptChild]) -> None:
+        """Run a child until it is over; forget it then, unless it is configured."""
         await kept.run(after)
-        if not kept.configured and self._kept.get(kept.name) is kept:
-            del self._kept[kept.name]
+        if not kept.configured and self.by_name.get(kept.name) is kept:
+            del self.by_name[kept.name]
             kept.log.close()
             self._adhoc_logs.append(kept.name)
             while len(self._adhoc_logs) > ADHOC_LOGS:
@@ -247,7 +250,7 @@ class Children:
         if self._stopping:
             raise ValueError("the host is stopping")
         name = name or f"{ADHOC_PREFIX}{next(self._names)}"
-        if name in self._kept:
+        if name in self.by_name:
             raise ValueError(f"there is a child {name!r} already")
         kept = self._add(name, section, placed)
         kept.configured = False
@@ -279,7 +282,7 @@ class Children:
         log = self.open_log(name, section)
         kept = KeptChild(self._host, name, section, options, log, self._shared)
         kept.placed = placed
-        self._kept[name] = kept
+        self.by_name[name] = kept
         return kept
 
     # Stopping
@@ -343,17 +346,17 @@ class Children:
             host = self._host
             host.settings = replace(host.settings, written=config.places_written())
             changes = self._compare(old, config)
-            doomed = [self._kept[n] for n in (*changes.stopped, *changes.restarted)]
+            doomed = [self.by_name[n] for n in (*changes.stopped, *changes.restarted)]
             async with trio.open_nursery() as nursery:
                 for kept in doomed:
                     nursery.start_soon(self._stop_one, kept, (), None)
             for kept in doomed:
-                del self._kept[kept.name]
+                del self.by_name[kept.name]
                 kept.log.close()
             for name in (*changes.started, *changes.restarted):
                 section = config.child[name]
                 self._add(name, section)
-            begun = [self._kept[n] for n in (*changes.started, *changes.restarted)]
+            begun = [self.by_name[n] for n in (*changes.started, *changes.restarted)]
             for kept in begun:
                 self.start(kept)
         # An exec can hang: the next reload may end that.
@@ -365,7 +368,7 @@ class Children:
         running = {kept.name: kept for kept in self if kept.configured}
         started, restarted, unchanged = [], [], []
         for name, section in new.child.items():
-            kept = self._kept.get(name)
+            kept = self.by_name.get(name)
             if kept is None:
                 started.append(name)
             elif name in running and self._runs_as_configured(kept, section):
@@ -409,7 +412,7 @@ class Children:
 
     def extra_fields_of(self, child: ChildView) -> dict[str, object]:
         """Return the fields to add to a child's row of ``ps``."""
-        kept = self._kept.get(child.spec.name or "")
+        kept = self.by_name.get(child.spec.name or "")
         return {} if kept is None else kept.extra_fields()
 
     def _count_dropped(self, size_bytes: int) -> None:

@@ -179,7 +179,7 @@ class Endpoint:
         self._listener = listener
         self.left: EndpointState | None = None
         self.gate = Gate()
-        self._listeners = {listener}
+        self.listeners = {listener}
         self._accounts: dict[str, Account] = {}
         self._strangers: dict[_Connection, None] = {}
         self._connections: set[_Connection] = set()
@@ -200,7 +200,7 @@ class Endpoint:
         port = child.listen_within(self._port, take, stack)
         env = self._variables(token, port)
         if child.spec.run_dir is not None:
-            listener = _unix_listener(child.spec)
+            listener = open_unix_listener(child.spec)
             self.listen_for(account, listener, child.spec, stack)
             env["SANDHOST_LLM_SOCKET"] = account.path
         return env
@@ -223,7 +223,7 @@ class Endpoint:
     def statistics(self) -> EndpointStatistics:
         """Return the counts of its listeners, connections and accounts."""
         return EndpointStatistics(
-            len(self._listeners),
+            len(self.listeners),
             len(self._connections),
             len(self._strangers),
             len(self._accounts),
@@ -263,7 +263,7 @@ class Endpoint:
     ) -> None:
         """Serve a child's own socket until the stack is closed."""
         account.listener, account.path = listener, f"{spec.run_dir}/{SOCKET_NAME}"
-        stack.callback(_unlink, spec)
+        stack.callback(unlink_socket, spec)
         self._listen_until(listener, stack)
 
     def listen_within(
@@ -276,7 +276,7 @@ class Endpoint:
     def _listen_until(
         self, listener: trio.SocketListener, stack: AsyncExitStack
     ) -> None:
-        self._listeners.add(listener)
+        self.listeners.add(listener)
         scope = trio.CancelScope()
         self._models.fs.set_aside(1)
         stack.callback(self._models.fs.set_aside, -1)
@@ -407,7 +407,7 @@ class Endpoint:
             with scope:
                 await self._accept(listener)
         finally:
-            self._listeners.discard(listener)
+            self.listeners.discard(listener)
             listener.socket.close()
 
     async def _accept(self, listener: trio.SocketListener) -> None:
@@ -501,13 +501,13 @@ class Endpoint:
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield each descriptor, with a word for it."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             yield listener.socket.fileno(), "model endpoint"
         for connection in self._connections:
             yield connection.http.stream.socket.fileno(), "model endpoint connection"
 
 
-def _unix_listener(spec: ChildSpec) -> trio.SocketListener:
+def open_unix_listener(spec: ChildSpec) -> trio.SocketListener:
     """Listen on a child's own socket; its path may be longer than sun_path (unix(7))."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -521,7 +521,8 @@ def _unix_listener(spec: ChildSpec) -> trio.SocketListener:
         raise
 
 
-def _unlink(spec: ChildSpec) -> None:
+def unlink_socket(spec: ChildSpec) -> None:
+    """Remove the endpoint's socket from a child's run directory."""
     # The child may have removed the socket, or its directory.
     with suppress(OSError), spec.run_dir_held() as held:
         os.unlink(SOCKET_NAME, dir_fd=held)

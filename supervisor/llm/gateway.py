@@ -298,7 +298,7 @@ class Gateway:
         is_fault = status in (0, 429) or status >= 500
         may_pass = is_fault and not request.is_sent
         raise FailedCallError(
-            self._one_line(reason),
+            self.describe_in_a_line(reason),
             status,
             after_s,
             may_pass=may_pass,
@@ -404,10 +404,11 @@ class Gateway:
     async def _check(
         self, found: dict[str, Any], usage: Usage, *, is_large: bool
     ) -> Completion:
-        redact = partial(self._redact, found, usage)
+        redact = partial(self.redact_completion, found, usage)
         return await in_thread(redact) if is_large else redact()
 
-    def _redact(self, found: dict[str, Any], usage: Usage) -> Completion:
+    def redact_completion(self, found: dict[str, Any], usage: Usage) -> Completion:
+        """Return the completion of an answer, without secrets."""
         data = msgspec.json.encode(found)
         clean = self._redactor.data(data)
         if clean != data:
@@ -419,7 +420,8 @@ class Gateway:
             clean = msgspec.json.encode(found)
         return Completion(clean, found, usage)
 
-    def _one_line(self, reason: str) -> str:
+    def describe_in_a_line(self, reason: str) -> str:
+        """Return a reason as one line, without secrets."""
         return " ".join(self._redactor.text(reason).split())
 
     def _plain_code(self, code: str) -> str:

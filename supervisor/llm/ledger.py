@@ -256,7 +256,7 @@ class Spending:
         self._window = window
         self._complain = complain
         self._is_failing = False
-        self._clock = clock
+        self.clock = clock
         self._period = self._period_now()
         self._waiting: dict[tuple[str, str], Charge] = {}
         self._calls = 0
@@ -271,7 +271,7 @@ class Spending:
     def _period_now(self) -> str:
         if self._window != DAY:
             return self._window
-        return time.strftime("%Y-%m-%d", time.gmtime(self._clock()))
+        return time.strftime("%Y-%m-%d", time.gmtime(self.clock()))
 
     @property
     def period(self) -> str:
@@ -283,7 +283,7 @@ class Spending:
         """Seconds until the window ends; infinite if it ends with the host or never."""
         if self._window != DAY:
             return math.inf
-        return DAY_S - self._clock() % DAY_S
+        return DAY_S - self.clock() % DAY_S
 
     @property
     def is_writing(self) -> bool:

@@ -170,7 +170,7 @@ class Process:
         self.depth = 0
         self.checkpoints = OwnCheckpoints()
         self.begun = Begun(shared.store, shared.allowance)
-        self._turn = trio.Lock()
+        self.turn = trio.Lock()
 
     # Calls
 
@@ -181,7 +181,7 @@ class Process:
             UnknownCallError: no such tool is enabled.
         """
         tool = self.tool(name)
-        async with self._turn:
+        async with self.turn:
             try:
                 values = bind(tool, args, kwargs)
                 work = partial(tool.run, self, **values)
@@ -371,7 +371,7 @@ class Process:
     @property
     def is_at_work(self) -> bool:
         """Whether a call is being done."""
-        return self._turn.locked()
+        return self.turn.locked()
 
     def fork(self) -> Process:
         """Return a process that starts with all that this one has."""

@@ -238,7 +238,7 @@ def find_code(fd: LlmFd, unit: str, name: str | None = None) -> Iterator[Code]:
     kinds = language.function if unit == "function" else language.classes
     scopes = _Scopes(language.function | language.classes, data)
     with _turn(blob.size):
-        tree = _parse(fd, name, language, data)
+        tree = parse_source(fd, name, language, data)
         for count, (node, wrapper, scope) in enumerate(_walk(tree, scopes.inner_scope)):
             if not count % NODES_AT_ONCE:
                 stop_if_cancelled()
@@ -294,7 +294,8 @@ class _Source:
         return self.failure is not None
 
 
-def _parse(fd: LlmFd, name: str, language: Language, data: Buffer) -> Tree:
+def parse_source(fd: LlmFd, name: str, language: Language, data: Buffer) -> Tree:
+    """Return the syntax tree of a source, parsed by its language's grammar."""
     try:
         tree_sitter = import_module("tree_sitter")
         grammar = import_module(language.module)

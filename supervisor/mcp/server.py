@@ -303,7 +303,7 @@ async def _tools(config: Config | None, root: str | None) -> AsyncIterator[Tools
         async with AsyncClient() as client:
             yield HostTools(client)
         return
-    with _own_process(config, root) as process:
+    with open_own_process(config, root) as process:
         yield OwnTools(process)
 
 
@@ -313,7 +313,8 @@ def is_child() -> bool:
 
 
 @contextmanager
-def _own_process(config: Config | None, root: str | None) -> Iterator[Process]:
+def open_own_process(config: Config | None, root: str | None) -> Iterator[Process]:
+    """Yield the process of LLM fds of a server without a child."""
     fs = Filesystem()
     with ExitStack() as stack:
         checkpoints = make_kept("sandhost-fds-")

@@ -117,7 +117,7 @@ class Streams:
             with trio.move_on_after(LOOK_S):
                 await self._changed.wait()
             if self._unanswered:
-                self.is_unread = _has_no_reader(1)
+                self.is_unread = has_no_reader(1)
 
 
 class _Lines(AsyncFile[str]):
@@ -244,7 +244,7 @@ def _write(data: bytes) -> None:
             poll.poll()
 
 
-def _has_no_reader(fd: int) -> bool:
+def has_no_reader(fd: int) -> bool:
     """Return whether a pipe or socket has lost its reader."""
     poll = select.poll()
     poll.register(fd, 0)  # POLLERR and POLLHUP are always reported

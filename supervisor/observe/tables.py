@@ -131,7 +131,7 @@ def printable(text: str) -> str:
 # Layout
 
 
-def _cells(text: str) -> int:
+def count_cells(text: str) -> int:
     """Return the number of columns of a text on a terminal."""
     return sum(_char_cells(c) for c in text)
 
@@ -143,7 +143,7 @@ def _char_cells(char: str) -> int:
 
 
 def _widths(lines: list[list[str]]) -> list[int]:
-    return [max(map(_cells, column)) for column in zip(*lines, strict=True)]
+    return [max(map(count_cells, column)) for column in zip(*lines, strict=True)]
 
 
 def _choose_columns(
@@ -186,12 +186,12 @@ def _line(
 
 
 def _align(text: str, room: int, *, is_right: bool) -> str:
-    blanks = " " * (room - _cells(text))
+    blanks = " " * (room - count_cells(text))
     return blanks + text if is_right else text + blanks
 
 
 def _cut(text: str, room: int) -> str:
-    if _cells(text) <= room:
+    if count_cells(text) <= room:
         return text
     kept = ""
     left = room - 1

@@ -54,7 +54,7 @@ _SECCOMP_RET_KILL_PROCESS = 0x80000000
 _PR_GET_CHILD_SUBREAPER = 37
 
 # Exit status: 0 it worked, n < 128 unshare(2) failed with errno n, else the mapping did.
-_UNSHARE = """
+UNSHARE = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 uid = os.getuid()
@@ -251,7 +251,7 @@ def descriptors() -> str:
 
 def user_namespace() -> str:
     """Make a user namespace in another process."""
-    status = _status_of(_UNSHARE)
+    status = _status_of(UNSHARE)
     if status == 0:
         return "made, and a user mapped"
     code, step = status & 127, "unshare" if status < 128 else "mapping a user"

@@ -49,7 +49,7 @@ def locations_of(*directories: int) -> tuple[Location, ...]:
     return tuple(found)
 
 
-_RESOLVERS = ("/run/nscd", "/run/systemd/resolve", "/run/dbus", "/run/avahi-daemon")
+RESOLVERS = ("/run/nscd", "/run/systemd/resolve", "/run/dbus", "/run/avahi-daemon")
 """Where the sockets are by which programs of the host look names up: a path passes a net
 namespace, and nss asks them before DNS (spec NET4)."""
 
@@ -57,7 +57,7 @@ namespace, and nss asks them before DNS (spec NET4)."""
 def resolver_locations() -> tuple[Location, ...]:
     """Return where the sockets of the host's resolvers are."""
     found: tuple[Location, ...] = ()
-    for path in _RESOLVERS:
+    for path in RESOLVERS:
         with contextlib.suppress(OSError):  # it runs none
             fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

@@ -82,7 +82,7 @@ class Links:
         self.readable: tuple[str, ...] = ()
         self.programs: tuple[str, ...] = ()
         self._list_seen = seen
-        self._steps = STEPS
+        self.steps_left = STEPS
 
     def belong(self, places: Mapping[str, bool]) -> None:
         """Mark what the child may write: links in there may be the child's.
@@ -134,11 +134,11 @@ class Links:
         theirs = self.theirs if not is_trusted else ()
         way = _Way(theirs, self._bounds, self.programs)
         try:
-            walk = way.walk(path, self._steps)
+            walk = way.walk(path, self.steps_left)
         except OSError:  # it is not there; or links or steps are used up
             return NOWHERE
         finally:
-            self._steps = way.steps
+            self.steps_left = way.steps
         self.followed.update(way.links)
         return walk
 

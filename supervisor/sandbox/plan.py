@@ -194,7 +194,7 @@ class Machine:
         self.ungiven: set[str] = set()
         self.told: set[tuple[str | None, str]] = set()
         self._users: Counter[int] = Counter()
-        self._launchpad_pid = launchpad_pid
+        self.launchpad_pid = launchpad_pid
         if os.geteuid() != 0:
             self.lacking["uid"] = "the host is not root"
         elif why_not := ownership.why_not_to(FIRST_USER + os.getpid() * USERS):
@@ -218,7 +218,7 @@ class Machine:
             SpawnError: there is none left.
         """
         # A host's own, by its pids: two hosts that live have none in common.
-        pids = (os.getpid(), self._launchpad_pid)
+        pids = (os.getpid(), self.launchpad_pid)
         firsts = [FIRST_USER + pid * USERS for pid in pids if pid is not None]
         own = chain.from_iterable(range(first, first + USERS) for first in firsts)
         user = next((number for number in own if number not in self._users), None)

@@ -69,10 +69,11 @@ class _Probe:
 
 def probe_machine() -> tuple[Finding, ...]:
     """Try everything; takes some 50 ms, changes nothing."""
-    return tuple(_try(probe) for probe in PROBES)
+    return tuple(try_probe(probe) for probe in PROBES)
 
 
-def _try(probe: _Probe) -> Finding:
+def try_probe(probe: _Probe) -> Finding:
+    """Return the finding of one probe, tried here."""
     try:
         state, detail = PRESENT, probe.attempt()
     except attempts.UnknownError as why:

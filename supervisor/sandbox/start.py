@@ -380,7 +380,7 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
     # It looks at what may be anywhere, and at what the child has made.
     program = request.executable
     home = request.env.get("HOME", "/")
-    ask = partial(_asked, layers, wanted, program, home)
+    ask = partial(request_layers, layers, wanted, program, home)
     asked, lost = await in_thread(ask, share=wanted.share)
     plan.missing.update(lost)
     listener = request.listener if "netns" in layers else None
@@ -399,7 +399,7 @@ def _check_served(plan: Plan, layers: Collection[str], wanted: Wanted) -> None:
             raise not_served(layer, why)
 
 
-def _asked(
+def request_layers(
     layers: set[str], wanted: Wanted, executable: str, home: str
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Return what goes to the launchpad, and what a child has no way to.
@@ -478,12 +478,10 @@ def _report_groups(
         kept = wanted.kept_memory
         is_kept = kept is not None and not 0 <= soft < kept
         if not (is_kept and which == resource.RLIMIT_AS):
-            yield _report_group(limit, wanted.processes)
+            yield report_group(limit, wanted.processes)
 
 
-def _report_group(
-    limit: tuple[int, int, int], kept: int | None
-) -> tuple[int, int, int]:
+def report_group(limit: tuple[int, int, int], kept: int | None) -> tuple[int, int, int]:
     """Return a limit of processes twice as high where a group keeps that number.
 
     So it is the group that refuses a fork, and counts it (``sandbox.fork_watch``): RLIMIT_NPROC

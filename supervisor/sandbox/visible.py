@@ -264,8 +264,8 @@ def _list_etc() -> Iterator[str]:
 
 
 @cache
-def _common() -> View:
-    """Return what every child sees: the system, and this very program."""
+def common_view() -> View:
+    """Return what every child sees: the system and this program, nothing of a child's."""
     finder = _Finder()
     for path in _SYSTEM:
         finder.add(path, "execute")
@@ -312,7 +312,7 @@ def view_of(  # noqa: PLR0913, PLR0917 - a list of places
         exposed: what the operator shows it by name, to read and execute.
         readable: grants to read that it sees, without links.
     """
-    finder = _Finder(_common())
+    finder = _Finder(common_view())
     own = tuple(own)
     shared = tuple(shared)
     finder.links.belong({**theirs, **dict.fromkeys((*own, *shared), True)})
@@ -368,8 +368,3 @@ def _mode(path: str) -> int:
         return os.fstat(fd).st_mode
     finally:
         os.close(fd)
-
-
-def common_view() -> View:
-    """Return what a process sees that has nothing of any child's."""
-    return _common()

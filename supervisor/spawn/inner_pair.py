@@ -30,14 +30,14 @@ class InnerPair:
 
     def __init__(self) -> None:
         # A message is whole or absent, and says where it ends.
-        self._ours, self._theirs = socket.socketpair(
+        self.ours, self.theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
         )
 
     @property
     def way(self) -> int:
         """The descriptor that travels with the order."""
-        return self._theirs.fileno()
+        return self.theirs.fileno()
 
     def forget(self) -> None:
         """Close what came from a child that did not start.
@@ -59,12 +59,12 @@ class InnerPair:
         return tuple(number for number in numbers if number >= 0)
 
     def _held(self) -> tuple[socket.socket, ...]:
-        return self._ours, self._theirs
+        return self.ours, self.theirs
 
     def _next(self) -> tuple[tuple[Any, ...], list[int]] | None:
         """Return what came next; without descriptors for which there was no room."""
         try:
-            return wire.receive_message(self._ours)
+            return wire.receive_message(self.ours)
         except BlockingIOError:
             return None
 

@@ -97,7 +97,7 @@ class Launcher:
         self._is_outlived = is_outlived
         self._launchpad = launchpad
         self._own_children = own_children
-        self._control = launchpad.control
+        self.control = launchpad.control
         self._records: dict[int, Record] = {}
         self.handed_over: dict[int, Record] = {}  # of children that are not here yet
         self._last_ident = 0
@@ -159,7 +159,7 @@ class Launcher:
         finally:
             self._room.release()
         try:
-            born = await self._birth(request, record)
+            born = await self.await_start(request, record)
         except BaseException:
             await self._abandon(ident, record)
             raise
@@ -343,7 +343,7 @@ class Launcher:
 
     def descriptors(self) -> tuple[int, int]:
         """Return its control socket and the launchpad's pidfd."""
-        return self._control.fileno(), self._launchpad.pidfd
+        return self.control.fileno(), self._launchpad.pidfd
 
     @property
     def is_at_rest(self) -> bool:
@@ -374,13 +374,13 @@ class Launcher:
         async with self._sending:
             while not self._has_put(message, fds):
                 with contextlib.suppress(trio.ClosedResourceError):  # lost: check
-                    await wait_writable(self._control)
+                    await wait_writable(self.control)
 
     def _has_put(self, message: tuple[object, ...], fds: tuple[int, ...]) -> bool:
         """Send as ``send`` where there is room; the caller is the one who sends."""
         self.check()
         try:
-            wire.send_message(self._control, message, fds)
+            wire.send_message(self.control, message, fds)
         except BlockingIOError:
             return False
         except (BrokenPipeError, ConnectionResetError):
@@ -394,15 +394,16 @@ class Launcher:
         """Take messages in until the launchpad is gone."""
         while True:
             try:
-                received = wire.receive_message(self._control)
+                received = wire.receive_message(self.control)
             except BlockingIOError:
-                await wait_readable(self._control)
+                await wait_readable(self.control)
                 continue
             if received is None:
                 return
-            self._take(*received)
+            self.take_message(*received)
 
-    def _take(self, message: tuple[Any, ...], fds: list[int]) -> None:
+    def take_message(self, message: tuple[Any, ...], fds: list[int]) -> None:
+        """Take a message of the launchpad, with the descriptors that came with it."""
         kind, ident, *rest = message
         if kind == wire.SWEPT:
             for ended in ident:
@@ -414,7 +415,7 @@ class Launcher:
             record.take(kind, rest, fds)
         # Else who asked was cancelled.
 
-    async def _birth(self, request: SpawnRequest, record: Record) -> Born:
+    async def await_start(self, request: SpawnRequest, record: Record) -> Born:
         """Wait for what the launchpad says to a request."""
         if not record.started.is_set():
             await record.started.wait()
@@ -444,8 +445,8 @@ class Launcher:
             record.started.set()
             record.tell_exit()
             record.swept.set()
-        trio.lowlevel.notify_closing(self._control)
-        self._control.close()
+        trio.lowlevel.notify_closing(self.control)
+        self.control.close()
 
     async def _end_launchpad(self) -> None:
         """Wait for its end, which the closed socket asks for; reap it."""

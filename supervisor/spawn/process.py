@@ -193,9 +193,9 @@ class SpawnedProcess:
     ) -> None:
         self.pid, self.create_time, self.applied, self.init, self._pidfd = born
         self._control = control
-        self._ident = ident
-        self._record = record
-        self._is_awaited = False  # somebody waits, or has waited, for the pidfd
+        self.ident = ident
+        self.record = record
+        self.is_awaited = False  # somebody waits, or has waited, for the pidfd
 
     async def wait_exit(self) -> ExitStatus:
         """Wait until the process has ended (not what it started: `wait_swept`).
@@ -208,10 +208,10 @@ class SpawnedProcess:
 
         Cancellation: nothing is lost, wait again.
         """
-        self._is_awaited = True
+        self.is_awaited = True
         await wait_readable(self._pidfd)
         with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
-            await self._record.exited.wait()
+            await self.record.exited.wait()
         return self._status()
 
     async def wait_exit_soon(self) -> ExitStatus:
@@ -220,26 +220,26 @@ class SpawnedProcess:
         Then the report is all there is to be waited for: one wake-up, and not two.
         """
         with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
-            await self._record.exited.wait()
+            await self.record.exited.wait()
         return self._status() if self.has_exited else await self.wait_exit()
 
     def _status(self) -> ExitStatus:
-        if self._record.status is None:
+        if self.record.status is None:
             self._control.check_host()
             return ExitStatus()
-        return self._record.status
+        return self.record.status
 
     @property
     def status(self) -> ExitStatus | None:
         """How it has ended; None if it has not, or nobody will ever know."""
-        return self._record.status
+        return self.record.status
 
     def at_exit(self, call: Callable[[], None] | None) -> None:
         """Have something called when its exit is told, at once if it was; see `Record`.
 
         One call at a time; None for none any more.
         """
-        self._record.at_exit = call
+        self.record.at_exit = call
         if call is not None and self.has_exited:
             call()
 
@@ -249,13 +249,13 @@ class SpawnedProcess:
         Raises:
             LaunchpadLost: The host itself ends what is left.
         """
-        await self._record.swept.wait()
+        await self.record.swept.wait()
         self._control.check_host()
 
     @property
     def is_swept(self) -> bool:
         """Whether nothing that it left behind is alive."""
-        return self._record.swept.is_set()
+        return self.record.swept.is_set()
 
     def send_signal(self, signal: int) -> None:
         """Signal this process alone; nothing if it has ended already."""
@@ -268,7 +268,7 @@ class SpawnedProcess:
 
     async def signal_tree(self, signal: int) -> None:
         """Signal this process and all beneath it; returns when that is asked for."""
-        message = (wire.SIGNAL, self._ident, int(signal))
+        message = (wire.SIGNAL, self.ident, int(signal))
         try:
             await self._control.send(message)
         except LaunchpadLost:  # then it has ended as well
@@ -284,7 +284,7 @@ class SpawnedProcess:
     @property
     def has_exited(self) -> bool:
         """Whether the launchpad has said so."""
-        return self._record.exited.is_set()
+        return self.record.exited.is_set()
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what this holds of the host's descriptors: the pidfd, until `close`."""
@@ -293,16 +293,16 @@ class SpawnedProcess:
     def snapshot(self) -> ProcessState:
         """Return it as ``Launcher.restore_process`` takes it; it is not closed."""
         status = None
-        if self._record.swept.is_set():
-            status = astuple(self._record.status or ExitStatus())
+        if self.record.swept.is_set():
+            status = astuple(self.record.status or ExitStatus())
         return ProcessState(
-            self._ident, self.pid, self.create_time, self._pidfd, self.init, status
+            self.ident, self.pid, self.create_time, self._pidfd, self.init, status
         )
 
     def close(self) -> None:
         """Give the pidfd back. Does not end the process. A second call does nothing."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
-            if self._is_awaited:
+            if self.is_awaited:
                 trio.lowlevel.notify_closing(pidfd)
             os.close(pidfd)

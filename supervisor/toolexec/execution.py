@@ -307,7 +307,7 @@ class Execution:
         nursery.start_soon(self._live, process, pump)
         process.at_exit(partial(self._bound_holders, pump))
         if timeout_s > 0:
-            self._start_task(self._enforce_timeout, timeout_s)
+            self._start_task(self.enforce_timeout, timeout_s)
         if self.owner.growth is not None and not self.passed:
             self._start_task(self._enforce_growth, self.owner.growth)
         for ladder, begun_s in self.climbs:  # of the program before
@@ -412,7 +412,8 @@ class Execution:
         if self._door is not None:
             await self._door.aclose()
 
-    async def _enforce_timeout(self, timeout_s: float) -> None:
+    async def enforce_timeout(self, timeout_s: float) -> None:
+        """End the tool once its time is up, unless it has ended by itself."""
         self.timeout_at = trio.current_time() + timeout_s
         await trio.sleep_until(self.timeout_at)
         if self.process is None or self.process.has_exited:

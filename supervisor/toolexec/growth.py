@@ -60,7 +60,7 @@ class Growth:
         # The first ones: files stay although the child gives up rights later.
         self._places = [place for place in child.places if place.write]
         self._session = session
-        self._lock = trio.Lock()
+        self.lock = trio.Lock()
         self._looks = 0
         self._pause_s = PAUSE_S
         self._closed = 0
@@ -94,7 +94,7 @@ class Growth:
             OSError: measuring is impossible.
         """
         ledger = self._session.client.ledger
-        async with self._lock:
+        async with self.lock:
             if ledger.before is None:
                 ended = self._ended
                 found = await self._content()
@@ -109,7 +109,7 @@ class Growth:
         """
         await self._look_first()  # if the program before has not measured
         wanted = self._looks + 1
-        async with self._lock:
+        async with self.lock:
             if self._looks >= wanted:  # one that began after this request
                 return
             begun_s = trio.current_time()

@@ -85,11 +85,11 @@ class Server:
                 listener.socket.setsockopt(*option)
         self.heads = Share(context.heads)
         self.connections: dict[int, Connection] = {}
-        self._lasting: dict[ChildExecutions, int] = {}
+        self.lasting_of: dict[ChildExecutions, int] = {}
         self._refused: dict[int, Connection] = {}
         self._room = trio.Event()
-        self._rested = trio.lowlevel.ParkingLot()  # one task at most
-        self._nursery: trio.Nursery | None = None
+        self.rested = trio.lowlevel.ParkingLot()  # one task at most
+        self.nursery: trio.Nursery | None = None
 
     async def run(
         self, task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED
@@ -102,9 +102,9 @@ class Server:
         places.listeners += 1
         places.descriptors.hold(1)
         try:
-            async with self._listener, trio.open_nursery() as self._nursery:
+            async with self._listener, trio.open_nursery() as self.nursery:
                 task_status.started(self)
-                await self._serve_in_turn(plain, self._nursery)
+                await self._serve_in_turn(plain, self.nursery)
         finally:
             plain.detach()
             places.listeners -= 1
@@ -112,10 +112,10 @@ class Server:
 
     def go_on(self, connection: Connection, task: Task | None, unsent: bytes) -> None:
         """Continue a connection of the program before; see ``Connection.serve``."""
-        if self._nursery is None:
+        if self.nursery is None:
             raise RuntimeError("a server that does not run has no connections")
         number = self._take_place(connection)
-        self._nursery.start_soon(self._own, connection, number, task, unsent)
+        self.nursery.start_soon(self._own, connection, number, task, unsent)
 
     async def _serve_in_turn(
         self, plain: _socket.socket, nursery: trio.Nursery
@@ -127,12 +127,12 @@ class Server:
         """
         while True:
             sock = await self._next_socket(plain)
-            if not self._rested.unpark():
+            if not self.rested.unpark():
                 nursery.start_soon(self._serve_in_turn, plain, nursery)
             await self._serve(sock)
-            if self._rested:
+            if self.rested:
                 return
-            await self._rested.park()
+            await self.rested.park()
 
     async def _next_socket(self, plain: _socket.socket) -> socket.socket:
         await self._context.gate.wait_open()
@@ -197,17 +197,17 @@ class Server:
     @contextmanager
     def lasting(self, owner: ChildExecutions) -> Iterator[bool]:
         """Hold a lasting connection, if its child may have one more (rule 5)."""
-        held = self._lasting.get(owner, 0)
+        held = self.lasting_of.get(owner, 0)
         if held >= PER_CHILD:
             yield False
             return
-        self._lasting[owner] = held + 1
+        self.lasting_of[owner] = held + 1
         try:
             yield True
         finally:
-            self._lasting[owner] -= 1
-            if not self._lasting[owner]:
-                del self._lasting[owner]
+            self.lasting_of[owner] -= 1
+            if not self.lasting_of[owner]:
+                del self.lasting_of[owner]
 
     @property
     def listener_fd(self) -> int:

@@ -73,7 +73,7 @@ def settle(held: HeldWorkspace, trees: Trees, journal: CommitJournal) -> None:
         ]
         remove_committed(*tops, held.state.marks, paths, journal.dropped, moved)
     record = held.records.load()
-    _record_applied(record, trees, journal, paths)
+    record_applied(record, trees, journal, paths)
     _forget_gone(record, trees.base, journal)
     _record_above(record, trees, paths)
     _record_left(record, journal.update.left)
@@ -195,7 +195,7 @@ def _hiding_nothing(trees: Trees, journal: CommitJournal) -> list[bytes]:
     return [path for path, node in nodes if node is None or node.is_directory]
 
 
-def _record_applied(
+def record_applied(
     record: Record,
     trees: Trees,
     journal: CommitJournal,

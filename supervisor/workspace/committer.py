@@ -119,7 +119,7 @@ class Committer:
         journal = CommitJournal(
             "staging",
             name,
-            self._holder(),
+            self.find_holder(),
             merged=list(chosen.merges),
             update=update,
             dropped=chosen.dropped,
@@ -219,7 +219,7 @@ class Committer:
         journal.state = "undone"
         self._save(journal)
 
-    def _holder(self) -> Literal["base", "own"]:
+    def find_holder(self) -> Literal["base", "own"]:
         """Return where staging can be: a rename works within one mount only."""
         mounts = {read_mount_id(fd) for fd in (self._base, self._own)}
         return "own" if len(mounts) == 1 and None not in mounts else "base"
@@ -242,13 +242,14 @@ class Committer:
 
     def _remove(self, journal: CommitJournal) -> None:
         """Remove the staging directory, settle, then remove the journal."""
-        self._remove_staging(journal)
+        self.remove_staging(journal)
         if journal.state in {"applied", "undone"}:
             # Only now: what is removed there may have other links in the base.
             self._settle(journal)
         self._save(None)
 
-    def _remove_staging(self, journal: CommitJournal) -> None:
+    def remove_staging(self, journal: CommitJournal) -> None:
+        """Remove the staging directory of a commit."""
         try:
             os.close(self._open_staging(journal))
         except (FileNotFoundError, NotADirectoryError):

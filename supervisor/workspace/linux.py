@@ -33,9 +33,9 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 _STATX_BTIME, _STATX_MNT_ID = 0x800, 0x1000
 _STATX_BYTES, _STATX_BTIME_OFFSET, _STATX_MNT_ID_OFFSET = 256, 80, 144
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
-_FICLONE = 0x40049409
+FICLONE = 0x40049409
 _MAX_HANDLE_BYTES = 128
-_NO_REFLINK = frozenset(
+NO_REFLINK = frozenset(
     {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS}
 )
 _NO_RANGE_COPY = frozenset(
@@ -200,9 +200,9 @@ def copy_content(source: int, target: int) -> None:
         target: opened for writing, empty.
     """
     try:
-        fcntl.ioctl(target, _FICLONE, source)
+        fcntl.ioctl(target, FICLONE, source)
     except OSError as why:
-        if why.errno not in _NO_REFLINK:
+        if why.errno not in NO_REFLINK:
             raise
     else:
         return

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.workspace.held_workspace import HeldWorkspace
 
 MAX_LAYERS = 64
-_LAYERS_AFTER_MERGE = 32
+LAYERS_AFTER_MERGE = 32
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNKNOWN = Seen(stat.S_IFDIR, inside=b"unknown")
 """Seen of a directory in which something is in conflict: it equals none."""
@@ -124,7 +124,7 @@ def _bounded(held: HeldWorkspace, store: int) -> tuple[str, ...]:
     layers = held.state.layers
     if len(layers) < MAX_LAYERS:
         return layers
-    newer, older = layers[:_LAYERS_AFTER_MERGE], layers[_LAYERS_AFTER_MERGE:]
+    newer, older = layers[:LAYERS_AFTER_MERGE], layers[LAYERS_AFTER_MERGE:]
     base = held.open_base()
     try:
         with held.store.opened(older) as tops:

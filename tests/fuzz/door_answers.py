@@ -157,10 +157,12 @@ def taken(form: str, make: Callable[[], Any], pieces: list[bytes]) -> list[bytes
             usage = reader.usage() or reader.estimate(1, BOUND)
             assert usage.prompt >= 0
             assert usage.completion >= 0
-            completion = take(f"{form}: it is redacted", gate._redact, found, usage)
+            completion = take(
+                f"{form}: it is redacted", gate.redact_completion, found, usage
+            )
             frames += take(f"{form}: its end is written", writer.finish, completion)
         except (AnswerError, ProviderError) as why:
-            text = gate._one_line(f"invalid response: {why}")
+            text = gate.describe_in_a_line(f"invalid response: {why}")
             assert KEY not in text
             if frames:  # else the status tells it
                 frames += writer.fail(RefusedRequestError(502, text, "provider_error"))

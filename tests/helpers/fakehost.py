@@ -58,7 +58,7 @@ class FakeHost:
         self.chat: tuple[bytes, bytes] | None = None
         self.chatted: list[bytes] = []
         self._next_fileno = limits.FIRST_FILENO
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._ends: list[socket.socket] = []
 
@@ -96,7 +96,7 @@ class FakeHost:
         passing: socket.socket | None,
         parent: Peer | None,
     ) -> Peer:
-        with self._lock:
+        with self.lock:
             peer = Peer(len(self.peers) + 1, parent)
             self.peers.append(peer)
             line = Line(self, peer, reader, writer, passing)
@@ -114,7 +114,7 @@ class FakeHost:
 
     def new_fileno(self) -> int:
         """Return the next number; none comes twice."""
-        with self._lock:
+        with self.lock:
             self._next_fileno += 1
             return self._next_fileno - 1
 

@@ -239,7 +239,7 @@ class Line:
         host, name, mode = self._host, message.name, message.mode.decode()
         if not self._may(name, mode):
             return error(b"VFS access denied: '" + name[:200] + b"'")
-        with host._lock:
+        with host.lock:
             if name not in host.files:
                 if mode[0] == "r":
                     return _failed(b"open file", name)

@@ -178,16 +178,16 @@ class MemoryDirectory:
         limit_bytes: most that its files hold together.
     """
 
-    __slots__ = ("_root", "_space")
+    __slots__ = ("space", "top")
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
-        self._root = _Directory()
-        self._space = _Space(limit_bytes)
+        self.top = _Directory()
+        self.space = _Space(limit_bytes)
 
     def _walk(self, name: bytes) -> _Node:
         _check_name(name)
         trail: list[_Directory] = []
-        node: _Node = self._root
+        node: _Node = self.top
         for part in name.split(b"/"):
             if not isinstance(node, _Directory):
                 raise _error(errno.ENOTDIR)
@@ -206,7 +206,7 @@ class MemoryDirectory:
             raise _error(errno.ENOTDIR)
         return node
 
-    def _entry(self, name: bytes, code: int = errno.EINVAL) -> tuple[_Directory, bytes]:
+    def entry(self, name: bytes, code: int = errno.EINVAL) -> tuple[_Directory, bytes]:
         """Return the directory of a name, and the last component.
 
         Args:
@@ -233,10 +233,10 @@ class MemoryDirectory:
         except FileNotFoundError:
             if not create:
                 raise
-            directory, last = self._entry(name)
+            directory, last = self.entry(name)
             if name.endswith(b"/"):
                 raise _error(errno.EISDIR) from None
-            node = _File(self._space)
+            node = _File(self.space)
             directory.put(last, node)
         else:
             if create and exclusive:
@@ -246,10 +246,10 @@ class MemoryDirectory:
         return MemoryHandle(node, None)
 
     def _open_staged(self, name: bytes) -> MemoryHandle:
-        directory, last = self._entry(name, errno.EISDIR)
+        directory, last = self.entry(name, errno.EISDIR)
         if name.endswith(b"/") or isinstance(directory.entries.get(last), _Directory):
             raise _error(errno.EISDIR)
-        file = _File(self._space)
+        file = _File(self.space)
 
         def publish() -> Removed | None:
             there = directory.entries.get(last)
@@ -276,13 +276,13 @@ class MemoryDirectory:
         )
 
     def make_directory(self, name: bytes) -> None:
-        directory, last = self._entry(name)
+        directory, last = self.entry(name)
         if last in directory.entries:
             raise _error(errno.EEXIST)
         directory.put(last, _Directory())
 
     def remove(self, name: bytes) -> Removed:
-        directory, last = self._entry(name)
+        directory, last = self.entry(name)
         node = _enter(directory, last)
         _check_slash(name, node)
         if isinstance(node, _Directory) and node.entries:
@@ -293,9 +293,9 @@ class MemoryDirectory:
     def rename(self, old: bytes, target: Backend, new: bytes) -> Removed | None:
         if type(target) is not MemoryDirectory:
             raise _error(errno.EXDEV)
-        directory, last = self._entry(old)
+        directory, last = self.entry(old)
         with deny_as_target():
-            new_directory, new_last = target._entry(new)
+            new_directory, new_last = target.entry(new)
         node = _enter(directory, last)
         _check_slash(old, node)
         _check_slash(new, node)
@@ -323,13 +323,13 @@ class MemoryDirectory:
         else:
             if isinstance(node, _Directory):
                 return self._part(node), None
-        directory, last = self._entry(name)
+        directory, last = self.entry(name)
         return self._part(directory), last
 
     def _part(self, directory: _Directory) -> MemoryDirectory:
         part = MemoryDirectory()
-        part._root = directory
-        part._space = self._space
+        part.top = directory
+        part.space = self.space
         return part
 
     @property
@@ -341,7 +341,7 @@ class MemoryDirectory:
         return False
 
     def identity(self) -> tuple[int, int]:
-        return (_DEVICE, self._root.inode)
+        return (_DEVICE, self.top.inode)
 
     def descriptors(self) -> tuple[int, ...]:
         return ()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hostlib.linux.syscalls import NOT_THERE, _open_step_by_step, open_exactly
+from hostlib.linux.syscalls import NOT_THERE, open_exactly, open_step_by_step
 
-WAYS = [open_exactly, _open_step_by_step]
+WAYS = [open_exactly, open_step_by_step]
 
 
 @pytest.mark.parametrize("way", WAYS)

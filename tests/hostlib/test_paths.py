@@ -270,7 +270,7 @@ def test_openat2_is_used_where_the_kernel_has_it(tree: Tree) -> None:
 def test_the_kernel_is_asked_again(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    ask = resolve._syscall
+    ask = resolve.syscall
     times = 3
 
     def disturbed(*arguments: object) -> int:
@@ -281,7 +281,7 @@ def test_the_kernel_is_asked_again(
         ctypes.set_errno(code)
         return -1
 
-    monkeypatch.setattr(resolve, "_syscall", disturbed)
+    monkeypatch.setattr(resolve, "syscall", disturbed)
     assert tree.answer(open_beneath_kernel, b"file") == "file"
     times = 10_000
     assert tree.answer(open_beneath_kernel, b"file") == "EAGAIN"

@@ -78,7 +78,7 @@ def test_the_two_ways_to_list_children_agree() -> None:
 def test_a_list_that_is_open_tells_the_children_of_now(
     is_listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_KERNEL_LISTS_CHILDREN", is_listed)
+    monkeypatch.setattr(processes, "KERNEL_LISTS_CHILDREN", is_listed)
     with contextlib.closing(processes.OwnChildren()) as own:
         before = set(own.pids())
         # More than fit into one page, of which a single read of the list gives no more.

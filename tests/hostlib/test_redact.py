@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostlib.redact import BLOT, Redactor, StreamRedactor, _Wanted
+from hostlib.redact import BLOT, Redactor, StreamRedactor, Wanted
 from supervisor.llm.answer_reader import AnswerError
 from supervisor.llm.gateway import Gateway
 from supervisor.llm.quota import Usage
@@ -252,7 +252,7 @@ def test_an_answer_that_is_nothing_without_the_key_is_none() -> None:
 
     def redacted(content: str) -> bytes:
         found = {"choices": [{"message": {"content": content}}]}
-        return Gateway._redact(gateway, found, Usage(1, 1)).data  # type: ignore[arg-type]
+        return Gateway.redact_completion(gateway, found, Usage(1, 1)).data  # type: ignore[arg-type]
 
     assert b"pass" not in redacted(f"it is {key} there")
     with pytest.raises(AnswerError, match="nothing without"):
@@ -266,14 +266,14 @@ def test_a_beginning_that_is_said_often_is_not_followed(
 ) -> None:
     redactor = Redactor(["sk-ant-api03-" + "aZ09+/bq" * 18])
     followed = 0
-    follow = _Wanted._follow
+    follow = Wanted.follow
 
-    def counted(wanted: _Wanted, text: str, at: int) -> tuple[int | None, bool]:
+    def counted(wanted: Wanted, text: str, at: int) -> tuple[int | None, bool]:
         nonlocal followed
         followed += 1
         return follow(wanted, text, at)
 
-    monkeypatch.setattr(_Wanted, "_follow", counted)
+    monkeypatch.setattr(Wanted, "follow", counted)
     text = "".join(f"\\u{ord(char):04x}" for char in "sk-ant-api03-") * 1000
     assert redactor.text(text) == text
     assert followed == 0

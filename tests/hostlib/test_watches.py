@@ -37,8 +37,8 @@ class FewWatches:
 
 @pytest.fixture
 def few(hall: Hall) -> FewWatches:
-    made = FewWatches(hall.pump._epoll)
-    hall.pump._epoll = made  # type: ignore[assignment]
+    made = FewWatches(hall.pump.epoll)
+    hall.pump.epoll = made  # type: ignore[assignment]
     return made
 
 

@@ -9,7 +9,7 @@ from typing import Self, SupportsIndex
 
 import pytest
 
-from protocol import ClientConnection, HostConnection, messages
+from protocol import ClientConnection, HostConnection, messages, receivebuffer
 from protocol.limits import MAX_LINE_BYTES, MEMO_LINES
 from protocol.receivebuffer import ReceiveBuffer
 
@@ -97,12 +97,14 @@ def test_the_counters_count() -> None:
     assert count.copied == 11 + 6 + 6
 
 
-def counted_buffer() -> tuple[ReceiveBuffer, Count]:
-    """Return a buffer whose partial line counts, and the counter."""
-    count = Count()
-    buffer = ReceiveBuffer()
-    buffer._partial = Partial(count)
-    return buffer, count
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Count:
+    """Return a counter of what buffers do that are made from now on."""
+    counted = Count()
+    monkeypatch.setattr(
+        receivebuffer, "bytearray", lambda: Partial(counted), raising=False
+    )
+    return counted
 
 
 LINES = b"".join(b"OPEN %d r true\n" % number for number in range(2000))
@@ -112,8 +114,8 @@ FLOOD = b"x" * 300_000
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 4096, 1 << 20])
 @pytest.mark.parametrize("stream", [LINES, LONG, FLOOD], ids=["lines", "long", "flood"])
-def test_lines_cost_what_they_are_long(stream: bytes, size: int) -> None:
-    buffer, count = counted_buffer()
+def test_lines_cost_what_they_are_long(stream: bytes, size: int, count: Count) -> None:
+    buffer = ReceiveBuffer()
     lines = 0
     skipping = False
     for at in range(0, len(stream), size):
@@ -137,8 +139,8 @@ def test_lines_cost_what_they_are_long(stream: bytes, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096, 1 << 20])
-def test_payloads_are_copied_once(size: int) -> None:
-    buffer, count = counted_buffer()
+def test_payloads_are_copied_once(size: int, count: Count) -> None:
+    buffer = ReceiveBuffer()
     stream = b"\n" * 100_000
     taken = 0
     for at in range(0, len(stream), size):
@@ -149,10 +151,8 @@ def test_payloads_are_copied_once(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 100, 4096])
-def test_a_connection_costs_what_its_stream_is_long(size: int) -> None:
-    count = Count()
+def test_a_connection_costs_what_its_stream_is_long(size: int, count: Count) -> None:
     connection = HostConnection()
-    connection._buffer._partial = Partial(count)
     one = b"OPEN a b c r true\nWRITE 1000 50\n" + b"\n" * 50 + b"READ 1000 5\n"
     stream = one * 400
     messages_seen = 0
@@ -176,7 +176,7 @@ def test_a_flood_without_lf_is_not_kept() -> None:
     try:
         for _ in range(2000):  # 16 MB; spec F4: discarded with bounded memory
             connection.receive_data(piece)
-            assert len(connection._buffer) <= MAX_LINE_BYTES
+            assert len(connection.unread()[0]) <= MAX_LINE_BYTES
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -231,13 +231,13 @@ def test_small_chunks_take_no_steps(
     monkeypatch: pytest.MonkeyPatch, chunk: bytes
 ) -> None:
     lines = []
-    real = BodyReader._line
+    real = BodyReader.take_line
 
     def counted(self: BodyReader, longest: int, too_long: Exception) -> bytes | None:
         lines.append(longest)
         return real(self, longest, too_long)
 
-    monkeypatch.setattr(BodyReader, "_line", counted)
+    monkeypatch.setattr(BodyReader, "take_line", counted)
     reader = read(chunk * 10_000 + b"0\r\n\r\n", CHUNKED, [997] * 20)
     assert (reader.is_complete, bytes(reader.body)) == (True, b"x" * 10_000)
     assert len(lines) < 100

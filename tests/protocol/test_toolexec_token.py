@@ -130,7 +130,7 @@ def test_nothing_is_computed_for_a_name_that_nobody_has(
     for name, count in (
         ("0" * 16, 1),
         ("0" * 16, 4000),
-        (toolexec_token._ID_DIGITS * "x", MAX_CAVEATS),
+        (toolexec_token.ID_DIGITS * "x", MAX_CAVEATS),
     ):
         text = "~".join((name, *[""] * count, "0" * 64))
         assert tokens.find([text.encode()] * 15) is None

@@ -139,7 +139,7 @@ def test_what_blocks_are_rounded_up_to_does_not_count(
 ) -> None:
     monkeypatch.setitem(mounts.MOUNTS, -1, mounts.Mount(kind))
     status = cast("os.stat_result", Status(length, allocated // 512))
-    assert growth._beyond(length, status, -1) == beyond
+    assert growth.bytes_beyond(length, status, -1) == beyond
 
 
 # spec S7
@@ -201,15 +201,15 @@ def test_a_directory_that_is_moved_meanwhile(
     (bottom / "mark").write_bytes(b"")
     place = hold(root)
     bottom_number = bottom.stat().st_ino
-    real = growth._Look._list
+    real = growth.Look.list_names
 
-    def moving(self: growth._Look, frame: growth._Frame) -> list[str]:
+    def moving(self: growth.Look, frame: growth.Frame) -> list[str]:
         found = real(self, frame)
         if os.fstat(frame.fd).st_ino == bottom_number:
             moved.rename(tmp_path / "elsewhere")
         return found
 
-    monkeypatch.setattr(growth._Look, "_list", moving)
+    monkeypatch.setattr(growth.Look, "list_names", moving)
     before = os.listdir("/proc/self/fd")
     if is_told:
         with pytest.raises(MovedError):

@@ -100,9 +100,9 @@ def test_what_was_believed_of_a_number_is_asked_before_it_is_held(
 ) -> None:
     device = tmp_path.stat().st_dev
     monkeypatch.setattr(mounts, "MOUNTS", {device: mounts.Mount("tmpfs")})
-    monkeypatch.setattr(mounts, "_held", {})
-    monkeypatch.setattr(mounts._table, "has_changed", lambda: True)
-    monkeypatch.setattr(mounts._table, "kind_of", lambda *_: "proc")
+    monkeypatch.setattr(mounts, "held_devices", {})
+    monkeypatch.setattr(mounts.mount_table, "has_changed", lambda: True)
+    monkeypatch.setattr(mounts.mount_table, "kind_of", lambda *_: "proc")
     fd = os.open(tmp_path, os.O_PATH)
     try:
         assert mounts.hold_device(device, fd) is mounts.MOUNTS[device]
@@ -140,7 +140,7 @@ def test_without_a_table_nothing_is_known_and_with_one_all_is(
         refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         without.setattr(os, "open", Mock(side_effect=refused))
         table = MountTable()
-        monkeypatch.setattr(mounts, "_table", table)
+        monkeypatch.setattr(mounts, "mount_table", table)
         assert mounts.mount_of(device).is_proc, "nobody knows"
         assert mounts.mount_table_descriptors() == ()
     assert mounts.mount_of(device).kind != UNKNOWN
@@ -197,7 +197,7 @@ def test_a_directory_has_the_names_that_mounts_give_it(
     monkeypatch: pytest.MonkeyPatch, path: str, names: set[str]
 ) -> None:
     table = MountTable()
-    monkeypatch.setattr(table, "_read", lambda: TABLE)
+    monkeypatch.setattr(table, "read", lambda: TABLE)
     # A file on a mount has the name, too, that it would have beneath that mount.
     assert table.other_names(path) - {f"/all{path}"} == names
     (held,) = table.descriptors()

@@ -194,7 +194,7 @@ class StagedHandle(HostHandle):
             os.fsync(self.fd)
         with act_as(self.user):
             if not self._temporary:
-                self._give_name()
+                self.give_name()
             replaced = entry_to_lose(self._dir_fd, self._last)
             os.rename(
                 self._temporary,
@@ -213,7 +213,7 @@ class StagedHandle(HostHandle):
     def will_replace(self) -> bool:
         return entry_to_lose(self._dir_fd, self._last) is not None
 
-    def _give_name(self) -> None:
+    def give_name(self) -> None:
         """Give the file a hidden name, in the place's directory if possible."""
         try:
             self._link_into(self._place_fd)

@@ -109,12 +109,12 @@ class AsyncEndpoint(Endpoint):
                     self._abandoned.append(exchange.reply.number)  # rule 3
                 raise
             finally:
-                self._turn.give_back(fds[1], usable=not exchange.is_open_ended)
+                self.turn.give_back(fds[1], usable=not exchange.is_open_ended)
             return exchange.reply, exchange.body
 
     async def _take_turn(self) -> None:
         pause = FIRST_PAUSE_S
-        while not self._turn.take(self._write_fd, wait=False):
+        while not self.turn.take(self._write_fd, wait=False):
             await trio.sleep(pause)
             pause = min(pause * 2, LAST_PAUSE_S)
 

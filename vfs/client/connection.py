@@ -66,7 +66,7 @@ class Endpoint:
         shared: bool = True,
         dialect: int | None = None,
     ) -> None:
-        self._turn = _DOOR if fds is None else Turn(shared=shared)
+        self.turn = _DOOR if fds is None else Turn(shared=shared)
         self._shared = shared
         if fds is None:
             fds = _own_descriptors()
@@ -238,7 +238,7 @@ class BlockingEndpoint(Endpoint):
     ) -> tuple[m.Reply, bytes]:
         connection, line = self._begin(request, names)
         fd = self._write_fd
-        self._turn.take(fd)
+        self.turn.take(fd)
         usable = False
         try:
             try:
@@ -263,7 +263,7 @@ class BlockingEndpoint(Endpoint):
         finally:
             if not usable and self._lost is None:
                 self._lost = "a request was interrupted; the connection is given up"
-            self._turn.give_back(fd, usable=usable)
+            self.turn.give_back(fd, usable=usable)
         return reply, body
 
     def _send(self, line: bytes, payload: Payload) -> None:

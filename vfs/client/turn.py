@@ -38,11 +38,11 @@ class Turn:
         shared: other processes may use the connection too.
     """
 
-    __slots__ = ("_holder", "_lock", "_pid", "_shared")
+    __slots__ = ("_holder", "_pid", "_shared", "lock")
 
     def __init__(self, *, shared: bool) -> None:
         self._shared = shared
-        self._lock = allocate_lock()
+        self.lock = allocate_lock()
         self._holder = 0
         self._pid = os.getpid()
 
@@ -64,21 +64,21 @@ class Turn:
         """
         if self._pid != os.getpid():
             # A forked process: the thread that held the lock does not exist here.
-            self._lock = allocate_lock()
+            self.lock = allocate_lock()
             self._holder = 0
             self._pid = os.getpid()
         if wait and self._holder == get_ident():
             raise client_errors().deadlock()
-        if not self._lock.acquire(wait):
+        if not self.lock.acquire(wait):
             return False
         try:
             if self._shared:
                 self._take_from_processes(fd, wait=wait)
         except (BlockingIOError, PermissionError):  # both mean "locked", fcntl(2)
-            self._lock.release()
+            self.lock.release()
             return False
         except BaseException:
-            self._lock.release()
+            self.lock.release()
             raise
         self._holder = get_ident()
         return True
@@ -114,4 +114,4 @@ class Turn:
                 lockf(fd, LOCK_UN)
         finally:
             self._holder = 0  # after the mark: ``is_taken``
-            self._lock.release()
+            self.lock.release()

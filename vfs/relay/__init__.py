@@ -85,7 +85,7 @@ class Relay:
         self._nursery = nursery
         self._commands = commands
         self.dialect = dialect
-        self._lanes: set[Lane] = set()
+        self.lanes: set[Lane] = set()
         self._count = 0
 
     async def new_client(
@@ -144,7 +144,7 @@ class Relay:
     async def close(self) -> None:
         """End every nested client, as if their processes had ended."""
         async with trio.open_nursery() as nursery:
-            for lane in tuple(self._lanes):
+            for lane in tuple(self.lanes):
                 nursery.start_soon(self._end, lane)
 
     async def _attach(self) -> AsyncClient | None:
@@ -230,7 +230,7 @@ class Relay:
         return far
 
     def _start(self, lane: Lane, siblings: set[Lane] | None = None) -> None:
-        holders = (self._lanes,) if siblings is None else (self._lanes, siblings)
+        holders = (self.lanes,) if siblings is None else (self.lanes, siblings)
         for holder in holders:
             holder.add(lane)
         self._nursery.start_soon(self._run, lane, holders)

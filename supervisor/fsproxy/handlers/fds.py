@@ -74,13 +74,13 @@ async def _call(
             taken, size = await in_thread(_measure_document, session, share=threads)
             session.inbound.release_payload()
             session.reserved_memory().raise_to(FORMS * len(taken) + size)
-            name, arguments = await in_thread(_parse, taken, share=threads)
+            name, arguments = await in_thread(parse_call, taken, share=threads)
             del taken  # its other parts are the arguments
         else:
             session.inbound.release_payload()
             size = document_bytes(document, len(document))
             session.reserved_memory().raise_to(FORMS * len(document) + size)
-            name, arguments = _parse(document)
+            name, arguments = parse_call(document)
         process = service.process_of(session.client)
         if not process.is_for_caller_alone(name):
             answer = await process.call(name, **arguments)
@@ -112,17 +112,18 @@ def _measure_document(session: Session) -> tuple[bytes, int]:
         ValueError: it has too many values.
     """
     document = session.inbound.call_with_payload(bytes)
-    return document, _decoded_size(document)
+    return document, decoded_size(document)
 
 
-def _decoded_size(document: bytes) -> int:
+def decoded_size(document: bytes) -> int:
+    """Return the bytes that a call takes once it is decoded."""
     from hostlib.documents import MOST_VALUES, check_values  # noqa: PLC0415 - see _call
 
     check_values(document, "put long content in with FD_PUT")
     return document_bytes(document, MOST_VALUES)
 
 
-def _parse(document: bytes) -> tuple[str, dict[str, object]]:
+def parse_call(document: bytes) -> tuple[str, dict[str, object]]:
     """Return the name and the arguments of a call.
 
     Raises:

@@ -140,13 +140,13 @@ class CliSidecar(Backend):
     async def start(self) -> SpawnedProcess:
         """Start the container; see ``supervision.Starter``."""
         await self._remove_leftovers()
-        await self._ask("rm", "-f", self.container)
+        await self.ask("rm", "-f", self.container)
         label = f"{LABEL}={_identity(os.getpid())}"
         words = ["run", "-d", "--name", self.container, "--label", label]
         words += ["-v", f"{self.workspace}:/workspace", "-w", "/workspace"]
         for key, value in self._env.items():
             words += ["-e", f"{key}={value}"]
-        status, said = await self._ask(
+        status, said = await self.ask(
             *words, self._image, *self._command, timeout_s=RUN_TIMEOUT_S
         )
         if status != 0:
@@ -165,12 +165,12 @@ class CliSidecar(Backend):
     async def clean_up(self) -> None:
         """Remove the container."""
         with contextlib.suppress(OSError, SpawnError, LaunchpadLost):
-            await self._ask("rm", "-f", self.container)
+            await self.ask("rm", "-f", self.container)
 
     async def _remove_leftovers(self) -> None:
         """Remove containers of hosts that are gone (rule 2)."""
         form = '{{.Names}}\t{{.Label "' + LABEL + '"}}'
-        status, said = await self._ask(
+        status, said = await self.ask(
             "ps", "-a", "--filter", f"label={LABEL}", "--format", form
         )
         if status != 0:
@@ -178,7 +178,7 @@ class CliSidecar(Backend):
         for line in said.decode(errors="replace").splitlines():
             name, _, owner = line.partition("\t")
             if owner and not _is_alive(owner):
-                await self._ask("rm", "-f", name)
+                await self.ask("rm", "-f", name)
 
     # One request
 
@@ -209,7 +209,7 @@ class CliSidecar(Backend):
 
     async def _probe(self, tool: str) -> str | None:
         words = ("exec", self.container, "sh", "-c", FIND, "sh", self._path, tool)
-        status, said = await self._ask(*words)
+        status, said = await self.ask(*words)
         if status == 0:
             return tool
         if LACKS_IT in said.split():
@@ -223,7 +223,7 @@ class CliSidecar(Backend):
             return self._cli
         return find_executable(self._backend, self._cli_env.get("PATH"), "/")
 
-    async def _ask(
+    async def ask(
         self, *words: str, timeout_s: float = ASK_TIMEOUT_S
     ) -> tuple[int, bytes]:
         """Run a command of the engine to its end.

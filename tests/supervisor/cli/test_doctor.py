@@ -150,7 +150,7 @@ def test_what_the_kernel_refuses_is_missing(
 ) -> None:
     (probe,) = [p for p in PROBES if p.what == what]
     monkeypatch.setattr(where, name, refusing(errno.EOPNOTSUPP))
-    finding = probes._try(probe)
+    finding = probes.try_probe(probe)
     monkeypatch.undo()
     assert finding.state == MISSING
     assert finding.detail == os.strerror(errno.EOPNOTSUPP)
@@ -172,7 +172,7 @@ def test_an_old_kernel_is_told(
     real = os.uname()
     other = os.uname_result((real[0], real[1], release, real[3], real[4]))
     monkeypatch.setattr(os, "uname", lambda: other)
-    finding = probes._try(PROBES[0])
+    finding = probes.try_probe(PROBES[0])
     assert (finding.what, finding.state) == ("Linux", state)
     assert release in finding.detail
 
@@ -187,11 +187,11 @@ def test_a_program_that_is_not_there_is_missing(
 def test_a_user_namespace_that_is_refused_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempts, "_UNSHARE", "import os; os._exit(1)")
+    monkeypatch.setattr(attempts, "UNSHARE", "import os; os._exit(1)")
     finding = found("user namespaces")
     assert finding.state == MISSING
     assert finding.detail == f"unshare: {os.strerror(errno.EPERM)}"
-    monkeypatch.setattr(attempts, "_UNSHARE", "import os; os._exit(129)")
+    monkeypatch.setattr(attempts, "UNSHARE", "import os; os._exit(129)")
     assert found("user namespaces").detail.startswith("mapping a user: ")
 
 
@@ -199,7 +199,7 @@ def test_a_user_namespace_that_is_refused_is_missing(
 def test_what_could_not_be_tried_is_unknown(
     ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "_UNSHARE", f"import os, signal; {ends}")
+    monkeypatch.setattr(attempts, "UNSHARE", f"import os, signal; {ends}")
     monkeypatch.setattr(attempts, "PROBE_TIMEOUT_S", 0.3)
     assert found("user namespaces").state == UNKNOWN
 

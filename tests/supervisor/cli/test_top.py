@@ -138,7 +138,7 @@ def test_a_line_fits_80_columns_whatever_a_child_is_called(
     row |= sizes | {"requests_per_s": rate, "last_error": error}
     for line in table([row], 80):
         # A combining character takes no column of its own.
-        assert tables._cells(line) <= 80
+        assert tables.count_cells(line) <= 80
         assert line.isprintable()
 
 

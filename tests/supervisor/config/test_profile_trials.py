@@ -96,7 +96,7 @@ def trials_in(groups: Path) -> set[Path]:
 
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the filter of system calls be none that the kernel takes."""
-    asked = start._asked
+    asked = start.request_layers
 
     def asks(*args: Any, **more: Any) -> Any:
         found, lost = asked(*args, **more)
@@ -104,7 +104,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
             found["seccomp"] = b"no filter"
         return found, lost
 
-    monkeypatch.setattr(start, "_asked", asks)
+    monkeypatch.setattr(start, "request_layers", asks)
 
 
 # One for each profile and network, whatever number of policies names it.
@@ -140,7 +140,7 @@ async def test_users_of_trials_are_given_back(
     for _ in range(3):
         assert await tried(stage) == Findings()
     others = {
-        machine.take_user() for _ in range(1 + (machine._launchpad_pid is not None))
+        machine.take_user() for _ in range(1 + (machine.launchpad_pid is not None))
     }
     found = await tried(stage)
     assert found.faults == ()

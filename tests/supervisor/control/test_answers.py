@@ -39,6 +39,6 @@ async def test_a_child_that_comes_back_meanwhile_is_in_the_table(
         roster.is_between = False  # its next process runs
         return {}
 
-    monkeypatch.setattr(answers._children, "sample", sample)
+    monkeypatch.setattr(answers.watcher, "sample", sample)
     rows = await answers.known["ps"]()
     assert json.loads(bytes(cast("list[bytes]", rows)[0])) == {"name": "again"}

@@ -210,7 +210,7 @@ async def test_what_is_there_for_a_moment_is_no_leak(
 ) -> None:
     moments = 0
     with contextlib.ExitStack() as stack:
-        look = leaks._descriptors
+        look = leaks.list_descriptors
 
         def meanwhile(host: Any) -> Any:
             nonlocal moments
@@ -220,7 +220,7 @@ async def test_what_is_there_for_a_moment_is_no_leak(
             stack.close()
             return look(host)
 
-        monkeypatch.setattr(leaks, "_descriptors", meanwhile)
+        monkeypatch.setattr(leaks, "list_descriptors", meanwhile)
         stack.enter_context(leaked())
         await clean(stage)
     assert moments == leaks.ROUNDS

@@ -271,7 +271,7 @@ class Simulation:
         """Break FL7.5: give slices of lost nodes back by the root's clock."""
         assert self.directory is not None
         step = Step()
-        for account in self.directory._accounts.values():
+        for account in self.directory.accounts.values():
             assert isinstance(account, BackByClock)
             account.take_back(after_s, self.real_s, step)
         self._carry_out(step)

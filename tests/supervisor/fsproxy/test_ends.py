@@ -378,7 +378,7 @@ async def test_a_transport_that_fails(
             raise OSError(errno.EIO, "Input/output error")
         return plain_read(fd, size)
 
-    monkeypatch.setattr("supervisor.fsproxy.session._read", broken)
+    monkeypatch.setattr("supervisor.fsproxy.session.os_read", broken)
     await line.send(b"PING\n")
     await line.gone()
     assert isinstance(line.session.failure, OSError)

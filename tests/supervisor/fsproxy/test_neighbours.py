@@ -229,7 +229,7 @@ async def test_a_payload_for_which_there_is_no_room(
     if when == "begin":
         monkeypatch.setattr("vfs.payload.open_unnamed", refuse)
     else:
-        monkeypatch.setattr("vfs.payload._write_all", refuse)
+        monkeypatch.setattr("vfs.payload.write_all", refuse)
     for size in (9000, 300_000):
         reply = await line.write(fileno, b"PING\n" * (size // 5))
         assert reply == b"ERROR failed to read data: " + os.strerror(code).encode()

@@ -213,7 +213,7 @@ def test_a_call_of_countless_values_is_refused_unread(document: bytes) -> None:
     # spec S5: a decoder would keep every client waiting for seconds.
     begin = time.process_time()
     with pytest.raises(ValueError, match="more than 50000 values; put long content"):
-        fds._decoded_size(document)
+        fds.decoded_size(document)
     assert time.process_time() - begin < 1
 
 
@@ -224,7 +224,7 @@ def test_a_call_of_countless_values_is_refused_unread(document: bytes) -> None:
 def test_a_long_text_in_a_call_is_what_it_is(text: str, shape: str) -> None:
     value = text if shape == "text" else [{"type": "text", "text": text}] * 2
     document = json.dumps({"name": "wrap_output", "arguments": {shape: value}}).encode()
-    assert fds._parse(document) == ("wrap_output", {shape: value})
+    assert fds.parse_call(document) == ("wrap_output", {shape: value})
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_long_document_that_is_none_is_told_as_a_short_one(
 ) -> None:
     document = b'{"name": "wrap_output", "arguments": {"text": "%b"' % (b"x" * 100_000)
     with pytest.raises(ValueError, match=said):
-        fds._parse(document + tail)
+        fds.parse_call(document + tail)
 
 
 async def test_a_content_counts_once_until_its_last_holder_has_gone(

@@ -223,7 +223,7 @@ async def test_the_polling_after_a_reply_is_bounded(
     line = hall.connect()
     assert await line.ask(b"PING\n") == b"OK"
     await trio.testing.wait_all_tasks_blocked()
-    monkeypatch.setattr("supervisor.fsproxy.session._yield_core", counted)
+    monkeypatch.setattr("supervisor.fsproxy.session.yield_core", counted)
     await line.send(b"PING\n")
     assert await line.line() == b"OK"
     await trio.testing.wait_all_tasks_blocked()

@@ -33,7 +33,7 @@ def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(Mount, "note", lambda _self, _seconds: None)
     for mount in MOUNTS.values():
-        monkeypatch.setattr(mount, "inline", mount.in_memory or mount._nowait)
+        monkeypatch.setattr(mount, "inline", mount.in_memory or mount.takes_nowait)
 
 
 class Talk(Dialogue):
@@ -46,7 +46,7 @@ class Talk(Dialogue):
         self.replies: list[bytes] = []
         self.is_reading = True
         self.turns = 0
-        patch.setattr(session, "_yield_core", self.client_runs)
+        patch.setattr(session, "yield_core", self.client_runs)
 
     def client_runs(self) -> None:
         """Take a reply, if there is one, and send the next request."""
@@ -61,7 +61,7 @@ class Talk(Dialogue):
 
     async def job(self) -> bytes | None:
         """Do the session's slow work that has begun; return the reply."""
-        begun = self.session._job
+        begun = self.session.job
         assert begun is not None
         return await begun()
 

@@ -140,7 +140,7 @@ def test_requests_that_take_long_take_more_turns(
     talk: Packets, monkeypatch: pytest.MonkeyPatch, *, ahead: bool
 ) -> None:
     clock = iter(range(10_000))
-    monkeypatch.setattr(session_module, "_now_s", lambda: next(clock) * TURN_S)
+    monkeypatch.setattr(session_module, "now_s", lambda: next(clock) * TURN_S)
     for _ in range(10):
         talk.send(b"MKDIR a\n" * (10 if ahead else 1))
     session = talk.session

@@ -20,8 +20,8 @@ async def end(children: Children, name: str) -> None:
 
     log = SimpleNamespace(close=lambda: None)
     kept: Any = SimpleNamespace(name=name, run=run, configured=False, log=log)
-    children._kept[name] = kept
-    await children._run(kept, [])
+    children.by_name[name] = kept
+    await children.run_child(kept, [])
 
 
 # attack 29: as many processes and threads as the user of the host may have.

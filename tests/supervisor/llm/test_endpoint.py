@@ -270,7 +270,7 @@ async def test_a_day_ends_at_the_endpoint(tmp_path: Path) -> None:
     quota = {"max_tokens": 30, "window": "day"}
     async with open_scene(tmp_path, quota=quota) as scene:
         now = [1_700_000_000.0 // 86_400 * 86_400 + 86_400 - 61]
-        scene.service.models.accounts.spending._clock = lambda: now[0]
+        scene.service.models.accounts.spending.clock = lambda: now[0]
         door = await scene.puppet()
         await door.ask(ask("!prompt-tokens=30 !words=0"))
         async with await door.connect() as stream:

@@ -102,7 +102,7 @@ async def test_what_a_child_has_begun_ends_with_it(scene: Scene) -> None:
     await eventually(lambda: statistics().connections == 6)
     assert {"model endpoint"} == {
         named_descriptors(scene.stage.host)[one.socket.fileno()]
-        for one in scene.endpoint._listeners
+        for one in scene.endpoint.listeners
     }
     await one.kill()
     await eventually(lambda: statistics().connections == 2)
@@ -158,9 +158,10 @@ async def test_a_flood_by_a_childs_own_listener_ends_nobody_elses_connection(
 async def test_a_listener_that_fails_ends_alone(
     scene: Scene, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    puppet, other = await scene.puppet(), await scene.puppet()
-    first = next(iter(scene.endpoint._accounts.values())).inner
-    assert first is not None
+    before = set(scene.endpoint.listeners)
+    puppet = await scene.puppet()
+    (first,) = scene.endpoint.listeners - before
+    other = await scene.puppet()
     first.socket.shutdown(socket.SHUT_RDWR)
     await eventually(lambda: scene.listeners() == 1)
     assert "closed a child's own listener: accept failed" in capfd.readouterr().err
@@ -236,7 +237,7 @@ async def test_what_an_attempt_that_failed_has_sent_is_not_the_childs(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = scene.stage.host.machine
-    asked = start._asked
+    asked = start.request_layers
     broken: list[bool] = []
 
     def asks(*args: Any, **more: Any) -> Any:
@@ -246,7 +247,7 @@ async def test_what_an_attempt_that_failed_has_sent_is_not_the_childs(
             found["seccomp"] = b"no filter"
         return found, lost
 
-    monkeypatch.setattr(start, "_asked", asks)
+    monkeypatch.setattr(start, "request_layers", asks)
     puppet = await scene.puppet()
     assert "seccomp" in machine.lacking
     assert scene.listeners() == 1
@@ -299,7 +300,7 @@ async def test_a_child_that_cannot_make_it_goes_without(
 ) -> None:
     def shut(*args: Any) -> None:
         made_so(*args)
-        args[0]._ours.shutdown(socket.SHUT_RDWR)
+        args[0].ours.shutdown(socket.SHUT_RDWR)
 
     made_so = InnerListener.__init__
     with monkeypatch.context() as patched:

@@ -122,7 +122,7 @@ async def test_one_long_source_is_parsed_at_a_time(
 ) -> None:
     monkeypatch.setattr(source_code, "ALONE_BYTES", 1000)
     at_work = [0, 0]
-    parse = source_code._parse
+    parse = source_code.parse_source
 
     def note(*args: object) -> object:
         at_work[0] += 1
@@ -132,7 +132,7 @@ async def test_one_long_source_is_parsed_at_a_time(
         at_work[0] -= 1
         return tree
 
-    monkeypatch.setattr(source_code, "_parse", note)
+    monkeypatch.setattr(source_code, "parse_source", note)
     async with trio.open_nursery() as nursery:
         for _ in range(4):
             made = holding("def f(): pass\n" * 500, source="file:a.py")

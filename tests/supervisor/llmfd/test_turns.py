@@ -260,7 +260,7 @@ async def test_who_is_cancelled_before_its_turn_leaves_nothing(scene: Make) -> N
         await trio.lowlevel.checkpoint()
         return pieces.pop(0)
 
-    async with parent._turn, trio.open_nursery() as nursery:
+    async with parent.turn, trio.open_nursery() as nursery:
         nursery.start_soon(service.wrap_pieces, client, read, "tool:head")
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert not pieces

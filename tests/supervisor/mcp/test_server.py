@@ -267,7 +267,7 @@ async def test_the_server_runs_in_trio(tmp_path: Path) -> None:
     del tmp_path
     from supervisor.mcp import server as module  # noqa: PLC0415 - needs the extra
 
-    with module._own_process(None, None) as process:
+    with module.open_own_process(None, None) as process:
         server = await module.make_server(module.OwnTools(process))
     assert (server.name, server.version) == ("sandhost", metadata.version("sandhost"))
     await trio.lowlevel.checkpoint()
@@ -314,8 +314,8 @@ async def test_a_session_ends_when_nobody_is_left_to_read(
 
     del autojump_clock
     ours, theirs = os.pipe()
-    look = module._has_no_reader
-    monkeypatch.setattr(module, "_has_no_reader", lambda _: look(theirs))
+    look = module.has_no_reader
+    monkeypatch.setattr(module, "has_no_reader", lambda _: look(theirs))
     streams = module.Streams(trio.CancelScope())
     streams.count_request(types.JSONRPCRequest(jsonrpc="2.0", id=1, method="m"))
     with trio.move_on_after(60) as scope:

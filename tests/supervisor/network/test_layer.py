@@ -235,7 +235,7 @@ async def test_sockets_of_the_hosts_resolvers_are_hidden_even_in_what_is_shown(
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(resolver / "socket"))
         sock.listen()
-        monkeypatch.setattr(host_directories, "_RESOLVERS", (str(resolver),))
+        monkeypatch.setattr(host_directories, "RESOLVERS", (str(resolver),))
         async with offering(tmp_path) as scene:
             keys = NetworkSection(network=["example.com"])
             expose = {"expose": (str(shown),)}

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import pytest
 
-from supervisor.children.child import Child
 from supervisor.sandbox import start
 from supervisor.sandbox.plan import PROFILES, Profile, named
 from supervisor.sandbox.scratch import remove_tree
@@ -74,7 +73,7 @@ async def test_a_processs_directory_is_said_to_be_one(stage: Stage, name: str) -
         assert await other.wait_gone() == 3
 
 
-def fail(*_: object) -> NoReturn:
+def fail(*_: object, **__: object) -> NoReturn:
     raise RecursionError("deeper than anybody thought")
 
 
@@ -88,7 +87,7 @@ async def test_a_fault_in_one_start_is_that_starts(
         if where == "the look":
             patched.setattr(start, "layers_on_the_wire", fail)
         else:
-            patched.setattr(Child, "_take_wanted", fail)
+            patched.setattr("supervisor.children.child.Wanted", fail)
         child = await stage.host.spawn(stage.spec(("/bin/true",)))
     assert child.failure is not None
     assert "RecursionError: deeper than anybody thought" in child.failure.text

@@ -327,7 +327,7 @@ async def test_a_fork_bomb_is_held_back_and_let_go(stage: Stage) -> None:
     assert (event["child_id"], event["limit"]) == (child.id, "processes")
     assert event["refused"] >= REFUSALS
     assert bound_of(child) == str(int(CPUS * 100_000))
-    child._signal(signal.SIGUSR1)
+    child.send_signal(signal.SIGUSR1)
     await eventually(lambda: stage.events("child.let_go"))
     assert bound_of(child) in {"-1", "max"}
 
@@ -336,7 +336,7 @@ async def test_a_fork_bomb_is_held_back_and_let_go(stage: Stage) -> None:
 async def test_whoever_is_killed_has_the_time_to_end(stage: Stage) -> None:
     child = await bomb(stage)
     await eventually(lambda: stage.events("child.held_back"))
-    child._signal(signal.SIGKILL)
+    child.send_signal(signal.SIGKILL)
     assert bound_of(child) in {"-1", "max"}  # at once, and it is not gone yet
     with trio.fail_after(30):
         await child.wait_gone()
@@ -379,12 +379,12 @@ def test_nobody_is_given_a_limit_that_the_host_may_not_have(
     limit = (resource.RLIMIT_NPROC, 100, 100)
     for most, wanted in ((-1, 200), (300, 200), (150, 150), (90, 100)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, most=most: (most, most))
-        assert start._report_group(limit, 100) == (limit[0], wanted, wanted)
+        assert start.report_group(limit, 100) == (limit[0], wanted, wanted)
     # A lower one is nobody else's to keep.
-    assert start._report_group(limit, 101) == limit
-    assert start._report_group(limit, None) == limit
+    assert start.report_group(limit, 101) == limit
+    assert start.report_group(limit, None) == limit
     others = (resource.RLIMIT_NOFILE, 100, 100)
-    assert start._report_group(others, 100) == others
+    assert start.report_group(others, 100) == others
 
 
 @pytest.mark.slow

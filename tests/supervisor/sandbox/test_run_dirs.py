@@ -81,9 +81,9 @@ async def tool_socket_of_before(spec: ChildSpec) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def model_socket(spec: ChildSpec) -> AsyncIterator[None]:
-    listener = endpoint._unix_listener(spec)
+    listener = endpoint.open_unix_listener(spec)
     yield
-    endpoint._unlink(spec)
+    endpoint.unlink_socket(spec)
     await listener.aclose()
 
 

@@ -255,7 +255,7 @@ def test_a_host_has_the_users_of_its_launchpad_too() -> None:
 
 
 def test_the_common_part_is_found_once() -> None:
-    assert sandbox_paths._common() is sandbox_paths._common()
+    assert sandbox_paths.common_view() is sandbox_paths.common_view()
 
 
 @pytest.fixture

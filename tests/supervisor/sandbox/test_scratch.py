@@ -236,12 +236,12 @@ async def test_it_is_removed_although_everything_is_cancelled(tmp: Path) -> None
 async def test_a_removal_that_finds_no_thread_is_given_up(
     tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hostlib.threads._limiter", trio.CapacityLimiter(1))
+    monkeypatch.setattr("hostlib.threads.limiter", trio.CapacityLimiter(1))
     monkeypatch.setattr(scratch, "REMOVE_TIMEOUT_S", 0.01)
-    from hostlib.threads import _limiter  # noqa: PLC0415 - the one that was set above
+    from hostlib.threads import limiter  # noqa: PLC0415 - the one that was set above
 
     made = Scratch(None)
-    async with _limiter:
+    async with limiter:
         told = await made.remove()
     assert told is not None
     assert "no thread was free" in told

@@ -44,7 +44,7 @@ def test_of_a_message_that_came_in_part_nothing_is_kept(room: int) -> None:
         inner.want(port, served.append)
     with listening(3) as made:
         names = [sock.getsockname() for sock in made]
-        wire.send_message(inner._theirs, (True,), [sock.fileno() for sock in made])
+        wire.send_message(inner.theirs, (True,), [sock.fileno() for sock in made])
     with no_descriptor_left(but=room), pytest.raises(OSError, match="Too many") as why:
         inner.receive()
     assert why.value.errno == errno.EMFILE
@@ -66,10 +66,10 @@ def test_what_came_in_part_of_an_attempt_that_failed_is_forgotten(room: int) -> 
         inner.want(port, served.append)
     with listening(2) as failed, listening(2) as made:
         names = [sock.getsockname() for sock in made]
-        wire.send_message(inner._theirs, (True,), [sock.fileno() for sock in failed])
+        wire.send_message(inner.theirs, (True,), [sock.fileno() for sock in failed])
         with no_descriptor_left(but=room):
             inner.forget()
-        wire.send_message(inner._theirs, (True,), [sock.fileno() for sock in made])
+        wire.send_message(inner.theirs, (True,), [sock.fileno() for sock in made])
     inner.receive()
     inner.hand_on()
     assert [sock.getsockname() for sock in served] == names

@@ -19,13 +19,13 @@ def test_what_is_restricted_is_what_that_version_knows(
     def kernel(_number: int, *words: int) -> int:
         if words[-1] == 1:  # LANDLOCK_CREATE_RULESET_VERSION
             return abi
-        said = landlock._Ruleset.from_address(words[0])
+        said = landlock.RulesetAttributes.from_address(words[0])
         rights = (said.handled_access_fs, said.handled_access_net, said.scoped)
         asked.append((words[1], *rights))
         return RULESET
 
     monkeypatch.setattr(landlock, "system_call", kernel)
-    assert landlock._create(no_tcp=True) == RULESET
+    assert landlock.create_ruleset(no_tcp=True) == RULESET
     size = 8 if abi < 4 else 16 if abi < 6 else 24
     both = (1 << 2) - 1
     tcp, scopes = both if abi >= 4 else 0, both if abi >= 6 else 0

@@ -292,7 +292,7 @@ async def test_an_engine_that_does_not_answer_delays_nobody_for_ever(
     stage: Stage, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(container, "ASK_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(container.CliSidecar._ask, "__kwdefaults__", {"timeout_s": 0.2})
+    monkeypatch.setattr(container.CliSidecar.ask, "__kwdefaults__", {"timeout_s": 0.2})
     program(engine.home, "docker", "exec sleep 1000")
     async with sidecars_of(stage, r=engine.section()) as sidecars:
         (sidecar,) = sidecars.sidecars

@@ -28,7 +28,7 @@ async def test_the_end_of_a_tool_that_runs_on_with_its_output_closed(
         await send(sock, scene.request(b"tool=sh&arg=-c&arg=" + code))
         await eventually(
             lambda: any(
-                one.process is not None and one.process._is_awaited
+                one.process is not None and one.process.is_awaited
                 for one in owner.live.values()
             )
         )
@@ -38,9 +38,9 @@ async def test_the_end_of_a_tool_that_runs_on_with_its_output_closed(
         os.kill(execution.process.pid, signal.SIGKILL)
         # No turn of the loop: as if the reader of all ends were at it already.
         while not execution.process.has_exited:
-            assert select.select([launcher._control], [], [], 5)[0]
-            received = wire.receive_message(launcher._control)
+            assert select.select([launcher.control], [], [], 5)[0]
+            received = wire.receive_message(launcher.control)
             assert received is not None
-            launcher._take(*received)
+            launcher.take_message(*received)
         assert parse(await receive_all(sock)).code == 137
     assert (await scene.run("tool=true")).status == 200

@@ -43,7 +43,7 @@ class Held:
         launcher, self.launcher = self.launcher, None
         assert launcher is not None
         for words in self.words:
-            launcher._take(*words)
+            launcher.take_message(*words)
 
 
 @pytest.fixture
@@ -52,15 +52,15 @@ def held(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Held:
     launcher, held = scene.stage.host.launcher, Held()
     child = scene.child.puppet.child.process
     assert child is not None
-    held.launcher, take = launcher, launcher._take
+    held.launcher, take = launcher, launcher.take_message
 
     def take_later(message: tuple[Any, ...], fds: list[int]) -> None:
         kind, ident, *rest = message
         if kind == wire.SWEPT:  # of some, and each behind the word of its end
-            others = tuple(one for one in ident if one != child._ident)
+            others = tuple(one for one in ident if one != child.ident)
             held.words.append(((kind, others), []))
-            ident = tuple(one for one in ident if one == child._ident)
-        if kind == wire.EXITED and ident != child._ident:
+            ident = tuple(one for one in ident if one == child.ident)
+        if kind == wire.EXITED and ident != child.ident:
             held.words.append((message, fds))
         else:
             take((kind, ident, *rest), fds)
@@ -68,7 +68,7 @@ def held(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Held:
     def take_or_later(message: tuple[Any, ...], fds: list[int]) -> None:
         (take if held.launcher is None else take_later)(message, fds)
 
-    monkeypatch.setattr(launcher, "_take", take_or_later)
+    monkeypatch.setattr(launcher, "take_message", take_or_later)
     return held
 
 
@@ -92,7 +92,7 @@ async def test_an_end_that_will_never_be_told_is_no_secret(
         await send(sock, scene.request(b"tool=true"))
         execution = await held.end(scene)
         assert execution.process is not None
-        execution.process._record.tell_exit()
+        execution.process.record.tell_exit()
         with trio.fail_after(3):
             assert parse(await receive_all(sock)).code == 128 + 9
     held.tell()

@@ -104,14 +104,14 @@ class SlowBirth:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.release = trio.Event()
-        real = Launcher._birth
+        real = Launcher.await_start
 
         async def birth(launcher: Launcher, request: Any, record: Any) -> Any:
             born = await real(launcher, request, record)
             await self.release.wait()
             return born
 
-        monkeypatch.setattr(Launcher, "_birth", birth)
+        monkeypatch.setattr(Launcher, "await_start", birth)
 
 
 # A client that goes during the start is found gone when it has been: the tool gets
@@ -445,7 +445,7 @@ async def test_time_that_is_up_after_the_end_ends_nothing(scene: Scene) -> None:
         holder = _open_stdout_of(execution.process.pid)
         (scene.workspace / "go").write_bytes(b"\n")
         await eventually(lambda: execution.process.has_exited)
-        await execution._enforce_timeout(0.0)
+        await execution.enforce_timeout(0.0)
         reply = parse(await receive_all(sock))
         holder.close()
     assert (reply.body, reply.code, execution.timed_out) == (b"on\n", 3, False)

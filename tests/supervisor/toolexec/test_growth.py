@@ -142,7 +142,7 @@ async def test_a_start_waits_for_the_look_at_what_was_left(
         nursery.start_soon(expect_refusal, scene, tenant)
         one = scene.tool.children[tenant.puppet.child.id].growth
         assert one is not None
-        lock = one._lock
+        lock = one.lock
         await eventually(lambda: lock.statistics().tasks_waiting > 0)
         let_go.set()
     assert not (scene.workspace / "g").exists()

@@ -151,7 +151,7 @@ async def test_others_are_accepted_while_one_is_served(scene: Scene) -> None:
 # No task is made for a connection where one has served another before.
 async def test_who_has_served_is_the_next_to_accept(scene: Scene) -> None:
     (server,) = (one for one in scene.tool.servers if not one.is_shared)
-    nursery = server._nursery
+    nursery = server.nursery
     assert nursery is not None
     for _ in range(4):
         assert (await scene.run("tool=true")).status == 200
@@ -159,7 +159,7 @@ async def test_who_has_served_is_the_next_to_accept(scene: Scene) -> None:
     tasks = set(nursery.child_tasks)
     for _ in range(4):
         assert (await scene.run("tool=true")).status == 200
-    await eventually(lambda: len(server._rested) == 1)
+    await eventually(lambda: len(server.rested) == 1)
     assert set(nursery.child_tasks) == tasks
     socks = [await scene.connect() for _ in range(9)]
     for sock in socks:

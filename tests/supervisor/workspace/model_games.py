@@ -53,7 +53,7 @@ def cut_at(place: str, done: int) -> Iterator[None]:
     places: dict[str, tuple[object, str]] = {
         "before a step": (Steps, "do"),
         "before the first": (Committer, "_apply"),
-        "before its end": (Committer, "_remove_staging"),
+        "before its end": (Committer, "remove_staging"),
         "settling": (commit_module, "settle"),
     }
     if place not in places:

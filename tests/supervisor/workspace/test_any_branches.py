@@ -29,7 +29,7 @@ EXAMPLES = settings(
 def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge layers after few snapshots."""
     monkeypatch.setattr(seal_module, "MAX_LAYERS", 3)
-    monkeypatch.setattr(seal_module, "_LAYERS_AFTER_MERGE", 1)
+    monkeypatch.setattr(seal_module, "LAYERS_AFTER_MERGE", 1)
 
 
 def start(scene: Scene, seed: int) -> random.Random:

@@ -129,7 +129,7 @@ def test_a_killed_merge_of_layers_changes_nothing_that_is_seen(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seal_module, "MAX_LAYERS", 1)
-    monkeypatch.setattr(seal_module, "_LAYERS_AFTER_MERGE", 0)
+    monkeypatch.setattr(seal_module, "LAYERS_AFTER_MERGE", 0)
 
     def take() -> None:
         with scene.open() as workspace:

@@ -107,7 +107,7 @@ def test_a_commit_of_before_takes_nothing_from_what_hides_a_snapshots_files(
 
 
 # spec WS12
-@pytest.mark.parametrize("at", ["commit.settle", "committer.Committer._remove_staging"])
+@pytest.mark.parametrize("at", ["commit.settle", "committer.Committer.remove_staging"])
 def test_what_a_child_removes_behind_a_commit_that_died_stays_removed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:

@@ -117,7 +117,7 @@ def test_the_base_s_side_cannot_be_shown_through_a_directory_made_anew(
 def test_an_edit_between_the_steps_and_their_record_is_a_conflict(
     edited: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = settlement_module._record_applied
+    real = settlement_module.record_applied
 
     def edit_then_record(*arguments: Any) -> None:
         write(edited.base / "a", "operator's\n")  # in place, and after the exchange
@@ -125,7 +125,7 @@ def test_an_edit_between_the_steps_and_their_record_is_a_conflict(
 
     with edited.run() as top, edited.open() as workspace:
         lock = workspace.directory.lock_for("child")
-        monkeypatch.setattr(settlement_module, "_record_applied", edit_then_record)
+        monkeypatch.setattr(settlement_module, "record_applied", edit_then_record)
         assert workspace.commit(selection(), is_frozen=True).applied == (b"a", b"b")
         write(top / "a", "newer\n")
         os.close(lock)

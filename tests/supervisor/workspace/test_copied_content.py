@@ -50,7 +50,7 @@ def test_a_reference_is_asked_for_first_and_no_data_is_copied(
 
 
 # spec WS12
-@pytest.mark.parametrize("number", sorted(linux._NO_REFLINK))
+@pytest.mark.parametrize("number", sorted(linux.NO_REFLINK))
 def test_without_references_data_is_copied_and_a_hole_stays_one(
     files: tuple[int, int], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -81,7 +81,7 @@ def test_another_error_than_that_is_told(
 def test_a_file_system_with_references_shares_the_data(files: tuple[int, int]) -> None:
     source, target = files
     try:
-        fcntl.ioctl(target, linux._FICLONE, source)
+        fcntl.ioctl(target, linux.FICLONE, source)
     except OSError as why:
         pytest.skip(f"{why.strerror}: TMPDIR is on no btrfs, XFS or bcachefs")
     os.ftruncate(target, 0)

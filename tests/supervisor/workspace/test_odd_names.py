@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.__main__ import _main
+from supervisor.__main__ import run_command
 from tests.supervisor.workspace.scene import Scene, tree_of
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def ask(scene: Scene, capfdbinary: pytest.CaptureFixture[bytes]) -> Ask:
 
     def command(verb: str, *words: str) -> tuple[int, bytes, bytes]:
         state = ("--state-dir", str(scene.state))
-        status = _main(["workspace", verb, *words, *state])
+        status = run_command(["workspace", verb, *words, *state])
         out, err = capfdbinary.readouterr()
         return status, out, err
 

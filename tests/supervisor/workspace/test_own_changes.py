@@ -428,7 +428,7 @@ def test_what_the_operator_changed_in_such_a_directory_keeps_it(
 ) -> None:
     write(filled.base / "aside/five")
 
-    real = settlement_module._record_applied
+    real = settlement_module.record_applied
 
     def edit_then_record(*arguments: Any) -> None:
         edit(filled.base)
@@ -436,7 +436,7 @@ def test_what_the_operator_changed_in_such_a_directory_keeps_it(
 
     edits = edit if when == "before" else str, edit if when == "after" else str
     if when == "within":  # the steps are done, and not recorded yet
-        monkeypatch.setattr(settlement_module, "_record_applied", edit_then_record)
+        monkeypatch.setattr(settlement_module, "record_applied", edit_then_record)
     made = "d/new/file"
     commit_of_running_child(filled, made, lambda top: shutil.rmtree(top / "d"), edits)
     before = tree_of(filled.base)

@@ -268,7 +268,7 @@ def test_each_state_of_a_commit_is_written_when_what_it_counts_on_is_synced(
 
         return noted
 
-    write_file, remove = WorkspaceDirectory.write, Committer._remove_staging
+    write_file, remove = WorkspaceDirectory.write, Committer.remove_staging
 
     def note_state(own: WorkspaceDirectory, name: str, data: bytes | None) -> None:
         if name == "commit":
@@ -276,7 +276,7 @@ def test_each_state_of_a_commit_is_written_when_what_it_counts_on_is_synced(
         write_file(own, name, data)
 
     monkeypatch.setattr(WorkspaceDirectory, "write", note_state)
-    monkeypatch.setattr(Committer, "_remove_staging", note("staging gone", remove))
+    monkeypatch.setattr(Committer, "remove_staging", note("staging gone", remove))
     monkeypatch.setattr(steps_module, "rename", note("rename", rename))
     sync = note("sync", sync_file_system)
     monkeypatch.setattr(committer_module, "sync_file_system", sync)

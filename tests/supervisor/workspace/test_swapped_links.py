@@ -200,7 +200,7 @@ def test_a_staging_directory_that_was_swapped_is_not_filled(
             assert dir_fd is not None
             rename(dir_fd, name, dir_fd, b"theirs", RENAME_EXCHANGE)
 
-    monkeypatch.setattr(Committer, "_holder", lambda _: "base")
+    monkeypatch.setattr(Committer, "find_holder", lambda _: "base")
     monkeypatch.setattr(os, "mkdir", make_then_swap)
     with scene.open() as workspace, pytest.raises(OSError, match="another directory"):
         workspace.commit(selection())

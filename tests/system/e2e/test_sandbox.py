@@ -157,7 +157,7 @@ def test_too_little_memory_is_no_internal_error(why: str) -> None:
     code = (
         "import supervisor.__main__ as command\n"
         f"def fail(words): raise {why}\n"
-        "command._main = fail; command.main()"
+        "command.run_command = fail; command.main()"
     )
     words = [sys.executable, "-c", code]
     outcome = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -294,7 +294,7 @@ def test_what_a_killed_host_was_publishing(tmp_path: Path) -> None:
     host = host_directory(tmp_path)
     # One that is being published by a host that lives stays.
     handle = opened(host, b"new", b"w", staged=True)
-    handle._give_name()  # type: ignore[attr-defined]
+    handle.give_name()  # type: ignore[attr-defined]
     host.remove_stale()
     assert {name for name in others if (tmp_path / name).exists()} == set(others)
     for name in others:

@@ -266,11 +266,11 @@ async def test_a_cancelled_wait_for_the_turn_leaves_no_trace(
     client: AsyncClient, host: FakeHost, line: socket.socket
 ) -> None:
     # spec T5
-    assert client._turn._lock.acquire(blocking=False)
+    assert client.turn.lock.acquire(blocking=False)
     with trio.move_on_after(0.01) as scope:
         await client.ping()
     assert scope.cancelled_caught
-    client._turn._lock.release()
+    client.turn.lock.release()
     await client.ping()
     assert host.peers[0].seen == [m.Ping()]
     assert Client((line.fileno(),)).caps()["version"] == 2

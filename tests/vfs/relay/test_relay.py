@@ -284,7 +284,7 @@ async def test_a_nested_client_may_attach_through_the_relay() -> None:
         await wait(s.host.peers[2])
         assert s.host.open_files() == []
         await trio.testing.wait_all_tasks_blocked()
-        assert len(s.relay._lanes) == 1, "what is over is not kept"
+        assert len(s.relay.lanes) == 1, "what is over is not kept"
         nested.child_end.close()
 
 

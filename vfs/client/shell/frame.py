@@ -119,7 +119,7 @@ class Door(Client):
         return reply
 
     def _hold(self, number: int, _: object) -> None:
-        if self._held or self._ending or not self._turn.is_taken:
+        if self._held or self._ending or not self.turn.is_taken:
             self._end(self._ending or self._held or number)
         self._held = number
         _signal.signal(_signal.SIGALRM, self._explain)

@@ -45,7 +45,9 @@ _KINDS = {
 """Rights beneath a path, by their word in a rule."""
 
 
-class _Ruleset(ctypes.Structure):
+class RulesetAttributes(ctypes.Structure):
+    """The argument of landlock_create_ruleset(2), by the kernel's names."""
+
     _fields_ = (  # type: ignore[mutable-override]
         ("handled_access_fs", ctypes.c_uint64),
         ("handled_access_net", ctypes.c_uint64),
@@ -88,7 +90,7 @@ class Ruleset:
     __slots__ = ("fd", "made", "no_tcp")
 
     def __init__(self, *, no_tcp: bool) -> None:
-        self.fd = _create(no_tcp=no_tcp)
+        self.fd = create_ruleset(no_tcp=no_tcp)
         self.no_tcp = no_tcp
         self.made: dict[tuple[bytes, str], tuple[int, int] | None] = {}
 
@@ -129,7 +131,7 @@ def apply(
     if ready is not None and ready.no_tcp == no_tcp and _is_true(ready, rules):
         fd, made = ready.fd, ready.made
     else:
-        fd = _create(no_tcp=no_tcp)
+        fd = create_ruleset(no_tcp=no_tcp)
     try:
         for path, kind in rules:
             if (path, kind) not in made:
@@ -167,10 +169,10 @@ def _handled_rights(abi: int) -> int:
     return _FILE_SYSTEM[abi] if abi < len(_FILE_SYSTEM) else _FILE_SYSTEM_NOW
 
 
-def _create(*, no_tcp: bool) -> int:
+def create_ruleset(*, no_tcp: bool) -> int:
     """Return a descriptor of a fresh ruleset that restricts all that can be."""
     abi = version()
-    ruleset = _Ruleset(_handled_rights(abi))
+    ruleset = RulesetAttributes(_handled_rights(abi))
     size = 8
     if abi >= _TCP_VERSION:
         size = 16
