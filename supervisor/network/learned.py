@@ -24,7 +24,7 @@ class LearnedState(msgspec.Struct):
 
 
 class Learned:
-    """The hosts and ports that one child has used.
+    """The hosts and ports that one child has asked for, and was allowed.
 
     Args:
         state: of a child that is taken over.
@@ -53,7 +53,7 @@ class Learned:
         private: bool = False,
         any_tls: bool = False,
     ) -> None:
-        """Note a connection that was made.
+        """Note a connection that was allowed.
 
         Args:
             host: a name in the form of the rules, or an address.

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -31,7 +32,7 @@ from supervisor.network.upstream import Target, dial_through
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from supervisor.network.access import Access
     from supervisor.network.connections import Connection, Connections
@@ -86,21 +87,19 @@ class Outbound:
             return False
         return True
 
-    async def check(self, connection: Connection) -> Grant:
-        """Return what allows a connection, as far as that is known before its bytes.
+    async def check(self, connection: Connection, deadline_s: float) -> None:
+        """Look a connection's host up, and judge what is known before its bytes.
+
+        Args:
+            connection: of the child.
+            deadline_s: of the look-up, by Trio's clock.
 
         Raises:
             DeniedError: it is not allowed.
             UnreachableError: it is not known what the name stands for.
         """
-        self._access.decide(connection.host, connection.port)
-        with trio.move_on_after(CONNECT_TIMEOUT_S) as scope:
-            connection.addresses = await self._find(connection.target.host)
-        if scope.cancelled_caught:
-            raise UnreachableError(errno.errorcode[errno.ETIMEDOUT])
-        grant = self._access.decide(connection.host, connection.port)
-        self._judge_addresses(connection, grant)
-        return grant
+        with self._attempt(connection, deadline_s):
+            await self._check(connection)
 
     async def read_hello(
         self, connection: Connection, grant: Grant, data: bytes = b""
@@ -129,25 +128,30 @@ class Outbound:
         self._check_hello(connection, grant)
         return bytes(reader.held)
 
-    async def connect(self, connection: Connection) -> socket.socket:
+    async def connect(
+        self, connection: Connection, deadline_s: float | None = None
+    ) -> socket.socket:
         """Return a connection to the host that a child asks for; the caller's.
+
+        Args:
+            connection: of the child.
+            deadline_s: by Trio's clock; None for `CONNECT_TIMEOUT_S` from now.
 
         Raises:
             DeniedError: it is not allowed.
             UnreachableError: it cannot be had.
         """
-        code = errno.errorcode[errno.ETIMEDOUT]
-        with trio.move_on_after(CONNECT_TIMEOUT_S):
-            grant = await self.check(connection)
+        if deadline_s is None:
+            deadline_s = trio.current_time() + CONNECT_TIMEOUT_S
+        with self._attempt(connection, deadline_s):
+            grant = await self._check(connection)
             self._check_hello(connection, grant)
             try:
                 outer = await self._dial(connection)
             except OSError as why:
-                code = _symbol(why)
-            else:
-                self._note_use(connection)
-                return outer
-        raise UnreachableError(code)
+                raise UnreachableError(_symbol(why)) from None
+        self._note_use(connection)
+        return outer
 
     async def join(
         self,
@@ -177,6 +181,27 @@ class Outbound:
         with self._connections.counted(connection) as meter:
             tunnel = Tunnel(connection.inner, outer, meter, self._pipes)
             await tunnel.run(first, outgoing)
+
+    @contextmanager
+    def _attempt(self, connection: Connection, deadline_s: float) -> Iterator[None]:
+        """Bound the time of what is done inside, and note a use that fails (NET13)."""
+        try:
+            with trio.fail_at(deadline_s):
+                yield
+        except trio.TooSlowError:
+            self._note_use(connection)
+            raise UnreachableError(errno.errorcode[errno.ETIMEDOUT]) from None
+        except UnreachableError:
+            self._note_use(connection)
+            raise
+
+    async def _check(self, connection: Connection) -> Grant:
+        self._access.decide(connection.host, connection.port)
+        connection.addresses = await self._find(connection.target.host)
+        # Anew, for the rules may have changed meanwhile.
+        grant = self._access.decide(connection.host, connection.port)
+        self._judge_addresses(connection, grant)
+        return grant
 
     async def _find(self, host: str | Address) -> tuple[Address, ...]:
         if not isinstance(host, str):
@@ -226,7 +251,7 @@ class Outbound:
         self._access.check_sni(grant, connection.host, connection.sni)
 
     def _note_use(self, connection: Connection) -> None:
-        """Note what was connected to, for a child that learns (spec NET13)."""
+        """Note what was allowed, for a child that learns (spec NET13)."""
         if self.learned is not None and connection.server is None:
             ranges = (
                 closed

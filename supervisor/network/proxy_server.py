@@ -12,6 +12,7 @@ import trio
 from supervisor.network import proxy
 from supervisor.network.access import DeniedError
 from supervisor.network.connections import UnreachableError
+from supervisor.network.outbound import CONNECT_TIMEOUT_S
 from supervisor.network.proxy_dialogue import ProxyError
 from supervisor.network.sockets import receive, reset_socket, send_all
 from supervisor.network.tunnel import READ_BYTES, FilterError
@@ -62,12 +63,16 @@ class ProxyServer:
             return
         if dialogue is None:
             return
+        deadline_s = trio.current_time() + CONNECT_TIMEOUT_S
+        is_tunnel = bool(dialogue.accept())  # else a URL, and the server answers
+        outer = None
         try:
-            grant = await self._check(connection)
-            accepted = dialogue.accept()
+            grant = self._decide(connection)
             # A ClientHello comes behind the answer only, and is read before dialling.
-            is_late = grant.checks_tls and bool(accepted)
-            outer = None if is_late else await self._outbound.connect(connection)
+            if is_tunnel and grant.checks_tls:
+                await self._outbound.check(connection, deadline_s)
+            else:
+                outer = await self._outbound.connect(connection, deadline_s)
         except DeniedError as why:
             connection.last_words = dialogue.refuse(why.refused)
             raise
@@ -75,10 +80,10 @@ class ProxyServer:
             connection.last_words = dialogue.fail()
             raise
         if outer is None:
-            await self._open_tls(connection, grant, dialogue)
-        elif accepted:
+            await self._open_tls(connection, grant, dialogue, deadline_s)
+        elif is_tunnel:
             await self._open_tunnel(connection, outer, dialogue)
-        else:  # a URL: the server answers
+        else:
             request = _Request(dialogue)
             await self._outbound.join(connection, outer, outgoing=request)
 
@@ -99,20 +104,28 @@ class ProxyServer:
         connection.host, connection.port = asked.host, asked.port
         return dialogue
 
-    async def _check(self, connection: Connection) -> Grant:
-        """Return what allows a connection, to a name where its address stands for one."""
+    def _decide(self, connection: Connection) -> Grant:
+        """Return what allows a connection, to a name where its address stands for one.
+
+        Raises:
+            DeniedError: nothing does.
+        """
         if not isinstance(connection.host, str):
             host = self._access.host_at(connection.host, connection.port)
             connection.host = host
-        return await self._outbound.check(connection)
+        return self._access.decide(connection.host, connection.port)
 
     async def _open_tls(
-        self, connection: Connection, grant: Grant, dialogue: Dialogue
+        self,
+        connection: Connection,
+        grant: Grant,
+        dialogue: Dialogue,
+        deadline_s: float,
     ) -> None:
         await send_all(connection.inner, dialogue.accept())
         first = dialogue.forward()
         hello = await self._outbound.read_hello(connection, grant, first)
-        outer = await self._outbound.connect(connection)
+        outer = await self._outbound.connect(connection, deadline_s)
         await self._outbound.join(connection, outer, hello)
 
     async def _open_tunnel(

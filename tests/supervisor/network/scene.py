@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import threading
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -48,14 +49,20 @@ class Names:
     Attributes:
         answers: addresses by name, or how the resolver fails.
         asked: every name that it was asked for.
+        may_answer: cleared, it is silent.
     """
 
     answers: dict[str, list[str] | ResolverError] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    may_answer: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
 
     def look_up(self, name: str) -> tuple[Address, ...]:
         """Answer as `resolver.ask_system` does."""
         self.asked.append(name)
+        self.may_answer.wait()
         answer = self.answers.get(name, [])
         if isinstance(answer, ResolverError):
             raise answer
@@ -268,6 +275,7 @@ async def scene(
             try:
                 yield stage
             finally:
+                stage.names.may_answer.set()
                 await stage.network.aclose()
                 stage.close_streams()
                 nursery.cancel_scope.cancel()

@@ -13,12 +13,13 @@ import trio
 from hostlib.accounts import Account
 from supervisor.network.child_network import Bounds
 from supervisor.network.dns import frame
+from supervisor.network.resolver import ResolverError
 from supervisor.network.rule import RuleError
 from supervisor.network.rules import parse_rules
 from supervisor.network.section import NetworkSection
 from tests.supervisor.network import dnsclient as dns
 from tests.supervisor.network.hellos import client_hello
-from tests.supervisor.network.scene import Scene, echo, is_reset, scene
+from tests.supervisor.network.scene import Scene, echo, is_reset, read_all, scene
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -263,6 +264,33 @@ async def test_a_child_that_learns_notes_what_it_has_used() -> None:
             "web.test:80,81",
         )
         assert stage.figures.mode == "learn"
+
+
+# spec NET13: whatever is asked for within the bound is noted, also what is not reached.
+async def test_a_child_that_learns_notes_what_it_did_not_reach() -> None:
+    section = NetworkSection("learn", within=["*:80@private", "*:81"])
+    names = {**NAMES, "late.test": ["203.0.113.5"]}
+    async with scene(section=section, names=names) as stage:
+        stage.names.answers["lost.test"] = ResolverError("EAI_AGAIN")
+        for host, port in (
+            ("web.test", 80),  # nothing listens there
+            ("db.test", 80),
+            ("lost.test", 80),  # no name server answers
+            ("gone.test", 80),  # no such name: a rule would not have sufficed
+            ("db.test", 81),  # refused: its address is private
+        ):
+            async with await stage.connect(host, port) as stream:
+                assert await is_reset(stream)
+        async with await stage.connect("127.0.0.1", 3128) as stream:
+            head = b"CONNECT late.test:80 HTTP/1.1\r\nHost: late.test\r\n\r\n"
+            await stream.send_all(head)
+            assert b" 502 " in await read_all(stream)
+        assert stage.network.learned_rules() == (
+            "db.test:80@private",
+            "late.test:80",
+            "lost.test:80",
+            "web.test:80",
+        )
 
 
 # spec NET11: the figures of a child have one form, and stay after connections.

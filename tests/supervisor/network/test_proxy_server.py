@@ -1,7 +1,10 @@
 """The proxy on 127.0.0.1:3128 of a child: HTTP and SOCKS5 over real sockets."""
 
 import json
+import socket
 import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import trio
@@ -159,6 +162,50 @@ async def test_what_is_not_reached_is_told() -> None:
             await stream.send_all(_socks("web.test", 22))
             assert await read_all(stream) == b"\5\0\5\5\0\1" + bytes(6)
         assert [row[2] for row in stage.told("network.failed")] == ["ECONNREFUSED"]
+
+
+# spec NET6: 30 s in all for look-up and connection, by the proxy as well.
+@pytest.mark.parametrize("port", [22, 443])
+async def test_a_slow_look_up_leaves_less_time_to_connect(
+    mock_clock: MockClock, port: int
+) -> None:
+    async with scene(f"web.test:{port}", names=NAMES) as stage:
+        with _full_listener(port):
+            stage.names.may_answer.clear()
+            async with await _open(stage) as stream:
+                await stream.send_all(_connect(f"web.test:{port}"))
+                while not stage.names.asked:
+                    await wait_all_tasks_blocked(0.01)
+                mock_clock.jump(20)
+                stage.names.may_answer.set()
+                if port == 443:
+                    assert await _read(stream, len(OK)) == OK
+                    await stream.send_all(client_hello("web.test"))
+                while _connections_held(stage) < 2:
+                    await wait_all_tasks_blocked(0.01)
+                mock_clock.jump(11)
+                with trio.fail_after(15):  # less than what another 30 s would leave
+                    fields = await stage.event("network.failed")
+                    assert fields["reason"] == "ETIMEDOUT"
+
+
+@contextmanager
+def _full_listener(port: int) -> Iterator[None]:
+    """Listen at web.test's address, so that no connection to it gets an answer."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("203.0.113.5", port))
+        listener.listen(0)
+        for _ in range(2):  # one waits to be accepted, one gets no place
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(("203.0.113.5", port))
+        yield
+
+
+def _connections_held(stage: Scene) -> int:
+    words = [word for _, word in stage.network.descriptors()]
+    return words.count("connection of a child")
 
 
 # spec NET8: absolute form: the head is written anew, and one request is a connection.
