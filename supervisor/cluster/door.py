@@ -1,7 +1,8 @@
 """The door of a node: a socket beside the control socket, for `sandhost fleet`.
 
-The conversation is the control socket's, and so are the rules on who may ask. The requests: `ps`, `quota`, `spawn`, `kill`, `forget`, `wait`, `leave`, `down`; `on` and the stream
-`items` ask the daemon of any node what its control socket answers.
+The conversation is the control socket's, and so are the rules on who may ask. The requests:
+`ps`, `quota`, `find`, `spawn`, `kill`, `forget`, `wait`, `leave`, `down`; `on` and the
+stream `items` ask the daemon of any node what its control socket answers.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class Door:
         streams: dict[str, Stream] = {"items": self._items}
         return Orders(
             orders={do: _refusing(order) for do, order in orders.items()},
+            waiting=frozenset(("spawn", "wait", "on")),
             streams=streams,
             reading=dict.fromkeys(("ps", "quota", "find", "items"), _always),
         )

@@ -21,6 +21,7 @@ from hostlib.threads import in_thread
 from supervisor.cluster import daemon_socket
 from supervisor.cluster.daemon_socket import DaemonError, SilentDaemonError
 from supervisor.control.client import VERSION as CONTROL_VERSION
+from supervisor.control.server import MAX_WAITING
 from supervisor.fleet.link import (
     LEAVE_REQUEST,
     ActorReader,
@@ -52,13 +53,13 @@ RELINK_S = 0.1
 MOST_WAITING = 10_000
 """Messages for a daemon that reads slowly; more are thrown away, and sent again."""
 
-MOST_READERS = 64
-"""Streams that other nodes read of this daemon at once."""
+MOST_READERS = MAX_WAITING
+"""Streams that are read of this daemon at once: as many as it gives."""
 
 READER_S = 30.0
 """A stream that was not asked for its next items for so long is closed."""
 
-MOST_ITEMS = 64
+MOST_ITEMS = 16
 """Items of a stream that are kept for its reader, and given at once."""
 
 LONGEST_READ_S = 5.0

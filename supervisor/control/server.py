@@ -4,14 +4,16 @@
 2. A question is at most ``LINE_BYTES`` and ``DEADLINE_S`` long; then a connection may
    idle. Of too many connections the one that idles longest is closed.
 3. Answers are made one at a time, in slices: a client's READ waits for one slice.
-4. An order or stream has a connection of its own, at most ``MAX_LONG``, and ends with
-   its client. A client that does not read waits in its own send, without a buffer.
+4. An order or stream has a connection of its own, and ends with its client. Streams and
+   orders that wait have a bound of their own, so they keep no other order out. A client
+   that does not read waits in its own send, without a buffer.
 5. An order begins only while its client is there; journal and log name it.
 6. Such a connection gets a space every ``BEAT_S``: silence means a hanging host.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -19,6 +21,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -47,8 +50,11 @@ DEADLINE_S = 10.0
 MAX_CONNECTIONS = 16
 """Most connections; a question needs one for a few milliseconds."""
 
-MAX_LONG = 64
-"""Most orders and streams at the same time."""
+MAX_ORDERS = 64
+"""Most orders at the same time, without those that wait."""
+
+MAX_WAITING = 256
+"""Most streams and orders that wait at the same time."""
 
 BEAT_S = 3.0
 """Time between two heart-beats; a client waits for more than three of them."""
@@ -91,12 +97,25 @@ Stream = Callable[[dict[str, Any], Send], Awaitable[None]]
 """Sends items until it ends; raises ``OrderError``."""
 
 
+class Kind(Enum):
+    """The kinds of what has a connection of its own."""
+
+    ORDER = "orders"
+    WAITING = "streams and waiting orders"
+    LINK = "links"
+
+
+_MOST = {Kind.ORDER: MAX_ORDERS, Kind.WAITING: MAX_WAITING}
+"""Links have no bound here: a daemon has one, and refuses others."""
+
+
 @dataclass(slots=True)
 class Orders:
     """The orders and streams of a control socket; empty for an embedded host.
 
     Attributes:
         orders: change something, and may take long.
+        waiting: those that wait for something else; they count as streams do.
         streams: send items.
         links: take a connection over, with bytes of their own both ways.
         stats: functions whose figures are added to ``stats``.
@@ -106,11 +125,24 @@ class Orders:
     """
 
     orders: dict[str, Order] = field(default_factory=dict)
+    waiting: frozenset[str] = frozenset()
     streams: dict[str, Stream] = field(default_factory=dict)
     links: dict[str, Link] = field(default_factory=dict)
     stats: list[Callable[[], dict[str, object]]] = field(default_factory=list)
     reading: dict[str, Callable[[dict[str, Any]], bool]] = field(default_factory=dict)
     listener: tuple[int, tuple[int, int] | None] | None = None
+
+    def kind_of(self, do: str, arguments: dict[str, Any]) -> Kind | None:
+        """Return what bounds a request; None if it is no order, stream or link.
+
+        A stream that changes something, such as a stop, counts as an order.
+        """
+        if do in self.links:
+            return Kind.LINK
+        is_read = do in self.streams and self.is_reading(do, arguments)
+        if is_read or do in self.waiting:
+            return Kind.WAITING
+        return Kind.ORDER if do in self.orders or do in self.streams else None
 
     def is_reading(self, do: str, arguments: dict[str, Any]) -> bool:
         """Return whether an order or a stream changes nothing."""
@@ -178,7 +210,7 @@ class _Connection:
 
     Attributes:
         refusal: the reason why it is not served; None if it is.
-        is_long: whether it has an order or a stream.
+        kind: of its order, stream or link; None while it asks questions.
         idle_since: None while a question is under way.
     """
 
@@ -186,7 +218,7 @@ class _Connection:
         self.stream = stream
         self.scope = trio.CancelScope()
         self.refusal: str | None = None
-        self.is_long = False
+        self.kind: Kind | None = None
         self.idle_since: float | None = trio.current_time()
 
 
@@ -249,7 +281,7 @@ class ControlServer:
         asking = [
             one
             for one in self._server.connections
-            if one.refusal is None and not one.is_long
+            if one.refusal is None and one.kind is None
         ]
         if not _may_ask(stream):
             connection.refusal = "it answers its own user and root only"
@@ -278,20 +310,20 @@ class ControlServer:
                 if line is None:
                     return
                 reply, question = _understand(line)
-                if question is not None and not self._is_long(question):
+                kind = None if question is None else self._kind_of(question)
+                if question is not None and kind is None:
                     reply = await self._reply(question)
                 if reply is not None:
                     await stream.send_all(reply)
             if question is None:
                 return
-            if reply is None:
-                await self._take_time(connection, question, bytes(pending))
+            if kind is not None:
+                await self._take_time(connection, kind, question, bytes(pending))
 
-    def _is_long(self, question: Question) -> bool:
-        of_version = question.v == VERSION
-        orders = self._orders
-        among = orders.orders.keys() | orders.streams.keys() | orders.links.keys()
-        return of_version and question.do in among
+    def _kind_of(self, question: Question) -> Kind | None:
+        if question.v != VERSION:
+            return None
+        return self._orders.kind_of(question.do, question.args)
 
     async def _reply(self, question: Question) -> bytes:
         """Answer a question."""
@@ -321,25 +353,27 @@ class ControlServer:
         return f"internal error: {type(why).__name__}; see the host's log"
 
     async def _take_time(
-        self, connection: _Connection, question: Question, behind: bytes
+        self, connection: _Connection, kind: Kind, question: Question, behind: bytes
     ) -> None:
         """Do an order or send a stream until its client is gone (rule 4).
 
         Args:
             connection: on which it was asked.
+            kind: of what was asked.
             question: what was asked.
             behind: what came with it.
         """
         stream = connection.stream
-        if sum(one.is_long for one in self._server.connections) >= MAX_LONG:
-            text = f"it has {MAX_LONG} orders and streams under way; try again"
+        most = _MOST.get(kind, math.inf)
+        if sum(one.kind is kind for one in self._server.connections) >= most:
+            text = f"it has {most} {kind.value} under way; end one, or try again"
             await stream.send_all(_error(text))
             return
-        connection.is_long = True
+        connection.kind = kind
         if not self._is_wanted(stream, question):
             connection.scope.cancel()
             return
-        if question.do in self._orders.links:
+        if kind is Kind.LINK:
             with suppress(trio.BrokenResourceError, trio.TooSlowError):
                 await self._link(stream, question, behind)
             connection.scope.cancel()

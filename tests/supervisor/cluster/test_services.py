@@ -18,6 +18,7 @@ from supervisor.cluster.door import Door
 from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import NodeService, RequestError
 from supervisor.control.client import ControlError, call, stream
+from supervisor.control.server import MAX_WAITING
 from supervisor.fleet.messages import VERSION
 from supervisor.fleet.store import FleetStore
 from tests.helpers.fleetnode import StandIn
@@ -177,6 +178,31 @@ async def test_the_daemon_of_another_node_is_asked(tmp_path: Path) -> None:
         words = {"node": "b", "do": "logs"}
         with pytest.raises(ControlError, match="it does not know 'logs'"):
             await in_thread(lambda: list(stream(path, "items", words)))
+
+
+# spec FL3
+async def test_commands_that_wait_keep_no_short_one_out(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene, trio.open_nursery() as nursery:
+        await scene.add("a")
+        await scene.ask("a", "spawn", name="w", program={"command": ["serve"]})
+        send, refusals = trio.open_memory_channel[str](1)
+
+        async def read(stream: trio.SocketStream) -> None:
+            async with stream:
+                said = b""
+                while b"\n" not in said:  # spaces before it are signs of life
+                    said += await stream.receive_some()
+                await send.send(json.loads(said)["error"])
+
+        for _ in range(MAX_WAITING + 1):
+            stream = await trio.open_unix_socket(f"{tmp_path}/a/{DOOR}")
+            await stream.send_all(b'{"v":1,"do":"wait","args":{"name":"w"}}\n')
+            nursery.start_soon(read, stream)
+        error = await refusals.receive()
+        assert error.startswith(f"it has {MAX_WAITING} streams and waiting orders")
+        (row,) = (await scene.ask("a", "ps"))["children"]
+        assert row["state"] == "running"
+        nursery.cancel_scope.cancel()
 
 
 # spec FL11

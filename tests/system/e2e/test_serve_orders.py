@@ -16,6 +16,7 @@ import pytest
 
 from hostlib.unix_names import short_name
 from supervisor.client import ControlError
+from supervisor.control.server import MAX_WAITING
 from tests.helpers.command import SANDHOST, heard, running, sandhost, small_disk
 from tests.helpers.daemon import Daemon, daemon
 
@@ -295,20 +296,22 @@ def test_orders_that_make_no_sense_are_refused(served: Daemon, line: bytes) -> N
     assert served.client.ps() == []
 
 
-def test_a_flood_of_streams_leaves_room_for_questions(served: Daemon) -> None:
+def test_a_flood_of_streams_leaves_room_for_orders(served: Daemon) -> None:
     socks = []
     try:
         answers = []
-        for _ in range(66):
+        for _ in range(MAX_WAITING + 2):
             sock = socket.socket(socket.AF_UNIX)
             sock.settimeout(15)
             socks.append(sock)
             connect(sock, served.client.path)
             sock.sendall(b'{"v":1,"do":"events","args":{"lines":1}}\n')
             answers.append(sock.recv(4096))
-        assert all(b"item" in answer for answer in answers[:64])
-        assert all(b"64 orders and streams" in answer for answer in answers[64:])
+        assert all(b"item" in answer for answer in answers[:MAX_WAITING])
+        said = f"{MAX_WAITING} streams and waiting orders".encode()
+        assert all(said in answer for answer in answers[MAX_WAITING:])
         assert served.client.ps() == []
+        served.client.spawn(["true"], name="x", policy="open")
     finally:
         for sock in socks:
             sock.close()
