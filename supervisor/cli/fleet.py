@@ -135,7 +135,9 @@ def up(control: str | None, *, as_json: bool, **given: Any) -> int:
     epilog="Example: sandhost fleet join --address 10.0.0.1:6379 --token-file token"
     " --bind 10.0.0.2",
 )
-@click.option("--address", metavar="A", required=True, help="As `up` has printed it.")
+@click.option(
+    "--address", metavar="A", help="As `up` has printed it; else [fleet] address."
+)
 @click.option(
     "--token-file",
     metavar="F",

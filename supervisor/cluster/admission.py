@@ -30,8 +30,13 @@ if TYPE_CHECKING:
 
 
 class FleetFigures(msgspec.Struct, frozen=True):
-    """A daemon's `[fleet]`, as `stats` tells it; all but the first two is of a head."""
+    """A daemon's `[fleet]`, as `stats` tells it.
 
+    The first three are what a node takes where its command says nothing; the others are
+    of a head.
+    """
+
+    address: str | None
     node: str | None
     labels: list[str]
     lease_s: float
@@ -61,9 +66,10 @@ class Options(NamedTuple):
     """The words of a command line on a node.
 
     Attributes:
-        node: its name; None for the machine's.
-        address: of the head; None to be it.
-        token_file: of the fleet; None to make one.
+        node: its name; None for that of `[fleet]`, else the machine's.
+        labels: none for those of `[fleet]`.
+        address: of the head to join; None for that of `[fleet]`.
+        token_file: of the fleet to join; None to begin one.
     """
 
     node: str | None
@@ -128,6 +134,9 @@ def enter(place: Place, options: Options) -> Entered:
                 "cannot join a fleet: this node is in one already; see `sandhost fleet"
                 " ps`, or leave it first by `sandhost fleet leave`"
             )
+        address = (
+            None if options.token_file is None else _head_address(options, settings)
+        )
         token = options.token_file or ray_processes.make_token(place.directory)
         order = SetupOrder(
             NodeOrder(
@@ -138,11 +147,11 @@ def enter(place: Place, options: Options) -> Entered:
             ),
             token,
             options.bind,
-            options.address,
+            address,
             options.port,
             options.ports,
             place.capacity,
-            None if options.address else _head(place.directory, settings),
+            _head(place.directory, settings) if address is None else None,
         )
         try:
             return _set_up(order)
@@ -150,6 +159,21 @@ def enter(place: Place, options: Options) -> Entered:
             # The start ends what it has made, unless it was killed.
             ray_processes.end(place.directory)
             raise
+
+
+def _head_address(options: Options, settings: FleetFigures) -> str:
+    """Return the address of the head that is to be joined.
+
+    Raises:
+        RayError: neither the command nor the configuration says it.
+    """
+    address = options.address or settings.address
+    if address is None:
+        raise RayError(
+            "cannot join a fleet: its address is not given; name it by --address, or as"
+            " `address` in [fleet]"
+        )
+    return address
 
 
 def _head(directory: str, settings: FleetFigures) -> DirectoryOrder:

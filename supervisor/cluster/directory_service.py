@@ -9,12 +9,12 @@ Rules of this file.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import trio
 
-from hostlib.log import place_of
+from supervisor.cluster.requests import Nothing, Requests, read
 from supervisor.fleet.directory import (
     Directory,
     FleetError,
@@ -24,18 +24,12 @@ from supervisor.fleet.directory import (
     SpawnRequest,
 )
 from supervisor.fleet.lease import LEASE_S
-from supervisor.fleet.messages import (
-    VERSION,
-    VersionError,
-    check_version,
-    decode_from_node,
-    encode,
-)
+from supervisor.fleet.messages import decode_from_node, encode
 from supervisor.fleet.step import Moment, Step
 from supervisor.fleet.store import StepWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from hostlib.log import Log
     from supervisor.fleet.store import FleetStore
@@ -57,10 +51,6 @@ _BEFORE: dict[Until, frozenset[str]] = {
     DECIDED: frozenset({"placing"}),
     OVER: frozenset({"waiting", "placing", "running", "unknown"}),
 }
-
-
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of what takes none."""
 
 
 class KillChild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,12 +87,6 @@ class Waited(msgspec.Struct, frozen=True):
     children: tuple[ShownChild, ...]
 
 
-Reply: TypeAlias = tuple[bool, bytes]
-"""Whether it was done, and the result as JSON, or why not as text."""
-
-T = TypeVar("T")
-
-
 def moment() -> Moment:
     """Return the time, as this machine reads it."""
     return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
@@ -131,7 +115,7 @@ class DirectoryService:
         self._writer: StepWriter[Step] = StepWriter(store, self._carry_out)
         self._due = trio.Event()
         self._changed = trio.Event()
-        self._handlers: dict[str, Callable[[bytes], Awaitable[object]]] = {
+        handlers = {
             "ps": self._ps,
             "quota": self._quota,
             "find": self._find,
@@ -140,6 +124,7 @@ class DirectoryService:
             "forget": self._forget,
             "wait": self._wait,
         }
+        self.answer = Requests("the directory", handlers, (FleetError,), log).answer
 
     def open_account(self, name: str, limit: float, kind: str) -> None:
         """Have an account, with a limit of tokens in each of its windows."""
@@ -180,49 +165,29 @@ class DirectoryService:
             self._writer.add(self._directory.receive(message, moment()))
         self._due.set()
 
-    async def answer(self, version: str, do: str, args: bytes) -> Reply:
-        """Do what is asked, and return the outcome.
-
-        Args:
-            version: of the part that asks.
-            do: what.
-            args: its arguments as JSON.
-        """
-        try:
-            check_version("a node actor", version, VERSION)
-            return True, msgspec.json.encode(await self._do(do, args))
-        except Exception as why:  # noqa: BLE001 - the directory outlives a question
-            return False, _reason(why, self._log).encode()
-
-    async def _do(self, do: str, args: bytes) -> object:
-        handler = self._handlers.get(do)
-        if handler is None:
-            raise FleetError(f"cannot do {do!r}: this directory does not know it")
-        return await handler(args)
-
     async def _ps(self, args: bytes) -> ShownFleet:
-        _read(args, Nothing)
+        read(args, Nothing)
         return self._directory.ps()
 
     async def _quota(self, args: bytes) -> ShownQuota:
-        _read(args, Nothing)
+        read(args, Nothing)
         return self._directory.quota()
 
     async def _find(self, args: bytes) -> ShownChild | None:
-        return self._directory.child(_read(args, FindChild).name)
+        return self._directory.child(read(args, FindChild).name)
 
     async def _spawn(self, args: bytes) -> tuple[str, ...]:
-        request = _read(args, SpawnRequest)
+        request = read(args, SpawnRequest)
         names, step = self._directory.spawn(request, moment())
         await self._finish(step)
         return names
 
     async def _kill(self, args: bytes) -> None:
-        kill = _read(args, KillChild)
+        kill = read(args, KillChild)
         await self._finish(self._directory.kill(kill.name, kill.signal, moment()))
 
     async def _forget(self, args: bytes) -> None:
-        node = _read(args, ForgetNode).node
+        node = read(args, ForgetNode).node
         await self._finish(self._directory.forget(node, moment()))
 
     async def _finish(self, step: Step) -> None:
@@ -230,7 +195,7 @@ class DirectoryService:
         await self._writer.flush()
 
     async def _wait(self, words: bytes) -> Waited:
-        args = _read(words, WaitFor)
+        args = read(words, WaitFor)
         until_s = trio.current_time() + args.wait_s
         before = _BEFORE[args.until]
         while True:
@@ -243,14 +208,3 @@ class DirectoryService:
                 return Waited(is_reached, children)
             with trio.move_on_at(until_s):
                 await changed.wait()
-
-
-def _read(args: bytes, kind: type[T]) -> T:
-    return msgspec.json.decode(args, type=kind)
-
-
-def _reason(why: Exception, log: Log) -> str:
-    if isinstance(why, FleetError | VersionError | msgspec.DecodeError):
-        return str(why)
-    log.write("ERROR", f"Fault of the directory: {place_of(why)}")
-    return f"the directory has a fault: {type(why).__name__}; see its log"

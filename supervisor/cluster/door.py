@@ -25,7 +25,8 @@ from supervisor.cluster.directory_service import (
     Waited,
     WaitFor,
 )
-from supervisor.cluster.node_service import ControlRequest, RequestError
+from supervisor.cluster.node_service import ControlRequest
+from supervisor.cluster.requests import RequestError
 from supervisor.control.server import ControlServer, OrderError, Orders
 from supervisor.fleet.directory import ShownChild, ShownFleet, SpawnRequest
 
@@ -240,13 +241,8 @@ class Door:
             raise RequestError(
                 f"cannot ask for {args.child!r}: it is {child.state} on no node"
             )
-        words = {**args.args, "name": name_at_daemon(child)}
+        words = {**args.args, "name": child.name}
         return _Target(child.node, ControlRequest(args.do, words))
-
-
-def name_at_daemon(child: ShownChild) -> str:
-    """Return the name that a child of the fleet has at its daemon."""
-    return child.name
 
 
 def _refusing(order: Order) -> Order:

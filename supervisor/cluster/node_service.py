@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 import trio
 
-from hostlib.log import place_of
 from hostlib.threads import in_thread
 from supervisor.cluster import daemon_socket
 from supervisor.cluster.daemon_socket import DaemonError, SilentDaemonError
+from supervisor.cluster.requests import Nothing, RequestError, Requests, read
 from supervisor.control.client import VERSION as CONTROL_VERSION
 from supervisor.control.server import MAX_WAITING
 from supervisor.fleet.link import (
@@ -35,17 +35,14 @@ from supervisor.fleet.messages import (
     FromDirectory,
     Joined,
     Refused,
-    VersionError,
-    check_version,
     decode_from_directory,
     encode,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from hostlib.log import Log
-    from supervisor.cluster.directory_service import Reply
 
 RELINK_S = 0.1
 """From a link that was lost to the next attempt: children live 4 s without it."""
@@ -68,12 +65,6 @@ LONGEST_READ_S = 5.0
 END_S = 0.5
 """Until this process ends itself: who asked for it has had its answer."""
 
-T = TypeVar("T")
-
-
-class RequestError(Exception):
-    """A request cannot be done; the text says what, why and what to do."""
-
 
 class Others(Protocol):
     """The other parts of the fleet, as a node actor reaches them.
@@ -92,10 +83,6 @@ class Others(Protocol):
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
         """Return the answer of another node's actor as JSON."""
         ...
-
-
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of a request that takes none."""
 
 
 class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,7 +157,7 @@ class NodeService:
         self._readers: dict[int, _StreamReader] = {}
         self._last_reader = 0
         self._nursery: trio.Nursery | None = None
-        self._handlers: dict[str, Callable[[bytes], Awaitable[object]]] = {
+        handlers = {
             "join-state": self._join_state,
             "leave": self._leave,
             "end-ray": self._end,
@@ -179,6 +166,7 @@ class NodeService:
             "read-stream": self._read_stream,
             "close-stream": self._close_stream,
         }
+        self.answer = Requests("this node actor", handlers, (DaemonError,), log).answer
 
     async def run(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -270,35 +258,9 @@ class NodeService:
 
     # Requests
 
-    async def answer(self, version: str, do: str, args: bytes) -> Reply:
-        """Do what an actor or a command asks, and return the outcome.
-
-        Args:
-            version: of the part that asks.
-            do: what.
-            args: its arguments as JSON.
-        """
-        try:
-            check_version("a node actor", version, VERSION)
-            return True, msgspec.json.encode(await self._do(do, args))
-        except SilentDaemonError as why:
-            return False, f"cannot ask node {self.name!r}: {why}".encode()
-        except (RequestError, DaemonError, VersionError, msgspec.DecodeError) as why:
-            return False, str(why).encode()
-        except Exception as why:  # noqa: BLE001 - the node outlives a request
-            self._log.write("ERROR", f"Fault of the node actor: {place_of(why)}")
-            text = f"the node actor has a fault: {type(why).__name__}; see its log"
-            return False, text.encode()
-
-    async def _do(self, do: str, args: bytes) -> object:
-        handler = self._handlers.get(do)
-        if handler is None:
-            raise RequestError(f"cannot do {do!r}: this node actor does not know it")
-        return await handler(args)
-
     async def _join_state(self, args: bytes) -> JoinState:
         """Return the state once it is up, or final, or nothing has changed for a time."""
-        _read(args, Nothing)
+        read(args, Nothing)
         with trio.move_on_after(LONGEST_READ_S):
             while not (self._state.is_up or self._state.is_final):
                 await self._state_changed.wait()
@@ -306,17 +268,17 @@ class NodeService:
 
     async def _leave(self, args: bytes) -> msgspec.Raw:
         """Have the daemon leave, and link it no more."""
-        _read(args, Nothing)
+        read(args, Nothing)
         if self._may_link.is_set():
             self._may_link = trio.Event()
         try:
-            return await daemon_socket.ask(self._control, LEAVE_REQUEST, {})
+            return await self._ask_own(LEAVE_REQUEST, {})
         except BaseException:  # one that is cancelled, too
             self._may_link.set()
             raise
 
     async def _end(self, args: bytes) -> None:
-        _read(args, Nothing)
+        read(args, Nothing)
         if self._nursery is not None:
             self._nursery.start_soon(self._end_soon)
 
@@ -325,11 +287,17 @@ class NodeService:
         await in_thread(self._end_ray)
 
     async def _ask_daemon(self, args: bytes) -> msgspec.Raw:
-        request = _read(args, ControlRequest)
-        return await daemon_socket.ask(self._control, request.do, request.args)
+        request = read(args, ControlRequest)
+        return await self._ask_own(request.do, request.args)
+
+    async def _ask_own(self, do: str, args: dict[str, Any]) -> msgspec.Raw:
+        try:
+            return await daemon_socket.ask(self._control, do, args)
+        except SilentDaemonError as why:
+            raise RequestError(f"cannot ask node {self.name!r}: {why}") from None
 
     async def _open_stream(self, args: bytes) -> int:
-        request = _read(args, ControlRequest)
+        request = read(args, ControlRequest)
         if self._nursery is None or len(self._readers) >= MOST_READERS:
             raise RequestError(
                 f"cannot read {request.do!r}: {MOST_READERS} streams of this node are"
@@ -354,7 +322,7 @@ class NodeService:
             del self._readers[number]
 
     async def _read_stream(self, args: bytes) -> StreamItems:
-        request = _read(args, ReadStream)
+        request = read(args, ReadStream)
         reader = self._readers.get(request.stream)
         if reader is None:
             raise RequestError(
@@ -363,7 +331,7 @@ class NodeService:
         return await reader.take(request.wait_s)
 
     async def _close_stream(self, args: bytes) -> None:
-        reader = self._readers.get(_read(args, ReadStream).stream)
+        reader = self._readers.get(read(args, ReadStream).stream)
         if reader is not None:
             reader.scope.cancel()
 
@@ -376,13 +344,13 @@ class NodeService:
             RequestError: it is refused, or the node is not reached any more.
         """
         opened = msgspec.json.encode(ControlRequest(do, args))
-        stream = _read(await self.ask(node, "open-stream", opened), int)
+        stream = read(await self.ask(node, "open-stream", opened), int)
         words = msgspec.json.encode(ReadStream(stream))
         is_over = False
         try:
             while not is_over:
                 data = await self.ask(node, "read-stream", words)
-                part = _read(data, StreamItems)
+                part = read(data, StreamItems)
                 for item in part.items:
                     yield item
                 if part.error is not None:
@@ -464,7 +432,3 @@ async def _write(
     with suppress(trio.BrokenResourceError):  # its reader sees the end
         async for message in messages:
             await stream.send_all(encode_frame(message))
-
-
-def _read(data: bytes, kind: type[T]) -> T:
-    return msgspec.json.decode(data, type=kind)

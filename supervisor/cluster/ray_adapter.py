@@ -37,7 +37,8 @@ from supervisor.cluster import ray_processes
 from supervisor.cluster.client import door_of
 from supervisor.cluster.directory_service import DirectoryService
 from supervisor.cluster.door import Door
-from supervisor.cluster.node_service import JoinState, NodeService, RequestError
+from supervisor.cluster.node_service import JoinState, NodeService
+from supervisor.cluster.requests import RequestError
 from supervisor.fleet.messages import VERSION
 from supervisor.fleet.slices import ACCOUNT
 from supervisor.fleet.store import FleetStore
@@ -45,8 +46,8 @@ from supervisor.fleet.store import FleetStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.cluster.directory_service import Reply
     from supervisor.cluster.orders import DirectoryOrder, NodeOrder
+    from supervisor.cluster.requests import Reply
 
 NAMESPACE = "sandhost-fleet"
 DIRECTORY = "directory"

@@ -59,7 +59,11 @@ def check_fleet(section: FleetSection) -> Iterator[tuple[str, str]]:
     if section.address is not None and not _is_address(section.address):
         yield "address", f"write IP:PORT as in 10.0.0.1:6379, not {section.address!r}"
     if section.store is not None and not _is_path(section.store):
-        yield "store", "the absolute path of a directory: the store is a file there"
+        where = f"the absolute path of a directory of the head, not {section.store!r}"
+        yield (
+            "store",
+            f"{where}; none is kept in PostgreSQL, so a directory never moves",
+        )
     yield from _check_words(section)
     yield from _check_lease(section.lease)
     yield from _check_quota(section.quota)

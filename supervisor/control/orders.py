@@ -115,6 +115,7 @@ class DaemonOrders:
         fleet = None
         if section is not None:
             fleet = {
+                "address": section.address,
                 "node": section.node,
                 "labels": section.labels,
                 "lease_s": parse_duration(section.lease),

@@ -176,6 +176,11 @@ class Node:
     # Membership
 
     @property
+    def is_out(self) -> bool:
+        """Whether it is in no fleet, nor about to be."""
+        return self.phase is Phase.OUT
+
+    @property
     def deadline_s(self) -> float:
         """Until when the launchpad lets the children live."""
         return self._lease.deadline_s

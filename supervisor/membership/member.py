@@ -264,8 +264,7 @@ class Member:
         node = self.node
         if node is None:
             return
-        is_in = node.phase is not Phase.OUT
-        self._host.fence.node = node.name if is_in else None
+        self._host.fence.node = None if node.is_out else node.name
         for send in step.sends:
             self._send(send.message)
         for action in step.actions:
@@ -316,7 +315,7 @@ class Member:
         node = self.node
         if self._fault is not None:
             raise LinkError(f"cannot link node {args.node!r}: {self._fault}")
-        if node is not None and node.phase is not Phase.OUT and node.name != args.node:
+        if node is not None and not node.is_out and node.name != args.node:
             raise LinkError(
                 f"cannot link node {args.node!r}: this daemon is node {node.name!r} of"
                 " a fleet; let that leave first"
@@ -329,7 +328,7 @@ class Member:
     def _begin(self, args: LinkArgs) -> Node:
         """Return the node; it asks to join if it is in no fleet."""
         node = self.node
-        if node is None or node.phase is Phase.OUT:
+        if node is None or node.is_out:
             labels = args.labels or tuple(self._section.labels)
             self._held.node = args.node
             node = Node(args.node, labels, self._capacity, self._held)
@@ -408,11 +407,11 @@ class Member:
             LinkError: the ledger cannot be written, so the membership is over already.
         """
         node = self.node
-        if self._fault is None and (node is None or node.phase is Phase.OUT):
+        if self._fault is None and (node is None or node.is_out):
             return LeaveAnswer(None)
         if node is not None:
             self._do(node.leave(self._clocks()))
-            while self._fault is None and self._is_in(node):
+            while self._fault is None and not node.is_out:
                 await self._changed.wait()
             while not await self._flush() and self._fault is None:
                 await self._changed.wait()  # until a tick has had a thread
@@ -422,9 +421,6 @@ class Member:
             while self._unsent and self._link is not None:
                 await self._changed.wait()
         return LeaveAnswer(node.name)
-
-    def _is_in(self, node: Node) -> bool:
-        return node.phase is not Phase.OUT
 
     # The session's launchpad
 

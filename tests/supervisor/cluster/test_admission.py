@@ -1,5 +1,6 @@
 """A start of Ray that dies, and a node that another node's `down` has ended."""
 
+import json
 import os
 import socket
 import sys
@@ -23,8 +24,8 @@ exit 1
 """
 
 
-def place(where: Path) -> Place:
-    figures = FleetFigures("n1", [], 5.0, None, None, "never")
+def place(where: Path, address: str | None = None) -> Place:
+    figures = FleetFigures(address, "n1", ["gpu"], 5.0, None, None, "never")
     return Place(f"{where}/control", f"{where}/state", 8, figures)
 
 
@@ -45,6 +46,38 @@ def test_a_start_that_dies_leaves_nothing_of_ray(
         assert not ray_processes.is_running(one.directory)
     finally:
         ray_processes.end(one.directory)
+
+
+# A start that keeps its order, and says that the node is up.
+KEEPING = """#!/bin/sh
+cat > order
+echo '{"address": "10.0.0.1:6379"}'
+"""
+
+
+# spec FL1
+def test_a_join_goes_by_the_configuration_where_it_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    program = tmp_path / "python"
+    program.write_text(KEEPING)
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(program))
+    join = Options(None, (), LOOPBACK, 1, None, token_file="token")
+    enter(place(tmp_path, "10.0.0.1:6379"), join)
+    order = json.loads((tmp_path / "order").read_bytes())
+    assert (order["address"], order["head"]) == ("10.0.0.1:6379", None)
+    assert (order["node"]["node"], order["node"]["labels"]) == ("n1", ["gpu"])
+    address = "10.0.0.2:6379"
+    named = Options("n2", ("big",), LOOPBACK, 1, None, address, token_file="token")
+    enter(place(tmp_path, "10.0.0.1:6379"), named)
+    order = json.loads((tmp_path / "order").read_bytes())
+    assert order["address"] == address
+    assert (order["node"]["node"], order["node"]["labels"]) == ("n2", ["big"])
+    with pytest.raises(RayError, match="name it by --address, or as `address` in"):
+        enter(place(tmp_path), join)
 
 
 # spec FL1

@@ -15,7 +15,8 @@ import trio.testing
 from hostlib.log import Log
 from supervisor.cluster import daemon_socket
 from supervisor.cluster.daemon_socket import DaemonError
-from supervisor.cluster.node_service import JoinState, NodeService, RequestError
+from supervisor.cluster.node_service import JoinState, NodeService
+from supervisor.cluster.requests import RequestError
 from supervisor.fleet.messages import VERSION
 from tests.helpers.fleetnode import StandIn
 

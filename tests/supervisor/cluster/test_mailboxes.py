@@ -10,8 +10,8 @@ import trio.testing
 pytest.importorskip("ray")
 
 from supervisor.cluster import ray_adapter
-from supervisor.cluster.node_service import RequestError
 from supervisor.cluster.ray_adapter import Mailbox, answered
+from supervisor.cluster.requests import RequestError
 
 
 class Call:

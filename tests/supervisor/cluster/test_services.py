@@ -16,7 +16,8 @@ from supervisor.cluster import door
 from supervisor.cluster.directory_service import DirectoryService
 from supervisor.cluster.door import Door
 from supervisor.cluster.names import DOOR
-from supervisor.cluster.node_service import NodeService, RequestError
+from supervisor.cluster.node_service import NodeService
+from supervisor.cluster.requests import RequestError
 from supervisor.control.client import ControlError, call, stream
 from supervisor.control.server import MAX_WAITING
 from supervisor.fleet.messages import VERSION
@@ -180,7 +181,7 @@ async def test_the_daemon_of_another_node_is_asked(tmp_path: Path) -> None:
             await in_thread(lambda: list(stream(path, "items", words)))
 
 
-# spec FL3
+# spec FL11
 async def test_commands_that_wait_keep_no_short_one_out(tmp_path: Path) -> None:
     async with fleet(tmp_path) as scene, trio.open_nursery() as nursery:
         await scene.add("a")

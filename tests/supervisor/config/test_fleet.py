@@ -69,7 +69,7 @@ def test_all_its_keys_are_read(tmp_path: Path) -> None:
         ('address = "10.0.0.1:99999"', "address", "IP:PORT"),
         ('node = "two words"', "node", "letters"),
         ('labels = ["a,b"]', "labels", "letters"),
-        ('store = "postgresql://head/fleet"', "store", "absolute path"),
+        ('store = "fleet"', "store", "absolute path"),
         ("quota.max_tokens = 0", "quota.max_tokens", "more than 0"),
         ('quota.window = "run"', "quota.window", "day or never"),
     ],
@@ -78,6 +78,14 @@ def test_a_value_that_cannot_be_is_told_with_its_key(
     tmp_path: Path, line: str, key: str, reason: str
 ) -> None:
     assert reason in faults(tmp_path, f"[fleet]\n{line}\n")[f"fleet.{key}"]
+
+
+# spec FL2
+def test_a_store_in_postgresql_is_refused_with_the_reason(tmp_path: Path) -> None:
+    url = "postgresql://head/fleet"
+    (reason,) = faults(tmp_path, f"[fleet]\nstore = '{url}'\n").values()
+    assert url in reason
+    assert "none is kept in PostgreSQL, so a directory never moves" in reason
 
 
 # spec FL11
