@@ -27,11 +27,14 @@ class FleetLife:
         node: name of the node.
         child: its id in the fleet.
         incarnation: which of its lives.
+        is_fenced: nothing of it may outlive the lease; False where the operator allows
+            that.
     """
 
     node: str
     child: str
     incarnation: int
+    is_fenced: bool = True
 
 
 class UnpaidError(Exception):

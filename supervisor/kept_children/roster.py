@@ -124,10 +124,6 @@ class Children:
             return None
         return self.by_name.get(child.spec.name)
 
-    @property
-    def _is_unfenced(self) -> bool:
-        return self.config.fleet is not None and self.config.fleet.unfenced
-
     # Starting
 
     def start_configured(self) -> None:
@@ -277,7 +273,7 @@ class Children:
         self, name: str, section: ChildSection, placed: Placed | None = None
     ) -> KeptChild:
         options = self._options(section)
-        if placed is not None and not self._is_unfenced:
+        if placed is not None and placed.life.is_fenced:
             options = fenced(options)
         log = self.open_log(name, section)
         kept = KeptChild(self._host, name, section, options, log, self._shared)

@@ -258,12 +258,13 @@ class Gateway:
             text = f"the model {call.model.name!r} is not asked by {call.api.path[1:]}"
             raise FailedCallError(text)
         call, reservation, paid = await self._pay(call)
-        answer, request = call.api.reader(), Request()
+        answer = call.api.reader()
+        request = Request(partial(self._check_fence, call))
         meter = _Meter(self, call, reservation, answer, request, paid)
         memory = self._budget.reservation(call.ledger)
         has_no_memory, after_s, code = False, None, ""
 
-        take = partial(_take, memory, answer, on_event)
+        take = partial(_take, request.check, memory, answer, on_event)
         try:
             with trio.fail_after(self._timeout_s), memory:
                 found, is_large = await self._exchange(
@@ -393,7 +394,6 @@ class Gateway:
         else:
             data = call.encode(bound)
         await self._spending.wait_written()
-        self._check_fence(call)
         ask = call.model.provider.ask
         asking = ask(call.api, data, request, call.headers, call.max_retries)
         received = await _receive(asking, answer, take)
@@ -508,6 +508,7 @@ def _learn(call: Call, usage: Usage) -> None:
 
 
 async def _take(
+    check: Callable[[], None],
     memory: MemoryReservation,
     answer: AnswerReader,
     on_event: OnEvent | None,
@@ -518,7 +519,11 @@ async def _take(
 
     So a burst of a fast provider does not delay other children, and its first event is
     sent before the last is parsed.
+
+    Raises:
+        FailedCallError: the lease of the call's child is over.
     """
+    check()
     memory.add(answer.held_bytes - memory.size_bytes)
     # Not cancelled while other tasks run: all received bytes are charged.
     if not events:

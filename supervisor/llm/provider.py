@@ -26,7 +26,7 @@ from supervisor.llm.answer_reader import BrokenOffError
 from supervisor.llm.apis import ASKABLE, CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from supervisor.llm.apis import Api
 
@@ -125,9 +125,11 @@ class Request:
     """A request of one call.
 
     Attributes:
+        check: raises where the call may not go out any more; before each attempt.
         is_sent: it was sent completely and not refused, so it may cost something.
     """
 
+    check: Callable[[], None] = lambda: None
     is_sent: bool = False
 
 
@@ -167,7 +169,7 @@ class Provider:
                 base_url, turns.end, self._note_sent, self._sockets
             ),
             follow_redirects=False,  # the key goes to the configured address only
-            event_hooks={"response": [self._note_answer]},
+            event_hooks={"request": [self._check], "response": [self._note_answer]},
         )
         omit = openai.Omit()
         self._client = openai.AsyncOpenAI(
@@ -272,6 +274,10 @@ class Provider:
 
     def _headers_of(self, api: Api) -> dict[str, Any]:
         return self._message_headers if api is MESSAGES else self._headers
+
+    async def _check(self, _request: object) -> None:
+        """Raise where the current task's call may not go out any more."""
+        self._requests[trio.lowlevel.current_task()].check()
 
     def _note_sent(self) -> None:
         """Record that the current task's request was sent completely."""

@@ -498,7 +498,12 @@ class Member:
         launchpad, program = self._launchpad, order.program
         if launchpad is None or launchpad.session != order.session:
             return  # the session is over, and its end is told
-        life = FleetLife(node.name, order.child, order.incarnation)
+        life = FleetLife(
+            node.name,
+            order.child,
+            order.incarnation,
+            is_fenced=not self._section.unfenced,
+        )
         if len(self._host.children) + self._count_starts() >= self._capacity:
             text = "the node has as many children as host.max_children allows"
             self._report(node, life, "refused", reason=text)

@@ -3,6 +3,7 @@
 1. A connection counts from the moment it is accepted, against its child and every
    ancestor of it (spec NET14).
 2. Whatever goes wrong with one resets that one, and is told by its name.
+3. Bytes of a fleet child are passed on only while its lease is held (spec FL6).
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class UnreachableError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class LeaseOverError(MeterError):
+    """The lease of a fleet child is over; the text says so."""
 
 
 class Connection:
@@ -98,9 +103,15 @@ class Connection:
 class ConnectionMeter:
     """Counts the bytes of one connection, and against what its child may have."""
 
-    def __init__(self, counts: Sequence[Counts], account: Account[int] | None) -> None:
+    def __init__(
+        self,
+        counts: Sequence[Counts],
+        account: Account[int] | None,
+        check_effect: Callable[[], None],
+    ) -> None:
         self._counts = counts
         self._account = account
+        self._check_effect = check_effect
 
     def add_received(self, size: int) -> None:
         """Count bytes for the child."""
@@ -110,6 +121,10 @@ class ConnectionMeter:
 
     def add_sent(self, size: int) -> None:
         """Count bytes of the child."""
+        try:
+            self._check_effect()
+        except FencedError as why:
+            raise LeaseOverError(str(why)) from None
         self._charge(size)
         for counts in self._counts:
             counts.bytes_out += size
@@ -172,7 +187,7 @@ class Connections:
             row.connections += 1
             row.open += 1
         try:
-            yield ConnectionMeter(counts, self._size)
+            yield ConnectionMeter(counts, self._size, self.check_effect)
         finally:
             for row in counts:
                 row.open -= 1
@@ -219,6 +234,8 @@ class Connections:
             await handle(connection)
         except DeniedError as why:
             self._notices.tell_refused(why.host, why.port, why.refused)
+        except LeaseOverError as why:
+            self._log.write("WARNING", f"Connection cut: {why}")
         except MeterError:
             refused = Refused(Reason.LIMIT_NET_BYTES)
             self._notices.tell_refused(connection.host, connection.port, refused)

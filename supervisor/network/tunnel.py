@@ -46,7 +46,7 @@ class TunnelError(Exception):
 
 
 class MeterError(TunnelError):
-    """They are too many; raised by a `Meter`."""
+    """They are too many, or too late; raised by a `Meter`."""
 
 
 class FilterError(TunnelError):
@@ -61,7 +61,7 @@ class Meter(Protocol):
         ...
 
     def add_sent(self, size: int) -> None:
-        """Count bytes for the outer side; raise `MeterError` if they are too many."""
+        """Count bytes for the outer side; raise `MeterError` if they may not go."""
         ...
 
 

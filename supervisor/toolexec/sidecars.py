@@ -185,6 +185,13 @@ class Sidecars:
         if found and not allowed:
             text = f"forbidden: tool '{tool}' is not permitted with narrowed rights\n"
             raise RefusedError(403, text.encode())
+        found, allowed = tuple(allowed), [*_fenced(child, allowed)]
+        if found and not allowed:
+            text = (
+                f"forbidden: tool '{tool}' runs in a container, which outlives the lease"
+                " of a fleet's child; have a local sidecar, or [fleet] unfenced = true\n"
+            )
+            raise RefusedError(403, text.encode())
         for sidecar in allowed:
             # One after another: a worse one is asked only after a better one.
             if await sidecar.has(child, tool, cwd) and sidecar.is_running:
@@ -238,6 +245,17 @@ def _may_use(child: ChildView, rights: Rights, sidecar: Sidecar) -> bool:
         return True
     session = child.session
     return rights.root and session is not None and session.client.policy.has_root
+
+
+def _fenced(child: ChildView, sidecars: Iterable[Sidecar]) -> Iterator[Sidecar]:
+    """Yield the sidecars whose tools end with the lease of their child (spec FL6).
+
+    A tool in a container is beneath its engine, and not beneath the child's launchpad.
+    """
+    life = child.spec.fleet
+    for sidecar in sidecars:
+        if life is None or not life.is_fenced or sidecar.section.backend == "local":
+            yield sidecar
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ Each asks the fence, with a clock of the test.
 """
 
 import socket
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from supervisor.network.connections import Connection, Connections
 from supervisor.network.notices import Notices
 from supervisor.network.pace import Pace
 from supervisor.network.traffic import Traffic
+from supervisor.network.tunnel import Pipes, Tunnel
 from supervisor.sandbox.plan import PROFILES
 from supervisor.workspace.use import WorkspaceUse
 from tests.helpers.hosts import Stage, stage
@@ -146,6 +148,25 @@ async def test_no_model_is_asked_when_the_lease_is_over(tmp_path: Path) -> None:
         assert len(scene.provider.served) == 1
 
 
+# spec FL6: an answer that comes, and a second attempt at a provider that has failed.
+@pytest.mark.parametrize("prompt", [b"!endless !slow=0.01", b"!once=500"])
+async def test_a_call_ends_with_the_lease(tmp_path: Path, prompt: bytes) -> None:
+    async with open_scene(tmp_path) as scene:
+        line = scene.connect()
+        served = scene.provider.served
+
+        def judge(life: FleetLife) -> None:
+            if served:
+                raise FencedError(f"cannot let {life.child!r} act: its lease is over")
+
+        scene.fence.judge = judge
+        scene.fence.add(line.client.pipe_id.partition(":")[0], LIFE)
+        with trio.fail_after(60):
+            refused = await line.chat(prompt)
+        assert b"its lease is over" in refused.line
+        assert len(served) == 1
+
+
 # spec FL6
 async def test_no_tool_is_run_when_the_lease_is_over(tmp_path: Path) -> None:
     async with opened_scene(tmp_path) as scene:
@@ -166,15 +187,20 @@ async def test_no_tool_is_run_when_the_lease_is_over(tmp_path: Path) -> None:
         assert not (scene.workspace / "made").exists()
 
 
+def connections(fence: Fence) -> Connections:
+    """Return the connections of a child that a fence knows."""
+    notices = Notices(Journal(-1, pytest.fail), "child-1")
+    table = Connections(Traffic(), notices, Log("ERROR"), Pace(), Account(limit=8))
+    table.check_effect = partial(fence.check, "child-1")
+    return table
+
+
 # spec FL6
 async def test_no_connection_begins_when_the_lease_is_over() -> None:
     fence = Fence()
     lease = Lease(fence)
     fence.add("child-1", LIFE)
-    journal = Journal(-1, pytest.fail)
-    notices, log = Notices(journal, "child-1"), Log("ERROR")
-    table = Connections(Traffic(), notices, log, Pace(), Account(limit=8))
-    table.check_effect = partial(fence.check, "child-1")
+    table = connections(fence)
     served = 0
 
     async def serve(connection: Connection) -> None:
@@ -186,6 +212,33 @@ async def test_no_connection_begins_when_the_lease_is_over() -> None:
         with theirs:
             await table.serve(Connection(plain(ours), "host", 80), serve)
     assert served == 1
+
+
+# spec FL6: bytes that a child has sent within its lease are no effect after it.
+async def test_an_open_connection_is_cut_when_the_lease_is_over() -> None:
+    fence = Fence()
+    lease = Lease(fence)
+    fence.add("child-1", LIFE)
+    table = connections(fence)
+    ours, inner = socket.socketpair()
+    outer, server = socket.socketpair()
+    pipes = Pipes()
+
+    async def join(connection: Connection) -> None:
+        with table.counted(connection) as meter:
+            await Tunnel(connection.inner, outer, meter, pipes).run()
+
+    with ours, server, closing(pipes):
+        for one in (ours, server, inner, outer):
+            one.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(table.serve, Connection(inner, "host", 80), join)
+            ours.send(b"a")
+            await trio.lowlevel.wait_readable(server)
+            assert server.recv(9) == b"a"
+            lease.is_over = True
+            ours.send(b"b")
+        assert server.recv(9) == b""
 
 
 def plain(sock: trio.socket.SocketType) -> socket.socket:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 from hostlib.linux import processes
 from hostlib.log import Log
 from protocol.toolexec.token import ALL
+from supervisor.fleet.fence import FleetLife
 from supervisor.toolexec.backends import container
 from supervisor.toolexec.backends.container import INSIDE
 from supervisor.toolexec.routes import RefusedError
@@ -132,6 +134,26 @@ async def test_a_tool_runs_in_the_container(stage: Stage, engine: Engine) -> Non
             await run_tool(stage, sidecars, child, "rustc-none")
         assert refused.value.status == 403
     assert engine.containers() == []
+
+
+# spec FL6: what runs in a container does not end with a launchpad of this host.
+async def test_a_fenced_child_of_a_fleet_has_no_tools_in_a_container(
+    stage: Stage, engine: Engine
+) -> None:
+    bin_dir = program(engine.home / "bin", "cargo", "echo here")
+    local = {"kind": "rust", "path": [bin_dir]}
+    where = engine.section(path=[bin_dir])
+    life = FleetLife("a", "c1", 1)
+    stage.host.fence.judge = lambda _: None
+    async with sidecars_of(stage, r=where) as sidecars:
+        child = await waiting_child(stage, fleet=life)
+        with pytest.raises(RefusedError, match="outlives the lease") as refused:
+            await run_tool(stage, sidecars, child, "cargo")
+        assert refused.value.status == 403
+        free = await waiting_child(stage, "free", fleet=replace(life, is_fenced=False))
+        assert (await run_tool(stage, sidecars, free, "cargo")).out == b"here\n"
+    async with sidecars_of(stage, r=where, here=local) as sidecars:
+        assert (await run_tool(stage, sidecars, child, "cargo")).sidecar == "here"
 
 
 async def test_the_engines_command_is_told_where_its_engine_is(

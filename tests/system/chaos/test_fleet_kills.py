@@ -7,7 +7,7 @@ host looks at. An older one behind a newer one has run beside its successor.
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetscene import Scene, fleet
 from tests.helpers.hosts import PYTHON
 from tests.helpers.spawning import Watched, watching
+from tests.helpers.toolruns import program
 
 pytestmark = pytest.mark.slow
 
@@ -31,20 +32,23 @@ with open({file!r}, "ab", buffering=0) as lines:
 
 
 @contextmanager
-def node(where: Path, shared: Path, root: Path | None = None) -> Iterator[Daemon]:
+def node(
+    where: Path, shared: Path, root: Path | None = None, more: str = ""
+) -> Iterator[Daemon]:
     """Start a daemon whose fleet children may write to one directory.
 
     Args:
         where: its files.
         shared: that directory.
         root: of its children's FD 3; None for one of their own.
+        more: of its configuration.
     """
     where.mkdir(exist_ok=True)
     workspace = f'[workspace.w]\nbase = "{shared}"\nmode = "direct"\n'
     policy = '[policy.p]\nworkspace = ["w"]\n'
     if root is not None:
         policy += f'root = "{root}"\n'
-    with daemon(where, f"[fleet]\n{workspace}{policy}") as one:
+    with daemon(where, f"[fleet]\n{workspace}{policy}{more}") as one:
         yield one
 
 
@@ -200,6 +204,56 @@ async def test_a_launchpad_that_is_killed_ends_the_session_alone(
             await scene.until(lambda: written(shared)[-1] == "2")
             assert before <= set(launchpads_of(one.process.pid))
             assert_in_order(shared)
+
+
+USING = """
+import os, socket, time
+with socket.socket(socket.AF_UNIX) as tools:
+    tools.connect(os.environ["AIFO_TOOLEEXEC_URL"].removeprefix("unix://"))
+    head = ["POST /exec HTTP/1.1", "Host: localhost", "X-Aifo-Proto: 2"]
+    head += ["Content-Type: application/x-www-form-urlencoded", "Content-Length: 7"]
+    head += ["Authorization: Bearer " + os.environ["AIFO_TOOLEEXEC_TOKEN"]]
+    tools.sendall("\\r\\n".join([*head, "", "tool=go"]).encode())
+    print(tools.recv(4096).decode(), flush=True)
+    time.sleep(600)
+"""
+
+
+MARK = f"of-the-tool-{os.getpid()}"
+
+
+def of_the_tool() -> list[int]:
+    """Return the processes of the tool: those with the mark as their last word."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):
+            if Path("/proc", pid, "cmdline").read_bytes().endswith(f"{MARK}\0".encode()):
+                found.append(int(pid))
+    return found
+
+
+# spec FL6: a tool of a child, too, and what has left the tool's session.
+async def test_tools_end_with_the_lease_while_the_daemon_is_stopped(
+    tmp_path: Path, shared: Path, stack: ExitStack
+) -> None:
+    loop = "while :; do sleep 0.1; done"
+    script = f"setsid sh -c '{loop}' {MARK} & exec sh -c '{loop}' {MARK}"
+    where = program(tmp_path / "bin", "go", script)
+    tools = "[toolexec]\nlisten = ['unix']\n[sidecar.s]\nkind = 'go'\n"
+    tools += f"path = ['{where}']\n"
+    root = tmp_path / "root"
+    root.mkdir()
+    with node(tmp_path / "a", shared, root, tools) as one:
+        async with fleet(tmp_path / "head", LEASE_S) as scene:
+            await link(scene, one, "a")
+            scene.spawn("web", *PYTHON, "-c", USING, policy="p")
+            await scene.until_running("web")
+            await scene.until(lambda: len(of_the_tool()) == 2)
+            tool = stack.enter_context(watching(of_the_tool()))
+            os.kill(one.process.pid, signal.SIGSTOP)
+            await scene.until(lambda: not any(one.is_alive() for one in tool))
+            os.kill(one.process.pid, signal.SIGCONT)
+            await scene.until(lambda: scene.node("a") == "up")
 
 
 LATE = """

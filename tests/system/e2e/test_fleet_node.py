@@ -143,6 +143,20 @@ async def test_a_node_that_leaves_has_ended_its_children(tmp_path: Path) -> None
             assert dict(leaks["result"])["clean"], leaks  # type: ignore[call-overload]
 
 
+# spec FL5: a lease is renewed by a daemon that answers; a hand-over is none for seconds.
+async def test_a_member_is_not_replaced_until_it_has_left(tmp_path: Path) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600")
+            child = await scene.until_running("web")
+            answer = await trio.to_thread.run_sync(ask, one, "replace")
+            assert "it is node 'a' of a fleet" in str(answer["error"])
+            assert "let it leave" in str(answer["error"])
+            row = await trio.to_thread.run_sync(one.row, "web")
+            assert (row.pid, scene.node("a")) == (child.pid, "up")
+
+
 # spec FL6
 @pytest.mark.parametrize(
     ("policy", "why"),
