@@ -258,8 +258,7 @@ class Gateway:
             text = f"the model {call.model.name!r} is not asked by {call.api.path[1:]}"
             raise FailedCallError(text)
         call, reservation, paid = await self._pay(call)
-        answer = call.api.reader()
-        request = Request(partial(self._check_fence, call))
+        answer, request = call.api.reader(), Request(partial(self._check_fence, call))
         meter = _Meter(self, call, reservation, answer, request, paid)
         memory = self._budget.reservation(call.ledger)
         has_no_memory, after_s, code = False, None, ""

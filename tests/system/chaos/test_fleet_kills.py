@@ -227,7 +227,11 @@ def of_the_tool() -> list[int]:
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):
-            if Path("/proc", pid, "cmdline").read_bytes().endswith(f"{MARK}\0".encode()):
+            if (
+                Path("/proc", pid, "cmdline")
+                .read_bytes()
+                .endswith(f"{MARK}\0".encode())
+            ):
                 found.append(int(pid))
     return found
 
