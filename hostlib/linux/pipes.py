@@ -1,11 +1,16 @@
-"""Pipes for splice(2), larger than the default if the kernel allows it."""
+"""Pipes for splice(2) and tee(2), larger than the default if the kernel allows it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 from typing import NamedTuple
+
+_tee = ctypes.CDLL(None, use_errno=True).tee
+_tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
+_tee.restype = ctypes.c_ssize_t
 
 
 class Pipe(NamedTuple):
@@ -39,3 +44,16 @@ def resize_pipe(pipe: int, size_bytes: int) -> None:
     """Change a pipe's capacity, if the kernel allows it."""
     with contextlib.suppress(OSError):  # EPERM: the user's share of pipe memory is used
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size_bytes)
+
+
+def copy_pipe(source: int, target: int, size_bytes: int) -> int:
+    """Copy what a pipe holds into another, by tee(2); return the number of bytes.
+
+    Raises:
+        OSError: nothing could be copied.
+    """
+    count: int = _tee(source, target, size_bytes, 0)
+    if count < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return count

@@ -11,43 +11,27 @@
 Sources: openat2(2), path_resolution(7).
 """
 
-import ctypes
 import errno
 import os
 import stat
 
-_OPENAT2 = 437  # the same number on every architecture that has the call
-_BENEATH_NO_MAGIC = 0x08 | 0x02
-_NO_XDEV = 0x01
+from hostlib.linux.syscalls import (
+    RESOLVE_BENEATH,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_XDEV,
+    openat2,
+)
+
+MAX_LINKS = 40
+"""Most symbolic links on the way to a file, as the kernel's MAXSYMLINKS."""
+
+_BENEATH_NO_MAGIC = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS
 _RETRIES = 64
-_MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
 _CREATE_MODE = 0o666
 _PATH_MAX = 4096  # limits.h, the NUL at the end included
 
 OPEN_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Flags of every open: close-on-exec, no wait for a FIFO, no controlling terminal."""
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = [  # type: ignore[mutable-override] # how ctypes wants it
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    ]
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-syscall = _libc.syscall
-syscall.argtypes = (
-    ctypes.c_long,
-    ctypes.c_int,
-    ctypes.c_char_p,
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-)
-syscall.restype = ctypes.c_long
-_HOW_SIZE = ctypes.sizeof(_OpenHow)
-_byref = ctypes.byref
 
 
 def _error(code: int) -> OSError:
@@ -74,20 +58,16 @@ def open_beneath_kernel(
     """
     if b"\0" in name:
         raise _error(errno.EINVAL)
-    how = _OpenHow(
-        # openat2 refuses flags that have no meaning with O_PATH; open(2) ignores them.
-        flags | (os.O_CLOEXEC if flags & os.O_PATH else OPEN_FLAGS),
-        _CREATE_MODE if flags & os.O_CREAT else 0,
-        resolve,
-    )
+    # openat2 refuses flags that have no meaning with O_PATH; open(2) ignores them.
+    flags |= os.O_CLOEXEC if flags & os.O_PATH else OPEN_FLAGS
+    mode = _CREATE_MODE if flags & os.O_CREAT else 0
     for _ in range(_RETRIES):
-        fd: int = syscall(_OPENAT2, dir_fd, name, _byref(how), _HOW_SIZE)
-        if fd >= 0:
-            return fd
-        code = ctypes.get_errno()
-        # EAGAIN: after a concurrent rename the kernel could not prove "beneath".
-        if code not in (errno.EAGAIN, errno.EINTR):
-            raise _error(code)
+        try:
+            return openat2(dir_fd, name, flags, mode, resolve)
+        except OSError as why:
+            # EAGAIN: after a concurrent rename the kernel could not prove "beneath".
+            if why.errno not in (errno.EAGAIN, errno.EINTR):
+                raise
     raise _error(errno.EAGAIN)
 
 
@@ -97,7 +77,7 @@ def open_in_mount(dir_fd: int, name: bytes, flags: int) -> int:
     There is no fallback: a kernel that has such mounts has openat2.
     """
     check_name(name)
-    return open_beneath_kernel(dir_fd, name, flags, _BENEATH_NO_MAGIC | _NO_XDEV)
+    return open_beneath_kernel(dir_fd, name, flags, _BENEATH_NO_MAGIC | RESOLVE_NO_XDEV)
 
 
 def open_beneath_walk(dir_fd: int, name: bytes, flags: int) -> int:
@@ -222,7 +202,7 @@ class _Walk:
 
     def _count_link(self) -> None:
         self._links += 1
-        if self._links > _MAX_LINKS:
+        if self._links > MAX_LINKS:
             raise _error(errno.ELOOP)
 
     def _follow(self, link_fd: int) -> None:

@@ -45,12 +45,16 @@ _SCHED_ATTRIBUTES = struct.Struct("IIQiIQQQ")
 _SCHED_OTHER = 0
 _SCHED_FLAG_RESET_ON_FORK = 1
 
-# <linux/openat2.h>: flags, mode, resolve; one number everywhere.
+# <linux/openat2.h>; one number everywhere.
 _SYS_OPENAT2 = 437
-_OPEN_HOW = struct.Struct("QQQ")
-_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 2, 4, 8
-_RESOLVE_EXACTLY = _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
-_AT_FDCWD = -100 & 0xFFFFFFFFFFFFFFFF
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = (
+    1,
+    2,
+    4,
+    8,
+)
+_RESOLVE_EXACTLY = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
+_AT_FDCWD = -100
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
 """Errors of `open_exactly` for a path that cannot be reached without following a link."""
@@ -128,7 +132,48 @@ def caller(number: int, kinds: str) -> Callable[..., int]:
     return call
 
 
-_openat2 = caller(_SYS_OPENAT2, "ntnn")
+class _OpenHow(ctypes.Structure):
+    _fields_ = [  # type: ignore[mutable-override] # how ctypes wants it
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    ]
+
+
+# Not through PyDLL: other threads run while a disk is slow.
+_openat2 = ctypes.CDLL(None, use_errno=True)["syscall"]
+_openat2.argtypes = (
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+)
+_openat2.restype = ctypes.c_long
+_OPEN_HOW_SIZE = ctypes.sizeof(_OpenHow)
+_byref = ctypes.byref
+
+
+def openat2(dir_fd: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
+    """Return a descriptor of a path, opened under rules for its resolution.
+
+    Args:
+        dir_fd: a descriptor of the directory that a relative path begins at.
+        path: without NUL.
+        flags: O_* flags.
+        mode: of a file that it makes, else 0.
+        resolve: RESOLVE_* flags.
+
+    Raises:
+        OSError: with the kernel's errno; ENOSYS or EPERM where the call is missing or
+            filtered.
+    """
+    how = _OpenHow(flags, mode, resolve)
+    fd: int = _openat2(_SYS_OPENAT2, dir_fd, path, _byref(how), _OPEN_HOW_SIZE)
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return fd
 
 
 def prctl(option: int, value: int) -> None:
@@ -161,11 +206,9 @@ def open_exactly(path: bytes, top: int = -1, flags: int = os.O_PATH) -> int:
     """
     resolve, start = _RESOLVE_EXACTLY, _AT_FDCWD
     if top >= 0:
-        resolve, start = resolve | _RESOLVE_BENEATH, top
-    how = _OPEN_HOW.pack(flags | os.O_CLOEXEC, 0, resolve)
-    text = ctypes.create_string_buffer(how, len(how))
+        resolve, start = resolve | RESOLVE_BENEATH, top
     try:
-        return _openat2(start, path, ctypes.addressof(text), len(how))
+        return openat2(start, path, flags | os.O_CLOEXEC, 0, resolve)
     except OSError as error:
         if error.errno not in {errno.ENOSYS, errno.EPERM}:
             raise

@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 
-from hostlib.linux import delegation
+from hostlib.linux import delegation, syscalls
 from hostlib.linux.cgroup_files import describe_bounds
 from hostlib.linux.namespace_counts import explain_refusal
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER
@@ -42,11 +42,9 @@ PROBE_TIMEOUT_S = 5.0
 # <asm/unistd.h>; the newer architectures share one table, x86_64 has its own. From 424
 # on all have the same numbers.
 _IS_X86_64 = os.uname().machine == "x86_64"
-_SYS_OPENAT2 = 437
 _SYS_CLOSE_RANGE = 436
 _SYS_LANDLOCK_CREATE_RULESET = 444
 _SYS_SECCOMP = 317 if _IS_X86_64 else 277
-_RESOLVE_BENEATH_NO_MAGICLINKS = 0x08 | 0x02
 _CLOSE_RANGE_CLOEXEC = 4
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _SECCOMP_GET_ACTION_AVAIL = 2
@@ -103,41 +101,15 @@ def linux() -> str:
     return release
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = (  # type: ignore[mutable-override]
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    )
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
-
-def _call(number: int, *arguments: object) -> int:
-    """Make a system call; pointers are given as ctypes objects, the rest as long.
-
-    Raises:
-        OSError: it failed.
-    """
-    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    result: int = _libc.syscall(ctypes.c_long(number), *words)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
 def openat2() -> str:
     """Open beneath a directory, and try to leave it."""
-    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_BENEATH_NO_MAGICLINKS)
-    size = ctypes.sizeof(how)
+    flags = os.O_PATH | os.O_CLOEXEC
+    resolve = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_MAGICLINKS
     top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.close(_call(_SYS_OPENAT2, top, b".", ctypes.byref(how), size))
+        os.close(syscalls.openat2(top, b".", flags, 0, resolve))
         try:
-            os.close(_call(_SYS_OPENAT2, top, b"..", ctypes.byref(how), size))
+            os.close(syscalls.openat2(top, b"..", flags, 0, resolve))
         except OSError as why:
             if why.errno != errno.EXDEV:
                 raise
@@ -194,21 +166,17 @@ def pidfd() -> str:
 
 def close_range() -> str:
     """Mark numbers close-on-exec that nobody uses."""
-    _call(_SYS_CLOSE_RANGE, 0x7FFFFFF0, 0x7FFFFFFF, _CLOSE_RANGE_CLOEXEC)
+    first, last = 0x7FFFFFF0, 0x7FFFFFFF
+    syscalls.system_call(_SYS_CLOSE_RANGE, first, last, _CLOSE_RANGE_CLOEXEC)
     return "with CLOSE_RANGE_CLOEXEC"
 
 
 def subreaper() -> str:
     """Become a subreaper, and what it was again."""
     before = ctypes.c_int()
-    zeros = (ctypes.c_ulong(0),) * 3
-    for option, value in (
-        (_PR_GET_CHILD_SUBREAPER, ctypes.byref(before)),
-        (PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1)),
-    ):
-        if _libc.prctl(option, value, *zeros) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(before.value), *zeros)
+    syscalls.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
+    syscalls.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    syscalls.prctl(PR_SET_CHILD_SUBREAPER, before.value)
     return "set, and set back"
 
 
@@ -289,7 +257,7 @@ def _status_of(program: str) -> int:
 
 def landlock() -> str:
     """Ask for the version of Landlock."""
-    version = _call(
+    version = syscalls.system_call(
         _SYS_LANDLOCK_CREATE_RULESET, 0, 0, _LANDLOCK_CREATE_RULESET_VERSION
     )
     return f"ABI {version}"
@@ -298,7 +266,8 @@ def landlock() -> str:
 def seccomp() -> str:
     """Ask whether a filter may kill a process."""
     action = ctypes.c_uint32(_SECCOMP_RET_KILL_PROCESS)
-    _call(_SYS_SECCOMP, _SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(action))
+    where = ctypes.addressof(action)
+    syscalls.system_call(_SYS_SECCOMP, _SECCOMP_GET_ACTION_AVAIL, 0, where)
     return "filters can kill a process"
 
 

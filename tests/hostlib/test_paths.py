@@ -5,7 +5,6 @@ that becomes the text of an error. Both ways must give the same.
 Links and mounts have a file of their own.
 """
 
-import ctypes
 import errno
 import os
 import resource
@@ -15,10 +14,11 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hostlib.linux import resolve
+from hostlib.linux import resolve, syscalls
 from hostlib.linux.resolve import open_beneath, open_beneath_kernel, split_parent
 from tests.helpers.beneath import CREATE, DIRECTORY, Tree, tree, way
 from tests.helpers.trees import PROJECT
@@ -270,18 +270,17 @@ def test_openat2_is_used_where_the_kernel_has_it(tree: Tree) -> None:
 def test_the_kernel_is_asked_again(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    ask = resolve.syscall
+    ask = syscalls.openat2
     times = 3
 
-    def disturbed(*arguments: object) -> int:
+    def disturbed(*arguments: Any) -> int:
         nonlocal times
         times -= 1
         if times < 0:
-            return int(ask(*arguments))
-        ctypes.set_errno(code)
-        return -1
+            return ask(*arguments)
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(resolve, "syscall", disturbed)
+    monkeypatch.setattr(resolve, "openat2", disturbed)
     assert tree.answer(open_beneath_kernel, b"file") == "file"
     times = 10_000
     assert tree.answer(open_beneath_kernel, b"file") == "EAGAIN"

@@ -21,6 +21,7 @@ from typing import Final, Self
 
 from hostlib.linux.resolve import (
     DENIED,
+    MAX_LINKS,
     OPEN_FLAGS,
     check_name,
     open_beneath,
@@ -40,7 +41,6 @@ from vfs.mounts import Mount, hold_device, mount_of, release_device
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 _KIND_AND_SET_ID = 0o170000 | _SET_ID
 _NO_ENTRY: Final = (b"", b".", b"..")
-_MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 
 _KINDS = {
@@ -163,7 +163,7 @@ class HostDirectory:
         Each step starts from the held directory again, so a link that changes meanwhile
         leads at most to another entry beneath it.
         """
-        for _ in range(_MAX_LINKS):
+        for _ in range(MAX_LINKS):
             check_name(name)
             directory, last = split_parent(name)
             if last in _NO_ENTRY or name.endswith(b"/"):

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
 import termios
 from typing import TYPE_CHECKING
 
-from hostlib.linux.pipes import open_pipe, resize_pipe
+from hostlib.linux.pipes import copy_pipe, open_pipe, resize_pipe
 
 if TYPE_CHECKING:
     import socket
@@ -36,10 +35,6 @@ is moved; the pipe aside has room for the frame, too."""
 
 _FRAME_PAGES = 2
 """A line before and one after a piece, in a page each."""
-
-_libc = ctypes.CDLL(None)
-_libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
-_libc.tee.restype = ctypes.c_ssize_t
 
 
 def waiting_in(pipe: int) -> int:
@@ -114,7 +109,7 @@ class Tap:
         """
         try:
             os.write(self._in, before)
-            if _libc.tee(self._taken, self._in, size, 0) != size:
+            if copy_pipe(self._taken, self._in, size) != size:
                 return False
             os.write(self._in, after)
         except OSError:  # less room than requested

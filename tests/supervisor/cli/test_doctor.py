@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hostlib.linux import syscalls
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 from supervisor.cli import doctor, doctor_layers
 from supervisor.cli.doctor import examine_machine, find_leaks, leaks_text
@@ -138,10 +139,10 @@ def subreaper() -> int:
         ("O_TMPFILE in TMPDIR", os, "open"),
         ("RWF_NOWAIT in TMPDIR", os, "preadv"),
         ("flock in TMPDIR", fcntl, "flock"),
-        ("openat2", attempts, "_call"),
-        ("close_range", attempts, "_call"),
-        ("Landlock", attempts, "_call"),
-        ("seccomp filters", attempts, "_call"),
+        ("openat2", syscalls, "openat2"),
+        ("close_range", syscalls, "system_call"),
+        ("Landlock", syscalls, "system_call"),
+        ("seccomp filters", syscalls, "system_call"),
         ("cgroup v2", os, "mkdir"),
     ],
 )
