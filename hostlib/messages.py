@@ -21,7 +21,7 @@ USED_UP = {
 }
 """Remedies for a lack of resources, by errno."""
 
-_TO_DO = USED_UP | {
+_REMEDIES = USED_UP | {
     errno.ENOENT: "; name what is there, or make it first",
     errno.ENOTDIR: "; name what is there, or make it first",
     errno.ELOOP: "; name what is there: links go round in a ring",
@@ -83,7 +83,7 @@ def remedy(why: OSError) -> str:
     """
     if why.strerror != os.strerror(why.errno or 0):
         return ""
-    return _TO_DO.get(why.errno or 0, "")
+    return _REMEDIES.get(why.errno or 0, "")
 
 
 def show_controls(text: str) -> str:
@@ -150,37 +150,37 @@ def print_bytes(data: bytes) -> bool:
     return True
 
 
-def say(title: str, text: str) -> None:
-    """Write one line to stderr, if there is one.
+def print_stderr(title: str, text: str) -> None:
+    """Write one line of a command to stderr, if there is one.
 
     Commands inside a child use ``vfs.client.shell.frame.complain``, which keeps the bytes
     of names.
     """
     with contextlib.suppress(OSError):
-        os.write(2, line_of(title, text))
+        os.write(2, stderr_line(title, text))
 
 
-def line_of(title: str, text: str) -> bytes:
+def stderr_line(title: str, text: str) -> bytes:
     """Return a message as one line, in the form of this process's log."""
     line = "".join(c if c.isprintable() else "?" for c in text)
     said = f"{title}: {line}"
-    if _speaks_json.get():
+    if _json_log.get():
         return json_line("ERROR", said)
     data = f"{said}\n".encode(errors="backslashreplace")
     return priority_of("ERROR") + data
 
 
-_speaks_json: ContextVar[bool] = ContextVar("speaks_json", default=False)
+_json_log: ContextVar[bool] = ContextVar("is_json_log", default=False)
 
 
-def speak_json(*, as_json: bool) -> None:
+def set_json_log(*, as_json: bool) -> None:
     """Set whether the stderr of this process is a log in JSON."""
-    _speaks_json.set(as_json)
+    _json_log.set(as_json)
 
 
-def speaks_json() -> bool:
+def is_json_log() -> bool:
     """Return whether the stderr of this process is a log in JSON."""
-    return _speaks_json.get()
+    return _json_log.get()
 
 
 def json_line(level: str, message: str) -> bytes:

@@ -45,7 +45,7 @@ def main() -> None:
         if _is_for_want_of_memory(why):
             text = "there is too little memory for it"
             hint = "; raise the limit memory, or ulimit -v, to 100M at least"
-        _say("sandhost", " ".join((text + hint).split()))
+        _print_stderr("sandhost", " ".join((text + hint).split()))
         status = 125
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -70,20 +70,20 @@ def run_command(words: list[str]) -> int:
     if os.access(beside, os.F_OK):
         text = "supervisord is installed in the same environment and shares the package"
         hint = "install sandhost into an environment of its own"
-        _say("sandhost", f"{text} 'supervisor'; {hint}")
+        _print_stderr("sandhost", f"{text} 'supervisor'; {hint}")
         return 125
     if words and words[0] in LIGHT:
         return _light(words[0])(words[1:])
     if words and words[0] in STOPPED_WITH_STATUS:
         _be_stopped_with_status()
     if words and words[0] == "serve":
-        _speak_as_log(words)
+        _choose_log_form(words)
     launchpad = None
     spawns = bool(words) and (words[0] in SPAWNING or _is_agents(words))
     if spawns and not {"-h", "--help"} & set(words[1:2]):
         if words[0] == "relay" and not _has_door():
             text = "not inside a child: FD 3 is not open; start it with sandhost run"
-            _say("sandhost relay", text)
+            _print_stderr("sandhost relay", text)
             return 125
         from supervisor.spawn.launchpad.start import start_launchpad  # noqa: PLC0415
 
@@ -96,7 +96,7 @@ def run_command(words: list[str]) -> int:
             what = "" if why.filename is None else f"{why.filename!r}: "
             how = remedy(why) or "; sandhost doctor says what this machine lacks"
             text = f"cannot start the launchpad: {what}{why.strerror}{how}"
-            _say(f"sandhost {words[0]}", text)
+            _print_stderr(f"sandhost {words[0]}", text)
             return 125
     from supervisor.cli.app import run_cli  # noqa: PLC0415 - after the launchpad
 
@@ -121,22 +121,22 @@ def _be_stopped_with_status() -> None:
             _signal.signal(number, lambda number, _frame: os._exit(128 + number))
 
 
-def _speak_as_log(words: list[str]) -> None:
-    """Say what keeps a daemon from its log in the form that this log would have.
+def _choose_log_form(words: list[str]) -> None:
+    """Write what keeps a daemon from its log in the form that this log would have.
 
     The configuration, which may name its form, is not read yet.
     """
-    from hostlib.messages import speak_json  # noqa: PLC0415 - for a daemon only
+    from hostlib.messages import set_json_log  # noqa: PLC0415 - for a daemon only
 
     told = " ".join(words).replace("=", " ").partition("--log-format ")[2][:4]
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    speak_json(as_json=told == "json" or (told != "text" and not is_terminal))
+    set_json_log(as_json=told == "json" or (told != "text" and not is_terminal))
 
 
-def _say(title: str, text: str) -> None:
-    from hostlib.messages import say  # noqa: PLC0415 - only what fails needs it
+def _print_stderr(title: str, text: str) -> None:
+    from hostlib.messages import print_stderr  # noqa: PLC0415 - only what fails needs it
 
-    say(title, text)
+    print_stderr(title, text)
 
 
 def _light(word: str) -> Callable[[list[str]], int]:

@@ -24,7 +24,7 @@ import trio
 from hostlib.journal import open_journal
 from hostlib.linux.descriptors import open_files_warnings
 from hostlib.log import Log, put_line
-from hostlib.messages import line_of, remedy, say, shown_path, speak_json
+from hostlib.messages import print_stderr, remedy, set_json_log, shown_path, stderr_line
 from hostlib.paths import absolute
 from hostlib.user_values import limit_origin
 from supervisor.app import offered, open_metrics
@@ -78,7 +78,7 @@ class RunOptions(ChildOptions):
 def complain(command: str, text: str) -> None:
     """Say one line about a command on stderr, if there is one and somebody reads it."""
     with contextlib.suppress(OSError):
-        put_line(line_of(f"sandhost {command}", text))
+        put_line(stderr_line(f"sandhost {command}", text))
 
 
 def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions) -> int:
@@ -93,14 +93,14 @@ def run_children(command: str, launchpad: LaunchpadProcess, options: RunOptions)
         The exit status.
     """
     if options.log_json:  # by the operator's word; else its own lines are for people
-        speak_json(as_json=True)
+        set_json_log(as_json=True)
     status = guarded(command, _run, command, launchpad, options)
     if options.workspaces:
         from supervisor.workspace.outcome import end_run  # noqa: PLC0415 - with one
 
         write_event = partial(_write_event, command, options.journal)
         for use in options.workspaces:
-            tell = partial(say, "sandhost")
+            tell = partial(print_stderr, "sandhost")
             end_run(use, status, options.commit, tell, write_event)
     return status
 

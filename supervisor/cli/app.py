@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from hostlib.messages import CommandError, ReaderGone, UsageFault, say
+from hostlib.messages import CommandError, ReaderGone, UsageFault, print_stderr
 from supervisor.cli.help import COMPLETE, HELP_OPTIONS, Group, version_option
 
 if TYPE_CHECKING:
@@ -172,11 +172,11 @@ def run_cli(words: list[str], launchpad: LaunchpadProcess | None) -> int:
     except (UsageFault, click.ClickException) as why:
         said = why.format_message() if isinstance(why, click.ClickException) else why
         text = " ".join(str(said).split()).rstrip(".")
-        say(title, f"{text}; see '{title} --help'")
+        print_stderr(title, f"{text}; see '{title} --help'")
         if isinstance(why, UsageFault) and why.status is not None:
             status = why.status
     except CommandError as why:
-        say(title, str(why))
+        print_stderr(title, str(why))
         status = status if why.status is None else why.status
     except ReaderGone:
         status = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hostlib.messages import print_text, say
+from hostlib.messages import print_stderr, print_text
 from supervisor.cli.help import Command
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import files
@@ -59,7 +59,7 @@ def check_config(file: str, *, as_json: bool) -> int:
     else:
         for fault in faults:
             where = ": ".join(filter(None, (file, fault.key)))
-            say("sandhost check-config", f"{where}: {fault.reason}")
+            print_stderr("sandhost check-config", f"{where}: {fault.reason}")
         if not faults:
             print_text(f"{file}: no faults\n")
     return FAULTY if faults else 0
@@ -76,7 +76,7 @@ def _tell_warnings(
 
     for key, text in (*loader.warnings(config), *loader.doubts(config), *untried):
         if key not in faulty:
-            say("sandhost check-config", f"{file}: {key}: warning: {text}")
+            print_stderr("sandhost check-config", f"{file}: {key}: warning: {text}")
 
 
 def _try_profiles(

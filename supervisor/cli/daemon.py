@@ -17,8 +17,8 @@ from hostlib.messages import (
     CommandError,
     UsageFault,
     out_fd,
+    print_stderr,
     print_text,
-    say,
     stream_bytes,
     stream_text,
 )
@@ -198,10 +198,12 @@ def _stop_daemon(host: HostClient, grace_s: float | None) -> dict[str, object]:
         for row in report.blocking:
             if row["id"] not in blocking and len(blocking) < MAX_NAMED:
                 blocking[row["id"]] = row
-                say("sandhost stop", f"waiting: {sentence(row)}")
+                print_stderr("sandhost stop", f"waiting: {sentence(row)}")
     if overdue > len(blocking):
         more = overdue - len(blocking)
-        say("sandhost stop", f"waiting: {more} more; the daemon's log names them")
+        print_stderr(
+            "sandhost stop", f"waiting: {more} more; the daemon's log names them"
+        )
     return {"overdue": overdue, "blocking": list(blocking.values())}
 
 
@@ -277,7 +279,7 @@ def logs(  # noqa: PLR0913 - one option each
         for entry in host.logs(child, follow=follow, lines=lines, since_s=since_s):
             if entry.missed:
                 text = f"{entry.missed} bytes are missing: rotation removed them"
-                say("sandhost logs", text)
+                print_stderr("sandhost logs", text)
             show(entry)
         show(None)
     return 0
@@ -353,7 +355,7 @@ def events(
                 stream_text(json.dumps({"missed": entry.missed}) + "\n")
             elif entry.missed:
                 text = f"{entry.missed} bytes are missing: rotation removed them"
-                say("sandhost events", text)
+                print_stderr("sandhost events", text)
             if entry.event is not None:
                 stream_text(json.dumps(entry.event) + "\n")
     return 0

@@ -14,8 +14,8 @@ from hostlib.messages import (
     CommandError,
     UsageFault,
     out_fd,
+    print_stderr,
     print_text,
-    say,
     stream_bytes,
     stream_text,
 )
@@ -193,7 +193,7 @@ def _enter(control: str | None, options: Options) -> Entered:
         raise FleetRefusal(str(why)) from None
     if entered.open_ports:
         ports = ", ".join(map(str, entered.open_ports))
-        say(
+        print_stderr(
             "sandhost fleet",
             f"these ports are open on every address of this machine: {ports}; who has"
             " the token can run programs by them: let the fleet's machines alone reach"
@@ -219,9 +219,9 @@ def _leave(control: str | None, do: str, *, as_json: bool) -> int:
     except (ControlError, RayError) as why:
         raise FleetRefusal(str(why)) from None
     for name, reason in failed.items():
-        say("sandhost fleet down", f"node {name!r} was not ended: {reason}")
+        print_stderr("sandhost fleet down", f"node {name!r} was not ended: {reason}")
     if said is not None:
-        say(
+        print_stderr(
             f"sandhost fleet {do}",
             f"{said}; Ray here is ended, children here end with their lease",
         )
@@ -490,7 +490,9 @@ def _usage_rows(client: FleetClient) -> list[dict[str, Any]]:
         try:
             found = client.ask("on", {"node": node["name"], "do": "ps"})
         except ControlError as why:
-            say("sandhost fleet top", f"node {node['name']!r} is left out: {why}")
+            print_stderr(
+                "sandhost fleet top", f"node {node['name']!r} is left out: {why}"
+            )
             continue
         rows += [{"node": node["name"], **row} for row in found]
     return rows

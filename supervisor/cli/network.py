@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hostlib.messages import CommandError, UsageFault, print_text, say
+from hostlib.messages import CommandError, UsageFault, print_stderr, print_text
 from supervisor.cli.help import Command
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import children
@@ -55,7 +55,7 @@ def network(  # noqa: PLR0913 - one option each
     try:
         answer = call(find_control(control), "network", args)
     except RefusedError as why:
-        say("sandhost network", str(why))
+        print_stderr("sandhost network", str(why))
         return REFUSED
     except ControlError as why:
         raise CommandError(str(why)) from None

@@ -15,9 +15,9 @@ from hostlib.messages import (
     CommandError,
     UsageFault,
     out_fd,
+    print_stderr,
     print_text,
     remedy,
-    say,
     stream_text,
 )
 from hostlib.user_values import OptionError, parse_duration
@@ -206,7 +206,7 @@ def _events_of_host(control: str | None, *, follow: bool) -> Iterator[dict[str, 
         for item in stream(path, "events", args, out_fd()):
             if item["missed"]:
                 text = f"{item['missed']} bytes are missing: rotation removed them"
-                say("sandhost trace", text)
+                print_stderr("sandhost trace", text)
             if isinstance(item["event"], dict):
                 yield item["event"]
     except ControlError as why:

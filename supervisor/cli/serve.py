@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hostlib.messages import UsageFault, say
+from hostlib.messages import UsageFault, print_stderr
 from hostlib.paths import absolute
 from supervisor.cli.help import Command
 from supervisor.cli.options import files, one_of
@@ -65,7 +65,7 @@ def serve(
         configured = Config() if config is None else load_config(config)
     except ConfigError as why:
         for fault in why.faults:
-            say("sandhost serve", f"cannot use {config}: {fault}")
+            print_stderr("sandhost serve", f"cannot use {config}: {fault}")
         return BAD_CONFIG
     wanted = log_format or configured.host.log_format
     options = ServeOptions(

@@ -29,7 +29,7 @@ from hostlib.activation import take_activated
 from hostlib.journal import KEEP, MAX_BYTES, SegmentJournal
 from hostlib.keys import restore_environment
 from hostlib.log import Log
-from hostlib.messages import speak_json
+from hostlib.messages import set_json_log
 from hostlib.sd_notify import Notifier, watchdog_interval_s
 from hostlib.segments import Segments
 from supervisor.app import NOTHING, offered, open_metrics
@@ -108,7 +108,7 @@ class ServeOptions:
 def run_daemon(launchpad: LaunchpadProcess, options: ServeOptions) -> int:
     """Run the daemon until it is stopped; return its exit status."""
     log = Log(options.log_level, as_json=options.log_json)
-    speak_json(as_json=log.is_json)
+    set_json_log(as_json=log.is_json)
     log.take_stderr()
     with suppress(ImportError, MemoryError, OSError):
         log.start()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hostlib.fairness import Share
 from hostlib.gate import Gate
 from hostlib.log import put_line
-from hostlib.messages import json_line, speaks_json
+from hostlib.messages import is_json_log, json_line
 from protocol.toolexec import requests
 from supervisor.toolexec.slots import Places
 from supervisor.toolexec.slow_steps import Lookout
@@ -99,7 +99,7 @@ class Context:
             clear = _CLEAR_LINE if os.isatty(2) else b""
             if not self._log.writes("INFO"):
                 printable = requests.printable(line)
-                if speaks_json():
+                if is_json_log():
                     put_line(json_line("INFO", printable))
                 else:
                     put_line(b"%b%b\n" % (clear, printable.encode()))

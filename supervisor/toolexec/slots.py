@@ -1,6 +1,13 @@
-"""Slots: the bound on executions of a host, shared between its children.
+"""ToolExec's bounds: descriptors, places for connections, slots for executions.
 
-A child with few executions always has a slot, however many others have (spec S7).
+1. Descriptors that children can make the host hold are in one account
+   (``vfs.filesystem``): those of tools are not there for files and vice versa, and both
+   together leave the host its reserve (attack 18).  A part is for tools in any case.
+2. A child that has some and asks for more may be refused.  A child without one gets it
+   from that part.
+3. All listeners together have a quarter of the host's descriptors; beyond that each has
+   an equal part, so that floods at some take nothing from others.
+4. A child with few executions always has a slot, however many others have (spec S7).
 """
 
 from __future__ import annotations
@@ -12,21 +19,6 @@ import trio
 
 if TYPE_CHECKING:
     from vfs.filesystem import Filesystem
-
-
-# ToolExec's share of the host's descriptors; places for its connections.
-#
-# Rules.
-#
-# 1. Descriptors that children can make the host hold are in one account
-#    (``vfs.filesystem``): those of tools are not there for files and vice versa, and
-#    both together leave the host its reserve (attack 18).
-# 2. A part of the limit is for tools in any case: open files stop no tool.
-# 3. A child that has some and asks for more may be refused. A child without one gets it
-#    from the part of rule 2.
-# 4. All listeners together have a quarter of the host's descriptors; beyond that each
-#    has an equal part, so that floods at some take nothing from others. If the rest of
-#    the host holds that, each still has ``MIN_CONNECTIONS``.
 
 OWN_PART = 8
 """One of so many descriptors of the process is for tools alone."""
