@@ -47,6 +47,8 @@ MODEL_DOORS = tuple(f"MD{n}" for n in range(1, 9))
 NETWORK = tuple(f"NET{n}" for n in range(1, 16))
 NETWORK_TO_BUILD: tuple[str, ...] = ()
 """Those that no code keeps yet; none is ever added."""
+NETWORK_OF_ROOT: dict[str, str] = {}
+"""Those that no host of another user can keep, and why."""
 # Children on many machines.
 FLEET = tuple(f"FL{n}" for n in range(1, 12))
 FLEET_TO_BUILD: tuple[str, ...] = ("FL3", "FL8", "FL9", "FL10")
@@ -122,7 +124,7 @@ def tests_naming(path: Path) -> Iterator[tuple[ast.AST, str, str]]:
         before = end
 
 
-_AS_A_USER = frozenset(
+_AS_A_USER_ALONE = frozenset(
     {
         "passed_by_nobody",
         "file_passed_by_nobody",
@@ -131,6 +133,9 @@ _AS_A_USER = frozenset(
     }
 )
 """Functions that run something as a user of no rights, or in a user namespace."""
+_AS_EACH = "each_host"
+"""A parameter of tests that run with a host of root, and with one of such a user."""
+_AS_A_USER = _AS_A_USER_ALONE | {_AS_EACH}
 
 
 @cache
@@ -165,7 +170,8 @@ def _is_mark_of_nobody(decorator: ast.expr) -> bool:
 def named_for_users() -> set[str]:
     """Return the rules that a test names which is run as a user of no rights.
 
-    Such a test is marked `nobody`, or calls what runs something as that user.
+    Such a test is marked `nobody`, calls what runs something as that user, or has a host
+    of each kind.
     """
     found = set()
     for path in tree_files():
@@ -181,5 +187,16 @@ def named_for_users() -> set[str]:
     return found
 
 
+def is_named_for_root(rule: str) -> bool:
+    """Return whether a test names a rule that does more than run something as a user."""
+    return any(
+        named == rule and not _names_used(test) & _AS_A_USER_ALONE
+        for file in named_by_tests().get(rule, ())
+        for test, _, named in tests_naming(ROOT / file)
+    )
+
+
 def _names_used(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    nodes = [*ast.walk(tree)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {node.arg for node in nodes if isinstance(node, ast.arg)}

@@ -60,6 +60,12 @@ def test_every_rule_of_workspaces_is_tested_as_a_user_of_no_rights() -> None:
     assert wanted - rules.named_for_users() == {*rules.WORKSPACES_OF_ROOT}
 
 
+def test_every_rule_of_the_network_is_tested_as_root_and_as_a_user() -> None:
+    wanted = {*rules.NETWORK} - {*rules.NETWORK_TO_BUILD}
+    assert all(map(rules.is_named_for_root, wanted))
+    assert wanted - rules.named_for_users() == {*rules.NETWORK_OF_ROOT}
+
+
 def test_every_attack_in_force_has_a_test() -> None:
     missing = missing_from_tests(rules.ATTACKS_IN_FORCE)
     assert not missing, f"no test says '# attack N' for: {' '.join(missing)}"

@@ -19,6 +19,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.helpers.networkworld import furnish
+
 TIMEOUT_S = 50.0
 NAME_SERVER = "203.0.113.53"
 PUBLIC, PRIVATE, METADATA = "203.0.113.5", "10.1.0.5", "169.254.169.254"
@@ -34,7 +38,10 @@ FILES = {
     "hosts": "127.0.0.1 localhost\n",
 }
 A, CNAME, AAAA = 1, 5, 28
-RECORDS: dict[str, list[tuple[str, int, str]]] = {
+LATE, RELEASE, NEVER = "late.test", "release.test", "never.test"
+"""`LATE` is answered once `RELEASE` was asked for, and `NEVER` is not."""
+Row = tuple[str, int, str]
+RECORDS: dict[str, list[Row]] = {
     "ok.test": [("ok.test", A, PUBLIC)],
     "chain.test": [
         ("chain.test", CNAME, "one.public.test"),
@@ -47,8 +54,11 @@ RECORDS: dict[str, list[tuple[str, int, str]]] = {
     "meta.test": [("meta.test", A, METADATA)],
     "mapped.test": [("mapped.test", AAAA, f"::ffff:{PRIVATE}")],
     "private.test": [("private.test", A, PRIVATE)],
+    "rebind.test": [("rebind.test", A, PUBLIC)],
+    "other.test": [("ok.test", A, PUBLIC)],
+    LATE: [(LATE, A, PUBLIC)],
 }
-"""By the name that is asked for; `rebind.test` is public once, and private from then on."""
+"""By the name that is asked for; `rebind.test` is private from the second time on."""
 
 
 class Web(BaseHTTPRequestHandler):
@@ -77,16 +87,8 @@ class WebServer(ThreadingHTTPServer):
 def main(argv: list[str]) -> int:
     """Run a command, and return its exit status."""
     directory, *command = argv
-    subprocess.run(["ip", "-batch", "-"], input=SETUP.encode(), check=True)
-    for name, text in FILES.items():
-        path = Path(directory, name)
-        path.write_text(text, encoding="ascii")
-        subprocess.run(["mount", "--bind", str(path), f"/etc/{name}"], check=True)
-    names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    names.bind((NAME_SERVER, 53))
-    log = Path(directory, "questions")
-    log.touch()
-    threading.Thread(target=answer_names, args=(names, log), daemon=True).start()
+    furnish(Path(directory), SETUP, FILES)
+    serve_names(Path(directory, "questions"))
     for address in (PUBLIC, PRIVATE, METADATA):
         server = WebServer((address, 80), Web)
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -96,23 +98,41 @@ def main(argv: list[str]) -> int:
     return subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode
 
 
+def serve_names(log: Path) -> None:
+    """Answer questions for names in a thread of its own, and write them down."""
+    names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    names.bind((NAME_SERVER, 53))
+    log.touch()
+    threading.Thread(target=answer_names, args=(names, log), daemon=True).start()
+
+
 def answer_names(sock: socket.socket, log: Path) -> None:
     """Answer each question, and write it down."""
-    asked = 0
+    records, late = {**RECORDS}, []
     while True:
         packet, peer = sock.recvfrom(4096)
         name, kind, end = read_question(packet)
         with log.open("a") as file:
             file.write(f"{name} {kind}\n")
-        records = RECORDS.get(name, [])
+        if name == NEVER:
+            continue
+        reply = write_reply(packet[:end], records.get(name), kind)
+        if name == LATE:
+            late.append((reply, peer))
+            continue
+        sock.sendto(reply, peer)
         if name == "rebind.test" and kind == A:
-            records = [(name, A, PUBLIC if asked == 0 else PRIVATE)]
-            asked += 1
-        answers = [row for row in records if row[1] in {CNAME, kind}]
-        code = 0 if records or name == "rebind.test" else 3
-        head = packet[:2] + struct.pack("!5H", 0x8180 | code, 1, len(answers), 0, 0)
-        body = b"".join(map(write_record, answers))
-        sock.sendto(head + packet[12:end] + body, peer)
+            records[name] = [(name, A, PRIVATE)]
+        while name == RELEASE and late:
+            sock.sendto(*late.pop())
+
+
+def write_reply(packet: bytes, rows: list[Row] | None, kind: int) -> bytes:
+    """Return the reply to a question; there is no such name if there are no rows."""
+    answers = [row for row in rows or () if row[1] in {CNAME, kind}]
+    code = 3 if rows is None else 0
+    head = packet[:2] + struct.pack("!5H", 0x8180 | code, 1, len(answers), 0, 0)
+    return head + packet[12:] + b"".join(map(write_record, answers))
 
 
 def read_question(packet: bytes) -> tuple[str, int, int]:
@@ -125,7 +145,7 @@ def read_question(packet: bytes) -> tuple[str, int, int]:
     return ".".join(labels), kind, at + 5
 
 
-def write_record(row: tuple[str, int, str]) -> bytes:
+def write_record(row: Row) -> bytes:
     """Return a record as it is sent; TTL 0."""
     name, kind, value = row
     if kind == CNAME:

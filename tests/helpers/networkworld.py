@@ -17,7 +17,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,7 +26,7 @@ from pathlib import Path
 TIMEOUT_S = 50.0
 ADDRESS = "203.0.113.5"
 SETUP = "link set lo up\naddress add 203.0.113.1/24 dev lo\n"
-HOSTS = f"127.0.0.1 localhost\n{ADDRESS} web.test. web.test\n"
+FILES = {"hosts": f"127.0.0.1 localhost\n{ADDRESS} web.test. web.test\n"}
 
 
 class Files(SimpleHTTPRequestHandler):
@@ -51,19 +52,20 @@ class Files(SimpleHTTPRequestHandler):
 def main(argv: list[str]) -> int:
     """Run a command, and return its exit status."""
     directory, certificate, *command = argv
-    furnish(Path(directory), SETUP, HOSTS)
+    furnish(Path(directory), SETUP, FILES)
     serve_files(partial(Files, directory=directory), Path(certificate))
     for port, say in ((22, speak_ssh), (5432, speak_postgres)):
         serve(ADDRESS, port, say)
     return subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode
 
 
-def furnish(directory: Path, setup: str, hosts: str) -> None:
-    """Set up this namespace by lines of `ip -batch`, with names as in /etc/hosts."""
+def furnish(directory: Path, setup: str, files: Mapping[str, str]) -> None:
+    """Set up this namespace by lines of `ip -batch`, with its own files of /etc."""
     subprocess.run(["ip", "-batch", "-"], input=setup.encode(), check=True)
-    file = directory / "hosts"
-    file.write_text(hosts, encoding="ascii")
-    subprocess.run(["mount", "--bind", str(file), "/etc/hosts"], check=True)
+    for name, text in files.items():
+        path = directory / name
+        path.write_text(text, encoding="ascii")
+        subprocess.run(["mount", "--bind", str(path), f"/etc/{name}"], check=True)
 
 
 def serve_files(
@@ -80,15 +82,16 @@ def serve_files(
 
 def serve(address: str, port: int, say: Callable[[socket.socket], None]) -> None:
     """Say something on each connection to a port, in a thread of its own."""
-    sock = socket.create_server((address, port))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.create_server((address, port), family=family)
     threading.Thread(target=accept, args=(sock, say), daemon=True).start()
 
 
 def accept(listener: socket.socket, say: Callable[[socket.socket], None]) -> None:
-    """Say something on each connection."""
+    """Say something on each connection; a reset ends it as well."""
     while True:
         sock, _ = listener.accept()
-        with sock:
+        with sock, suppress(ConnectionError):
             say(sock)
 
 

@@ -100,7 +100,8 @@ def main(argv: list[str]) -> int:
         hosts += [(world.ADDRESS, name) for name in NAMES]
         hosts.append((DATABASE_ADDRESS, DATABASE))
     lines = [f"{address} {name}.\n" for address, name in hosts]
-    world.furnish(directory, SETUP, "".join(["127.0.0.1 localhost\n", *lines]))
+    files = {"hosts": "".join(["127.0.0.1 localhost\n", *lines])}
+    world.furnish(directory, SETUP, files)
     world.serve_files(partial(Served, directory=str(directory)), directory / "tls.pem")
     world.serve(PROXY_ADDRESS, PROXY_PORT, connect)
     with ExitStack() as stack:
