@@ -17,6 +17,7 @@ import signal
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -292,7 +293,9 @@ async def _network(
     )
     from supervisor.network.service import order_of, sockets_of  # noqa: PLC0415 - as above
 
-    outside = Outside(Journal(-1, lambda _: None), Log("WARNING"))
+    log, journal = Log("WARNING"), Journal(-1, lambda _: None)
+    journal.taps.append(partial(_tell_refused, log))
+    outside = Outside(journal, log)
     async with AsyncExitStack() as stack:
         stack.callback(outside.pipes.close)
 
@@ -306,6 +309,15 @@ async def _network(
         stack.callback(listener.close)
         listener.want_sockets(order_of(settings), serve)
         yield listener
+
+
+def _tell_refused(log: Log, event: str, fields: dict[str, object]) -> None:
+    """Log what the nested child did not reach: its host does not hear of it."""
+    if event in {"network.refused", "network.failed"}:
+        from supervisor.network.reasons import describe_refusal  # noqa: PLC0415 - with one
+
+        text = describe_refusal(fields)
+        log.write("WARNING", f"The nested child did not reach {text}", event=event)
 
 
 async def _spawn(

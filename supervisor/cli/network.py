@@ -12,6 +12,7 @@ from supervisor.cli.help import Command
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import children
 from supervisor.cli.options import control as control_option
+from supervisor.network.reasons import describe_rule
 
 REFUSED = 1
 """The exit status for an unknown child, and for a rule that cannot be had."""
@@ -87,7 +88,7 @@ def _table(figures: dict[str, Any]) -> str:
     ]
     lines += [
         f"  {_host(row)}  refused {row['count']} times: {row['reason']}"
-        + (f" ({row['rule']})" if row["rule"] else "")
+        f"{describe_rule(row['reason'], row['rule'])}"
         for row in figures["refused"]
     ]
     return "".join(f"{line}\n" for line in lines)

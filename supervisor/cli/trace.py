@@ -17,6 +17,7 @@ import signal
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from supervisor.network.reasons import describe_refusal
 from supervisor.observe.tables import printable
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Timeline:
         self._learn(event)
         client = str(event.get("client_id") or "")
         child = str(event.get("child_id") or "")
-        is_named = event.get("name") == self._subject
+        is_named = _child_name(event) == self._subject
         by_child = child in self._children and (self._is_child or not client)
         if client not in self._depths and not by_child and not is_named:
             return None
@@ -84,7 +85,7 @@ class Timeline:
         client = str(event.get("client_id") or "")
         child = str(event.get("child_id") or "")
         parent = event.get("parent_id")
-        if self._subject in {child, event.get("name")} and child:
+        if self._subject in {child, _child_name(event)} and child:
             self._children.add(child)
             self._is_child = True
         if event.get("event") != "client.connected":
@@ -106,6 +107,12 @@ class Timeline:
         if self._began is None:
             self._began = moment
         return (moment - self._began).total_seconds()
+
+
+def _child_name(event: Event) -> object:
+    """Return the name of an event's child; that of a network's event is a host's."""
+    is_host = str(event.get("event")).startswith("network.")
+    return None if is_host else event.get("name")
 
 
 def last_timeline(subject: str, events: Iterable[Event]) -> list[Entry]:
@@ -213,16 +220,6 @@ def _exec_failed(event: Event) -> str:
     return f"{event.get('exec_id')}: {event.get('tool')}{where}, {why}"
 
 
-def _refusal_text(event: Event) -> str:
-    rule = f" ({event.get('rule')})" if event.get("rule") else ""
-    return f"{_place_text(event)}: {event.get('reason')}{rule}"
-
-
-def _place_text(event: Event) -> str:
-    port = event.get("port")
-    return f"{event.get('name')}:{port}" if port else f"{event.get('name')}"
-
-
 def _network_changed(event: Event) -> str:
     words = [f"--allow {rule}" for rule in event.get("allow") or ()]
     words += [f"--deny {rule}" for rule in event.get("deny") or ()]
@@ -242,8 +239,8 @@ _SENTENCES: Mapping[str, Callable[[Event], str]] = {
     "file.closed": _file,
     "file.auto_closed": _file,
     "security.denied": lambda e: f"{e.get('command')} {e.get('filename')}",
-    "network.refused": _refusal_text,
-    "network.failed": lambda e: f"{_place_text(e)}: {e.get('reason')}",
+    "network.refused": describe_refusal,
+    "network.failed": describe_refusal,
     "network.reset": lambda e: f"{e.get('connections')}: the host was replaced",
     "network.changed": _network_changed,
     "network.narrowed": lambda e: " ".join(e.get("rules") or ("no rules",)),

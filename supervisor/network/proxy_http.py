@@ -17,7 +17,7 @@ import msgspec
 from hostlib.http_head import HeadError, HeadFault, parse_head
 from supervisor.network.hosts import HostError, format_host, parse_proxied_host, shorten
 from supervisor.network.proxy_dialogue import Asked, ProxyError
-from supervisor.network.reasons import Reason
+from supervisor.network.reasons import Reason, describe_rule
 
 if TYPE_CHECKING:
     from supervisor.network.reasons import Refused
@@ -158,11 +158,8 @@ class HttpDialogue:
 def denial(asked: Asked, refused: Refused) -> bytes:
     """Return the body of a 403."""
     where = f"{format_host(asked.host)}:{asked.port}"
-    detail = f"cannot connect to {where}: {_DETAILS[refused.reason]}"
-    if refused.rule is not None:
-        is_refusal = refused.reason is Reason.REFUSED_BY_RULE
-        does = "refuses" if is_refusal else "would allow"
-        detail += f"; the rule '{refused.rule}' {does} it"
+    why = f"{_DETAILS[refused.reason]}{describe_rule(refused.reason, refused.rule)}"
+    detail = f"cannot connect to {where}: {why}"
     return msgspec.json.encode(
         _Denial(str(asked.host), asked.port, refused.reason, refused.rule, detail)
     )

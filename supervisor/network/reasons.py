@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Reason(StrEnum):
@@ -35,3 +39,18 @@ class Refused:
 
     reason: Reason
     rule: str | None = None
+
+
+def describe_refusal(event: Mapping[str, object]) -> str:
+    """Return a `network.refused` or `network.failed` as people read it."""
+    port, reason = event.get("port"), event.get("reason")
+    place = event.get("name") if port is None else f"{event.get('name')}:{port}"
+    return f"{place}: {reason}{describe_rule(reason, event.get('rule'))}"
+
+
+def describe_rule(reason: object, rule: object) -> str:
+    """Return what a rule has to do with a refusal, to follow the reason."""
+    if rule is None:
+        return ""
+    does = "refuses" if reason == Reason.REFUSED_BY_RULE else "would allow"
+    return f"; the rule '{rule}' {does} it"

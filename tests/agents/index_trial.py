@@ -3,7 +3,7 @@
     index_trial.py RECIPE PROGRAM DIRECTORY PLACE RULE...
 
 Started by `recipeworld`; PLACE is what that serves. A stand-in leads the agent through
-`STEPS`. While the agent waits at the third, the host is asked what was refused. Prints
+`STEPS`. While the agent waits at the last but one, the host is asked what was refused. Prints
 one JSON object.
 """
 
@@ -33,6 +33,7 @@ STEPS = (
     {"run": INSTALL},
     {"run": "PYTHONPATH=lib python3 -c 'import six; print(six.SAID)'"},
     {"run": f"curl -sS {REFUSED} 2>&1; curl -sS -m 5 http://203.0.113.5/ 2>&1; true"},
+    {"run": f"curl -sS -x http://127.0.0.1:3128 {REFUSED} 2>&1; true"},
     {"run": "touch $HOME/asked; until [ -e $HOME/seen ]; do sleep 0.1; done"},
     "It is installed.",
 )

@@ -26,6 +26,7 @@ AGENT = "qwen"
 """The smallest of those that run a command of a shell."""
 
 TIMEOUT_S = 300.0
+ALLOWED_BY = "the rule 'other.example.com:443' would allow it"
 
 
 # spec NET5: other names do not exist. spec NET11: the reason is told, and what allows it.
@@ -58,9 +59,11 @@ def test_an_agent_installs_from_its_index_and_is_refused_the_rest() -> None:
     assert recipestock.SAID in found.asked
     assert "Could not resolve host: other.example.com" in found.asked
     assert "203.0.113.5" in found.asked
-    assert "other.example.com:443" in found.network
-    assert "no-rule" in found.network
-    assert "other.example.com" in found.trace
+    # By its name, which has no address, and by the proxy of its namespace.
+    for host in ("other.example.com", "other.example.com:443"):
+        assert f"{host}: no-rule; {ALLOWED_BY}" in found.trace
+        assert f"{host}  refused" in found.network
+    assert f"no-rule; {ALLOWED_BY}" in found.network
 
 
 def run(top: Path, program: str, rules: list[str]) -> index_trial.Found:

@@ -73,6 +73,14 @@ def test_a_child_is_found_by_its_name_over_all_its_processes() -> None:
                                 "exec.started"]  # fmt: skip
 
 
+# spec NET11: a child chooses the names that it asks for, and none is another child's.
+def test_a_host_with_the_name_of_a_child_is_not_that_child() -> None:
+    asked = {"child_id": "child-2", "name": "web", "port": 80, "reason": "no-rule"}
+    events = [*LIFE, event("network.refused", 9, **asked)]
+    assert names("web", events) == names("web")
+    assert names("child-2", events)[-1] == "network.refused"
+
+
 def test_ids_begin_anew_with_each_host() -> None:
     second = [event("host.started", 20), *born(1, 1, 21)]
     entries = last_timeline("c1", LIFE + second)
@@ -108,7 +116,10 @@ def test_what_events_say() -> None:
             "1 a (pipe EOF)",
         sentence(event("security.denied", command="OPEN", filename="/x")): "OPEN /x",
         sentence(event("network.refused", name="a.b", port=443, reason="no-rule",
-                       rule="a.b:443")): "a.b:443: no-rule (a.b:443)",
+                       rule="a.b:443")): "a.b:443: no-rule; the rule 'a.b:443' would allow it",
+        sentence(event("network.refused", name="a.b", port=80, reason="refused-by-rule",
+                       rule="!*.b:80")):
+            "a.b:80: refused-by-rule; the rule '!*.b:80' refuses it",
         sentence(event("network.refused", name="a", port=None, reason="no-name")):
             "a: no-name",
         sentence(event("network.failed", name="a", port=80, reason="ETIMEDOUT")):

@@ -116,7 +116,7 @@ async def test_what_a_child_was_refused_is_told(tmp_path: Path) -> None:
         text = (await stage.network(stage.id)).out
         assert b"network rules: a.test, b.test:80" in text
         assert b"c.test  refused" in text
-        assert b"no-rule (c.test:443)" in text
+        assert b"no-rule; the rule 'c.test:443' would allow it" in text
 
 
 # spec NET12: rules of a running child change, and the next question obeys.

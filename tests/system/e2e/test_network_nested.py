@@ -58,6 +58,9 @@ def test_a_nested_child_dials_by_its_parents_names(tmp_path: Path) -> None:
     events = map(json.loads, (tmp_path / "journal").read_text().splitlines())
     refused = [row for row in events if row["event"].startswith("network.")]
     assert [(row["name"], row["port"]) for row in refused] == [("a.example", 80)]
+    # spec NET11: what its own rules refuse is told by the relay.
+    told = "b.example: no-rule; the rule 'b.example:443' would allow it"
+    assert outcome.err.decode().count(told) == 1
 
 
 # spec NET2: in a usual sandbox it may make no namespace, and is told so.
