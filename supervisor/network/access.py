@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.network import credential
 from supervisor.network.addresses import Opening, judge
-from supervisor.network.hosts import is_credential_name, shorten
+from supervisor.network.contradictions import clashing_ports, contradictions
+from supervisor.network.hosts import shorten
 from supervisor.network.narrowing import change
 from supervisor.network.pool import Pool
 from supervisor.network.reasons import Reason, Refused
@@ -69,9 +69,8 @@ class Access:
         self.rules = settings.rules
         self.pool = Pool(names)
         self._outer_pool = settings.outer_pool
-        self._credentials = frozenset(
-            (terms.inner_name, (credential.PORT,)) for terms in settings.credentials
-        )
+        self._credentials = tuple(terms.inner_rule for terms in settings.credentials)
+        self._published = tuple(one.port for one in settings.publish)
         self._own_addresses = own_addresses
         self._parent = parent
 
@@ -81,24 +80,23 @@ class Access:
         Raises:
             RuleError: it cannot be made.
         """
-        self._check_credentials(allow)
+        self._check_allowed(allow)
         parent = None if self._parent is None else self._parent()
         return change(self.rules, allow, deny, parent)
 
-    def _check_credentials(self, allow: Sequence[Rule]) -> None:
-        """Refuse to allow a credential that the child was not started with.
+    def _check_allowed(self, allow: Sequence[Rule]) -> None:
+        """Refuse what `check-config` refuses of a child's rules.
 
         Raises:
-            RuleError: with its name.
+            RuleError: with the rule.
         """
+        for fault in contradictions(allow, self._credentials):
+            raise RuleError(fault)
         for rule in allow:
-            name = rule.target
-            if not isinstance(name, str) or not is_credential_name(name):
-                continue
-            if (name, rule.ports) not in self._credentials:
-                why = "no credential of this child has that name and port"
-                text = f"cannot allow '{shorten(rule.written)}': {why}"
-                raise RuleError(f"{text}; start the child anew with --credential")
+            for port in clashing_ports([rule], self._published):
+                problem = f"cannot allow '{shorten(rule.written, 32)}'"
+                why = f"port {port} is published, and the host would listen on it"
+                raise RuleError(f"{problem}: {why}; leave the port out")
 
     def host_at(self, address: Address, port: int) -> str | Address:
         """Return what a child means by an address: a name, or the address itself.

@@ -1,4 +1,4 @@
-"""Rules that cannot mean what they say: told by `sandhost check-config`.
+"""Rules that cannot mean what they say, for `check-config` and live changes.
 
 Each is legal alone. Rules for a child's own addresses never come to the host, for a
 child's own loopback and its pool end in its namespace (spec NET4).
@@ -13,7 +13,7 @@ from supervisor.network.addresses import POOL_V4, POOL_V6, Network, is_within
 from supervisor.network.hosts import is_credential_name, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from supervisor.network.rule import Rule
 
@@ -27,16 +27,30 @@ _OWN: tuple[tuple[Network, str], ...] = (
 )
 
 
-def contradictions(rules: Iterable[Rule]) -> Iterator[str]:
-    """Yield what is wrong with rules beside each other, one sentence for each fault."""
+def contradictions(
+    rules: Iterable[Rule], granted: Collection[Rule] = ()
+) -> Iterator[str]:
+    """Yield what is wrong with rules beside each other, one sentence for each fault.
+
+    Args:
+        rules: of a child, or to be added to those that it has.
+        granted: rules that it may have in any case, as those for its credentials.
+    """
     rules = tuple(rules)
     allowing = [rule for rule in rules if not rule.is_refusal]
     refusing = [rule for rule in rules if rule.is_refusal]
     for rule in allowing:
-        yield from _own_fault(rule)
+        if rule not in granted:
+            yield from _own_fault(rule)
         yield from _unused_fault(rule, refusing)
     for rule in refusing:
         yield from _idle_fault(rule, allowing)
+
+
+def clashing_ports(rules: Iterable[Rule], published: Iterable[int]) -> tuple[int, ...]:
+    """Return the published ports that the host listens on, for rules grant them."""
+    granted = {port for rule in rules if not rule.is_refusal for port in rule.ports}
+    return tuple(port for port in published if port in granted)
 
 
 def _own_fault(rule: Rule) -> Iterator[str]:

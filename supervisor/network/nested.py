@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from supervisor.network.contradictions import contradictions
 from supervisor.network.narrowing import narrow
 from supervisor.network.rule import RuleError, parse_rule
 from supervisor.network.rules import Rules, parse_rules
@@ -26,13 +27,15 @@ def nested_settings(texts: Iterable[str], parent: str) -> NetworkSettings:
             spaces between them, or nothing.
 
     Raises:
-        RuleError: a rule cannot be read, or the parent lacks it.
+        RuleError: a rule cannot be read, means nothing, or the parent lacks it.
     """
     asked = [parse_rule(text) for text in texts]
     if not parent:
         why = "this child has no network; leave it out"
         raise RuleError(f"cannot allow '{asked[0].written}': {why}")
-    if parent == "host":
-        return NetworkSettings("rules", Rules(asked))
-    rules = narrow(parse_rules(parent.split()), asked)
-    return NetworkSettings("rules", rules, outer_pool=True)
+    is_hosts = parent == "host"
+    own = Rules() if is_hosts else parse_rules(parent.split())
+    for fault in contradictions(asked, tuple(own)):
+        raise RuleError(fault)
+    rules = Rules(asked) if is_hosts else narrow(own, asked)
+    return NetworkSettings("rules", rules, outer_pool=not is_hosts)

@@ -8,13 +8,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.network import credential, proxy
-from supervisor.network.contradictions import contradictions
+from supervisor.network.contradictions import clashing_ports, contradictions
 from supervisor.network.hosts import HostError, parse_host, shorten
 from supervisor.network.rule import RuleError, parse_rule
 from supervisor.network.rules import Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from supervisor.network.credential import Terms
     from supervisor.network.hosts import Address
@@ -202,45 +202,31 @@ def _bound_faults(section: NetworkSection) -> Iterator[tuple[str, str]]:
 
 
 def _publication_faults(
-    section: NetworkSection, rules: Iterable[Rule]
+    section: NetworkSection, rules: Sequence[Rule]
 ) -> Iterator[tuple[str, str]]:
-    granted = {port for rule in rules if not rule.is_refusal for port in rule.ports}
-    if section.credentials:
-        granted.add(credential.PORT)
+    own = (*OWN_PORTS, credential.PORT) if section.credentials else OWN_PORTS
     seen: set[tuple[str, int]] = set()
     for text in section.publish:
         try:
             publication = parse_publication(text)
-            _check_publication(publication, text, granted, seen)
         except SettingError as why:
             yield "publish", str(why)
+            continue
+        port, host_port = publication.port, publication.host_port
+        places = {("child", port), *([("host", host_port)] if host_port else [])}
+        fault, how = "", "have the child listen on another port"
+        if clashing_ports(rules, [port]):
+            fault = f"a rule grants port {port}, and the host listens on it"
+        elif port in own:
+            fault = f"the host listens on port {port} of the child"
+        elif places & seen:
+            fault, how = "the port is published already", "leave one out"
+        if fault:
+            yield "publish", f"cannot publish '{shorten(text)}': {fault}; {how}"
+        seen |= places
     if section.publish and section.network == "host":
         problem = "cannot publish: a child with network = 'host' listens there itself"
         yield "publish", f"{problem}; leave it out"
-
-
-def _check_publication(
-    publication: Publication, text: str, granted: set[int], seen: set[tuple[str, int]]
-) -> None:
-    """Refuse a port that something else has.
-
-    Raises:
-        SettingError: it is granted, the host's own, or published already.
-    """
-    port = publication.port
-    problem = f"cannot publish '{shorten(text)}'"
-    if port in granted:
-        why = f"a rule grants port {port}, and the host listens on it"
-        raise SettingError(f"{problem}: {why}; have the child listen on another port")
-    if port in OWN_PORTS:
-        why = f"the host listens on port {port} of the child"
-        raise SettingError(f"{problem}: {why}; have the child listen on another port")
-    places = {("child", port)}
-    if publication.host_port is not None:
-        places.add(("host", publication.host_port))
-    if places & seen:
-        raise SettingError(f"{problem}: the port is published already; leave one out")
-    seen |= places
 
 
 def _other_faults(section: NetworkSection) -> Iterator[tuple[str, str]]:

@@ -229,6 +229,27 @@ async def test_connections_beyond_the_limit_of_a_parent_are_refused() -> None:
     assert parent.used == 0
 
 
+# spec NET10, NET12: a live change is refused what check-config refuses.
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("new.test:80,8000", "port 8000 is published"),
+        ("127.0.0.1:81", "is the child's own loopback"),
+        ("localhost:81", "is the child's own loopback"),
+        ("198.18.0.7:81", "holds the addresses of the child's names"),
+        ("0.0.0.0:81", "is the child itself"),
+    ],
+)
+async def test_a_live_rule_that_cannot_be_is_refused(rule: str, why: str) -> None:
+    section = NetworkSection(["web.test:80"], publish=["8000"])
+    async with scene(section=section, names=NAMES) as stage:
+        with pytest.raises(RuleError, match=why) as refused:
+            await stage.change(allow=["new.test:81", rule])
+        assert str(refused.value).startswith("cannot ")
+        assert f"'{rule}'" in str(refused.value)
+        assert stage.figures.rules == ("web.test:80",)
+
+
 # spec NET13: what is used is noted, and the smallest list of it.
 async def test_a_child_that_learns_notes_what_it_has_used() -> None:
     section = NetworkSection(

@@ -32,6 +32,11 @@ def test_a_nested_child_has_a_part_of_its_parents_rules() -> None:
         ("x.b.example", PARENT),
         ("a.example", ""),
         ("http://a.example", "host"),
+        ("127.0.0.1:80", "host"),
+        ("198.18.0.7", "host"),
+        ("localhost:80", "host"),
+        ("api.test.sandhost:80", "host"),
+        ("127.0.0.1:80", "0.0.0.0/0:80"),
     ],
 )
 def test_a_rule_that_the_parent_lacks_is_refused_by_name(
@@ -40,6 +45,12 @@ def test_a_rule_that_the_parent_lacks_is_refused_by_name(
     with pytest.raises(RuleError) as refused:
         nested_settings([rule], parent)
     assert f"'{rule}'" in str(refused.value)
+
+
+# spec NET2, NET15: a nested child has a credential of its parent.
+def test_a_nested_child_has_a_credential_of_its_parent() -> None:
+    rule = "api.test.sandhost:80"
+    assert [*map(str, nested_settings([rule], f"a.example:443 {rule}").rules)] == [rule]
 
 
 # spec NET2: a child with the host's network may leave any part of it.

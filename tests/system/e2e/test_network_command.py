@@ -128,12 +128,14 @@ def test_rules_of_a_running_child_are_changed(tmp_path: Path) -> None:
         (("nobody",), b"cannot tell of 'nobody': no such child runs"),
         (("child-1", "--allow", "x y"), b"cannot read the rule 'x y'"),
         (("child-1", "--allow", "!b.example"), b"b.example"),
+        (("child-1", "--allow", "b.example:8000"), b"port 8000 is published"),
+        (("child-1", "--allow", "127.0.0.2:81"), b"is the child's own loopback"),
     ],
 )
 def test_what_cannot_be_changed_is_refused(
     tmp_path: Path, words: tuple[str, ...], said: bytes
 ) -> None:
-    with room(tmp_path, "--network", "a.example") as child:
+    with room(tmp_path, "--network", "a.example", "--publish", "8000") as child:
         outcome = sandhost("network", *words, "--control", child.control)
         assert outcome.status == 1
         assert said in outcome.err
