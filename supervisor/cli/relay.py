@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -109,9 +110,26 @@ def _read_rules(rules: tuple[str, ...]) -> NetworkSettings | None:
     from supervisor.network.rule import RuleError  # noqa: PLC0415 - as above
 
     try:
-        return nested_settings(rules, os.environ.get("FSPROXY_NETWORK", ""))
+        return nested_settings(rules, _own_network())
     except RuleError as why:
         raise UsageFault(f"--network: {why}", FAULTY_NETWORK) from None
+
+
+def _own_network() -> str:
+    """Return the network of this child, as `nested_settings` takes it.
+
+    The host tells the rules of this moment. The environment has those of the start: for
+    a child that has another network than rules, and one that is nested itself.
+    """
+    from vfs.client import Client, FsProxyError  # noqa: PLC0415 - with rules only
+
+    rights: object = None
+    with suppress(FsProxyError):  # told by what needs the host more
+        rights = Client().caps().get("rights")
+    rules = rights.get("network") if isinstance(rights, dict) else None
+    if isinstance(rules, list):
+        return " ".join(map(str, rules))
+    return os.environ.get("FSPROXY_NETWORK", "")
 
 
 def _check_exposed(paths: tuple[str, ...]) -> tuple[str, ...]:

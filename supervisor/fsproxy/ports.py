@@ -316,6 +316,15 @@ class Names(Service, Protocol):
         """
         ...
 
+    def rules_of(self, client: Client) -> tuple[str, ...] | None:
+        """Return the rules in force of a client's child.
+
+        Returns:
+            None if the child has none of its own. A nested client is told none: it may
+            have a namespace of which the host does not know.
+        """
+        ...
+
     def granted_figures(self) -> Iterable[NetworkFigure]:
         """Yield the traffic between present children and names."""
         ...

@@ -215,6 +215,11 @@ class NetworkService:
         narrow(network.rules, asked)
         return partial(network.narrow, asked)
 
+    def rules_of(self, client: Client) -> tuple[str, ...] | None:
+        """Return the rules of a client's child; see `fsproxy.ports.Names`."""
+        network = self._by_client.get(client.id)
+        return None if network is None else tuple(map(str, network.rules))
+
     def granted_figures(self) -> Iterator[NetworkFigure]:
         """Yield what went between the children that are there and names."""
         for network in self._networks.values():

@@ -37,7 +37,11 @@ def do_caps(session: Session, request: m.Request) -> bytes | None:
         for place in policy.places
         if place.prefixes and place is not policy.root
     ]
-    rights = {"top_level": policy.top_level, "grants": grants}
+    rights: dict[str, object] = {"top_level": policy.top_level, "grants": grants}
+    network = session.services.network
+    rules = None if network is None else network.rules_of(session.client)
+    if rules is not None:
+        rights["network"] = rules
     bounds = {
         "line": limits.MAX_LINE_BYTES,
         "read": limits.MAX_READ_BYTES,

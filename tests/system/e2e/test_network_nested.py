@@ -6,10 +6,11 @@ Kept where a namespace can be made, else refused (spec NET2).
 import json
 import os
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from tests.helpers.command import SANDHOST, sandhost
+from tests.helpers.command import SANDHOST, heard, running, sandhost
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +62,27 @@ def test_a_nested_child_dials_by_its_parents_names(tmp_path: Path) -> None:
     # spec NET11: what its own rules refuse is told by the relay.
     told = "b.example: no-rule; the rule 'b.example:443' would allow it"
     assert outcome.err.decode().count(told) == 1
+
+
+# spec NET2, NET12: what its parent has at this moment, and not at its start.
+def test_a_nested_child_is_judged_by_the_rules_of_its_start(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    relay = f"{SANDHOST} relay --network"
+    asked = f"for name in old new; do {relay} $name.example -- true; echo $?; done"
+    script = f"echo begun; read line; {asked}"
+    options = ("--network", "old.example", "--control", str(tmp_path / "control"))
+    with running("run", *options, "--", "sh", "-c", script, stdin=PIPE) as process:
+        change = ("--deny", "old.example", "--allow", "new.example")
+        heard(process, b"begun")
+        changed = sandhost(
+            "network", "child-1", *change, "--control", str(tmp_path / "control")
+        )
+        assert changed.status == 0, changed.err
+        out, err = process.communicate(b"go\n", timeout=60)
+    assert b"cannot allow 'old.example'" in err
+    # The rule is had; the sandbox lets nobody make the namespace for it.
+    assert b"the sandbox layer 'netns'" in err
+    assert out.split() == [b"2", b"125"]
 
 
 # spec NET2: in a usual sandbox it may make no namespace, and is told so.
