@@ -512,6 +512,9 @@ class Child:
             self.timed_out = True
             raise start.too_late(executable, limit_s)
         self.walls.missing.update(self._missing_services())
+        if spec.network_keys is not None and spec.network_keys.upstream is not None:
+            why = f"the proxy {spec.network_keys.upstream} looks names up"
+            self.walls.missing[start.ADDRESSES] = why
         for text in start.shortfalls(self.walls, spec.sandbox):
             fields = {**self.log_fields(), "pid": process.pid}
             host.log.write("WARNING", f"Child {self.id} {text}", **fields)

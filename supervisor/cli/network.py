@@ -17,6 +17,8 @@ from supervisor.network.reasons import describe_rule
 REFUSED = 1
 """The exit status for an unknown child, and for a rule that cannot be had."""
 
+_BY_UPSTREAM = "looks names up: their addresses are not judged here"
+
 
 @click.command(
     cls=Command, epilog="Example: sandhost network web --allow a.example.com"
@@ -78,6 +80,8 @@ def network(  # noqa: PLR0913 - one option each
 def _table(figures: dict[str, Any]) -> str:
     """Return the figures as lines for people."""
     lines = [f"network {figures['mode']}: {', '.join(figures['rules']) or 'no rules'}"]
+    if figures.get("upstream"):
+        lines.append(f"  {figures['upstream']} {_BY_UPSTREAM}")
     lines += [
         f"  {row['address']} is port {row['port']}" for row in figures["published"]
     ]

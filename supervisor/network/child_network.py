@@ -17,6 +17,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
+from msgspec import UNSET, UnsetType
 
 from hostlib.accounts import Account
 from hostlib.listener import contain_fault
@@ -325,6 +326,7 @@ class ChildNetwork:
             open=total.open,
             bytes_in=total.bytes_in,
             bytes_out=total.bytes_out,
+            upstream=self._upstream,
         )
 
     def row(self) -> NetworkRow:
@@ -339,7 +341,13 @@ class ChildNetwork:
             bytes_out=total.bytes_out,
             refused=self.refused,
             published=self._publisher.rows(),
+            upstream=self._upstream,
         )
+
+    @property
+    def _upstream(self) -> str | UnsetType:
+        upstream = self._settings.upstream
+        return UNSET if upstream is None else str(upstream)
 
     def granted_figures(self) -> Iterator[NetworkFigure]:
         """Yield what went through connections, by names that rules grant by themselves."""

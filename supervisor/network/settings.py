@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.network import credential, proxy
 from supervisor.network.contradictions import clashing_ports, contradictions
-from supervisor.network.hosts import HostError, parse_host, shorten
+from supervisor.network.hosts import HostError, format_host, parse_host, shorten
 from supervisor.network.rule import RuleError, parse_rule
 from supervisor.network.rules import Rules
 
@@ -53,6 +53,9 @@ class Upstream:
 
     host: str | Address
     port: int
+
+    def __str__(self) -> str:
+        return f"http://{format_host(self.host)}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

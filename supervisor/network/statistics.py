@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from hostlib.clock import timestamp
 
@@ -54,6 +55,8 @@ class NetworkStatistics(msgspec.Struct, frozen=True):
     Attributes:
         name: of the child.
         rules: as written.
+        upstream: the proxy that looks names up, and judges their addresses or not; not
+            set if the host does that (spec NET8).
     """
 
     child_id: str
@@ -67,6 +70,7 @@ class NetworkStatistics(msgspec.Struct, frozen=True):
     open: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    upstream: str | UnsetType = UNSET
 
 
 class NetworkRow(msgspec.Struct, frozen=True):
@@ -80,6 +84,7 @@ class NetworkRow(msgspec.Struct, frozen=True):
     bytes_out: int = 0
     refused: int = 0
     published: tuple[PublishedRow, ...] = ()
+    upstream: str | UnsetType = UNSET
 
 
 def name_row(name: str, port: int | None, counts: Counts) -> NameRow:

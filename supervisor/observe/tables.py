@@ -338,11 +338,12 @@ def _network(row: Row) -> str:
 
 
 def network_word(network: Mapping[str, object]) -> str | None:
-    """Return the mode of a network and how much was refused; None if there is none."""
+    """Return a network's mode, and what is special; None if there is no network."""
     mode, refused = network.get("mode", "none"), network.get("refused")
     if mode == "none":
         return None
-    return f"{mode}, {refused} refused" if refused else str(mode)
+    upstream = ", upstream" if network.get("upstream") else ""
+    return f"{mode}{upstream}, {refused} refused" if refused else f"{mode}{upstream}"
 
 
 TABLES: dict[str, tuple[Column, ...]] = {

@@ -52,6 +52,8 @@ ASK_DOCTOR = "see 'sandhost doctor' for the modes that work here"
 
 HOLD = "hold of its groups"
 """Likewise, and no more than said: a warning is for the limits that it is missed for."""
+ADDRESSES = "judgement of addresses"
+"""Likewise: it is left to the proxy of the host's own that looks names up (spec NET8)."""
 
 _LEAVES = f"it can leave its groups, for want of {HOLDERS}"
 

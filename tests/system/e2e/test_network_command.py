@@ -191,6 +191,28 @@ def test_ps_tells_the_network(tmp_path: Path) -> None:
         assert b"has no rules" in outcome.err
 
 
+# spec NET8: where a proxy resolves, NET3 is its affair, and the report says so.
+def test_the_report_tells_that_a_proxy_looks_names_up(tmp_path: Path) -> None:
+    proxy = "http://proxy.example:3128"
+    options = ("--network", "a.example", "--upstream", proxy)
+    with room(tmp_path, *options) as child:
+        child.tell("b.example 443")
+        (row,) = json.loads(sandhost("ps", "--json", "--control", child.control).out)
+        left_to = {"judgement of addresses": f"the proxy {proxy} looks names up"}
+        assert left_to.items() <= row["isolation"]["missing"].items()
+        assert row["network"]["upstream"] == proxy
+        assert b"rules, upstream, " in sandhost("ps", "--control", child.control).out
+        assert child.network()["upstream"] == proxy
+        shown = sandhost("network", "child-1", "--control", child.control).out
+        assert f"{proxy} looks names up: their addresses are not" in shown.decode()
+    (spawned,) = journal(tmp_path, "child.spawned")
+    assert left_to.items() <= spawned["isolation"]["missing"].items()
+    with room(tmp_path, "--network", "a.example") as child:
+        assert "upstream" not in child.network()
+        (row,) = json.loads(sandhost("ps", "--json", "--control", child.control).out)
+        assert not left_to.keys() & row["isolation"]["missing"].keys()
+
+
 # spec NET14: what is over a limit is reset, with the reason.
 def test_connections_are_limited(tmp_path: Path) -> None:
     options = ("--network", "a.example:80", "--limit", "connections=0")
