@@ -51,7 +51,6 @@ class Access:
     Args:
         settings: the settings of the child's start.
         own_addresses: reads those of the host.
-        parent: reads the rules of the child's parent; None if it is no nested one.
         names: of the pool of a child that is taken over.
 
     Attributes:
@@ -63,7 +62,6 @@ class Access:
         self,
         settings: NetworkSettings,
         own_addresses: Callable[[], AbstractSet[Address]],
-        parent: Callable[[], Rules] | None = None,
         names: Iterable[str] = (),
     ) -> None:
         self.rules = settings.rules
@@ -72,7 +70,6 @@ class Access:
         self._credentials = tuple(terms.inner_rule for terms in settings.credentials)
         self._published = tuple(one.port for one in settings.publish)
         self._own_addresses = own_addresses
-        self._parent = parent
 
     def changed(self, allow: Sequence[Rule], deny: Sequence[Rule]) -> Rules:
         """Return the rules after a change that is not made yet.
@@ -81,8 +78,7 @@ class Access:
             RuleError: it cannot be made.
         """
         self._check_allowed(allow)
-        parent = None if self._parent is None else self._parent()
-        return change(self.rules, allow, deny, parent)
+        return change(self.rules, allow, deny)
 
     def _check_allowed(self, allow: Sequence[Rule]) -> None:
         """Refuse what `check-config` refuses of a child's rules.

@@ -107,14 +107,12 @@ class Bounds:
     Attributes:
         connections: account of open connections; None for `MAX_CONNECTIONS` of its own.
         net_bytes: account of bytes in both directions; None for no bound.
-        parent_rules: reads what the child's parent has; None if it is no nested one.
         add_routes: makes networks local in the namespace, and raises OSError where that
             fails; None where it cannot be done any more.
     """
 
     connections: Account[int] | None = None
     net_bytes: Account[int] | None = None
-    parent_rules: Callable[[], Rules] | None = None
     add_routes: Callable[[Sequence[Network]], Awaitable[None]] | None = None
 
 
@@ -152,12 +150,7 @@ class ChildNetwork:
         self._bounds = bounds = bounds or Bounds()
         self._traffic = Traffic(state.traffic)
         self._notices = Notices(outside.journal, identity.child_id, state.notices)
-        self._access = Access(
-            settings,
-            outside.own_addresses,
-            bounds.parent_rules,
-            state.names,
-        )
+        self._access = Access(settings, outside.own_addresses, state.names)
         routes = map(ip_network, state.routes)
         self._routes = frozenset([*settings.rules.networks(), *routes])
         if bounds.net_bytes is not None:

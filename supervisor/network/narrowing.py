@@ -36,14 +36,10 @@ def narrow(parent: Rules, asked: Iterable[Rule]) -> Rules:
     return Rules([*cut, *(rule for rule in parent if rule.is_refusal)])
 
 
-def change(
-    rules: Rules,
-    allow: Sequence[Rule],
-    deny: Sequence[Rule],
-    parent: Rules | None = None,
-) -> Rules:
+def change(rules: Rules, allow: Sequence[Rule], deny: Sequence[Rule]) -> Rules:
     """Return the rules of a running child after a change (spec NET12).
 
+    It is a child of the host: a relay changes no rules of nested ones (spec NET2).
     A new allowing rule removes the denying one of the same target and ports; a denying one
     removes the allowing rule, and refuses from then on.
 
@@ -51,7 +47,6 @@ def change(
         rules: the child's rules.
         allow: rules to add, none of them a refusal.
         deny: rules to refuse, none of them a refusal.
-        parent: the rules of the child's parent; None if the child is not nested.
 
     Raises:
         RuleError: nothing is changed, for the reason in the text.
@@ -62,22 +57,20 @@ def change(
         kept = [part for old in kept for part in _without(old, rule, refusals=True)]
     for rule in deny:
         kept = [part for old in kept for part in _without(old, rule, refusals=False)]
-    added = [part for rule in allow for part in _cut(parent, rule)]
     refused = [Rule(rule.target, rule.ports, is_refusal=True) for rule in deny]
-    inherited = [] if parent is None else [rule for rule in parent if rule.is_refusal]
-    changed = Rules([*kept, *added, *refused, *inherited])
+    changed = Rules([*kept, *allow, *refused])
     for rule in allow:
         _check_effect(changed, rule)
     return changed
 
 
-def _cut(parent: Rules | None, rule: Rule) -> Iterator[Rule]:
+def _cut(parent: Rules, rule: Rule) -> Iterator[Rule]:
     """Yield a rule in the parts that a parent covers by different networks.
 
     Raises:
         RuleError: the parent does not cover it.
     """
-    if parent is None or rule.is_refusal:
+    if rule.is_refusal:
         yield rule
         return
     refusals = [_refusal_of(parent, rule, port) for port in rule.ports]

@@ -28,7 +28,7 @@ from supervisor.network.rule import TLS_PORT
 from supervisor.network.rules import Grant
 from supervisor.network.sockets import receive, reset_socket
 from supervisor.network.tunnel import READ_BYTES, Tunnel
-from supervisor.network.upstream import Target, dial_through
+from supervisor.network.upstream import dial_through
 
 if TYPE_CHECKING:
     import socket
@@ -224,8 +224,7 @@ class Outbound:
             return await dial(connection.addresses, asked.port, connection.outer)
         host = upstream.host
         addresses = await self._resolve(host) if isinstance(host, str) else (host,)
-        target = Target(asked.host, asked.port)
-        return await dial_through(addresses, upstream.port, target, connection.outer)
+        return await dial_through(addresses, upstream.port, asked, connection.outer)
 
     def _judge(self, connection: Connection, grant: Grant) -> None:
         self._judge_addresses(connection, grant)

@@ -81,8 +81,3 @@ class Dialogue(Protocol):
             ProxyError: a body has another end than its head says.
         """
         ...
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing of what the program sends goes to the server any more."""
-        ...

@@ -129,11 +129,6 @@ class HttpDialogue:
         self._held.clear()
         return data if self._request is None else self._request.forward(data)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the one request in absolute form was forwarded as a whole."""
-        return self._request is not None and self._request.is_complete
-
     def _known(self) -> Asked:
         if self._asked is None:
             raise RuntimeError("cannot answer: no host was asked for yet")
@@ -179,7 +174,7 @@ class _Request:
         self, asked: Asked, path: str, head: h11.Request, http: h11.Connection
     ) -> None:
         self._http = http
-        self.is_complete = False
+        self._is_complete = False
         fields = list(head.headers)
         _check_framing(head, fields)
         self._is_chunked = any(name == b"transfer-encoding" for name, _ in fields)
@@ -198,14 +193,14 @@ class _Request:
         out = [self._head]
         self._head = b""
         try:
-            if data and not self.is_complete:  # h11 would hold what follows
+            if data and not self._is_complete:  # h11 would hold what follows
                 self._http.receive_data(data)
-            while not self.is_complete:
+            while not self._is_complete:
                 event = self._http.next_event()
                 if isinstance(event, h11.Data):
                     out.append(self._write(bytes(event.data)))
                 elif isinstance(event, h11.EndOfMessage):
-                    self.is_complete = True
+                    self._is_complete = True
                     out.append(b"0\r\n\r\n" if self._is_chunked else b"")
                 else:
                     break  # more has to come

@@ -63,11 +63,6 @@ class SocksDialogue:
         self._held.clear()
         return data
 
-    @property
-    def is_complete(self) -> bool:
-        """False: a tunnel ends with its stream."""
-        return False
-
     def _read_greeting(self) -> None:
         if len(self._held) < 2 or len(self._held) < 2 + self._held[1]:
             return

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hostlib.readiness import wait_readable
 from supervisor.network.dialer import dial
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.network.hosts import Address
+    from supervisor.network.proxy_dialogue import Asked
 
 MAX_HEAD_BYTES = 16_384
 """Bytes of the proxy's answer."""
@@ -26,15 +27,8 @@ _ERRORS = {403: errno.EACCES, 407: errno.EACCES}
 """Status of a proxy's refusal -> errno; for others the host is unreachable."""
 
 
-class Target(NamedTuple):
-    """The target of a request to a proxy."""
-
-    host: str | Address
-    port: int
-
-
 async def dial_through(
-    proxy: Sequence[Address], proxy_port: int, target: Target, held: set[socket.socket]
+    proxy: Sequence[Address], proxy_port: int, target: Asked, held: set[socket.socket]
 ) -> socket.socket:
     """Return a socket that a proxy has connected to a host; the caller's.
 

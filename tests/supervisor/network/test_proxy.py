@@ -65,7 +65,6 @@ def test_connect_asks_for_a_host(
     assert dialogue.accept() == b"HTTP/1.1 200 Connection established\r\n\r\n"
     assert dialogue.forward() == b""
     assert dialogue.forward(b"any\0bytes\n") == b"any\0bytes\n"
-    assert not dialogue.is_complete
 
 
 def test_what_comes_behind_connect_goes_through_the_tunnel() -> None:
@@ -155,7 +154,6 @@ def test_only_the_first_request_is_sent(
     for at in range(0, len(stream), size):
         got += dialogue.forward(stream[at : at + size])
     assert got == sent
-    assert dialogue.is_complete
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
@@ -168,7 +166,6 @@ def test_chunks_are_written_anew(size: int) -> None:
     head, body = got.split(END, 1)
     assert head == (SENT % (b"Transfer-Encoding: chunked\r\n", b"")).removesuffix(END)
     assert unchunked(body) == b"helloworld"
-    assert dialogue.is_complete
 
 
 def unchunked(body: bytes) -> bytes:
@@ -375,7 +372,6 @@ def test_socks_asks_for_a_host(
     assert dialogue.refuse(NO_RULE) == b"\5\2" + EMPTY_ADDRESS
     assert dialogue.fail() == b"\5\5" + EMPTY_ADDRESS
     assert dialogue.forward(b"data") == b"data"
-    assert not dialogue.is_complete
 
 
 def test_what_comes_behind_the_socks_request_goes_through_the_tunnel() -> None:
