@@ -65,6 +65,9 @@ def network(  # noqa: PLR0913 - one option each
     if rules:
         if answer["learned"] is None:
             raise UsageFault(f"--rules: {child} does not learn; use --network learn")
+        if left_out := answer["network"].get("not_learned"):
+            text = f"{left_out} more uses of {child} were not noted"
+            print_stderr("sandhost network", text)
         shown = answer["learned"]
         text = json.dumps(shown) + "\n" if as_json else "".join(f"{r}\n" for r in shown)
     elif as_json:

@@ -305,7 +305,7 @@ class ChildNetwork:
         Args:
             most: names, and refusals, the newest; None for all.
         """
-        total = self._traffic.total
+        total, learned = self._traffic.total, self._outbound.learned
         newest = slice(None if most is None else -most, None)
         return NetworkStatistics(
             child_id=self._identity.child_id,
@@ -320,6 +320,7 @@ class ChildNetwork:
             bytes_in=total.bytes_in,
             bytes_out=total.bytes_out,
             upstream=self._upstream,
+            not_learned=(0 if learned is None else learned.left_out) or UNSET,
         )
 
     def row(self) -> NetworkRow:

@@ -57,6 +57,7 @@ class NetworkStatistics(msgspec.Struct, frozen=True):
         rules: as written.
         upstream: the proxy that looks names up, and judges their addresses or not; not
             set if the host does that (spec NET8).
+        not_learned: uses beyond those that are noted; not set if there are none.
     """
 
     child_id: str
@@ -71,6 +72,7 @@ class NetworkStatistics(msgspec.Struct, frozen=True):
     bytes_in: int = 0
     bytes_out: int = 0
     upstream: str | UnsetType = UNSET
+    not_learned: int | UnsetType = UNSET
 
 
 class NetworkRow(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from hostlib.log import Log
 from supervisor.network.child_network import Bounds, ChildNetwork, Identity, Outside
 from supervisor.network.credential_file import Credential
 from supervisor.network.hosts import Address
+from supervisor.network.network_state import ChildNetworkState
 from supervisor.network.own_addresses import read_own_addresses
 from supervisor.network.resolver import Resolver, ResolverError
 from supervisor.network.rule import parse_rule
@@ -126,13 +127,16 @@ class Scene:
         section: NetworkSection,
         bounds: Bounds | None = None,
         stock: int = 8,
+        state: ChildNetworkState | None = None,
     ) -> Self:
         """Start the network."""
         terms = {name: one.terms for name, one in self.credentials.items()}
         settings = settings_from(section, terms)
         sockets = inner_sockets(self.child, settings.rules.ports(), stock)
         identity = Identity("c1", "alice")
-        self.network = ChildNetwork(identity, settings, sockets, self.outside, bounds)
+        self.network = ChildNetwork(
+            identity, settings, sockets, self.outside, bounds, state
+        )
         self.network.start(self._nursery)
         return self
 
@@ -255,6 +259,7 @@ async def scene(
     routes: Iterable[str] = (),
     stock: int = 8,
     credentials: Mapping[str, Credential] | None = None,
+    state: ChildNetworkState | None = None,
 ) -> AsyncIterator[Scene]:
     """Run a child's network.
 
@@ -266,12 +271,13 @@ async def scene(
         routes: networks of rules for addresses, local in its namespace.
         stock: unbound sockets of each family.
         credentials: the host's.
+        state: of a child that is taken over.
     """
     async with threads_leave(), _namespaces(routes) as child:
         async with trio.open_nursery() as nursery:
             stage = Scene(child, Names({**(names or {})}), nursery, credentials or {})
             wanted = section or NetworkSection(list(rules))
-            stage.open(wanted, bounds, stock)
+            stage.open(wanted, bounds, stock, state)
             try:
                 yield stage
             finally:

@@ -13,6 +13,8 @@ import trio
 from hostlib.accounts import Account
 from supervisor.network.child_network import Bounds
 from supervisor.network.dns import frame
+from supervisor.network.learned import MAX_USES, LearnedState
+from supervisor.network.network_state import ChildNetworkState
 from supervisor.network.resolver import ResolverError
 from supervisor.network.rule import RuleError
 from supervisor.network.section import NetworkSection
@@ -300,6 +302,17 @@ async def test_a_child_that_learns_notes_what_it_did_not_reach() -> None:
             "lost.test:80",
             "web.test:80",
         )
+
+
+# spec NET13: a list that does not suffice is told.
+async def test_uses_that_were_not_noted_are_counted() -> None:
+    uses = [f"a{number}.test:80" for number in range(MAX_USES)]
+    section = NetworkSection("learn", within=["*:80"])
+    state = ChildNetworkState(learned=LearnedState(uses, 0))
+    async with scene(section=section, names=NAMES, state=state) as stage:
+        assert "not_learned" not in msgspec.to_builtins(stage.figures)
+        assert not await _works(stage, "web.test", 80)
+        assert stage.figures.not_learned == 1
 
 
 # spec NET11: the figures of a child have one form, and stay after connections.
