@@ -46,12 +46,12 @@ def report_unwatched_to(tell: Callable[[str], None]) -> None:
 
 def note_unwatched() -> None:
     """Record that a descriptor has no watch and is polled; report the first time."""
-    tell = _tell.get(_to_nobody)
-    _tell.set(_to_nobody)
+    tell = _tell.get(_ignore_report)
+    _tell.set(_ignore_report)
     tell(f"What is waited for may be noticed late: {NO_WATCH}")
 
 
-def _to_nobody(_: str) -> None:
+def _ignore_report(_: str) -> None:
     """Ignore the report: it was made before, or no function was set."""
 
 

@@ -73,7 +73,7 @@ def run_command(words: list[str]) -> int:
         _print_stderr("sandhost", f"{text} 'supervisor'; {hint}")
         return 125
     if words and words[0] in LIGHT:
-        return _light(words[0])(words[1:])
+        return _load_command(words[0])(words[1:])
     if words and words[0] in STOPPED_WITH_STATUS:
         _be_stopped_with_status()
     if words and words[0] == "serve":
@@ -139,7 +139,7 @@ def _print_stderr(title: str, text: str) -> None:
     print_stderr(title, text)
 
 
-def _light(word: str) -> Callable[[list[str]], int]:
+def _load_command(word: str) -> Callable[[list[str]], int]:
     """Return one of these commands."""
     if word == "fs":
         from vfs.client.shell.fs import main  # noqa: PLC0415 - only the one that is called

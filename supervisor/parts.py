@@ -206,7 +206,7 @@ class Parts:
         spare = self.groups.restock()
         if spare is not None:
             with contextlib.suppress(LaunchpadLost):  # its owner hears of it
-                await self.launcher.spare(spare.on_the_wire())
+                await self.launcher.spare(spare.describe_groups())
 
     def give_groups_back(self, groups: Groups) -> None:
         """Remove the groups of a child that is gone, or see to it that they go soon."""

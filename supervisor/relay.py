@@ -307,7 +307,7 @@ async def _network(
 
         listener = InnerListener()
         stack.callback(listener.close)
-        listener.want_sockets(order_of(settings), serve)
+        listener.add_sockets(order_of(settings), serve)
         yield listener
 
 

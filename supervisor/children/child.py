@@ -260,7 +260,7 @@ class Child:
                 except LaunchpadLost:
                     raise
                 except Exception as why:  # noqa: BLE001 - one start, and not the host
-                    self.failure = start.unforeseen(why)
+                    self.failure = start.internal_error(why)
                     self._handle(Event.SPAWN_FAILED)
                     return
                 # Cancelled while it was born: its conversation is closed already.
@@ -720,7 +720,7 @@ class Child:
         Raises:
             OSError: no descriptor is left for their way to the host.
         """
-        self._open_inner(stack).want_sockets(order, serve)
+        self._open_inner(stack).add_sockets(order, serve)
 
     def _open_inner(self, stack: AsyncExitStack) -> InnerListener:
         if self._inner is None:

@@ -74,7 +74,11 @@ def _tell_warnings(
     """Print the warnings, except those of keys that have a fault."""
     from supervisor.config import loader  # noqa: PLC0415 - as above
 
-    for key, text in (*loader.warnings(config), *loader.doubts(config), *untried):
+    for key, text in (
+        *loader.warnings(config),
+        *loader.machine_warnings(config),
+        *untried,
+    ):
         if key not in faulty:
             print_stderr("sandhost check-config", f"{file}: {key}: warning: {text}")
 

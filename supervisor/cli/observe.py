@@ -75,7 +75,7 @@ def top(
     interval_s = _interval(interval)
     path = _control_path(control)
     if once or as_json or not _has_terminal():
-        rows = arrange(_two_looks(path, interval_s), sort, wanted)
+        rows = arrange(_sample_twice(path, interval_s), sort, wanted)
         if as_json:
             print_text(tables.to_json(rows))
         else:
@@ -112,7 +112,7 @@ def _control_path(control: str | None) -> str:
         raise CommandError(str(why)) from None
 
 
-def _two_looks(path: str, interval_s: float) -> list[dict[str, Any]]:
+def _sample_twice(path: str, interval_s: float) -> list[dict[str, Any]]:
     """Return the rows of two looks: a rate needs both."""
     from supervisor.cli.top import Look, figures  # noqa: PLC0415
     from supervisor.control.client import ControlError, call  # noqa: PLC0415

@@ -172,7 +172,7 @@ def places_from(text: str | None) -> Places | None:
     return None if text is None else Places(**json.loads(text))
 
 
-def staying(config: Config, living: Places) -> Config:
+def keep_paths(config: Config, living: Places) -> Config:
     """Return a configuration with the paths of a living daemon (rule 4)."""
     host = msgspec.structs.replace(
         config.host,

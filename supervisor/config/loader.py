@@ -152,7 +152,7 @@ def warnings(config: Config, *, but: str | None = None) -> Iterator[tuple[str, s
             yield f"policy.{joined(name)}.{key}", text
 
 
-def doubts(config: Config) -> Iterator[tuple[str, str]]:
+def machine_warnings(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of warnings that depend on where and when a host runs.
 
     For use before there is a host: a running host knows, and reports them itself.

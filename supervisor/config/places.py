@@ -226,10 +226,10 @@ def check_bases(
                 )
                 yield key, f"{both} lie in one another; name the outer one alone"
         seen.append((name, place))
-    yield from _twice_in_a_policy(config, dict(seen))
+    yield from _check_repeated(config, dict(seen))
 
 
-def _twice_in_a_policy(
+def _check_repeated(
     config: Config, places: Mapping[str, Place]
 ) -> Iterator[tuple[str, str]]:
     for policy_name, policy in config.policy.items():
@@ -293,13 +293,16 @@ def odd_places(config: Config) -> Iterator[tuple[str, str]]:
         seen.append((name, root))
     for name, policy in config.policy.items():
         others = [(owner, root) for owner, root in roots if owner != name]
-        for text in (*_yet_to_be_made(policy.write), *_reaching(others, policy.write)):
+        for text in (
+            *_files_to_be_made(policy.write),
+            *_reaching(others, policy.write),
+        ):
             yield f"policy.{joined(name)}.write", text
         for text in _reaching(others, [policy.home or ""]):
             yield f"policy.{joined(name)}.home", text
 
 
-def _yet_to_be_made(paths: Iterable[str]) -> Iterator[str]:
+def _files_to_be_made(paths: Iterable[str]) -> Iterator[str]:
     """Yield warnings about grants of a file that the child may make.
 
     A directory with a misspelt name is one, and hides all beneath it.

@@ -39,12 +39,12 @@ from supervisor.config.directories import (
     STAY,
     VARIABLE,
     Locks,
+    keep_paths,
     lock_directories,
     make_directories,
     places_from,
     places_of,
     remove_borrowed,
-    staying,
     text_of,
 )
 from supervisor.config.document import Config
@@ -124,7 +124,7 @@ async def _serve(launchpad: LaunchpadProcess, options: ServeOptions, log: Log) -
     places = places_of(options.config.host, options.control)
     if living is not None and living != places:
         log.write("WARNING", f"{options.config_path}: host: {STAY}")
-        config, places = staying(options.config, living), living
+        config, places = keep_paths(options.config, living), living
         options = replace(options, config=config)
     with ExitStack() as stack:
         notifier = Notifier(os.environ.pop("NOTIFY_SOCKET", None))

@@ -203,7 +203,9 @@ class _Look:
         # The parent's numbers in all nested pid namespaces: the host knew one of them.
         numbers = _field_of(launchpad.parent, b"NSpid:")
         if not numbers:
-            self._doubt(f"launchpad {launchpad.pid}: its parent cannot be looked at")
+            self._describe_doubt(
+                f"launchpad {launchpad.pid}: its parent cannot be looked at"
+            )
             return True
         return host in numbers
 
@@ -236,7 +238,9 @@ class _Look:
             except FileNotFoundError:
                 continue  # its host has just removed it
             except OSError as why:
-                self._doubt(f"scratch directory {_text(str(path))}: {why.strerror}")
+                self._describe_doubt(
+                    f"scratch directory {_text(str(path))}: {why.strerror}"
+                )
         return found
 
     def _sockets(self) -> list[str]:
@@ -244,7 +248,7 @@ class _Look:
         paths = (named,) if named else usual_control_paths()
         return [path for path in paths if is_deaf(path)]
 
-    def _doubt(self, text: str) -> None:
+    def _describe_doubt(self, text: str) -> None:
         self.unknown[text] = None
 
 

@@ -60,7 +60,7 @@ from supervisor.fleet.states import (
     NodeState,
 )
 from supervisor.fleet.step import Step
-from supervisor.spawn.restart_policies import comes_back_elsewhere
+from supervisor.spawn.restart_policies import is_placed_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -465,7 +465,7 @@ class Directory:
     def _lose_children(self, name: str, reason: str, step: Step) -> None:
         for child_id in tuple(self._on.get(name, ())):
             row = self._children[child_id]
-            is_again = comes_back_elsewhere(row.program.restart)
+            is_again = is_placed_again(row.program.restart)
             event = ChildEvent.LOSE_AGAIN if is_again else ChildEvent.LOSE
             row = replace(row, reason=f"node {name!r} lost: {reason}")
             self._on_child(row, event, step)
@@ -612,7 +612,7 @@ class Directory:
         row = self._children[child_id]
         if row.state is not ChildState.WAITING or row.waits:
             return
-        if not comes_back_elsewhere(row.program.restart):
+        if not is_placed_again(row.program.restart):
             self._on_child(row, ChildEvent.KILL, step)
 
     def _on_child(self, row: ChildRow, event: ChildEvent, step: Step) -> None:

@@ -111,7 +111,9 @@ class Counts:
         self.gone_in = 0
         self.gone_out = 0
 
-    def took(self, among: dict[int, Histogram], kind: int, took_s: float) -> None:
+    def count_request(
+        self, among: dict[int, Histogram], kind: int, took_s: float
+    ) -> None:
         """Count the time of one request."""
         histogram = among.get(kind)
         if histogram is None:

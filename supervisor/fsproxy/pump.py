@@ -348,7 +348,7 @@ class Pump:
             pairs = zip(before, counts.requests, strict=True)
             kinds = [k for k, (was, now) in enumerate(pairs) if now != was]
             if len(kinds) == 1:
-                counts.took(counts.inline, kinds[0], took_s)
+                counts.count_request(counts.inline, kinds[0], took_s)
         conn = session.conn
         if self._deadlines or conn.body_left or not conn.idle:
             self._watch(session)

@@ -456,7 +456,7 @@ class Session:
         self.job = None
         self._interrupted = False
         self.requests += 1
-        self.counts.took(self.counts.jobs, kind, time.monotonic() - begun_s)
+        self.counts.count_request(self.counts.jobs, kind, time.monotonic() - begun_s)
         self.inbound.release()
         if not self._stop:
             self._suspended = False

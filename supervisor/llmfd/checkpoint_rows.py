@@ -194,7 +194,7 @@ def make_damaged_error(
 
 
 @contextlib.contextmanager
-def together(database: sqlite3.Connection) -> Iterator[None]:
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
     """Run a block as one transaction; report precisely if the commit fails."""
     try:
         yield

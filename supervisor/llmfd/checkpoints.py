@@ -41,7 +41,7 @@ from supervisor.llmfd.checkpoint_rows import (
     print_id,
     read_row,
     row_of,
-    together,
+    transaction,
     word_faults,
 )
 from supervisor.llmfd.checkpoint_state import (
@@ -220,7 +220,7 @@ class Checkpoints:
                 len(process.messages),
                 snapshots,
             )
-            with together(database):
+            with transaction(database):
                 database.execute(
                     f"INSERT INTO checkpoint ({COLUMNS}, owner)"  # noqa: S608 - ours
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -94,7 +94,7 @@ class ClientFiles:
         """Whether a name may lead to a file system that is down (spec S5)."""
         return self._client.policy.is_distant and not self._claim
 
-    async def _knock(self, name: bytes) -> None:
+    async def _wait_for_file_system(self, name: bytes) -> None:
         """Wait for a distant file system before OPEN."""
         if self._may_wait:
             await names.wait_reachable(self._client, name)
@@ -148,7 +148,7 @@ class ClientFiles:
     async def read(self, path: str, take: Callable[[bytes], None]) -> None:
         """See ``Files``."""
         name = os.fsencode(path)
-        await self._knock(name)
+        await self._wait_for_file_system(name)
         try:
             file = self._fs.open(self._client, name, b"r", self._claim)
         except (AccessDeniedError, UnavailableError) as why:
@@ -161,7 +161,7 @@ class ClientFiles:
     async def replace(self, path: str, pieces: Iterator[bytes]) -> None:
         """See ``Files``."""
         name = os.fsencode(path)
-        await self._knock(name)
+        await self._wait_for_file_system(name)
         try:
             async with turn_of(self._client.ledger):
                 file = self._fs.open_replacing(self._client, name, claim=self._claim)
@@ -177,7 +177,7 @@ class ClientFiles:
     async def append(self, path: str, pieces: Iterator[bytes]) -> None:
         """See ``Files``."""
         name = os.fsencode(path)
-        await self._knock(name)
+        await self._wait_for_file_system(name)
         try:
             file = await self._fs.open_waiting(self._client, name, b"a", self._claim)
         except (AccessDeniedError, UnavailableError) as why:

@@ -28,10 +28,10 @@ from supervisor.llmfd.threads import in_thread
 from supervisor.llmfd.toolloop import (
     ModelError,
     ToolLoop,
+    drop_descriptors,
     find_unanswered,
     size_of,
     summarize_within,
-    unsay,
 )
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def _restore_preset(process: Process) -> Iterator[None]:
         if program and process.messages is messages:
             messages[:1] = system
             process.program = program
-            unsay(process, number)
+            drop_descriptors(process, number)
         raise
     if system and process.messages is messages and messages[0] is not system[0]:
         gone = number_of(str(system[0].get("fd", "")))

@@ -158,7 +158,7 @@ class ToolLoop:
         except BaseException:
             if process.messages is messages:  # else a checkpoint was restored
                 del messages[before:]
-                unsay(process, number)
+                drop_descriptors(process, number)
             raise
 
     async def _ask(
@@ -360,7 +360,7 @@ async def _store(process: Process, text: str) -> str:
     return answer
 
 
-def unsay(process: Process, number: int) -> None:
+def drop_descriptors(process: Process, number: int) -> None:
     """Give up the descriptors of removed messages, from a number on."""
     fds = process.table.fds
     said = [

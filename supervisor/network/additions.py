@@ -85,7 +85,7 @@ class Additions:
         with ExitStack() as stack:
             listener = InnerListener()
             stack.callback(listener.close)
-            listener.want_sockets(order, lambda made, _: came.extend(made))
+            listener.add_sockets(order, lambda made, _: came.extend(made))
             net = open_net_namespace(self._inside.fileno())
             stack.callback(os.close, net)
             owner = open_user_namespace(net)

@@ -92,7 +92,7 @@ class Groups:
             for path in self.made
         )
 
-    def on_the_wire(self) -> tuple[tuple[bytes, bytes], ...]:
+    def describe_groups(self) -> tuple[tuple[bytes, bytes], ...]:
         """Return (directory, file that takes a pid) of each, as the launchpad has them."""
         return tuple(as_pair(file) for file in self.procs())
 
@@ -134,7 +134,7 @@ class Groups:
                             return True
         return False
 
-    def suit(self, limits: Limits) -> bool:
+    def can_serve(self, limits: Limits) -> bool:
         """Tell whether they, made for nobody yet, can be those of a child."""
         if limits.cpus is not None:
             return any(can_bound_cpus(path) for path in self.made)
@@ -273,7 +273,7 @@ class Reserve:
         self.tidy()
         spare, self._spare = self._spare, None
         self._with_cpu |= _wants_cpu(limits)
-        if spare is not None and not spare.suit(limits):
+        if spare is not None and not spare.can_serve(limits):
             self._spare, spare = spare, None  # another's: it has no group for that
         if spare is not None:
             try:

@@ -417,7 +417,7 @@ def request_layers(
     except (SpawnError, OSError):
         raise
     except Exception as why:
-        raise unforeseen(why) from why
+        raise internal_error(why) from why
 
 
 def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
@@ -442,7 +442,7 @@ def no_workspace(path: str, why: str, how: str = ASK_DOCTOR) -> SpawnError:
     return SpawnError(errno.EOPNOTSUPP, "workspace", text, why)
 
 
-def unforeseen(why: Exception) -> SpawnError:
+def internal_error(why: Exception) -> SpawnError:
     """Word what nobody has thought of: a fault of this program, in one start."""
     reason = f"{type(why).__name__}: {why}"
     text = f"cannot start a child: an internal error ({reason}); report it, please"

@@ -126,7 +126,7 @@ class InnerListener(InnerPair):
         self._wanted.append(_Wanted((order,), lambda made, _: serve(*made), False))
         return port
 
-    def want_sockets(
+    def add_sockets(
         self,
         order: LoopbackOrder,
         serve: Callable[[list[socket.socket], bool], None],

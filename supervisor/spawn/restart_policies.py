@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_COMES_BACK: Mapping[str, Callable[[int], bool]] = MappingProxyType(
+_RESTART_RULES: Mapping[str, Callable[[int], bool]] = MappingProxyType(
     {
         "no": lambda _status: False,
         "on-failure": lambda status: status > 0,
@@ -21,26 +21,26 @@ _COMES_BACK: Mapping[str, Callable[[int], bool]] = MappingProxyType(
 )
 """Of each policy, whether a child that ended with such a status is started again."""
 
-RESTARTS = tuple(_COMES_BACK)
+RESTARTS = tuple(_RESTART_RULES)
 """The names of all policies, as the configuration and the commands spell them."""
 
 _KILLED = 128 + 9
 """Status of a child whose node was lost: the node's fence has killed it."""
 
 
-def comes_back(restart: str, status: int) -> bool:
+def is_restarted(restart: str, status: int) -> bool:
     """Tell whether a child that ended is started again.
 
     Args:
         restart: a policy.
         status: of the child, as a shell sees it.
     """
-    return _COMES_BACK[restart](status)
+    return _RESTART_RULES[restart](status)
 
 
-def comes_back_elsewhere(restart: str) -> bool:
+def is_placed_again(restart: str) -> bool:
     """Tell whether a fleet child is placed again when its node is lost.
 
     One whose policy is none is not: its node has told that it cannot start.
     """
-    return restart in _COMES_BACK and comes_back(restart, _KILLED)
+    return restart in _RESTART_RULES and is_restarted(restart, _KILLED)

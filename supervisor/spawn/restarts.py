@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.state_table import StateTable
-from supervisor.spawn.restart_policies import comes_back
+from supervisor.spawn.restart_policies import is_restarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +150,7 @@ class RestartPolicy:
 
     def wants(self, status: int) -> bool:
         """Tell whether a child that ended with this status comes back."""
-        return comes_back(self.restart, status)
+        return is_restarted(self.restart, status)
 
     def is_endless(self) -> bool:
         """Tell whether a child that ends at once, again and again, is never given up.

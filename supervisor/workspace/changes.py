@@ -213,11 +213,13 @@ class _Comparison:
         with self._merged.read(new) as reader:
             names = reader.names_above_base() if is_same_place else reader.names()
             news = {name: reader.look_up(name) for name in names}
-        olds = self._olds(old, names, is_all=not is_same_place) if old else {}
+        olds = self._base_entries(old, names, is_all=not is_same_place) if old else {}
         for name in names | olds.keys():
             yield join(new.path, name), news.get(name), olds.get(name)
 
-    def _olds(self, old: Node, names: set[bytes], *, is_all: bool) -> dict[bytes, Node]:
+    def _base_entries(
+        self, old: Node, names: set[bytes], *, is_all: bool
+    ) -> dict[bytes, Node]:
         """Return what the base has in a directory under some names, or all of them."""
         if not names and not is_all:
             return {}

@@ -67,7 +67,7 @@ _decoder = msgspec.msgpack.Decoder(dict[bytes, Twin])
 _origins_decoder = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 
-def walks(patterns: Iterable[str]) -> bool:
+def matches_any_depth(patterns: Iterable[str]) -> bool:
     """Tell whether some pattern can match at any depth, so that all is looked at."""
     return any(_parts(text) is None for text in _plain(patterns))
 
@@ -83,7 +83,7 @@ def find_hidden(base: int, patterns: Sequence[str]) -> list[bytes]:
         OSError: something cannot be read.
     """
     hide = Patterns(patterns)
-    if walks(patterns):
+    if matches_any_depth(patterns):
         return [path for path, is_hidden in _walk(base, hide) if is_hidden]
     found: set[bytes] = set()
     for text in _plain(patterns):

@@ -144,12 +144,12 @@ def do_verb(state_dir: str, verb: str, words: Mapping[str, Any]) -> Done:
     known = VERBS.get(verb)
     if known is None:
         raise VerbError(f"there is no verb {verb!r}, only {', '.join(VERBS)}")
-    with worded():
+    with word_errors():
         return known.do(state_dir, msgspec.convert(dict(words), known.arguments))
 
 
 @contextlib.contextmanager
-def worded() -> Iterator[None]:
+def word_errors() -> Iterator[None]:
     """Turn what goes wrong with a workspace into one line.
 
     Raises:
@@ -271,7 +271,7 @@ def write_patch(state_dir: str, args: DiffArguments, file: int) -> list[str]:
     Raises:
         VerbError: it cannot be made.
     """
-    with worded(), _opened(state_dir, args.name) as (found, notes):
+    with word_errors(), _opened(state_dir, args.name) as (found, notes):
         with _still(found, notes, is_asked=args.freeze):
             with _other(state_dir, args) as other:
                 if other is None:
@@ -289,7 +289,7 @@ def write_export(state_dir: str, args: ExportArguments, file: int) -> list[str]:
     Raises:
         VerbError: it cannot be made.
     """
-    with worded(), _opened(state_dir, args.name) as (found, notes):
+    with word_errors(), _opened(state_dir, args.name) as (found, notes):
         with (
             _still(found, notes, is_asked=False),
             open(file, "wb", closefd=False) as target,

@@ -18,7 +18,12 @@ from supervisor.workspace.changes import Row, compare_views
 from supervisor.workspace.commit import CommitResult, Commits
 from supervisor.workspace.commit_settlement import prune_later
 from supervisor.workspace.held_workspace import HeldWorkspace
-from supervisor.workspace.hiding import find_hidden, has_layer, walks, write_layer
+from supervisor.workspace.hiding import (
+    find_hidden,
+    has_layer,
+    matches_any_depth,
+    write_layer,
+)
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.patch import write_patch
 from supervisor.workspace.selection import (
@@ -355,7 +360,7 @@ class Workspace:
             text = f"cannot hide names of {os.fsdecode(self.state.base)!r}"
             how = "leave --hide out, or run as the owner of all directories above them"
             raise WorkspaceError(f"{text}: {why.strerror}; {how}") from None
-        return time.monotonic() - began_s if walks(hide) else None
+        return time.monotonic() - began_s if matches_any_depth(hide) else None
 
     def end_run(self) -> list[Row]:
         """Record what was changed when a run has ended; return it.

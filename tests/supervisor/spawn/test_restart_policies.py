@@ -4,8 +4,8 @@ import pytest
 
 from supervisor.spawn.restart_policies import (
     RESTARTS,
-    comes_back,
-    comes_back_elsewhere,
+    is_placed_again,
+    is_restarted,
 )
 
 
@@ -20,9 +20,9 @@ from supervisor.spawn.restart_policies import (
 def test_a_policy_says_which_ends_bring_a_child_back(
     restart: str, after_success: bool, after_failure: bool, elsewhere: bool
 ) -> None:
-    assert comes_back(restart, 0) is after_success
-    assert comes_back(restart, 1) is after_failure
-    assert comes_back_elsewhere(restart) is elsewhere
+    assert is_restarted(restart, 0) is after_success
+    assert is_restarted(restart, 1) is after_failure
+    assert is_placed_again(restart) is elsewhere
 
 
 def test_every_policy_is_tested_above() -> None:
@@ -31,4 +31,4 @@ def test_every_policy_is_tested_above() -> None:
 
 # spec FL4: a program of a client that is not this version's has any words.
 def test_a_child_of_an_unknown_policy_is_not_placed_again() -> None:
-    assert not comes_back_elsewhere("sometimes")
+    assert not is_placed_again("sometimes")

@@ -27,7 +27,7 @@ from supervisor.workspace.verbs import (
     commit_row,
     do_verb,
     path_in,
-    worded,
+    word_errors,
 )
 from tests.helpers.cutting import KILL, Cut, run_cut
 from tests.helpers.figures import tell
@@ -200,7 +200,7 @@ class Cutting:
             if not self.set.is_busy:
                 result = do_verb(str(self.scene.state), "commit", words).result
             else:
-                with worded(), self.scene.open() as workspace:
+                with word_errors(), self.scene.open() as workspace:
                     chosen = selection(allow=["*"])
                     done = workspace.commit(chosen, is_frozen=True)
                     result = commit_row(done)
