@@ -23,6 +23,8 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 # The rule by which browsers decide that a host is a v4 address, and not a name.
 _ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
 
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+
 
 class HostError(ValueError):
     """A text that is no name and no address; its text is reason and remedy."""
@@ -90,6 +92,12 @@ def parse_v6(text: str) -> IPv6Address:
     if address.ipv4_mapped is not None:
         raise HostError("a v4 address in v6 form; write it in dotted decimal")
     return address
+
+
+def parse_port(text: str) -> int | None:
+    """Return a port from plain decimal; None for another text."""
+    port = int(text) if _PORT.fullmatch(text) else 0
+    return port if 0 < port < 65_536 else None
 
 
 def parse_host(text: str) -> str | Address:

@@ -15,7 +15,13 @@ import h11
 import msgspec
 
 from hostlib.http_head import HeadError, HeadFault, parse_head
-from supervisor.network.hosts import HostError, format_host, parse_proxied_host, shorten
+from supervisor.network.hosts import (
+    HostError,
+    format_host,
+    parse_port,
+    parse_proxied_host,
+    shorten,
+)
 from supervisor.network.proxy_dialogue import Asked, ProxyError
 from supervisor.network.reasons import Reason, describe_rule
 
@@ -29,7 +35,6 @@ _USUAL_PORT = 80
 
 # TLS and other protocols have a NUL early, and would be waited for otherwise.
 _NO_HTTP = re.compile(rb"(?<!\r)\n|\x00")
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
 _ABSOLUTE = re.compile(
     r"http://(?P<authority>[^/?#]*)(?P<rest>[/?][^#]*)?", re.IGNORECASE
 )
@@ -263,11 +268,8 @@ def _parse_authority(text: str, usual_port: int | None) -> Asked:
     end = text.rfind("]")
     after, colon, port_text = text[end + 1 :].partition(":")
     host_text = text[: end + 1] + after
-    if not colon and usual_port is not None:
-        port = usual_port
-    elif _PORT.fullmatch(port_text) and int(port_text) < 65_536:
-        port = int(port_text)
-    else:
+    port = parse_port(port_text) if colon else usual_port
+    if port is None:
         raise _error("a port is missing, or is no number from 1 to 65535")
     try:
         return Asked(parse_proxied_host(host_text), port)

@@ -17,6 +17,7 @@ from supervisor.network.hosts import (
     HostError,
     is_credential_name,
     parse_name,
+    parse_port,
     parse_v4,
     parse_v6,
     shorten,
@@ -213,7 +214,7 @@ def _parse_v6_network(text: str) -> Network:
 
 def _network(address: Address, bits: str | None) -> Network:
     most = address.max_prefixlen
-    length = most if bits is None else _parse_number(bits, most)
+    length = most if bits is None else _parse_length(bits, most)
     if length is None:
         raise HostError(f"a length is 0 to {most}; write /{most} or none")
     kind = IPv6Network if isinstance(address, IPv6Address) else IPv4Network
@@ -229,8 +230,8 @@ def _parse_ports(text: str) -> tuple[int, ...]:
     """Return the different ports of a list, sorted."""
     ports = set()
     for word in text.split(","):
-        port = _parse_number(word, 65535)
-        if not port:
+        port = parse_port(word)
+        if port is None:
             raise HostError(
                 f"'{shorten(word, 12)}' is no port; write numbers from 1 to 65535"
             )
@@ -238,9 +239,9 @@ def _parse_ports(text: str) -> tuple[int, ...]:
     return tuple(sorted(ports))
 
 
-def _parse_number(text: str, most: int) -> int | None:
+def _parse_length(text: str, most: int) -> int | None:
     """Return a number in plain decimal, None for another text or one above `most`."""
-    if not re.fullmatch(r"0|[1-9][0-9]{0,4}", text):
+    if not re.fullmatch(r"0|[1-9][0-9]{0,2}", text):
         return None
     return number if (number := int(text)) <= most else None
 

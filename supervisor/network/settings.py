@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from supervisor.network import credential, proxy
 from supervisor.network.contradictions import clashing_ports, contradictions
-from supervisor.network.hosts import HostError, format_host, parse_host, shorten
+from supervisor.network.hosts import (
+    HostError,
+    format_host,
+    parse_host,
+    parse_port,
+    shorten,
+)
 from supervisor.network.rule import RuleError, parse_rule
 from supervisor.network.rules import Rules
 
@@ -180,8 +186,8 @@ def parse_upstream(text: str) -> Upstream:
 
 
 def _parse_port(digits: str, text: str) -> int:
-    port = int(digits) if len(digits) < 6 else 0
-    if digits.startswith("0") or not 0 < port < 65_536:
+    port = parse_port(digits)
+    if port is None:
         raise SettingError(
             f"cannot use '{shorten(text)}': a port is 1 to 65535; write one of them"
         )
