@@ -133,6 +133,16 @@ def _odd_doors(
             yield key, text
 
 
+def odd_upstreams(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of policies whose names a proxy looks up (spec NET8)."""
+    for name, policy in config.policy.items():
+        if policy.upstream is not None:
+            text = (
+                f"{policy.upstream} looks names up: their addresses are not judged here"
+            )
+            yield f"policy.{joined(name)}.upstream", text
+
+
 def odd_policy(policy: PolicySection, config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of parts of a policy without any effect here."""
     of_sections = {

@@ -28,6 +28,7 @@ from supervisor.config.crosschecks import (
     odd_fd_sections,
     odd_policy,
     odd_tool_doors,
+    odd_upstreams,
 )
 from supervisor.config.document import Config
 from supervisor.config.fds import check_file_descriptor
@@ -164,6 +165,7 @@ def machine_warnings(config: Config) -> Iterator[tuple[str, str]]:
     yield from missing_credentials(config)
     yield from odd_child_doors(config)
     yield from odd_programs(config)
+    yield from odd_upstreams(config)
 
 
 def load_config(

@@ -104,6 +104,19 @@ layers = ["landlock", "netns", "seccomp"]
         assert text.encode() in outcome.err, text
 
 
+# spec NET8: a policy leaves the judgement of addresses to a proxy, and is told so.
+def test_check_config_tells_that_a_proxy_looks_names_up(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        "[policy.a]\nnetwork = ['a.example']\nupstream = 'http://proxy.example:3128'\n"
+    )
+    outcome = sandhost("check-config", str(config))
+    assert outcome.status == 0
+    text = "policy.a.upstream: warning: http://proxy.example:3128 looks names up"
+    assert text in outcome.err.decode()
+    assert sandhost("run", "--config", str(config), "--", "true").err == b""
+
+
 # spec NET1: what a policy says is the default, and the command line goes before it.
 @pytest.mark.parametrize(
     ("options", "found"),
