@@ -429,6 +429,8 @@ def run_ray(words: list[str]) -> int:
     from ray.scripts.scripts import cli  # noqa: PLC0415 - of this program alone
 
     keep_loopback()
+    # Without it a head would run the dashboard's process all the same, for figures.
+    services.start_api_server = lambda *_, **__: (None, None)
     return int(cli(words, standalone_mode=False) or 0)
 
 
@@ -545,13 +547,6 @@ class Driver:
         raise AdapterError(
             f"cannot find the raylet {raylet!r}: it has ended; try again"
         )
-
-    def listening(self, raylet: str) -> list[int]:
-        """Return the ports of a raylet that are open on every address."""
-        for row in ray.nodes():
-            if row["NodeName"] == raylet:
-                return [int(row["NodeManagerPort"]), int(row["ObjectManagerPort"])]
-        return []
 
     def make_directory(self, order: DirectoryOrder, node_id: str) -> None:
         """Make the directory actor."""

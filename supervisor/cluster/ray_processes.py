@@ -41,6 +41,9 @@ TOKEN, SESSIONS, LOCK, STORE = "token", "ray", "lock", "directory"
 LOG, ACTORS_LOG, RAYLET = "ray.log", "actors.log", "raylet"
 """Names in that directory."""
 
+LISTEN = "0A"
+"""State of a socket that listens, as proc_pid_net(5) has it."""
+
 GRACE_S = 3.0
 """From SIGTERM to SIGKILL: Ray tells the head meanwhile that a node goes."""
 
@@ -211,10 +214,34 @@ def pause(length_s: float) -> None:
 
 def is_running(directory: str) -> bool:
     """Tell whether anything runs that was started for a node."""
-    for pidfd in _marked(directory):
+    for _, pidfd in _marked(directory):
         os.close(pidfd)
         return True
     return False
+
+
+def open_ports(directory: str) -> list[int]:
+    """Return the ports of a node's programs that are open on every address."""
+    sockets = set()
+    for pid, pidfd in _marked(directory):
+        os.close(pidfd)
+        with contextlib.suppress(OSError):  # it has ended
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    sockets.add(str(fd.readlink()))
+    rows = []
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            text = Path("/proc/self/net", name).read_text(encoding="ascii")
+            rows += [line.split() for line in text.splitlines()[1:]]
+    ports = set()
+    for row in rows:
+        address, _, port = row[1].partition(":")
+        # Zeros alone, or those of IPv4 within IPv6: ::ffff:0.0.0.0.
+        is_open = row[3] == LISTEN and not address.strip("0F")
+        if is_open and f"socket:[{row[9]}]" in sockets:
+            ports.add(int(port, 16))
+    return sorted(ports)
 
 
 def is_there(directory: str) -> bool:
@@ -261,7 +288,7 @@ def end(directory: str) -> None:
 
 def _signal_all(directory: str, number: int) -> list[int]:
     """Signal what was started for a node; return its pidfds, which are the caller's."""
-    found = list(_marked(directory))
+    found = [pidfd for _, pidfd in _marked(directory)]
     for pidfd in found:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, number)
@@ -282,8 +309,8 @@ def _wait_ends(pidfds: list[int], until_s: float) -> None:
             left.discard(pidfd)
 
 
-def _marked(directory: str) -> Iterator[int]:
-    """Yield a pidfd of each process that carries the mark, but this one."""
+def _marked(directory: str) -> Iterator[tuple[int, int]]:
+    """Yield each process that carries the mark, but this one, with a pidfd of it."""
     wanted = f"{MARK}={directory}".encode()
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or int(process.name) == os.getpid():
@@ -300,7 +327,7 @@ def _marked(directory: str) -> Iterator[int]:
                 os.close(pidfd)
                 raise
         if is_marked:
-            yield pidfd
+            yield int(process.name), pidfd
         else:
             os.close(pidfd)
 

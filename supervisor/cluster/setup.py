@@ -63,8 +63,7 @@ def _found(order: SetupOrder, head: DirectoryOrder) -> SetupOutcome:
         node_id = driver.node_id(name)
         driver.make_directory(head, node_id)
         driver.make_node(order.node, node_id, is_again=False)
-        ports = (order.port, *driver.listening(name))
-    return SetupOutcome(address, open_ports=() if order.bind == LOOPBACK else ports)
+    return SetupOutcome(address, open_ports=_open_ports(order))
 
 
 def _join(order: SetupOrder) -> SetupOutcome:
@@ -80,8 +79,14 @@ def _join(order: SetupOrder) -> SetupOutcome:
         _wait_raylet(process, order, address, name)
     with Driver(address, order.bind) as driver:
         driver.make_node(order.node, driver.node_id(name), is_again=before != "")
-        ports = tuple(driver.listening(name))
-    return SetupOutcome(address, open_ports=() if order.bind == LOOPBACK else ports)
+    return SetupOutcome(address, open_ports=_open_ports(order))
+
+
+def _open_ports(order: SetupOrder) -> tuple[int, ...]:
+    """Return the ports that Ray opens on every address where that is not loopback."""
+    if order.bind == LOOPBACK:
+        return ()
+    return tuple(ray_processes.open_ports(order.node.directory))
 
 
 def _own_addresses() -> frozenset[str]:

@@ -157,7 +157,7 @@ async def test_a_member_is_not_replaced_until_it_has_left(tmp_path: Path) -> Non
             assert (row.pid, scene.node("a")) == (child.pid, "up")
 
 
-# spec FL6
+# spec FL6, FL9
 @pytest.mark.parametrize(
     ("policy", "why"),
     [

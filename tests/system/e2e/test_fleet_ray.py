@@ -3,12 +3,14 @@
 The commands, two nodes of this machine, and kills.
 """
 
+import ipaddress
 import json
 import os
 import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from hostlib.unix_names import is_deaf
 from supervisor.cluster import ray_processes
 from tests.helpers.command import Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.hosts import PYTHON
 from tests.helpers.rounds import LONG
 
 pytest.importorskip("ray")
@@ -42,7 +45,10 @@ window = "never"
 base = "{where}/repo"
 [policy.agent]
 workspace = ["repo"]
+[policy.bare]
+sandbox = "none"
 """
+UNFENCED = FLEET.replace("[fleet]", "[fleet]\nunfenced = true", 1)
 
 
 PORTS = "21700-21760"
@@ -140,10 +146,10 @@ def assert_nothing_left(*places: Place) -> None:
     assert not [name for name in os.listdir("/dev/shm") if "plasma" in name]
 
 
-# spec FL1, FL2, FL5, FL11
+# spec FL1, FL2, FL5, FL9, FL11
 @pytest.mark.chaos
 def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
-    with place("a") as a, place("b") as b:
+    with place("a") as a, place("b", UNFENCED) as b:
         done = a.fleet("ps")
         assert done.status == 1
         assert done.said("this node is in none; begin one by `sandhost fleet up`")
@@ -155,13 +161,17 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
         assert a.states() == {"a": "up"}
         words = ("join", "--address", address, "--token-file")
         check_refusals(a, b, words, token)
-        named = ("--node", "b", "--labels", "gpu,big", "--ports", PORTS)
-        done = b.fleet(*words, token, *named)
-        assert (done.status, done.err) == (0, b"")
-        check_ports(b)
+        # Another address than 127.0.0.1, though it is on loopback, too.
+        named = ("--node", "b", "--labels", "gpu,big", "--bind", "127.0.0.2")
+        done = b.fleet(*words, token, *named, "--ports", PORTS)
+        assert done.status == 0
+        check_ports(a, b, done)
         assert b.states() == {"a": "up", "b": "up"}
         check_token(a, token)
         check_children(a, b)
+        check_reach(a, b, token)
+        check_off(a)
+        check_off(b)
         if os.geteuid() == 0:
             check_workspace(a, b)
         check_restarts(a, b)
@@ -197,36 +207,115 @@ def check_refusals(a: Place, b: Place, words: tuple[str, ...], token: str) -> No
     assert a.states() == {"a": "up"}
 
 
-def check_ports(b: Place) -> None:
-    """Look at the ports on which b's Ray listens: all of them are in the range."""
+EVERY = {"0.0.0.0", "::"}  # noqa: S104 - looked for
+
+
+def check_ports(a: Place, b: Place, joined: Outcome) -> None:
+    """Look at the ports on which b's Ray listens: all of them are in the range.
+
+    Those that are open on every address are told, and a has none.
+    """
     first, last = map(int, PORTS.split("-"))
-    inodes = set()
-    for pid in pids_of(b.directory, ""):
-        for one in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                inodes.add(os.readlink(one))
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-                ports.add(int(words[1].rpartition(":")[2], 16))
+    ports = listening(b)
     assert ports
     assert all(first <= port <= last for port in ports), ports
+    is_open = sorted(port for port, one in listening(b).items() if one in EVERY)
+    assert len(is_open) >= 2
+    told = joined.err.decode().partition("this machine: ")[2].partition(";")[0]
+    assert sorted(map(int, told.split(", "))) == is_open
+    assert not set(listening(a).values()) & EVERY
+
+
+def listening(one: Place) -> dict[int, str]:
+    """Return the ports on which a node's Ray listens, with their addresses."""
+    inodes = set()
+    for pid in pids_of(one.directory, ""):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                inodes.add(os.readlink(fd))
+    ports = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            row = line.split()
+            if row[3] == "0A" and f"socket:[{row[9]}]" in inodes:
+                address, _, port = row[1].partition(":")
+                # Words of the processor's order.
+                parts = struct.iter_unpack("=I", bytes.fromhex(address))
+                words = [struct.pack("!I", *word) for word in parts]
+                found = ipaddress.ip_address(b"".join(words))
+                mapped = getattr(found, "ipv4_mapped", None)
+                ports[int(port, 16)] = str(mapped or found)
+    return ports
 
 
 def check_token(a: Place, token: str) -> None:
-    """Look for the token in command lines, environments and logs."""
+    """Look for the token in all command lines and environments, and in all files."""
     assert os.stat(token).st_mode & 0o777 == 0o600
     secret = Path(token).read_bytes()
-    pids = pids_of(a.directory, "")
-    assert len(pids) >= 5
-    for pid in pids:
+    assert len(pids_of(a.directory, "")) >= 5
+    for process in Path("/proc").glob("[0-9]*"):
         for part in ("cmdline", "environ"):
             with suppress(OSError):
-                assert secret not in Path(f"/proc/{pid}/{part}").read_bytes()
-    for log in (ray_processes.LOG, ray_processes.ACTORS_LOG):
-        assert secret not in Path(a.directory, log).read_bytes()
+                assert secret not in (process / part).read_bytes()
+    files = [one for one in a.where.rglob("*") if one.is_file()]
+    assert Path(a.directory, ray_processes.ACTORS_LOG) in files
+    assert len(files) > 20  # Ray's logs, too
+    holders = [one for one in files if secret in one.read_bytes()]
+    assert holders == [Path(token)]
+
+
+OFF = ("dashboard.py", "ray.util.client.server", "log_monitor.py", "monitor.py")
+"""Programs of what is off: dashboard, client server, log monitor, autoscaler."""
+
+REACH = """
+import json, os, socket, sys
+ports, sockets, paths = json.loads(sys.argv[1])
+reached = [name for name in os.environ if "RAY" in name]
+for place in ports:
+    try:
+        socket.create_connection(place, 5).close()
+        reached.append(place)
+    except OSError:
+        pass
+for path in sockets:
+    try:
+        socket.socket(socket.AF_UNIX).connect(path)
+        reached.append(path)
+    except OSError:
+        pass
+for path in paths:
+    try:
+        os.listdir(path) if os.path.isdir(path) else open(path).close()
+        reached.append(path)
+    except OSError:
+        pass
+print(json.dumps(reached))
+"""
+
+
+def check_reach(a: Place, b: Place, token: str) -> None:
+    """Let children reach for Ray: one that is fenced, and one that finds it there."""
+    ports = [
+        ["127.0.0.1" if where in EVERY else where, port]
+        for one in (a, b)
+        for port, where in listening(one).items()
+    ]
+    assert len(ports) > 4
+    sockets = [str(one) for one in Path(a.directory).rglob("*") if one.is_socket()]
+    assert len(sockets) > 1
+    paths = [token, f"{a.directory}/{ray_processes.SESSIONS}", a.directory]
+    words = ("--", *PYTHON, "-c", REACH, json.dumps([ports, sockets, paths]))
+    assert json.loads(a.fleet("run", "--node", "a", *words).out) == []
+    done = a.fleet("run", "--node", "a", "--policy", "bare", *words)
+    assert done.said("needs a sandbox")
+    done = a.fleet("run", "--node", "b", "--policy", "bare", *words)
+    assert json.loads(done.out) == [*ports, *sockets, *paths]
+
+
+def check_off(one: Place) -> None:
+    """Look for programs of Ray that a fleet does not use."""
+    for name in OFF:
+        assert not pids_of(one.directory, name), name
 
 
 def check_children(a: Place, b: Place) -> None:
