@@ -26,6 +26,8 @@ SEED = int(os.environ.get("CHAOS_SEED", "0")) or None
 SERVE_KILLS = 200 if LONG else 8
 """Rounds of random kill -9 of the daemon."""
 
+FLEET_KILLS = int(os.environ.get("CHAOS_FLEET_KILLS", "200"))
+"""Kills of machines of a fleet, in the long form; fewer for a run in parts."""
 
 LONG_ALONE = (
     pytest.mark.chaos,
