@@ -88,11 +88,15 @@ def serve(address: str, port: int, say: Callable[[socket.socket], None]) -> None
 
 
 def accept(listener: socket.socket, say: Callable[[socket.socket], None]) -> None:
-    """Say something on each connection; a reset ends it as well."""
-    while True:
-        sock, _ = listener.accept()
+    """Say something on each connection, in a thread of its own."""
+
+    def speak(sock: socket.socket) -> None:
         with sock, suppress(ConnectionError):
             say(sock)
+
+    while True:
+        sock, _ = listener.accept()
+        threading.Thread(target=speak, args=(sock,), daemon=True).start()
 
 
 def speak_ssh(sock: socket.socket) -> None:

@@ -69,10 +69,9 @@ def get_by_tls(host: str, name: str | None, path: str = "/said") -> str:
         return read(sock).partition(b"\r\n\r\n")[2].decode()
 
 
-def hold(key: str, host: str, port: int, data: bytes = b"", size: int = 0) -> bytes:
-    """Connect and keep the connection, once some bytes went both ways."""
+def hold(key: str, host: str, port: int, size: int) -> bytes:
+    """Connect and keep the connection, once some bytes have come."""
     sock = _held[key] = connect(host, port)
-    sock.sendall(data)
     return sock.recv(size, socket.MSG_WAITALL)
 
 

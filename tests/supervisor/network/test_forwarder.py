@@ -2,8 +2,11 @@
 
 import errno
 import hashlib
+import os
 import random
 import resource
+import socket
+from collections.abc import Iterator
 
 import pytest
 import trio
@@ -11,8 +14,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from supervisor.network.hosts import Address
 from supervisor.network.resolver import ResolverError
+from supervisor.network.section import NetworkSection
 from tests.supervisor.network import dnsclient as dns
 from tests.supervisor.network.scene import (
+    Scene,
     echo,
     is_reset,
     read_all,
@@ -480,3 +485,52 @@ async def test_the_end_of_a_child_resets_its_connections() -> None:
         assert not list(stage.network.descriptors())
         with pytest.raises(ConnectionRefusedError):
             await stage.connect("198.18.0.2", 80)
+
+
+# spec NET6: small writes go at once on both sides, and a dead host outside is noticed.
+@pytest.mark.parametrize("way", ["name", "proxy", "upstream"])
+async def test_both_sides_send_at_once_and_the_outer_is_kept_alive(way: str) -> None:
+    upstream = "http://203.0.113.5:8080" if way == "upstream" else None
+    section = NetworkSection(["web.test:80"], upstream=upstream)
+    async with scene(section=section, names=WEB) as stage:
+        stage.serve("203.0.113.5", 80, echo)
+        stage.serve("203.0.113.5", 8080, agree)
+        host, port = ("127.0.0.1", 3128) if way == "proxy" else ("web.test", 80)
+        async with await stage.connect(host, port) as stream:
+            if way == "proxy":
+                await stream.send_all(
+                    b"CONNECT web.test:80 HTTP/1.1\r\nHost: web.test\r\n\r\n"
+                )
+                assert await stream.receive_some()
+            await stream.send_all(b"x")
+            assert await stream.receive_some() == b"x"
+            found = dict(options_of(stage))
+        assert found == {"inner": (1, 0, None), "outer": (1, 1, 120)}
+
+
+async def agree(stream: trio.SocketStream) -> None:
+    """Answer as a proxy, and send everything back."""
+    assert (await stream.receive_some()).endswith(b"\r\n\r\n")
+    await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n")
+    await echo(stream)
+
+
+def options_of(stage: Scene) -> Iterator[tuple[str, tuple[int, int, int | None]]]:
+    """Yield of each side TCP_NODELAY, SO_KEEPALIVE, and seconds to notice an end."""
+    for number, word in stage.network.descriptors():
+        if word != "connection of a child":
+            continue
+        with socket.socket(fileno=os.dup(number)) as sock:
+            is_outer = sock.getpeername()[0] == "203.0.113.5"
+            is_kept = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, pause, count = (
+                sock.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                )
+            )
+            at_once = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            after_s = idle + pause * count if is_kept else None
+            yield "outer" if is_outer else "inner", (at_once, is_kept, after_s)

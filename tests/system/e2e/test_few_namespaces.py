@@ -265,3 +265,15 @@ layers
     first, both = json.loads(b"[" + outcome.stdout.replace(b"]\n[", b"],[") + b"]")
     assert "ipcns" in first[0]["isolation"]["missing"]
     assert [("ipcns" in row["isolation"]["layers"]) for row in both] == [False, True]
+
+
+# spec NET9: rules cannot be kept, under `auto` as well, and no child starts without them.
+@pytest.mark.parametrize("kind", ["user", "net"])
+def test_rules_of_a_network_are_refused(tmp_path: Path, kind: str) -> None:
+    words = ("--network", "a.example", "--", "touch", "done")
+    wrapper = allowing(f"{kind}=0", uid=NOBODY)
+    outcome = sandhost("run", *words, cwd=tmp_path, wrapper=wrapper)
+    assert outcome.status == 125
+    how = f"cannot keep the rules: sysctl user.max_{kind}_namespaces is 0"
+    assert outcome.said(f"--network: {how}")
+    assert not (tmp_path / "done").exists()

@@ -190,7 +190,7 @@ def test_bytes_go_both_ways_and_end_as_they_do_outside(each_host: NetworkHost) -
     found = each_host.client.network("rules")
     assert found.bytes_out >= before.bytes_out + 700_000
     assert found.bytes_in >= before.bytes_in + BIG_BYTES
-    assert each_host.do("rules", "hold('cut', 'ok.test', 9, size=4)") == b"half"
+    assert each_host.do("rules", "hold('cut', 'ok.test', 9, 4)") == b"half"
     assert each_host.do("rules", "held('cut', b'.')") == "reset"
     assert each_host.do("rules", "get('ok.test', 81)") == "ECONNREFUSED"
 
@@ -283,7 +283,7 @@ def test_rules_of_a_running_child_are_changed(each_host: NetworkHost) -> None:
     digest = hashlib.sha256().hexdigest().encode()
     assert each_host.do("changed", "send('ok.test', 7)") == digest
     assert each_host.do("changed", f"send({nameworld.PUBLIC!r}, 7)") == digest
-    assert each_host.do("changed", "hold('kept', 'ok.test', 9, size=4)") == b"half"
+    assert each_host.do("changed", "hold('kept', 'ok.test', 9, 4)") == b"half"
     change("changed", deny=["ok.test:7"])
     assert each_host.do("changed", "get('ok.test', 7)") == "reset"
     assert each_host.refused("changed")["ok.test", 7] == "refused-by-rule"
@@ -310,7 +310,7 @@ def test_what_a_child_uses_is_learned(each_host: NetworkHost) -> None:
 # spec NET14: over a limit: reset, with the reason.
 def test_bytes_and_connections_are_limited(each_host: NetworkHost) -> None:
     for key in ("first", "second"):
-        assert each_host.do("small", f"hold({key!r}, 'ok.test', 9)") == b""
+        assert each_host.do("small", f"hold({key!r}, 'ok.test', 9, 4)") == b"half"
     assert each_host.do("small", "get('ok.test')") == "reset"
     assert each_host.refused("small")["ok.test", 80] == "limit-connections"
     for key in ("first", "second"):
@@ -339,8 +339,8 @@ def test_an_address_of_a_rule_has_figures(each_host: NetworkHost) -> None:
     assert digest.decode() == hashlib.sha256(b"12345").hexdigest()
     rows = each_host.client.network("rules").names
     (row,) = (row for row in rows if row.name == ruleworld.PUBLIC_V6)
-    found = (row.port, row.connections, row.open, row.bytes_in, row.bytes_out)
-    assert found == (7, 1, 0, len(digest), 5)
+    found = (row.port, row.connections, row.bytes_in, row.bytes_out)
+    assert found == (7, 1, len(digest), 5)
 
 
 # spec NET6: what a name server does or leaves is told, and holds up no other child.

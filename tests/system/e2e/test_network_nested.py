@@ -11,6 +11,7 @@ from subprocess import PIPE
 import pytest
 
 from tests.helpers.command import SANDHOST, heard, running, sandhost
+from tests.helpers.networkhost import Command, network_host, network_place
 
 pytestmark = pytest.mark.slow
 
@@ -96,3 +97,49 @@ def test_a_nested_child_that_may_make_no_namespace_is_refused(tmp_path: Path) ->
     outcome = sandhost("run", "--network", "b.example", "--", *nested, cwd=tmp_path)
     assert outcome.status == 2
     assert outcome.said("cannot allow 'a.example': the parent has no rule for port 443")
+
+
+LIMITED = """
+[policy.run]
+network = ["ok.test:80,7,9"]
+sandbox = "open"
+limits = { connections = 2 }
+[sandbox.open]
+layers = ["uid", "userns", "mountns", "netns"]
+"""
+LIMIT_BYTES = 100_000
+
+
+# spec NET14: what a nested child uses counts against its parent's limits.
+# spec Forms: `run --limit`, with its reason in `sandhost network` and the journal.
+def test_a_nested_child_uses_up_its_parents_limits() -> None:
+    with network_place() as place:
+        control, journal = (str(place / "home" / name) for name in ("control", "j"))
+        (place / "c.toml").write_text(LIMITED)
+        config = str(place / "c.toml")
+        words = ["--config", config, "--control", control, "--journal", journal]
+        words += ["--limit", f"net_bytes={LIMIT_BYTES}"]
+        run = ("run", *words, "--", "python3", "prober.py", "child-1")
+        with network_host(place, Command(), ("child-1",), *run) as host:
+            rule = ("--network", "ok.test:80,7,9")
+            relay = (SANDHOST, "relay", *rule, "--", "python3", "prober.py", "nested")
+            host.do("child-1", f"start(*{relay})")
+            host.wait_for("nested")
+            both = ("child-1", "nested")
+            for child in both:
+                assert host.do(child, "hold('kept', 'ok.test', 9, 4)") == b"half"
+            for child in both:
+                assert host.do(child, "get('ok.test')") == "reset"
+            for child in both:
+                assert host.do(child, "held('kept', b'.')") == "reset"
+            more = f"send('ok.test', 7, bytes({LIMIT_BYTES}))"
+            assert host.do("nested", more) == "reset"
+            told = sandhost("network", "child-1", "--json", "--control", control)
+            host.end("nested", "child-1")
+        figures = json.loads(told.out)
+        assert 0 < figures["bytes_in"] + figures["bytes_out"] <= LIMIT_BYTES
+        events = map(json.loads, Path(journal).read_text().splitlines())
+        refused = [row for row in events if row["event"] == "network.refused"]
+        for rows in (figures["refused"], refused):
+            reasons = {row["port"]: row["reason"] for row in rows}
+            assert (reasons[80], reasons[7]) == ("limit-connections", "limit-net_bytes")
