@@ -237,6 +237,18 @@ def in_own_thread(call: Callable[[*Ts], T], *args: *Ts) -> T:
     return run.result()
 
 
+def in_daemon_thread(call: Callable[[*Ts], None], *args: *Ts) -> None:
+    """Run a call for ever in a thread of its own; the program does not wait for it.
+
+    Raises:
+        OSError: EAGAIN: no thread can be started.
+    """
+    run = partial(call, *args)
+    thread = threading.Thread(target=in_worker, args=(run,), daemon=True)
+    if not _is_started(thread):
+        raise OSError(errno.EAGAIN, "no thread can be started")
+
+
 class _Run(Generic[T]):
     """A call, and its result or exception."""
 

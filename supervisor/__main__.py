@@ -24,9 +24,9 @@ SPAWNING = frozenset({"run", "pipeline", "relay", "serve"})
 STOPPED_WITH_STATUS = frozenset({"run", "pipeline", "relay"})
 """Commands whose status says by which signal they were stopped (face), at any time."""
 
-LIGHT = frozenset({"fs", "fd", "llm", "handover-check"})
+LIGHT = frozenset({"fs", "fd", "llm", "handover-check", "serve-commands"})
 """Commands without the framework: inside a child, often in a loop of a shell script, and
-what a host asks its next program."""
+what a host asks its next program; a child of a fleet that runs commands."""
 
 
 def main() -> None:
@@ -147,6 +147,8 @@ def _load_command(word: str) -> Callable[[list[str]], int]:
         from vfs.client.shell.fd import main  # noqa: PLC0415
     elif word == "handover-check":
         from supervisor.daemon.handover_check import check as main  # noqa: PLC0415
+    elif word == "serve-commands":
+        from supervisor.cluster.command_server import main  # noqa: PLC0415
     else:
         from vfs.client.shell.llm import main  # noqa: PLC0415
     return main

@@ -279,6 +279,8 @@ class Child:
         if spec.fleet is not None:
             self._host.fence.add(self.id, spec.fleet)
             stack.callback(self._host.fence.remove, self.id)
+        if self._workspaces is not None:
+            self._workspaces.drop_at_end(stack)
         cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._held.keep(stack, cwd_fd, DIRECTORY)
         wanted = self.wanted = self._take_wanted(stack)

@@ -31,7 +31,12 @@ from supervisor.spawn.launchpad import words
 from supervisor.workspace import view
 from supervisor.workspace.audit import WorkspaceAudit, watch_use, watch_word
 from supervisor.workspace.bounds import LayerBounds
-from supervisor.workspace.run import clear_volatile_mark, mount_for_child, record_end
+from supervisor.workspace.run import (
+    clear_volatile_mark,
+    drop_ended,
+    mount_for_child,
+    record_end,
+)
 from supervisor.workspace.store import WorkspaceError, add_mount, add_process
 
 if TYPE_CHECKING:
@@ -116,6 +121,12 @@ class ChildWorkspaces:
         return () if self._sent is None else self._sent.descriptors()
 
     # The start
+
+    def drop_at_end(self, stack: AsyncExitStack) -> None:
+        """Have those removed at the end that go with the child; called first of all."""
+        for use in self._child.spec.workspaces:
+            if use.drop != "never":
+                stack.push_async_callback(self._drop, use)
 
     async def mount(self, stack: AsyncExitStack, wanted: Wanted) -> Place | None:
         """Mount them until the child is gone; return FD 3's root if that is one.
@@ -378,6 +389,22 @@ class ChildWorkspaces:
         host.journal.write(
             "workspace.closed", child_id=child.id, workspace=use.name, **found
         )
+
+    async def _drop(self, use: WorkspaceUse) -> None:
+        """Remove a workspace that is to go with its child; log why it cannot."""
+        found: int | str | None = "no thread was free for it"
+        try:
+            with trio.move_on_after(RECORD_TIMEOUT_S, shield=True):
+                found = await in_thread(drop_ended, use)
+        except (WorkspaceError, OSError) as why:
+            found = str(why)
+        if isinstance(found, str):
+            text = f"Workspace {use.name} is left behind: {found}"
+            self._host.log.write("WARNING", text, **self._child.log_fields())
+        elif found is not None:
+            self._host.journal.write(
+                "workspace.discarded", workspace=use.name, changed=found
+            )
 
     # Reports
 

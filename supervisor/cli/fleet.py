@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import math
 import os
 import secrets
+import select
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,9 +25,11 @@ from hostlib.messages import (
 from supervisor.cli.daemon import log_writer
 from supervisor.cli.help import Command, Group
 from supervisor.cli.log_lines import parts_of
+from supervisor.cli.observe import show_top, top_options
 from supervisor.cli.options import COMMAND_LINE, files
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
+from supervisor.cli.workspace import commit_options, commit_words
 from supervisor.cluster.names import LEAST_PORTS, LOOPBACK, PORT
 from supervisor.spawn.restart_policies import RESTARTS
 
@@ -37,6 +42,12 @@ if TYPE_CHECKING:
 
 NOT_RUN = 125
 """Exit status of `run` where its child was not run to its end."""
+
+PIECE_BYTES = 32_768
+"""Of the input of `run` in one request."""
+
+FULL_S = 0.05
+"""Until input that its child has no room for is offered again."""
 
 
 class FleetRefusal(CommandError):  # noqa: N818 - as the others
@@ -340,6 +351,7 @@ def _request(name: str, command: tuple[str, ...], **given: Any) -> dict[str, Any
             "command": command,
             "policy": given.get("policy"),
             "restart": given.get("restart", "no"),
+            "takes_input": given.get("takes_input", False),
         },
         "needs": {
             "labels": given["needs"],
@@ -362,15 +374,17 @@ def _request(name: str, command: tuple[str, ...], **given: Any) -> dict[str, Any
 @_on_node
 @control_option
 def run(control: str | None, **given: Any) -> int:
-    """Run one child somewhere, print what it says, and exit as it does.
+    """Run one child somewhere, and exit as it does.
 
-    Its standard input is empty. If its node is lost the exit status is 125.
+    It reads this command's standard input. If its node is lost the exit status is 125.
     """
     name = f"run-{secrets.token_hex(4)}"
-    request = _request(name, **given)
+    request = _request(name, takes_input=True, **given)
 
     def use(client: FleetClient) -> int:
-        client.ask("spawn", request)
+        status = _start(client, request)
+        if status is not None:
+            return status
         try:
             return _follow(client, name)
         except BaseException:
@@ -384,12 +398,31 @@ def run(control: str | None, **given: Any) -> int:
         raise
 
 
+def _start(client: FleetClient, request: dict[str, Any]) -> int | None:
+    """Start a child; return the exit status of `run` where its program cannot start."""
+    from supervisor.control.client import ControlError, RefusedError  # noqa: PLC0415
+
+    try:
+        client.ask("spawn", request)
+    except RefusedError as why:
+        try:
+            child = client.ask("find", {"name": request["name"]})
+        except ControlError:
+            raise why from None  # nothing was started anywhere
+        print_stderr("sandhost fleet run", str(why))
+        return int(child["status"] or NOT_RUN)
+    return None
+
+
 def _follow(client: FleetClient, name: str) -> int:
-    """Print a child's log until it is over; return its exit status."""
+    """Pass stdin on and print a child's log until it is over; return its exit status."""
     from supervisor.control.client import ControlError  # noqa: PLC0415
 
+    given = _Stdin(client, name)
     with contextlib.suppress(ControlError):  # its end is asked in any case
-        for entry in client.logs(name, {"follow": True}, out_fd()):
+        for entry in client.logs(
+            name, {"follow": True}, out_fd(), beside=given.pass_on
+        ):
             for mark, data in parts_of(entry):
                 if mark is not None and mark.stream == "err":
                     os.write(2, data)
@@ -397,8 +430,58 @@ def _follow(client: FleetClient, name: str) -> int:
                     stream_bytes(data)
     child = client.ask("wait", {"name": name})
     if child["status"] is None:
-        raise FleetRefusal(f"{name} on {child['node']}: {child['reason']}")
+        raise FleetRefusal(f"{name} on node {child['node']}: {child['reason']}")
     return int(child["status"])
+
+
+class _Stdin:
+    """This command's standard input, on its way to a child.
+
+    Args:
+        client: asks the fleet.
+        name: of the child.
+    """
+
+    def __init__(self, client: FleetClient, name: str) -> None:
+        self._client = client
+        self._name = name
+        self._at = 0
+        self._piece: bytes | None = None  # read, and not taken yet
+        self._is_over = False
+
+    def pass_on(self) -> tuple[int, float]:
+        """Send what has come; return the descriptor to wait for, and how long at most."""
+        from supervisor.control.client import RefusedError  # noqa: PLC0415
+
+        while not self._is_over:
+            if self._piece is None:
+                if not select.select((0,), (), (), 0)[0]:
+                    return 0, math.inf
+                self._piece = _read_stdin()
+            args = {
+                "data": base64.b64encode(self._piece).decode(),
+                "at": self._at,
+                "end": not self._piece,
+            }
+            words = {"child": self._name, "do": "input", "args": args}
+            try:
+                if not self._client.ask("on", words)["is_taken"]:
+                    return -1, FULL_S
+            except RefusedError:  # it reads no more
+                self._is_over = True
+                break
+            self._at += len(self._piece)
+            self._is_over = not self._piece
+            self._piece = None
+        return -1, math.inf
+
+
+def _read_stdin() -> bytes:
+    """Return what has come; nothing at the end, or where there is no input."""
+    try:
+        return os.read(0, PIECE_BYTES)
+    except OSError:
+        return b""
 
 
 @fleet.command(cls=Command, epilog="Example: sandhost fleet logs -f job-3")
@@ -465,37 +548,22 @@ def trace(name: str, control: str | None, *, follow: bool, as_json: bool) -> int
     return 0
 
 
-@fleet.command(cls=Command, epilog="Example: sandhost fleet top --json")
+@fleet.command(cls=Command, epilog="Example: sandhost fleet top --once --sort rss")
 @control_option
-@json_option
-def top(control: str | None, *, as_json: bool) -> int:
-    """Print what each child uses, on all nodes that can be reached."""
-    rows = _with_client(control, _usage_rows)
-    if as_json:
-        print_text(json.dumps(rows) + "\n")
-        return 0
-    from supervisor.observe.fleet_tables import render_usage  # noqa: PLC0415 - its own
+@top_options
+def top(control: str | None, **how: Any) -> int:
+    """Show what each child does now, on all nodes that can be reached.
 
-    print_text(render_usage(rows))
-    return 0
+    Without a terminal, once. Keys: as of `sandhost top`.
+    """
 
+    def rows_of(answer: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+        left_out = [f"node {node!r}: {why}" for node, why in answer["missing"].items()]
+        return answer["rows"], f"left out: {'; '.join(left_out)}" if left_out else ""
 
-def _usage_rows(client: FleetClient) -> list[dict[str, Any]]:
-    from supervisor.control.client import ControlError  # noqa: PLC0415
-
-    rows = []
-    for node in client.ask("ps")["nodes"]:
-        if node["state"] not in {"up", "unknown"}:
-            continue
-        try:
-            found = client.ask("on", {"node": node["name"], "do": "ps"})
-        except ControlError as why:
-            print_stderr(
-                "sandhost fleet top", f"node {node['name']!r} is left out: {why}"
-            )
-            continue
-        rows += [{"node": node["name"], **row} for row in found]
-    return rows
+    return int(
+        _with_client(control, lambda client: show_top(client.door, "top", rows_of, how))
+    )
 
 
 # Workspaces
@@ -531,19 +599,13 @@ def diff(name: str, patterns: tuple[str, ...], control: str | None, **how: Any) 
 
 @fleet.command(cls=Command, epilog="Example: sandhost fleet commit job-3 src/")
 @_name
-@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@commit_options
 @control_option
 @json_option
-def commit(
-    name: str,
-    patterns: tuple[str, ...],
-    control: str | None,
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
+def commit(name: str, control: str | None, *, as_json: bool, **how: Any) -> int:
     """Bring a child's changes to the base on its node: all that is chosen, or nothing.
+
+    Changes of a running child need --freeze.
 
     Exit status: 0 applied; 1 refused, for conflicts or guarded paths; 2 a fault.
     """
@@ -551,8 +613,7 @@ def commit(
 
     def use(client: FleetClient) -> Any:
         node, found = client.workspace(name)
-        words = {"only": list(patterns), "dry_run": dry_run}
-        return client.do_verb(node, found, "commit", words)
+        return client.do_verb(node, found, "commit", commit_words(how))
 
     try:
         result = _with_client(control, use)

@@ -27,68 +27,15 @@ from supervisor.cli.options import control as control_option
 from supervisor.cli.options import files, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 LONGEST_PAUSE_S = 0.5
 """Time between the two looks of ``--once``, which shows rates."""
 
 
-@click.command(cls=Command, epilog="Example: sandhost top --once --sort requests")
-@control_option
-@click.option("--once", is_flag=True, help="Print one table.")
-@json_option
-@click.option(
-    "--sort",
-    metavar="WORD",
-    default="cpu",
-    shell_complete=one_of(
-        *("cpu", "rss", "requests", "files", "in", "out", "tokens", "errors", "name")
-    ),
-    help="cpu, rss, requests, files, in, out, tokens, errors, name; default cpu.",
-)
-@click.option(
-    "--filter", "wanted", metavar="TEXT", default="", help="Only rows that hold it."
-)
-@click.option(
-    "--interval", metavar="S", default="2s", help="Between two looks; default 2s."
-)
-def top(
-    control: str | None,
-    *,
-    once: bool,
-    as_json: bool,
-    sort: str,
-    wanted: str,
-    interval: str,
-) -> int:
-    """Show what each child does now.
-
-    Without a terminal, once. Keys: q quits, / filters, arrows choose, k and K kill,
-    letters sort.
-    """
-    from supervisor.cli.top import SORTS, Screen, arrange, table  # noqa: PLC0415
-    from supervisor.observe import tables  # noqa: PLC0415 - only this command needs it
-
-    if sort not in SORTS:
-        raise UsageFault(f"cannot sort by {sort!r}; there are: {', '.join(SORTS)}")
-    interval_s = _interval(interval)
-    path = _control_path(control)
-    if once or as_json or not _has_terminal():
-        rows = arrange(_sample_twice(path, interval_s), sort, wanted)
-        if as_json:
-            print_text(tables.to_json(rows))
-        else:
-            lines = table(rows, tables.terminal_width())
-            print_text("".join(f"{line}\n" for line in lines))
-        return 0
-    from supervisor.cli.top_screen import run_screen  # noqa: PLC0415 - rich
-
-    run_screen(path, Screen(sort, wanted), interval_s)
-    return 0
-
-
-def _interval(text: str) -> float:
+def _interval(_ctx: click.Context, _param: click.Parameter, text: str) -> float:
+    """Read ``--interval S``."""
     try:
         interval_s = parse_duration(text)
     except OptionError as why:
@@ -96,6 +43,95 @@ def _interval(text: str) -> float:
     if interval_s < 0.1:
         raise UsageFault(f"--interval: at least 0.1s, not {text}")
     return interval_s
+
+
+def _sort(_ctx: click.Context, _param: click.Parameter, text: str) -> str:
+    """Read ``--sort WORD``."""
+    from supervisor.cli.top import SORTS  # noqa: PLC0415 - only this command needs it
+
+    if text not in SORTS:
+        raise UsageFault(f"cannot sort by {text!r}; there are: {', '.join(SORTS)}")
+    return text
+
+
+_TOP_OPTIONS = (
+    click.option("--once", is_flag=True, help="Print one table."),
+    json_option,
+    click.option(
+        "--sort",
+        metavar="WORD",
+        default="cpu",
+        callback=_sort,
+        shell_complete=one_of(
+            *("cpu", "rss", "requests", "files", "in", "out", "tokens", "errors"),
+            "name",
+        ),
+        help="cpu, rss, requests, files, in, out, tokens, errors, name; default cpu.",
+    ),
+    click.option(
+        "--filter", "wanted", metavar="TEXT", default="", help="Only rows that hold it."
+    ),
+    click.option(
+        "--interval",
+        "interval_s",
+        metavar="S",
+        default="2s",
+        callback=_interval,
+        help="Between two looks; default 2s.",
+    ),
+)
+
+
+def top_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a command that shows the work of children."""
+    for option in reversed(_TOP_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(cls=Command, epilog="Example: sandhost top --once --sort requests")
+@control_option
+@top_options
+def top(control: str | None, **how: Any) -> int:
+    """Show what each child does now.
+
+    Without a terminal, once. Keys: q quits, / filters, arrows choose, k and K kill,
+    letters sort.
+    """
+    return show_top(_control_path(control), "ps", lambda rows: (rows, ""), how)
+
+
+def show_top(
+    path: str,
+    do: str,
+    rows_of: Callable[[Any], tuple[list[dict[str, Any]], str]],
+    how: dict[str, Any],
+) -> int:
+    """Show the work of children, as options say.
+
+    Args:
+        path: the socket that is asked.
+        do: what it is asked.
+        rows_of: returns the rows of an answer, and one line on what is missing.
+        how: the options of `top_options`.
+    """
+    from supervisor.cli.top import Screen, arrange, table  # noqa: PLC0415
+    from supervisor.observe import tables  # noqa: PLC0415 - only this command needs it
+
+    if how["once"] or how["as_json"] or not _has_terminal():
+        found = _sample_twice(path, do, rows_of, how["interval_s"])
+        rows = arrange(found, how["sort"], how["wanted"])
+        if how["as_json"]:
+            print_text(tables.to_json(rows))
+        else:
+            lines = table(rows, tables.terminal_width())
+            print_text("".join(f"{line}\n" for line in lines))
+        return 0
+    from supervisor.cli.top_screen import Question, Source, run_screen  # noqa: PLC0415
+
+    screen = Screen(how["sort"], how["wanted"])
+    run_screen(Source(path, Question(do), rows_of), screen, how["interval_s"])
+    return 0
 
 
 def _has_terminal() -> bool:
@@ -112,15 +148,26 @@ def _control_path(control: str | None) -> str:
         raise CommandError(str(why)) from None
 
 
-def _sample_twice(path: str, interval_s: float) -> list[dict[str, Any]]:
+def _sample_twice(
+    path: str,
+    do: str,
+    rows_of: Callable[[Any], tuple[list[dict[str, Any]], str]],
+    interval_s: float,
+) -> list[dict[str, Any]]:
     """Return the rows of two looks: a rate needs both."""
     from supervisor.cli.top import Look, figures  # noqa: PLC0415
     from supervisor.control.client import ControlError, call  # noqa: PLC0415
 
+    def look() -> Look:
+        rows, missing = rows_of(call(path, do))
+        if missing:
+            print_stderr("sandhost top", missing)
+        return Look(time.monotonic(), rows)
+
     try:
-        before = Look(time.monotonic(), call(path, "ps"))
+        before = look()
         select.select([], [], [], min(interval_s, LONGEST_PAUSE_S))
-        return figures(before, Look(time.monotonic(), call(path, "ps")))
+        return figures(before, look())
     except ControlError as why:
         raise CommandError(str(why)) from None
 

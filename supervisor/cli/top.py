@@ -89,6 +89,7 @@ def _flat(row: Row, earlier: Row | None, span_s: float) -> Row:
         )
     return {
         "name": str(row.get("name") or row.get("id")),
+        "node": row.get("node"),
         "id": row.get("id"),
         "pid": row.get("pid"),
         "state": state,
@@ -161,6 +162,7 @@ def _trouble(row: Row) -> str:
 
 COLUMNS = (
     Column("CHILD", lambda row: str(row["name"]), gives_way=True),
+    Column("NODE", _cell("node"), is_seldom=True),
     Column("STATE", lambda row: str(row["state"])),
     Column("CPU%", _cell("cpu_percent", "{:.0f}".format), is_right=True),
     Column("RSS", _cell("rss_bytes", _size), is_right=True),

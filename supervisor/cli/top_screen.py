@@ -29,7 +29,7 @@ from supervisor.cli.top import Look, Screen, figures
 from supervisor.control.client import ControlError, Exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _KEYS = {
     "\x1b[A": "up",
@@ -129,26 +129,37 @@ def _is_ready(exchange: Exchange) -> bool:
     return bool(select.select((exchange,), (), (), 0)[0])
 
 
-_LOOK = Question("ps")
+class Source(NamedTuple):
+    """The host or the fleet that is shown.
+
+    Attributes:
+        path: its socket.
+        look: what it is asked for its children.
+        rows: returns them from the answer, and one line on what is missing.
+    """
+
+    path: str
+    look: Question
+    rows: Callable[[Any], tuple[list[dict[str, Any]], str]]
 
 
-def run_screen(path: str, screen: Screen, interval_s: float) -> None:
-    """Show a host's children until ``q``; stdin and stdout are a terminal."""
+def run_screen(source: Source, screen: Screen, interval_s: float) -> None:
+    """Show its children until ``q``; stdin and stdout are a terminal."""
     console = Console(highlight=False)
     before: Look | None = None
     with (
-        closing(Conversation(path)) as host,
+        closing(Conversation(source.path)) as host,
         _keys() as fd,
         Live(console=console, screen=True, auto_refresh=False, transient=True) as live,
     ):
         due_s = 0.0
         while True:
             if time.monotonic() >= due_s:
-                host.ask(_LOOK)
+                host.ask(source.look)
                 due_s = math.inf  # until it is answered
             for question, result in host.answers():
-                if question == _LOOK:
-                    before = _show(screen, before, result)
+                if question == source.look:
+                    before = _show(screen, before, source, result)
                     due_s = time.monotonic() + interval_s
                 else:
                     _tell_kill(screen, question.args or {}, result)
@@ -159,15 +170,19 @@ def run_screen(path: str, screen: Screen, interval_s: float) -> None:
                 if wish.quit:
                     return
                 if wish.kill:
-                    args = {"name": wish.kill, "signal": wish.signal, "tree": False}
+                    args = {"name": wish.kill, "signal": wish.signal}
                     host.ask(Question("kill", args))
 
 
-def _show(screen: Screen, before: Look | None, result: Any) -> Look | None:
+def _show(
+    screen: Screen, before: Look | None, source: Source, result: Any
+) -> Look | None:
     if isinstance(result, ControlError):
         screen.notice = str(result)
         return None
-    now = Look(time.monotonic(), result)
+    rows, missing = source.rows(result)
+    screen.notice = missing or screen.notice
+    now = Look(time.monotonic(), rows)
     screen.show(figures(before, now))
     return now
 

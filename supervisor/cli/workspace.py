@@ -48,6 +48,50 @@ freeze_option = click.option(
 )
 
 
+_COMMIT_OPTIONS = (
+    click.argument("patterns", metavar="[PATTERN]...", nargs=-1),
+    click.option(
+        "--only", metavar="PATTERN", multiple=True, help="As PATTERN; repeatable."
+    ),
+    click.option(
+        "--except", "but", metavar="PATTERN", multiple=True, help="Leave these."
+    ),
+    click.option(
+        "--allow", metavar="PATTERN", multiple=True, help="Take these though guarded."
+    ),
+    click.option(
+        "--theirs", metavar="PATTERN", multiple=True, help="The workspace's side wins."
+    ),
+    click.option(
+        "--mine", metavar="PATTERN", multiple=True, help="The base's side wins."
+    ),
+    click.option("--skip-conflicts", is_flag=True, help="Leave what is in conflict."),
+    click.option("--merge", is_flag=True, help="Merge text that both sides changed."),
+    click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+    freeze_option,
+)
+
+
+def commit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose what a commit takes, in their order."""
+    for option in reversed(_COMMIT_OPTIONS):
+        command = option(command)
+    return command
+
+
+def commit_words(how: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the verb `commit` for these options and patterns."""
+    words: dict[str, Any] = {
+        key: list(how[key]) for key in ("but", "allow", "theirs", "mine")
+    }
+    words["only"] = [*how["patterns"], *how["only"]]
+    words["freeze"] = how["is_frozen"]
+    for key in ("skip_conflicts", "merge", "dry_run"):
+        if how[key]:
+            words[key] = True
+    return words
+
+
 @click.group(
     cls=Group,
     no_args_is_help=False,  # an error is one line
@@ -160,28 +204,19 @@ def print_diff(
     cls=Command, epilog="Example: sandhost workspace commit repo-1a2b3c src/ --dry-run"
 )
 @click.argument("name")
-@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
-@click.option(
-    "--only", metavar="PATTERN", multiple=True, help="As PATTERN; repeatable."
-)
-@click.option("--except", "but", metavar="PATTERN", multiple=True, help="Leave these.")
-@click.option(
-    "--allow", metavar="PATTERN", multiple=True, help="Take these though guarded."
-)
-@click.option(
-    "--theirs", metavar="PATTERN", multiple=True, help="The workspace's side wins."
-)
-@click.option("--mine", metavar="PATTERN", multiple=True, help="The base's side wins.")
-@click.option("--skip-conflicts", is_flag=True, help="Leave what is in conflict.")
-@click.option("--merge", is_flag=True, help="Merge text that both sides changed.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@freeze_option
+@commit_options
 @journal_option
 @state_dir_option
 @control_option
 @json_option
 def commit(
-    name: str, patterns: Sequence[str], state_dir: str | None, **how: Any
+    name: str,
+    state_dir: str | None,
+    control: str | None,
+    journal: str | None,
+    *,
+    as_json: bool,
+    **how: Any,
 ) -> int:
     """Bring changes to the base: all that is chosen, or nothing.
 
@@ -189,15 +224,9 @@ def commit(
 
     Exit status: 0 applied; 1 refused, for conflicts or guarded paths; 2 a fault.
     """
-    words = {key: list(how[key]) for key in ("but", "allow", "theirs", "mine")}
-    words |= {"only": [*patterns, *how["only"]]}
-    flags = {
-        key: how[key] for key in ("skip_conflicts", "merge", "dry_run") if how[key]
-    }
-    more = {"name": name, "freeze": how["is_frozen"], **flags}
-    asked = {**words, **more}
-    result = _do(state_dir, how["control"], "commit", asked, how["journal"])
-    return print_commit(result, as_json=how["as_json"])
+    asked = {"name": name, **commit_words(how)}
+    result = _do(state_dir, control, "commit", asked, journal)
+    return print_commit(result, as_json=as_json)
 
 
 @workspace.command(cls=Command, epilog="Example: sandhost workspace discard x --yes")

@@ -55,23 +55,26 @@ class FleetClient:
         except ControlError:
             raise self._silence() from None
 
-    def items(self, args: dict[str, Any], reader: int | None = None) -> Iterator[Any]:
+    def items(
+        self, args: dict[str, Any], reader: int | None = None, **more: Any
+    ) -> Iterator[Any]:
         """Yield the items of a stream of any node's daemon.
 
         Args:
             args: which node or child, what, and its arguments.
             reader: a descriptor by which they leave.
+            more: as of `control.client.stream`.
 
         Raises:
             ControlError: it is refused, or nobody answers in time.
         """
         try:
-            yield from control.stream(self.door, "items", args, reader)
+            yield from control.stream(self.door, "items", args, reader, **more)
         except ControlError as why:
             raise ControlError(refusal(str(why))) from None
 
     def logs(
-        self, name: str, args: dict[str, Any], reader: int | None = None
+        self, name: str, args: dict[str, Any], reader: int | None = None, **more: Any
     ) -> Iterator[LogEntry]:
         """Yield pieces of a child's log, from whatever node it is on.
 
@@ -79,9 +82,10 @@ class FleetClient:
             name: of the child.
             args: of `logs`.
             reader: a descriptor by which they leave.
+            more: as for `items`.
         """
         words = {"child": name, "do": "logs", "args": args}
-        for item in self.items(words, reader):
+        for item in self.items(words, reader, **more):
             data = base64.b64decode(item["data"])
             marks = msgspec.convert(item.get("marks", ()), tuple[LogMark, ...])
             yield LogEntry(item["offset"], data, item["missed"], marks)

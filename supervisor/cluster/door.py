@@ -1,13 +1,15 @@
 """The door of a node: a socket beside the control socket, for `sandhost fleet`.
 
-The conversation is the control socket's, and so are the rules on who may ask. The requests:
-`ps`, `quota`, `find`, `spawn`, `kill`, `forget`, `wait`, `leave`, `down`; `on` and the
-stream `items` ask the daemon of any node what its control socket answers.
+The conversation is the control socket's, and so are the rules on who may ask. The
+requests: `ps`, `quota`, `find`, `here`, `spawn`, `kill`, `forget`, `wait`, `leave`,
+`down`; `on` and the stream `items` ask the daemon of any node what its control socket
+answers; the stream `hold` keeps children for a program.
 """
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import base64
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -35,10 +37,15 @@ if TYPE_CHECKING:
     from supervisor.cluster.node_service import NodeService
     from supervisor.control.server import Order, Send, Stream
 
+ALIVE_S = 3.0
+"""Between two signs of life for a child that is held; longest wait for one node's part."""
+
 LONGEST_LEAVE_S = 60.0
 """For a node to leave at `down`: its children have their time to end."""
 
 _NO_ARGS = b"{}"
+_READING = ("ps", "quota", "find", "here", "top", "held", "hold", "items", "on")
+"""Requests that are not told; what they ask of a daemon it tells itself."""
 
 T = TypeVar("T")
 
@@ -62,6 +69,32 @@ class OnArgs(msgspec.Struct, forbid_unknown_fields=True):
     args: dict[str, Any] = {}
     node: str | None = None
     child: str | None = None
+
+
+class HoldArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of `hold`: who holds children that end with its connection."""
+
+    holder: str
+
+
+class HeldArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of `held`: a child that somebody holds from now on, or no more."""
+
+    holder: str
+    name: str
+    is_held: bool = True
+
+
+class ShownWork(msgspec.Struct):
+    """The children of all nodes that answer.
+
+    Attributes:
+        rows: as of ``ps`` of a daemon, with its node.
+        missing: nodes that do not answer, and why.
+    """
+
+    rows: list[dict[str, Any]] = []
+    missing: dict[str, str] = {}
 
 
 class _Target(NamedTuple):
@@ -88,6 +121,7 @@ class Door:
 
     def __init__(self, node: NodeService) -> None:
         self._node = node
+        self._held: dict[str, dict[str, ShownChild]] = {}
 
     async def serve(
         self,
@@ -118,13 +152,16 @@ class Door:
             "leave": self._leave,
             "down": self._down,
             "on": self._on,
+            "here": self._here,
+            "top": self._top,
+            "held": self._note_held,
         }
-        streams: dict[str, Stream] = {"items": self._items}
+        streams: dict[str, Stream] = {"items": self._items, "hold": self._hold}
         return Orders(
             orders={do: _refusing(order) for do, order in orders.items()},
-            waiting=frozenset(("spawn", "wait", "on")),
+            waiting=frozenset(("spawn", "wait", "on", "held", "top")),
             streams=streams,
-            reading=dict.fromkeys(("ps", "quota", "find", "items"), _always),
+            reading=dict.fromkeys(_READING, _always),
         )
 
     # The directory
@@ -147,7 +184,7 @@ class Door:
         names = await self._read("spawn", request, tuple[str, ...])
         children = await self._waited(names, DECIDED if request.wait else STARTED)
         for child in children:
-            if child.state == "ended" and child.status is None:
+            if child.state == "ended" and child.pid is None:
                 raise RequestError(f"cannot spawn {child.name!r}: {child.reason}")
         return children
 
@@ -180,7 +217,86 @@ class Door:
             if waited.is_reached:
                 return waited.children
 
+    # Children that end with who holds them
+
+    async def _hold(self, words: dict[str, Any], send: Send) -> None:
+        """Hold children for a program: those that it has named end with the connection.
+
+        Each child's own program (`command_server`) gets signs of life, so that it ends
+        also where this node actor does not outlive the holder.
+        """
+        holder = msgspec.convert(words, HoldArgs).holder
+        held = self._held[holder] = {}
+        try:
+            await send({})
+            while True:
+                await trio.sleep(ALIVE_S)
+                with trio.move_on_after(ALIVE_S):
+                    async with trio.open_nursery() as nursery:
+                        for child in held.values():
+                            nursery.start_soon(self._tell_alive, child)
+        finally:
+            if self._held.get(holder) is held:  # else the program is here again
+                del self._held[holder]
+                with trio.move_on_after(LONGEST_LEAVE_S, shield=True):
+                    for child in held.values():
+                        await self._end_held(child)
+
+    async def _tell_alive(self, child: ShownChild) -> None:
+        data = base64.b64encode(b'{"do": "alive"}\n').decode()
+        args = {"name": child.name, "data": data, "incarnation": child.incarnation}
+        request = msgspec.json.encode(ControlRequest("input", args))
+        with suppress(RequestError):  # it has ended, or its node is not reached now
+            await self._node.ask(str(child.node), "control", request)
+
+    async def _end_held(self, child: ShownChild) -> None:
+        with suppress(RequestError):
+            if (await self._find(child.name)).id == child.id:
+                await self._ask("kill", {"name": child.name, "signal": "KILL"})
+
+    async def _note_held(self, words: dict[str, Any]) -> bool:
+        """Note what a program holds; return False if it has no connection here."""
+        args = msgspec.convert(words, HeldArgs)
+        child = await self._find(args.name) if args.is_held else None
+        held = self._held.get(args.holder)
+        if held is None:
+            return False
+        if child is None:
+            held.pop(args.name, None)
+        else:
+            held[args.name] = child
+        return True
+
     # Nodes
+
+    async def _top(self, words: dict[str, Any]) -> ShownWork:
+        """Return the children of all daemons as these show them."""
+        _check_empty(words)
+        fleet = await self._read("ps", {}, ShownFleet)
+        work = ShownWork()
+        async with trio.open_nursery() as nursery:
+            for node in fleet.nodes:
+                if node.state in {"up", "unknown"}:
+                    nursery.start_soon(self._add_work, node.name, work)
+        return work
+
+    async def _add_work(self, node: str, work: ShownWork) -> None:
+        request = msgspec.json.encode(ControlRequest("ps"))
+        try:
+            with trio.fail_after(ALIVE_S):
+                found = await self._node.ask(node, "control", request)
+        except RequestError as why:
+            work.missing[node] = str(why)
+        except trio.TooSlowError:
+            work.missing[node] = f"it does not answer within {ALIVE_S:g} s"
+        else:
+            for row in msgspec.json.decode(found, type=list[dict[str, Any]]):
+                work.rows.append({**row, "node": node, "id": f"{node}/{row['id']}"})
+
+    async def _here(self, words: dict[str, Any]) -> dict[str, str]:
+        """Return the name of this node."""
+        _check_empty(words)
+        return {"node": self._node.name}
 
     async def _leave(self, words: dict[str, Any]) -> msgspec.Raw:
         """Have this node leave; the command that asks ends its Ray."""

@@ -26,16 +26,25 @@ from hostlib.paths import CONTROL_VARIABLE, usual_control_paths
 from hostlib.unix_names import is_deaf, short_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 VERSION = 1
 """Version of the questions; a host refuses any other."""
 
-ORDERS = ("spawn", "kill", "stop-child", "reload", "replace", "workspace", "network")
+ORDERS = (
+    "spawn",
+    "kill",
+    "stop-child",
+    "input",
+    "reload",
+    "replace",
+    "workspace",
+    "network",
+)
 STREAMS = ("logs", "events", "stop", "workspace-patch", "workspace-export")
 """The streams of a daemon."""
 
-LASTING = frozenset((*ORDERS, "down", "leave", "on", "wait"))
+LASTING = frozenset((*ORDERS, "down", "held", "leave", "on", "top", "wait"))
 """Requests that may take longer than a question: orders, and more at a fleet's door."""
 
 QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")
@@ -219,7 +228,11 @@ class Exchange:
 
 
 def stream(
-    path: str, do: str, args: dict[str, Any] | None = None, reader: int | None = None
+    path: str,
+    do: str,
+    args: dict[str, Any] | None = None,
+    reader: int | None = None,
+    beside: Callable[[], tuple[int, float]] = lambda: (-1, TIMEOUT_S),
 ) -> Iterator[Any]:
     """Yield the items of a stream until it ends, the host ends or the reader is gone.
 
@@ -228,6 +241,8 @@ def stream(
         do: one of ``STREAMS``.
         args: its arguments.
         reader: the descriptor to which the caller writes the items; None for none.
+        beside: called before each wait: does other work, and returns the descriptor to
+            wait for, too, or -1, and the longest wait in seconds.
 
     Raises:
         ControlError: the host is silent or refuses.
@@ -237,7 +252,7 @@ def stream(
         try:
             with contextlib.suppress(BrokenPipeError):
                 line.sendall(_request(do, args), socket.MSG_NOSIGNAL)
-            for reply in _lines(line, reader):
+            for reply in _lines(line, reader, beside):
                 answer = json.loads(reply)
                 if answer.get("ok") is False:
                     text = answer.get("error")
@@ -256,30 +271,46 @@ def stream(
             ) from None
 
 
-def _lines(line: socket.socket, reader: int | None) -> Iterator[bytes]:
+def _lines(
+    line: socket.socket, reader: int | None, beside: Callable[[], tuple[int, float]]
+) -> Iterator[bytes]:
     """Yield the received lines until the host ends or the reader is gone.
 
     Raises:
         TimeoutError: not even a heart-beat was received.
     """
+    rest = b""
+    until_s = time.monotonic() + TIMEOUT_S
+    while True:
+        found = _wait(line, reader, beside(), until_s)
+        if line.fileno() in found:
+            data = line.recv(_RECEIVE_BYTES)
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
+            if not data:
+                break
+            until_s = time.monotonic() + TIMEOUT_S
+        elif reader in found:
+            return
+        elif time.monotonic() >= until_s:
+            raise TimeoutError
+    if rest:
+        yield rest
+
+
+def _wait(
+    line: socket.socket, reader: int | None, beside: tuple[int, float], until_s: float
+) -> set[int | None]:
+    """Return the descriptors that are ready, or none when it is time for other work."""
+    other, patience_s = beside
     poll = select.poll()
     poll.register(line, select.POLLIN)
     if reader is not None:
         poll.register(reader, 0)  # POLLERR: the other end of a pipe is closed, poll(2)
-    rest = b""
-    while True:
-        found = dict(poll.poll(TIMEOUT_S * 1000))
-        if not found:
-            raise TimeoutError
-        if line.fileno() not in found:
-            return
-        data = line.recv(_RECEIVE_BYTES)
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
-        if not data:
-            break
-    if rest:
-        yield rest
+    if other >= 0:
+        poll.register(other, select.POLLIN)
+    left_s = min(patience_s, until_s - time.monotonic())
+    return {fd for fd, _ in poll.poll(max(0.0, left_s) * 1000)}
 
 
 def _silence(path: str, timeout_s: float) -> ControlError:

@@ -5,6 +5,7 @@ Checks arguments, calls ``children`` and makes the answer.
 
 from __future__ import annotations
 
+import base64
 import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,8 @@ from supervisor.config.loader import ConfigError, load_config, warnings
 from supervisor.control.networks import NetworkOrders
 from supervisor.control.server import OrderError, Orders
 from supervisor.control.workspaces import WorkspaceOrders
+from supervisor.fleet.fence import FencedError
+from supervisor.kept_children.input_pipe import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +69,23 @@ class StopChildArgs(msgspec.Struct, forbid_unknown_fields=True):
     grace: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
+class InputArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """``input``: a piece of what a child reads on its standard input.
+
+    Attributes:
+        data: in base64.
+        at: its offset in all input; None for a piece behind whatever is there.
+        end: the input ends with it.
+        incarnation: of the child in its fleet; None for whatever it is.
+    """
+
+    name: str
+    data: str = ""
+    at: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    end: bool = False
+    incarnation: int | None = None
+
+
 class NoArgs(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of orders that take none."""
 
@@ -102,9 +122,12 @@ class DaemonOrders:
                 "spawn": self._spawn,
                 "kill": self._kill,
                 "stop-child": self._stop_child,
+                "input": self._input,
                 "reload": self._reload,
             }
         )
+        # The input is the child's own, and there are many pieces: none is told.
+        orders.reading["input"] = lambda _words: True
         orders.stats.append(self._stats)
         WorkspaceOrders(self._host, self._places.state_dir).add_to(orders)
         NetworkOrders(self._host).add_to(orders)
@@ -223,6 +246,31 @@ class DaemonOrders:
         kept.stop(args.grace)
         await kept.settled.wait()
         return {"name": kept.name, "status": kept.status}
+
+    async def _input(self, words: dict[str, Any]) -> dict[str, object]:
+        """Take a piece of a child's input, if there is room; tell where its log ends."""
+        args = msgspec.convert(words, InputArgs)
+        what = f"cannot send input to {args.name!r}"
+        kept = self._children.find(args.name)
+        if kept is None or kept.child is None:
+            raise OrderError(f"{what}: it does not run; see sandhost ps")
+        life = None if kept.placed is None else kept.placed.life
+        if args.incarnation is not None and (
+            life is None or life.incarnation != args.incarnation
+        ):
+            raise OrderError(
+                f"{what}: incarnation {args.incarnation} does not run here"
+            )
+        if kept.input is None:
+            raise OrderError(f"{what}: its standard input is empty")
+        log_end = kept.log.segments.end
+        try:
+            self._host.fence.check(kept.child.id)
+            data = base64.b64decode(args.data, validate=True)
+            is_taken = kept.input.take(data, args.at, is_last=args.end)
+        except (FencedError, InputError, ValueError) as why:
+            raise OrderError(f"{what}: {why}") from None
+        return {"is_taken": is_taken, "log_end": log_end}
 
     async def _reload(self, words: dict[str, Any]) -> dict[str, object]:
         msgspec.convert(words, NoArgs)

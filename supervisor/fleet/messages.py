@@ -52,13 +52,25 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """The program of a child, in the words of its node's daemon."""
+    """The program of a child, in the words of its node's daemon.
+
+    Attributes:
+        workspace: a directory of the node, or a workspace of its configuration: the
+            child gets one of its own there, of its own name.
+        keeps_workspace: it stays after the child's end, if anything was changed in it.
+        limits: as of ``--limit``; of two of a kind the smaller one counts.
+        takes_input: its standard input is what is sent to it; else it is empty.
+    """
 
     command: tuple[str, ...]
     policy: str | None = None
     restart: str = "no"
     env: dict[str, str] = {}
     cwd: str | None = None
+    workspace: str | None = None
+    keeps_workspace: bool = True
+    limits: dict[str, str] = {}
+    takes_input: bool = False
 
 
 # From a node

@@ -19,6 +19,7 @@ from hostlib.threads import in_thread
 from supervisor.children.lifecycle import START_PATIENCE_S, State
 from supervisor.children.specs import ChildOptions, make_spec, policy_options
 from supervisor.config.child import restart_policy, stop_signal
+from supervisor.kept_children.input_pipe import InputPipe
 from supervisor.kept_children.kept_state import KeptState
 from supervisor.kept_children.logs import Capture, ChildLog
 from supervisor.sandbox.scratch import Scratch
@@ -90,11 +91,14 @@ class KeptChild:
         child: its process now; None between two processes.
         status: of its last process; None before the first has ended.
         has_lived: whether its last process was started, however soon it ended.
+        pid: of its last process that was started; None before the first one.
+        failed_status: the exit status that `run` gives where its last start failed.
         begun: set when its process was started or never will be; also between two.
         ended: clear from the end of a process until the next step is decided.
         settled: set while none of its processes runs or is about to.
         configured: whether the configuration names it.
         placed: what a fleet knows about it; None for a child of this host alone.
+        input: of its process now; None for one whose standard input is empty.
     """
 
     def __init__(
@@ -115,6 +119,8 @@ class KeptChild:
         self.child: Child | None = None
         self.status: int | None = None
         self.has_lived = False
+        self.pid: int | None = None
+        self.failed_status = NOT_STARTED
         self.begun = trio.Event()
         self.ended = trio.Event()
         self.ended.set()
@@ -122,6 +128,7 @@ class KeptChild:
         self.settled.set()
         self.configured = True
         self.placed: Placed | None = None
+        self.input: InputPipe | None = None
         self.restarts = Restarts(
             restart_policy(section), trio.current_time, random.random
         )
@@ -375,15 +382,16 @@ class KeptChild:
                 self._host.log.write("WARNING", failure, child=self.name)
 
     async def _run_in(self, scratch: Scratch) -> int:
+        has_input = self.placed is not None and self.placed.program.takes_input
         try:
-            null, (out, out_end), (err, err_end) = _open_stdio()
+            given, (out, out_end), (err, err_end) = _open_stdio(has_input=has_input)
         except OSError as why:
             self._room.release()
             return self._record_failed_start(f"no descriptors for it: {why.strerror}")
         self.log.begin()
-        async with self._capturing(out, err):
+        async with self._capturing(out, err), self._passing(given.writer):
             try:
-                child = await self._spawn(scratch, (null, out_end, err_end))
+                child = await self._spawn(scratch, (given.reader, out_end, err_end))
             except OSError as why:
                 return self._record_failed_start(why.strerror or str(why))
             return NOT_STARTED if child is None else await self._live(child)
@@ -402,6 +410,22 @@ class KeptChild:
                     capture.finish()
         finally:
             self._held.discard(capture)
+
+    @asynccontextmanager
+    async def _passing(self, writer: int) -> AsyncIterator[None]:
+        """Pass its input on to its process; -1 for none."""
+        if writer < 0:
+            yield
+            return
+        self.input = pipe = InputPipe(writer)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pipe.run)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            self.input = None
+            pipe.close()
 
     def _open_start_scope(self) -> trio.CancelScope:
         """Return a scope for a start's waits; ``stop`` sets its deadline."""
@@ -451,6 +475,7 @@ class KeptChild:
     async def _live(self, child: Child) -> int:
         self.child = child
         self.has_lived = True
+        self.pid = None if child.process is None else child.process.pid
         self.begun.set()
         if self.phase is Phase.ENDING and child.state is State.RUNNING:
             child.stop()  # the order came during the start
@@ -461,12 +486,14 @@ class KeptChild:
             self.ended = trio.Event()
             self._last_end = child.end_fields()
         if child.failure is not None:
-            return self._record_failed_start(child.failure.text)
+            failure = child.failure
+            return self._record_failed_start(failure.text, failure.exit_status)
         if self.phase is not Phase.ENDING:
             self.reason = child.ending
         return status
 
-    def _record_failed_start(self, text: str) -> int:
+    def _record_failed_start(self, text: str, status: int = NOT_STARTED) -> int:
+        self.failed_status = status
         self.reason = f"did not start{self.section.policy_phrase()}: {text}"
         self.has_lived = False
         self.begun.set()
@@ -485,6 +512,8 @@ class KeptChild:
         """Yield its descriptors of the host beside those of its process."""
         for fd in self.log.descriptors():
             yield fd, "child log"
+        for fd in () if self.input is None else self.input.descriptors():
+            yield fd, "child input"
         for held in self._held:
             if isinstance(held, Scratch):
                 yield from held.descriptors()
@@ -531,14 +560,26 @@ def _prepare_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
     return prepare_uses(uses)
 
 
-def _open_stdio() -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """Return the null device, and both ends of the pipes for stdout and stderr."""
+class _Input(NamedTuple):
+    """A standard input: what a process reads, and where it is written; -1 if nowhere."""
+
+    reader: int
+    writer: int
+
+
+def _open_stdio(*, has_input: bool) -> tuple[_Input, tuple[int, int], tuple[int, int]]:
+    """Return the input, and both ends of the pipes for stdout and stderr."""
     with ExitStack() as stack:
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, null)
+        if has_input:
+            given = _Input(*os.pipe2(os.O_CLOEXEC))
+        else:
+            given = _Input(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
+        for fd in given:
+            if fd >= 0:
+                stack.callback(os.close, fd)
         out = os.pipe2(os.O_CLOEXEC)
         for fd in out:
             stack.callback(os.close, fd)
         err = os.pipe2(os.O_CLOEXEC)
         stack.pop_all()
-    return null, out, err
+    return given, out, err

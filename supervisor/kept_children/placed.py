@@ -1,13 +1,19 @@
-"""A child that a fleet has placed here: its environment, and its walls."""
+"""A child that a fleet has placed here: environment, workspace, limits, walls."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from hostlib.user_values import parse_limits
+from supervisor.workspace.section import uses_of
+from supervisor.workspace.use import WorkspaceUse
+
 if TYPE_CHECKING:
     from supervisor.children.specs import ChildOptions
+    from supervisor.config.document import Config
     from supervisor.fleet.fence import FleetLife
+    from supervisor.fleet.messages import Program
     from supervisor.spawn.launcher import Launcher
     from supervisor.spec import ChildSpec
 
@@ -26,10 +32,12 @@ class Placed(NamedTuple):
     Attributes:
         life: the child as the fleet knows it.
         launcher: of its node's session.
+        program: as it was ordered.
     """
 
     life: FleetLife
     launcher: Launcher
+    program: Program
 
     def spec_of(self, spec: ChildSpec) -> ChildSpec:
         """Return the description of such a child, from that of one of this host.
@@ -39,6 +47,55 @@ class Placed(NamedTuple):
         incarnation = str(self.life.incarnation)
         env = {**spec.env, NODE: self.life.node, INCARNATION: incarnation}
         return replace(spec, env=env, fleet=self.life)
+
+    def options_of(
+        self, name: str, options: ChildOptions, config: Config, state_dir: str
+    ) -> ChildOptions:
+        """Return options with the workspace and the limits that were ordered.
+
+        Args:
+            name: of the child, and of its workspace.
+            options: of its policy.
+            config: of the node.
+            state_dir: has the node's workspaces.
+
+        Raises:
+            ValueError: the node has no such workspace, or no such limit.
+        """
+        program = self.program
+        given = parse_limits([f"{key}={text}" for key, text in program.limits.items()])
+        set_before = options.limits._asdict()
+        tighter = {
+            name: limit if set_before[name] is None else min(limit, set_before[name])
+            for name, limit in given._asdict().items()
+            if limit is not None
+        }
+        options = replace(options, limits=options.limits._replace(**tighter))
+        if program.workspace is None:
+            return options
+        use = replace(
+            _use_of(program.workspace, config, state_dir),
+            name=name,
+            drop="unchanged" if program.keeps_workspace else "always",
+        )
+        return replace(options, workspaces=(use, *options.workspaces))
+
+
+def _use_of(workspace: str, config: Config, state_dir: str) -> WorkspaceUse:
+    if workspace.startswith("/"):
+        return WorkspaceUse(workspace, workspace, "review", state_dir)
+    if workspace not in config.workspace:
+        raise ValueError(
+            f"there is no workspace {workspace!r} on this node; give the path of a"
+            f" directory, or add [workspace.{workspace}] to its configuration"
+        )
+    (use,) = uses_of((workspace,), config.workspace, state_dir)
+    if use.mode != "review":
+        raise ValueError(
+            f"workspace {workspace!r} has the mode {use.mode!r}; name one with the mode"
+            " 'review'"
+        )
+    return use
 
 
 def fenced(options: ChildOptions) -> ChildOptions:

@@ -273,8 +273,10 @@ class Children:
         self, name: str, section: ChildSection, placed: Placed | None = None
     ) -> KeptChild:
         options = self._options(section)
-        if placed is not None and placed.life.is_fenced:
-            options = fenced(options)
+        if placed is not None:
+            options = placed.options_of(name, options, self.config, self._state_dir)
+            if placed.life.is_fenced:
+                options = fenced(options)
         log = self.open_log(name, section)
         kept = KeptChild(self._host, name, section, options, log, self._shared)
         kept.placed = placed

@@ -517,7 +517,7 @@ class Member:
         )
         try:
             check_new_child(order.name, section, self._children.config.policy)
-            placed = Placed(life, launchpad.launcher)
+            placed = Placed(life, launchpad.launcher, program)
             kept = self._children.spawn(order.name, section, placed)
         except ValueError as why:
             text = str(why).removeprefix(": ")
@@ -542,7 +542,7 @@ class Member:
             del self._kept[life.child]
         failed = not has_begun and kept.status == NOT_STARTED
         state = "failed" if failed else "ended"
-        status = None if failed else kept.status
+        status = kept.failed_status if failed else kept.status
         try:
             self._judge(life)
         except FencedError:
@@ -559,6 +559,9 @@ class Member:
                 self._do(step)
                 return True
             if kept.settled.is_set():
+                if kept.has_lived and kept.pid is not None:
+                    pid = kept.pid
+                    self._do(node.child_started(life.child, life.incarnation, pid))
                 return kept.has_lived
             with trio.move_on_after(LOOK_S):
                 await kept.settled.wait()

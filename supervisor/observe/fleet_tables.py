@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.observe.tables import (
     NOTHING,
-    TABLES,
     Column,
     render_columns,
     terminal_width,
@@ -68,11 +67,6 @@ ACCOUNTS = (
 def render_quota(accounts: Sequence[Row]) -> str:
     """Return the table of accounts as text, with a last LF."""
     return _render(ACCOUNTS, accounts)
-
-
-def render_usage(rows: Sequence[Row]) -> str:
-    """Return the children of daemons as `ps` shows them, and their nodes."""
-    return _render((Column("NODE", _of("node")), *TABLES["ps"]), rows)
 
 
 def _render(columns: Sequence[Column], rows: Sequence[Row]) -> str:

@@ -154,7 +154,7 @@ def prepare_uses(uses: tuple[WorkspaceUse, ...]) -> tuple[WorkspaceUse, ...]:
         except OSError as why:
             text = f"cannot keep workspace {use.name!r} in {use.state_dir!r}"
             raise OSError(why.errno, f"{text}: {why.strerror}") from None
-        found.append(replace(one, is_configured=True))
+        found.append(replace(one, is_configured=True, drop=use.drop))
     return tuple(found)
 
 
@@ -306,6 +306,24 @@ def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
         # Else what is undone later would count as removed by the operator.
         workspace.finish_commit()
         return tuple(workspace.end_run() if is_last else workspace.changes())
+
+
+def drop_ended(use: WorkspaceUse) -> int | None:
+    """Remove a workspace whose child has ended; return how many changes were in it.
+
+    Returns:
+        None if it stays: something was changed in it, or another child has it.
+
+    Raises:
+        WorkspaceError: it is not there any more, or a command does not let go of it.
+        OSError: something in it cannot be read or removed.
+    """
+    with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
+        changed = len(workspace.changes())
+        if workspace.directory.user() or (changed and use.drop != "always"):
+            return None
+        workspace.discard()
+        return changed
 
 
 def _lines(paths: Sequence[str]) -> bytes:

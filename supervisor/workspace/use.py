@@ -8,6 +8,7 @@ from typing import Literal
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
 
 Mode = Literal["review", "direct", "read-only"]
+Drop = Literal["never", "unchanged", "always"]
 MODES: tuple[Mode, ...] = ("review", "direct", "read-only")
 
 
@@ -22,6 +23,8 @@ class WorkspaceUse:
         state_dir: where workspaces live.
         settings: what the operator set for it.
         is_configured: the configuration names it, so it stays where nothing was changed.
+        drop: whether its child's end removes it: only where nothing was changed, or
+            always.
     """
 
     name: str
@@ -30,6 +33,7 @@ class WorkspaceUse:
     state_dir: str
     settings: WorkspaceSettings = USUAL
     is_configured: bool = False
+    drop: Drop = "never"
 
     @property
     def is_shared(self) -> bool:

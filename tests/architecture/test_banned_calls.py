@@ -44,8 +44,12 @@ BANS = (
     Ban(
         ("os.kill", "os.killpg"),
         "pids are reused: signal by pidfd",
-        # All in a child's pid namespace at once, from inside it.
-        but=("supervisor/workspace/freeze.py",),
+        # All in a child's pid namespace at once, from inside it; there, groups of
+        # commands that were not waited for yet.
+        but=(
+            "supervisor/workspace/freeze.py",
+            "supervisor/cluster/command_server.py",
+        ),
     ),
     Ban(
         ("os.waitpid", "os.wait", "os.wait3", "os.wait4"),
@@ -63,8 +67,9 @@ BANS = (
         ("subprocess.Popen", "subprocess.run", "subprocess.call", "os.system"),
         "children are spawned by the launcher",
         # git(1) and the command itself, by the command line, which has no launchpad.
-        # Ray's likewise, and by its actors.
+        # Ray's likewise, and by its actors. Commands inside a child.
         but=(
+            "supervisor/cluster/command_server.py",
             "supervisor/workspace/git.py",
             "supervisor/cli/doctor_workspaces.py",
             "supervisor/cluster/ray_processes.py",

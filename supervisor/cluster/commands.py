@@ -1,0 +1,306 @@
+"""Commands in a child that runs `command_server`, asked from any node.
+
+A request is a piece of the child's input; answers stand in its log, which is read from
+where it ended before the request. So an answer outlives a node actor, and a reader.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import select
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from supervisor.control.client import ControlError, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from supervisor.cluster.client import FleetClient
+
+PIECE_BYTES = 32_768
+"""Of a command's input in one request: in base64 twice it fits into a line."""
+
+MOST_REQUEST_BYTES = 48_000
+"""Longest request: the same."""
+
+TOOK_BYTES = 256 * 1024
+"""Of output, until its sender is told that it was taken."""
+
+PAUSE_S = 0.2
+"""From a question that was cut off to the next attempt."""
+
+PATIENCE_S = 15.0
+"""For a node actor that has ended: Ray starts it again within 2 s."""
+
+
+class FleetChildError(Exception):
+    """A child of the fleet cannot do what is asked; the text says why."""
+
+
+class CommandTimeoutError(FleetChildError, TimeoutError):
+    """A command was ended, for its time was up.
+
+    Attributes:
+        out: what it had written to its stdout.
+        err: what it had written to its stderr.
+    """
+
+    def __init__(self, text: str, out: bytes, err: bytes) -> None:
+        super().__init__(text)
+        self.out = out
+        self.err = err
+
+
+class CommandResult(NamedTuple):
+    """The end of a command.
+
+    Attributes:
+        status: its exit status, 128+n by signal.
+        out: all that it wrote to its stdout.
+        err: all that it wrote to its stderr.
+        duration_s: from the request to the answer.
+    """
+
+    status: int
+    out: bytes
+    err: bytes
+    duration_s: float
+
+
+class Seat(NamedTuple):
+    """One incarnation of a child, and its node."""
+
+    node: str
+    name: str
+    incarnation: int
+
+
+class Commands:
+    """The commands of one child.
+
+    Args:
+        client: asks the fleet.
+        seat: the child.
+    """
+
+    def __init__(self, client: FleetClient, seat: Seat) -> None:
+        self._client = client
+        self._seat = seat
+
+    def check(self) -> None:
+        """Return once the child has answered.
+
+        Raises:
+            FleetChildError: it has ended, or its node is lost.
+        """
+        self._do({"do": "check"})
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        data: bytes = b"",
+    ) -> CommandResult:
+        """Run a command to its end.
+
+        Raises:
+            FileNotFoundError: the child finds no such program, or no such directory.
+            PermissionError: it may not execute it.
+            CommandTimeoutError: it was ended, for its time was up.
+            FleetChildError: the child has ended, or its node is lost.
+        """
+        begun_s = time.monotonic()
+        request = {
+            "do": "run",
+            "command": list(command),
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "timeout_s": timeout_s,
+            "has_input": bool(data),
+        }
+        out, err, over = self._do(request, data)
+        if over.get("is_late"):
+            text = (
+                f"{command[0]!r} in {self._seat.name} was ended after {timeout_s:g} s"
+            )
+            raise CommandTimeoutError(text, out, err)
+        return CommandResult(over["status"], out, err, time.monotonic() - begun_s)
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            OSError: as of `open`.
+            FleetChildError: as of `run`.
+        """
+        return self._do({"do": "read", "path": path})[0]
+
+    def write(self, path: str, data: bytes, *, append: bool, parents: bool) -> None:
+        """Write a file.
+
+        Raises:
+            OSError: as of `open`.
+            FleetChildError: as of `run`.
+        """
+        words = {"do": "write", "path": path, "append": append, "parents": parents}
+        self._do(words, data, is_sent=True)
+
+    def _do(
+        self, request: dict[str, Any], data: bytes = b"", *, is_sent: bool = False
+    ) -> tuple[bytes, bytes, dict[str, Any]]:
+        """Return what came on both streams, and the outcome."""
+        key = secrets.token_hex(8)
+        offset = self._send({"id": key, **request})
+        try:
+            if data or is_sent:
+                self._send_input(key, data)
+            return self._collect(key, offset)
+        except BaseException:
+            self._give_up(key)
+            raise
+
+    def _collect(self, key: str, offset: int) -> tuple[bytes, bytes, dict[str, Any]]:
+        parts: dict[str, list[bytes]] = {"out": [], "err": []}
+        untold = 0
+        for answer in self._answers(key, offset):
+            over = answer.get("over")
+            if over is not None:
+                if "errno" in over:
+                    code = over["errno"]
+                    raise OSError(code, os.strerror(code), over["path"])
+                return b"".join(parts["out"]), b"".join(parts["err"]), over
+            for stream in parts.keys() & answer.keys():
+                piece = base64.b64decode(answer[stream])
+                parts[stream].append(piece)
+                untold += len(piece)
+            if untold >= TOOK_BYTES:
+                self._send({"id": key, "do": "took", "bytes": untold})
+                untold = 0
+        raise AssertionError("answers end with an outcome")
+
+    def _send_input(self, key: str, data: bytes) -> None:
+        at = 0
+        while True:
+            piece = data[at : at + PIECE_BYTES]
+            words = {
+                "id": key,
+                "do": "input",
+                "at": at,
+                "data": base64.b64encode(piece).decode(),
+                "end": at + len(piece) == len(data),
+            }
+            self._send(words)
+            at += len(piece)
+            if at == len(data):
+                return
+
+    def _give_up(self, key: str) -> None:
+        """End a request that nobody waits for any more; its child may have ended."""
+        try:
+            self._send({"id": key, "do": "end"})
+        except FleetChildError:
+            return
+
+    def _send(self, request: dict[str, Any]) -> int:
+        """Send a request; return where the child's log ended before.
+
+        Raises:
+            FleetChildError: it is too long, or the child is not there any more.
+        """
+        data = json.dumps(request).encode() + b"\n"
+        if len(data) > MOST_REQUEST_BYTES:
+            raise FleetChildError(
+                f"cannot ask {self._seat.name}: a command with its environment has at"
+                f" most {MOST_REQUEST_BYTES} bytes; put the rest into a file"
+            )
+        args = {
+            "name": self._seat.name,
+            "data": base64.b64encode(data).decode(),
+            "incarnation": self._seat.incarnation,
+        }
+        words = {"node": self._seat.node, "do": "input", "args": args}
+        try:
+            while not (taken := ask_again(self._client, "on", words))["is_taken"]:
+                pause()
+            return int(taken["log_end"])
+        except ControlError as why:
+            raise self._gone() or FleetChildError(str(why)) from None
+
+    def _answers(self, key: str, offset: int) -> Iterator[dict[str, Any]]:
+        """Yield the answers to a request, the outcome last.
+
+        Raises:
+            FleetChildError: the child has ended, or its node is lost.
+        """
+        for line in self._lines(offset):
+            # The first line may have begun before the request.
+            answer = json.loads(line) if line.startswith(b"{") else {}
+            if answer.get("id") == key:
+                yield answer
+                if "over" in answer:
+                    return
+
+    def _lines(self, offset: int) -> Iterator[bytes]:
+        """Yield the lines of the child's log from an offset on, for as long as it runs."""
+        pending = b""
+        while True:
+            with suppress(ControlError):  # all that was said is still there
+                words = {"follow": True, "offset": offset}
+                for entry in self._client.logs(self._seat.name, words):
+                    if entry.missed:
+                        raise FleetChildError(
+                            f"cannot read the answer of {self._seat.name}:"
+                            f" {entry.missed} bytes of its log are gone already"
+                        )
+                    offset = entry.offset + len(entry.data)
+                    *lines, pending = (pending + entry.data).split(b"\n")
+                    yield from lines
+            gone = self._gone()
+            if gone is not None:
+                raise gone
+            pause()
+
+    def _gone(self) -> FleetChildError | None:
+        """Return what says that the child is over; None if it may be there."""
+        name = self._seat.name
+        try:
+            row = ask_again(self._client, "find", {"name": name})
+        except ControlError as why:
+            return FleetChildError(str(why))
+        is_same = row["incarnation"] == self._seat.incarnation
+        if is_same and row["state"] in {"running", "unknown"}:
+            return None
+        reason = row["reason"] or f"its exit status is {row['status']}"
+        state = row["state"] if is_same else "another one by now"
+        return FleetChildError(f"{name} on node {self._seat.node} is {state}: {reason}")
+
+
+def ask_again(client: FleetClient, do: str, args: dict[str, Any]) -> Any:
+    """Return what the door answers, also where its actor is being started again.
+
+    Raises:
+        ControlError: it refuses, or nobody answers.
+    """
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return client.ask(do, args)
+        except RefusedError:
+            raise
+        except ControlError:
+            if time.monotonic() >= until_s:
+                raise
+        pause()
+
+
+def pause() -> None:
+    """Wait for the next attempt."""
+    select.select((), (), (), PAUSE_S)

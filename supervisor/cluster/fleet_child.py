@@ -1,0 +1,345 @@
+"""A child of the fleet in the hand of a Python program: `sandhost.fleet`.
+
+It has a workspace of its own and runs `command_server`, so that programs are run in its
+walls. It goes through the door of this node, and imports no Ray.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from hostlib.threads import ThreadLock, in_daemon_thread
+from supervisor.client import ChangedPath, WorkspaceCommit
+from supervisor.cluster.client import FleetClient
+from supervisor.cluster.commands import (
+    Commands,
+    FleetChildError,
+    Seat,
+    ask_again,
+    pause,
+)
+from supervisor.control.client import ControlError, RefusedError, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from supervisor.cluster.commands import CommandResult
+
+SILENCE_S = 15.0
+"""A child that is held and hears nothing for so long ends by itself."""
+
+SERVER = 'PATH="$PATH:/usr/local/bin" exec sandhost serve-commands "$@"'
+"""Run by sh(1) in the child: the command is in its root, and not on every node's PATH."""
+
+
+class FleetChild:
+    """A child of the fleet, and a workspace of its own.
+
+    Usable in a `with` block, whose end stops it. Each method raises `ControlError` where
+    the fleet refuses or does not answer.
+
+    Args:
+        client: asks the fleet.
+        row: the child as the fleet shows it.
+        holder: that has it end with this program; None if it outlives that.
+
+    Attributes:
+        name: of the child, and of its workspace.
+        node: where it runs.
+        incarnation: which of its lives; no other one is asked.
+    """
+
+    def __init__(
+        self, client: FleetClient, row: Mapping[str, Any], holder: Holder | None
+    ) -> None:
+        self.name: str = row["name"]
+        self.node: str = row["node"]
+        self.incarnation: int = row["incarnation"]
+        self._id: str = row["id"]
+        self._client = client
+        self._holder = holder
+        self._commands = Commands(client, Seat(self.node, self.name, self.incarnation))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def check(self) -> None:
+        """Return once the child has answered: its walls are up, and it takes commands.
+
+        Raises:
+            FleetChildError: it has ended, or its node is lost.
+        """
+        self._commands.check()
+
+    def exec(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        data: bytes = b"",
+    ) -> CommandResult:
+        """Run a command in the child, and return its status and output.
+
+        Args:
+            command: program and arguments; no shell reads them.
+            timeout_s: after it the command is killed.
+            cwd: a directory as the child sees it; None for its workspace.
+            env: variables beside the child's own.
+            data: what the command reads on its standard input.
+
+        Raises:
+            FileNotFoundError: the child finds no such program, or no such directory.
+            PermissionError: it may not execute it.
+            CommandTimeoutError: the time was up; it has the output so far.
+            FleetChildError: the child has ended, or its node is lost.
+        """
+        return self._commands.run(
+            command, timeout_s=timeout_s, cwd=cwd, env=env, data=data
+        )
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file, as the child may read it.
+
+        Args:
+            path: from its workspace, or absolute as the child sees it.
+
+        Raises:
+            OSError: as of `open`.
+            FleetChildError: the child has ended, or its node is lost.
+        """
+        return self._commands.read(path)
+
+    def write(
+        self, path: str, data: bytes, *, append: bool = False, parents: bool = False
+    ) -> None:
+        """Write a file, as the child may write it.
+
+        Args:
+            path: as for `read`.
+            data: its content, or what comes behind it.
+            append: keep what is in it.
+            parents: make the directories above it.
+
+        Raises:
+            OSError: as of `open`.
+            FleetChildError: the child has ended, or its node is lost.
+        """
+        self._commands.write(path, data, append=append, parents=parents)
+
+    def changes(self, patterns: Sequence[str] = ()) -> list[ChangedPath]:
+        """Return what was changed in the workspace."""
+        rows = self._do_verb("diff", {"patterns": list(patterns)})
+        return msgspec.convert(rows, list[ChangedPath])
+
+    def diff(self, patterns: Sequence[str] = (), *, binary: bool = False) -> bytes:
+        """Return what was changed in the workspace, as a patch for `git apply`."""
+        words = {"patterns": list(patterns), "binary": binary}
+        return b"".join(self._client.patch(self.node, self.name, words))
+
+    def commit(self, patterns: Sequence[str] = (), **how: object) -> WorkspaceCommit:
+        """Bring changes to the base on the child's node: all that is chosen, or nothing.
+
+        A child that runs is stopped meanwhile.
+
+        Args:
+            patterns: what is chosen; all, if there are none.
+            how: ``but``, ``allow``, ``theirs``, ``mine``, ``skip_conflicts``, ``merge``,
+                ``dry_run``, as of `sandhost workspace commit`.
+        """
+        words = {"only": list(patterns), "freeze": self._runs(), **how}
+        return msgspec.convert(self._do_verb("commit", words), WorkspaceCommit)
+
+    def discard(self) -> None:
+        """Remove the workspace of a child that has ended, with all that was changed."""
+        self._do_verb("discard", {})
+
+    def stop(self) -> None:
+        """End the child with all that runs in it; a second call does nothing."""
+        with suppress(RefusedError):  # it is not in the list any more
+            ask_again(self._client, "kill", {"name": self.name, "signal": "KILL"})
+            ask_again(self._client, "wait", {"name": self.name})
+        if self._holder is not None:
+            self._holder.release(self.name)
+
+    def state(self) -> str:
+        """Return its state as `fleet ps` shows it; ``ended`` if it is not there."""
+        try:
+            row = ask_again(self._client, "find", {"name": self.name})
+        except RefusedError:
+            return "ended"
+        return str(row["state"]) if row["id"] == self._id else "ended"
+
+    def _runs(self) -> bool:
+        return self.state() in {"running", "unknown"}
+
+    def _do_verb(self, verb: str, words: dict[str, Any]) -> Any:
+        return self._client.do_verb(self.node, self.name, verb, words)
+
+
+def create(  # noqa: PLR0913 - one argument each, all by name
+    workspace: str,
+    *,
+    name: str | None = None,
+    policy: str | None = None,
+    node: str | None = None,
+    needs: Sequence[str] = (),
+    pack: bool = False,
+    wait: bool = False,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    limits: Mapping[str, str] | None = None,
+    keep: bool = True,
+    detached: bool = False,
+    control: str | None = None,
+) -> FleetChild:
+    """Place a child with a workspace of its own, and return it once it runs.
+
+    Args:
+        workspace: a directory of the child's node, or a workspace of its configuration.
+        name: of the child and of its workspace; None for a new one.
+        policy: ``[policy.NAME]`` of its node.
+        node: the only one that will do.
+        needs: labels that its node has to have.
+        pack: onto the fullest node with room, and not onto the emptiest.
+        wait: for a place, where there is none.
+        cwd: where commands begin, as the child sees it; None for the workspace.
+        env: variables of its commands.
+        limits: as of ``--limit``, such as ``{"memory": "512M"}``.
+        keep: what was changed in the workspace stays when the child has ended.
+        detached: it outlives this program; `find` returns it again.
+        control: the control socket of this node's daemon; None for the usual one.
+
+    Raises:
+        ControlError: this node is in no fleet, or the fleet refuses.
+        FleetChildError: the child has ended at once; the text has its reason.
+    """
+    client = FleetClient(control)
+    name = name or f"box-{secrets.token_hex(4)}"
+    silence = [] if detached else [f"{SILENCE_S:g}"]
+    holder = None if detached else holder_of(client.control)
+    request = {
+        "name": name,
+        "program": {
+            "command": ["/bin/sh", "-c", SERVER, "sh", *silence],
+            "policy": policy,
+            "env": dict(env or {}),
+            "cwd": cwd,
+            "workspace": workspace,
+            "keeps_workspace": keep,
+            "limits": dict(limits or {}),
+            "takes_input": True,
+        },
+        "needs": {
+            "labels": list(needs),
+            "node": node,
+            "strategy": "pack" if pack else "spread",
+        },
+        "wait": wait,
+    }
+    (row,) = client.ask("spawn", request)
+    try:
+        while row["state"] in {"waiting", "placing"}:
+            pause()
+            row = ask_again(client, "find", {"name": name})
+        if holder is not None:
+            holder.hold(name)
+        child = FleetChild(client, row, holder)
+        child.check()
+    except BaseException:
+        with suppress(ControlError):
+            client.ask("kill", {"name": name, "signal": "KILL"})
+        raise
+    return child
+
+
+def find(name: str, *, control: str | None = None) -> FleetChild:
+    """Return a child that another program has made with ``detached=True``.
+
+    Raises:
+        ControlError: this node is in no fleet, or there is no such child.
+        FleetChildError: it does not run.
+    """
+    client = FleetClient(control)
+    row = client.ask("find", {"name": name})
+    if row["state"] not in {"running", "unknown"}:
+        raise FleetChildError(
+            f"cannot use {name!r}: it is {row['state']}; make another"
+        )
+    return FleetChild(client, row, None)
+
+
+class Holder:
+    """This program, as a node's door knows it: children that it holds end with it.
+
+    Args:
+        client: asks the door.
+    """
+
+    def __init__(self, client: FleetClient) -> None:
+        self._client = client
+        self._id = secrets.token_hex(8)
+        self._names: set[str] = set()
+        self._lock = ThreadLock()
+        self._is_running = False
+
+    def hold(self, name: str) -> None:
+        """Hold a child from now on.
+
+        Raises:
+            ControlError: it has ended, or the door does not answer.
+        """
+        with self._lock:
+            self._names.add(name)
+            if not self._is_running:
+                in_daemon_thread(self._run, self._connect())
+                self._is_running = True
+        while not self._tell(name):
+            pause()  # the connection is being made again
+
+    def release(self, name: str) -> None:
+        """Hold a child no more: it has ended."""
+        with self._lock:
+            self._names.discard(name)
+        with suppress(ControlError):
+            self._tell(name, is_held=False)
+
+    def _tell(self, name: str, *, is_held: bool = True) -> bool:
+        """Tell the door what is held; return False where it does not know this program."""
+        words = {"holder": self._id, "name": name, "is_held": is_held}
+        return bool(ask_again(self._client, "held", words))
+
+    def _connect(self) -> Iterator[object]:
+        """Return the connection by which the door knows that this program is there."""
+        connection = stream(self._client.door, "hold", {"holder": self._id})
+        next(connection, None)
+        return connection
+
+    def _run(self, connection: Iterator[object]) -> None:
+        """Wait for the end of a connection, then make another one, for ever."""
+        while True:
+            with suppress(ControlError):
+                for _ in connection:
+                    pass
+            pause()
+            with suppress(ControlError):
+                connection = self._connect()
+                with self._lock:
+                    names = tuple(self._names)
+                for name in names:
+                    self._tell(name)
+
+
+@cache
+def holder_of(control: str) -> Holder:
+    """Return the one holder of this program at the door beside a control socket."""
+    return Holder(FleetClient(control))

@@ -1,0 +1,185 @@
+"""A fleet of real daemons, with the product's directory, nodes and doors; no Ray.
+
+    async with fleet_of(tmp_path, a=one, b=other) as scene:
+        child = await scene.call(create, "/srv/repo", control=scene.control("a"))
+
+Directory and node actors live in the test's loop, and call each other there.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+
+from hostlib.log import Log
+from hostlib.threads import in_thread
+from supervisor.cluster.client import FleetClient
+from supervisor.cluster.directory_service import DirectoryService
+from supervisor.cluster.door import Door
+from supervisor.cluster.names import DOOR
+from supervisor.cluster.node_service import JoinState, NodeService
+from supervisor.cluster.requests import RequestError
+from supervisor.fleet.messages import VERSION
+from supervisor.fleet.store import FleetStore
+from tests.helpers.daemon import Daemon
+from tests.helpers.fleetscene import CALM_S
+
+LOG = Log("ERROR")
+
+T = TypeVar("T")
+
+
+@dataclass
+class Others:
+    """The other parts of the fleet, as one node's actor reaches them.
+
+    Attributes:
+        is_killed: the actor is gone; nothing that it says on its way arrives.
+    """
+
+    scene: "Doors"
+    is_killed: bool = False
+
+    def send(self, messages: list[bytes]) -> None:
+        """Pass what the node sends to the directory."""
+        if not self.is_killed:
+            self.scene.directory.receive(messages)
+
+    async def ask_directory(self, do: str, args: bytes) -> bytes:
+        """Ask the directory."""
+        self._check()
+        return done(await self.scene.directory.answer(VERSION, do, args))
+
+    async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
+        """Ask another node."""
+        self._check()
+        if node not in self.scene.nodes:
+            raise RequestError(f"cannot reach node {node!r}")
+        return done(await self.scene.nodes[node].answer(VERSION, do, args))
+
+    def _check(self) -> None:
+        if self.is_killed:
+            raise RequestError("this actor was killed")
+
+
+@dataclass
+class Doors:
+    """The fleet.
+
+    Attributes:
+        daemons: by the names of their nodes.
+        nodes: the actors that run.
+    """
+
+    nursery: trio.Nursery
+    directory: DirectoryService
+    daemons: dict[str, Daemon]
+    nodes: dict[str, NodeService] = field(default_factory=dict)
+    _scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
+    _ended: dict[str, trio.Event] = field(default_factory=dict)
+    _others: dict[str, Others] = field(default_factory=dict)
+
+    def control(self, node: str) -> str:
+        """Return the control socket of a node's daemon."""
+        return f"{self.daemons[node].where}/run/control"
+
+    def client(self, node: str) -> FleetClient:
+        """Return what asks a node's door."""
+        return FleetClient(self.control(node))
+
+    async def call(self, do: Callable[..., T], *args: Any, **words: Any) -> T:
+        """Call a blocking function in a thread."""
+        return await in_thread(partial(do, *args, **words))
+
+    # Node actors
+
+    async def begin(self, node: str) -> None:
+        """Start the actor of a node; the first time, wait until the node is up."""
+        control = self.control(node)
+        self._others[node] = others = Others(self)
+        service = NodeService(node, (node, "gpu"), control, others, LOG, lambda: None)
+        state = JoinState(is_up=node in self._ended)
+        self._ended[node] = trio.Event()
+        await self.nursery.start(self._live, node, service)
+        while not state.is_up:
+            answer = done(await service.answer(VERSION, "join-state", b"{}"))
+            state = msgspec.json.decode(answer, type=JoinState)
+            await trio.lowlevel.checkpoint()
+
+    async def started(self, node: str) -> None:
+        """Wait until a child runs on a node."""
+        child = None
+        while child is None:
+            answer = await self.directory.answer(VERSION, "ps", b"{}")
+            rows = msgspec.json.decode(done(answer))["children"]
+            on = [
+                row for row in rows if (row["node"], row["state"]) == (node, "running")
+            ]
+            child = next(iter(on), None)
+            await trio.sleep(0.05)
+
+    async def kill(self, node: str) -> None:
+        """End the actor of a node and its door, as a kill of its process does."""
+        self._others[node].is_killed = True
+        self._scopes[node].cancel()
+        await self._ended[node].wait()
+
+    async def _live(
+        self, node: str, service: NodeService, task_status: trio.TaskStatus[None]
+    ) -> None:
+        door = str(Path(self.control(node)).with_name(DOOR))
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                self._scopes[node], self.nodes[node] = scope, service
+                await nursery.start(service.run)
+                await nursery.start(Door(service).serve, door, LOG)
+                task_status.started()
+        del self.nodes[node]
+        self._ended[node].set()
+
+
+def done(reply: tuple[bool, bytes]) -> bytes:
+    """Return what was answered.
+
+    Raises:
+        RequestError: it was refused.
+    """
+    is_done, data = reply
+    if not is_done:
+        raise RequestError(data.decode())
+    return data
+
+
+@asynccontextmanager
+async def fleet_of(
+    where: Path, lease_s: float = CALM_S, **daemons: Daemon
+) -> AsyncIterator[Doors]:
+    """Join daemons to a fleet while the block runs.
+
+    Args:
+        where: a directory for the store.
+        lease_s: L.
+        daemons: by the names of their nodes.
+    """
+    store = FleetStore(str(where / "store"))
+    try:
+        async with trio.open_nursery() as nursery:
+
+            def deliver(node: str, message: bytes) -> None:
+                if node in scene.nodes:
+                    scene.nodes[node].deliver([message])
+
+            directory = DirectoryService(store, deliver, LOG, lease_s)
+            scene = Doors(nursery, directory, daemons)
+            nursery.start_soon(directory.run)
+            for node in daemons:
+                await scene.begin(node)
+            yield scene
+            nursery.cancel_scope.cancel()
+    finally:
+        store.close()

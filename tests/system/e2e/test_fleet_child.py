@@ -1,0 +1,277 @@
+"""A child of the fleet in the hand of a Python program: `sandhost.fleet`."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from sandhost import fleet
+from tests.helpers.command import ENVIRONMENT, Outcome, outcome, sandhost
+from tests.helpers.daemon import Daemon, daemon
+from tests.helpers.fleetdoors import Doors, fleet_of
+
+pytestmark = pytest.mark.slow
+
+FLEET = """
+[fleet]
+[workspace.repo]
+base = "{where}/repo"
+"""
+
+
+@contextmanager
+def node(where: Path) -> Iterator[Daemon]:
+    """Start a daemon that may be a node, with a directory `repo` for a workspace."""
+    (where / "repo").mkdir(parents=True)
+    (where / "repo" / "a.txt").write_text("hello\n")
+    with daemon(where, FLEET.format(where=where), grace="1s") as one:
+        yield one
+
+
+async def run(scene: Doors, *words: str, data: bytes = b"") -> Outcome:
+    """Run `sandhost fleet run` on node a, with an input."""
+    control = scene.control("a")
+
+    def do() -> Outcome:
+        with subprocess.Popen(
+            [*SANDHOST_RUN, "--control", control, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+        ) as process:
+            out, err = process.communicate(data, timeout=60)
+            return outcome(process.returncode, out, err)
+
+    return await scene.call(do)
+
+
+SANDHOST_RUN = (str(Path(sys.executable).with_name("sandhost")), "fleet", "run")
+
+
+# spec FL3
+async def test_a_program_runs_commands_in_a_child_of_its_own(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            child = await scene.call(
+                fleet.create,
+                "repo",
+                name="box",
+                env={"COLOUR": "red"},
+                limits={"open_files": "200"},
+                control=scene.control("a"),
+            )
+            await scene.call(check_commands, child)
+            await scene.call(check_files, child)
+            base = one.where / "repo"
+            assert (base / "a.txt").read_text() == "hello\n"
+            assert not (base / "sub").exists()
+            done = await scene.call(child.commit, ["a.txt"])
+            assert (done.applied, done.left) == (["a.txt"], ["big", "sub", "sub/b.txt"])
+            assert (base / "a.txt").read_text() == "hello\nmore\n"
+            await scene.call(child.stop)
+            await scene.call(child.stop)
+            assert await scene.call(child.state) == "ended"
+            with pytest.raises(fleet.FleetChildError, match="box on node a is ended"):
+                await scene.call(child.exec, ["true"])
+            (row,) = await scene.call(one.client.workspaces)
+            assert (row.name, row.changed) == ("box", 3)
+            await scene.call(child.discard)
+            assert await scene.call(one.client.workspaces) == []
+
+
+def check_commands(child: fleet.FleetChild) -> None:
+    """Run commands: statuses, streams, environment, input, and what cannot be run."""
+    done = child.exec(["sh", "-c", "echo o; echo e >&2; exit 7"])
+    assert (done.status, done.out, done.err) == (7, b"o\n", b"e\n")
+    done = child.exec(["sh", "-c", "kill -9 $$"])
+    assert done.status == 128 + 9
+    script = 'echo $COLOUR $SHAPE $SANDHOST_FLEET_NODE "$PWD"'
+    done = child.exec(["sh", "-c", script], env={"SHAPE": "round"}, cwd="/usr")
+    assert done.out == b"red round a /usr\n"
+    assert child.exec(["cat"], data=b"x" * 100_000).out == b"x" * 100_000
+    # It lives on behind the command, as the child does.
+    child.exec(["sh", "-c", "sleep 600 & echo $! > $TMPDIR/pid"])
+    done = child.exec(["sh", "-c", 'kill -0 "$(cat $TMPDIR/pid)"'])
+    assert (done.status, done.err) == (0, b"")
+    with pytest.raises(FileNotFoundError, match="/no/such"):
+        child.exec(["/no/such"])
+    with pytest.raises(FileNotFoundError, match="/no/directory"):
+        child.exec(["true"], cwd="/no/directory")
+    with pytest.raises(PermissionError, match=r"a\.txt"):
+        child.exec(["./a.txt"])
+    with pytest.raises(fleet.CommandTimeoutError, match=r"after 0\.5 s") as late:
+        child.exec(["sh", "-c", "echo begun; sleep 600"], timeout_s=0.5)
+    assert late.value.out == b"begun\n"
+    with pytest.raises(fleet.FleetChildError, match="at most 48000 bytes"):
+        child.exec(["true", "x" * 60_000])
+
+
+def check_files(child: fleet.FleetChild) -> None:
+    """Read and write files, and look at the changes."""
+    child.write("a.txt", b"more\n", append=True)
+    assert child.read("a.txt") == b"hello\nmore\n"
+    child.write("sub/b.txt", b"", parents=True)
+    assert child.read("sub/b.txt") == b""
+    size = 3 * 1024 * 1024 + 1  # more than is under way at once
+    child.write("big", os.urandom(size))
+    assert len(child.read("big")) == size
+    assert len(child.exec(["cat", "big"]).out) == size
+    with pytest.raises(FileNotFoundError, match="none"):
+        child.read("none")
+    with pytest.raises(FileNotFoundError, match="none"):
+        child.write("none/b.txt", b"")
+    with pytest.raises(IsADirectoryError, match="sub"):
+        child.read("sub")
+    with pytest.raises(OSError, match=r"/usr/b\.txt"):
+        child.write("/usr/b.txt", b"")
+    paths = [(row.path, row.change) for row in child.changes()]
+    added = [("big", "added"), ("sub", "added"), ("sub/b.txt", "added")]
+    assert paths == [("a.txt", "modified"), *added]
+    assert b"+more\n" in child.diff(["a.txt"])
+
+
+PROGRAM = """
+import sys
+from sandhost import fleet
+for name in sys.stdin:
+    child = fleet.create(
+        "repo", name=name.strip(), keep=False, control=sys.argv[1], node="b"
+    )
+    child.write("b.txt", b"changed")
+    print("held", flush=True)
+"""
+
+
+def made(program: "subprocess.Popen[bytes]", name: str) -> bool:
+    """Have a program make a child that it holds."""
+    assert program.stdin is not None
+    assert program.stdout is not None
+    program.stdin.write(f"{name}\n".encode())
+    program.stdin.flush()
+    return program.stdout.readline() == b"held\n"
+
+
+# spec FL3
+async def test_a_child_ends_with_the_program_that_holds_it(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+        async with fleet_of(tmp_path, a=one, b=other) as scene:
+            words = [sys.executable, "-c", PROGRAM, scene.control("a")]
+            pipe = subprocess.PIPE
+            with subprocess.Popen(words, stdin=pipe, stdout=pipe) as program:  # noqa: ASYNC220
+                assert await scene.call(made, program, "first")
+                client = scene.client("a")
+                found = await scene.call(fleet.find, "first", control=client.control)
+                assert found.node == "b"
+                assert await scene.call(found.read, "b.txt") == b"changed"
+                # The actor of the program's own node is started again meanwhile.
+                await scene.kill("a")
+                await scene.begin("a")
+                assert await scene.call(made, program, "second")
+                assert await scene.call(found.read, "b.txt") == b"changed"
+                program.kill()
+            for name in ("first", "second"):
+                await scene.call(client.ask, "wait", {"name": name})
+            assert await scene.call(other.client.workspaces) == []
+            assert not (other.where / "repo" / "b.txt").exists()
+
+
+# spec FL3
+async def test_run_passes_its_input_and_the_statuses_of_starts(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+        async with fleet_of(tmp_path, a=one, b=other) as scene:
+            data = os.urandom(300_000)
+            done = await run(scene, "--node", "b", "--", "cat", data=data)
+            assert (done.status, done.out, done.err) == (0, data, b"")
+            done = await run(scene, "--", "head", "-c", "3", data=b"x" * 4_000_000)
+            assert (done.status, done.out, done.err) == (0, b"xxx", b"")
+            done = await run(scene, "--", "/no/such")
+            assert (done.status, done.said("/no/such")) == (127, True)
+            done = await run(scene, "--", str(one.where / "repo" / "a.txt"))
+            assert (done.status, done.said("a.txt")) == (126, True)
+            done = await run(scene, "--needs", "tpu", "--", "true")
+            assert (done.status, done.said("no node has these labels")) == (125, True)
+
+
+# spec FL3, FL11
+async def test_run_names_the_node_that_was_lost(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+        async with fleet_of(tmp_path, lease_s=3.0, a=one, b=other) as scene:
+            async with trio.open_nursery() as nursery:
+
+                async def lose() -> None:
+                    await scene.started("b")
+                    await scene.kill("b")
+
+                nursery.start_soon(lose)
+                done = await run(scene, "--node", "b", "--", "sleep", "600")
+            assert (done.status, done.said("on node b: ")) == (125, True)
+
+
+# spec FL3
+async def test_top_and_commit_are_those_of_one_host(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+        async with fleet_of(tmp_path, a=one, b=other) as scene:
+            control = scene.control("a")
+            async with trio.open_nursery() as nursery:
+                names = {}
+
+                async def make(where: str) -> None:
+                    names[where] = await scene.call(
+                        fleet.create, "repo", node=where, control=control
+                    )
+
+                nursery.start_soon(make, "a")
+                nursery.start_soon(make, "b")
+            words = ("fleet", "top", "--control", control, "--once")
+            done = await scene.call(sandhost, *words, "--json")
+            rows = {row["node"]: row for row in json.loads(done.out)}
+            assert {key: row["name"] for key, row in rows.items()} == {
+                key: child.name for key, child in names.items()
+            }
+            assert all("cpu_percent" in row for row in rows.values())
+            done = await scene.call(sandhost, *words)
+            assert done.out.split()[:3] == [b"CHILD", b"NODE", b"STATE"]
+            child = names["b"]
+            await scene.call(child.write, "a.txt", b"theirs\n")
+            await scene.call(child.write, "b.txt", b"new\n")
+            (other.where / "repo" / "a.txt").write_text("mine\n")
+            more = ("fleet", "commit", "--control", control, child.name, "--freeze")
+            done = await scene.call(sandhost, *more)
+            assert (done.status, b"conflict   a.txt" in done.out) == (1, True)
+            done = await scene.call(
+                sandhost, *more, "--theirs", "a.txt", "--except", "b*"
+            )
+            assert (done.status, done.out) == (0, b"committed  a.txt\n")
+            assert (other.where / "repo" / "a.txt").read_text() == "theirs\n"
+            assert not (other.where / "repo" / "b.txt").exists()
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "fleet.md"
+
+
+# spec FL3
+async def test_the_example_of_the_page_does_what_it_says(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    with node(tmp_path / "a") as one:
+        makefile = one.where / "repo" / "Makefile"
+        makefile.write_text("test:\n\t@echo passed\n")
+        async with fleet_of(tmp_path, a=one) as scene:
+            env = {**ENVIRONMENT, "SANDHOST_CONTROL": scene.control("a")}
+
+            def do() -> bytes:
+                return subprocess.check_output([sys.executable, "-c", example], env=env)
+
+            said = await scene.call(do)
+            assert said.startswith(b"0 passed\n")
+            assert b"+all tests pass\n" in said
+            notes = one.where / "repo" / "notes.txt"
+            assert notes.read_text() == "all tests pass\n"
+            assert await scene.call(one.client.workspaces) == []
