@@ -188,6 +188,8 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
     """One workspace of a daemon.
 
     Attributes:
+        changed: paths; None where it could not be looked at.
+        bytes: of them; None likewise.
         cut_off: its last run (``durable = false``) was cut off before it was synced.
     """
 
@@ -196,8 +198,8 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
     mode: str
     state: str
     child: str | None
-    changed: int
-    bytes: int
+    changed: int | None
+    bytes: int | None
     created_at: str | None = None
     snapshots: list[str] = []
     cut_off: bool = False

@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from hostlib.paths import CONTROL_VARIABLE
 from hostlib.private_files import open_private
 from hostlib.unix_names import is_deaf
 
@@ -135,12 +136,14 @@ def _is_of_ray(key: str) -> bool:
     return key.startswith(("RAY_", "SANDHOST_FLEET_")) or key == "SPT_NOENV"
 
 
-def marked_environment(directory: str, token_file: str) -> dict[str, str]:
-    """Return the environment of what is ended with the node."""
-    return environment(token_file) | {MARK: directory}
+def marked_environment(directory: str, token_file: str, control: str) -> dict[str, str]:
+    """Return the environment of what is ended with the node; actors find its daemon."""
+    return environment(token_file) | {MARK: directory, CONTROL_VARIABLE: control}
 
 
-def start(words: Sequence[str], directory: str, token_file: str) -> Program:
+def start(
+    words: Sequence[str], directory: str, token_file: str, control: str
+) -> Program:
     """Start a program of Ray's for a node; it outlives this process.
 
     Raises:
@@ -154,7 +157,7 @@ def start(words: Sequence[str], directory: str, token_file: str) -> Program:
             os.ftruncate(log, 0)
             return subprocess.Popen(
                 words,
-                env=marked_environment(directory, token_file),
+                env=marked_environment(directory, token_file, control),
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -115,6 +115,7 @@ def _start_ray(order: SetupOrder, more: Sequence[str], name: str) -> Program:
         (sys.executable, "-m", "supervisor.cluster.setup", "ray", "start", *words),
         directory,
         order.token_file,
+        order.node.control,
     )
 
 

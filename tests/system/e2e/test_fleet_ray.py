@@ -6,6 +6,7 @@ The commands, two nodes of this machine, and kills.
 import ipaddress
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -174,6 +175,8 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
         check_off(b)
         if os.geteuid() == 0:
             check_workspace(a, b)
+            if LONG:  # what needs no cluster of it: tests/supervisor/cluster
+                check_sandboxes(a, b, address, token)
         check_restarts(a, b)
         check_kill_of_raylet(a, b)
         if LONG:  # Ray sees after 17 s that the raylet was killed
@@ -395,6 +398,58 @@ def check_workspace(a: Place, b: Place) -> None:
     done = a.fleet("commit", "ws")
     assert (done.status, done.out, done.err) == (0, b"committed  a.txt\n", b"")
     assert (b.where / "repo" / "a.txt").read_text() == "hello\nmore\n"
+
+
+SANDBOXES = """
+import sys
+import ray
+import sandhost.ray
+from supervisor.cluster.ray_adapter import Driver
+
+with Driver(sys.argv[1], "127.0.0.1"):
+    boxes = [sandhost.ray.create(sys.argv[2], env={"COLOUR": "red"}) for _ in range(2)]
+    for box in boxes:
+        done = ray.get(box.exec.remote("echo $COLOUR > c.txt; cat a.txt; exit 3"))
+        content = ray.get(box.read_file.remote("c.txt")).decode()
+        status = ray.get(box.get_status.remote()).value
+        name = ray.get(box.get_instance_id.remote())
+        print(done.exit_code, done.stdout.strip(), content.strip(), status, name)
+    exec(sys.argv[3].replace("/srv/repo", sys.argv[2]))
+    sys.stdout.flush()
+    sys.stdin.read()
+"""
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "fleet.md"
+
+
+def check_sandboxes(a: Place, b: Place, address: str, token: str) -> None:
+    """Make sandboxes by Ray's interface; they end with the actor, and the driver."""
+    (example,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    base = a.where / "repo"
+    (base / "Makefile").write_text("test:\n\t@echo passed $(CI)\n")
+    words = [sys.executable, "-c", SANDBOXES, address, str(base), example]
+    env = ray_processes.environment(token)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=env, stdin=pipe, stdout=pipe) as driver:
+        assert driver.stdout is not None
+        names = []
+        for _ in range(2):
+            *said, name = driver.stdout.readline().decode().split()
+            assert said == ["3", "hello", "red", "RUNNING"]
+            names.append(name)
+        assert driver.stdout.readline() == b"0 passed 1\n"
+        places = {one.name: one for one in (a, b)}
+        home = places[row_of(a, names[0])["node"]]
+        assert names[0] in [one.name for one in home.daemon.client.workspaces()]
+        pids = [pid for one in (a, b) for pid in pids_of(one.directory, "ray::Sandbox")]
+        assert len(pids) == 2
+        kill(pids[0])
+        one_over = ["ended", "running"]
+        until(lambda: sorted(row_of(a, name)["state"] for name in names) == one_over)
+        driver.kill()
+    until(lambda: {row_of(a, name)["state"] for name in names} == {"ended"})
+    left = [one.name for place in (a, b) for one in place.daemon.client.workspaces()]
+    assert not set(names) & set(left)
 
 
 def check_restarts(a: Place, b: Place) -> None:
