@@ -158,18 +158,16 @@ def _sample_twice(
     from supervisor.cli.top import Look, figures  # noqa: PLC0415
     from supervisor.control.client import ControlError, call  # noqa: PLC0415
 
-    def look() -> Look:
-        rows, missing = rows_of(call(path, do))
-        if missing:
-            print_stderr("sandhost top", missing)
-        return Look(time.monotonic(), rows)
-
     try:
-        before = look()
+        rows, _ = rows_of(call(path, do))
+        before = Look(time.monotonic(), rows)
         select.select([], [], [], min(interval_s, LONGEST_PAUSE_S))
-        return figures(before, look())
+        rows, missing = rows_of(call(path, do))
     except ControlError as why:
         raise CommandError(str(why)) from None
+    if missing:
+        print_stderr("sandhost top", missing)
+    return figures(before, Look(time.monotonic(), rows))
 
 
 @click.command(cls=Command, epilog="Example: sandhost trace c1 --journal run.jsonl")

@@ -230,7 +230,7 @@ class SandhostRuntime(SandboxRuntime):  # type: ignore[misc]  # Ray is untyped
 
 
 class Sandbox:
-    """An actor with the methods of Ray's `Sandbox`; its arguments are those of `create`."""
+    """An actor with the methods of Ray's `Sandbox`, made as `create` says."""
 
     def __init__(self, **options: Any) -> None:
         self.runtime = SandhostRuntime()

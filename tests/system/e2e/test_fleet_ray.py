@@ -175,7 +175,7 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
         check_off(b)
         if os.geteuid() == 0:
             check_workspace(a, b)
-            if LONG:  # what needs no cluster of it: tests/supervisor/cluster
+            if LONG:  # its parts that need no cluster: test_ray_sandbox
                 check_sandboxes(a, b, address, token)
         check_restarts(a, b)
         check_kill_of_raylet(a, b)
