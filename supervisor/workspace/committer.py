@@ -176,14 +176,14 @@ class Committer:
             staging = self._open_staging(journal)
             try:
                 if journal.state == "applying":
-                    reason = self._apply(journal, staging)
+                    reason = self.apply(journal, staging)
                 self._undo(journal, staging)
             finally:
                 os.close(staging)
         self._remove(journal)
         return reason
 
-    def _apply(
+    def apply(
         self, journal: CommitJournal, staging: int
     ) -> BaseChangedError | OSError | None:
         """Do every step; else return why one cannot be done, and have it undone."""

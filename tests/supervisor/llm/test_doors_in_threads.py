@@ -121,7 +121,7 @@ async def test_a_long_answer_is_gone_through_in_worker_threads(
 
     for name in ("finish", "whole"):
         watch(ChatWriter, name)
-    watch(gateway.Gateway, "_redact")
+    watch(gateway.Gateway, "redact_completion")
     async with open_scene(tmp_path, max_tokens=None, quota=QUOTA) as scene:
         door = await scene.puppet()
         for order, is_inline in (("!words=2", True), ("!words=50000 !plain", False)):

@@ -150,7 +150,7 @@ def test_an_undone_commit_hides_nothing_that_the_operator_makes_later(
     with child(scene) as top:
         write(top / "d/x/a")
         (top / "d/x").rename(top / "x")  # which the kernel does not mark as opaque
-        cut_commit(scene, monkeypatch, "committer.Committer._apply")
+        cut_commit(scene, monkeypatch, "committer.Committer.apply")
     with scene.open() as workspace:
         assert workspace.finish_commit() is False
     write(scene.base / "x/b")
@@ -281,7 +281,7 @@ def test_a_directory_that_took_a_removed_one_s_place_keeps_what_it_has(
     write(scene.base / "x/b")
     with child(scene) as top:
         shutil.rmtree(top / "x")
-        cut_commit(scene, monkeypatch, "committer.Committer._apply")
+        cut_commit(scene, monkeypatch, "committer.Committer.apply")
         move(top / "d", top / "x")
     with scene.open() as workspace:
         assert workspace.finish_commit() is False
