@@ -162,7 +162,9 @@ async def measure(
         sock.close()
     with world.entered():
         async with trio.open_nursery() as nursery:
-            network = _network(child, _outside())
+            outer = _outside()
+            nursery.start_soon(outer.run)
+            network = _network(child, outer)
             network.start(nursery)
             address = await inside.ask("name web.test")
             rows = await _rows(rounds, address, inside, outside)
@@ -179,6 +181,7 @@ async def _crowd(
     children = [Namespace(CHILD, stack) for _ in range(CHILDREN)]
     peer = Peer(children[0], stack, ["ask", *children])
     outside = _outside()
+    nursery.start_soon(outside.run)
     networks = [_network(child, outside) for child in children]
     for network in networks:
         network.start(nursery)

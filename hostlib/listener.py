@@ -136,24 +136,41 @@ async def _next_socket(listener: _socket.socket) -> socket.socket:
     while True:
         # A cancelled task takes no connection out of the kernel's queue.
         await trio.lowlevel.checkpoint_if_cancelled()
-        try:
-            # As socket.accept, without the getsockopt calls on the listener.
-            fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
-        except BlockingIOError:
-            await trio.lowlevel.wait_readable(listener)
-        except OSError as why:
-            if why.errno not in OF_ONE_CONNECTION:
-                raise
-            # Let other tasks run: a filter may refuse one connection after another.
-            await trio.lowlevel.checkpoint()
-        else:
-            try:
-                sock = socket.socket(listener.family, listener.type, 0, fd)
-            except BaseException:
-                os.close(fd)
-                raise
-            sock.setblocking(False)
+        sock = accept_waiting(listener)
+        if sock is not None:
             return sock
+        # Other tasks run also where a filter refuses one connection after another.
+        await trio.lowlevel.wait_readable(listener)
+
+
+def accept_waiting(listener: _socket.socket) -> socket.socket | None:
+    """Return a connection that waits, as a plain socket; None if there is none.
+
+    Args:
+        listener: non-blocking; None is returned also for a connection that was broken.
+
+    Returns:
+        A non-blocking socket, which the caller owns.
+
+    Raises:
+        OSError: the process lacks a resource, or the listener is of no use any more.
+    """
+    try:
+        # As socket.accept, without the getsockopt calls on the listener.
+        fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
+    except BlockingIOError:
+        return None
+    except OSError as why:
+        if why.errno not in OF_ONE_CONNECTION:
+            raise
+        return None
+    try:
+        sock = socket.socket(listener.family, listener.type, 0, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    sock.setblocking(False)
+    return sock
 
 
 class Server(Generic[S]):

@@ -298,6 +298,7 @@ async def _network(
     outside = Outside(journal, log)
     async with AsyncExitStack() as stack:
         stack.callback(outside.pipes.close)
+        nursery.start_soon(outside.run)
 
         def serve(made: list[socket.socket], has_v6: bool) -> None:
             sockets = sockets_of(settings, made, has_v6=has_v6)

@@ -14,7 +14,7 @@ import errno
 from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import trio
 from msgspec import UNSET, UnsetType
@@ -29,6 +29,7 @@ from supervisor.network.credential_server import CredentialServer
 from supervisor.network.dns_sockets import DnsSockets
 from supervisor.network.forwarder import Forwarder
 from supervisor.network.hosts import shorten
+from supervisor.network.listeners import Listeners
 from supervisor.network.narrowing import narrow
 from supervisor.network.network_state import (
     ChildNetworkState,
@@ -88,6 +89,7 @@ class Outside:
         pace: of all that begins.
         credentials: by name.
         fence: of the host.
+        listeners: of all children, which `run` serves.
     """
 
     journal: Journal
@@ -98,6 +100,23 @@ class Outside:
     pace: Pace = field(default_factory=Pace)
     credentials: Mapping[str, Credential] = field(default_factory=dict)
     fence: Fence = field(default_factory=Fence)
+    listeners: Listeners = field(default_factory=Listeners)
+
+    async def run(self) -> NoReturn:
+        """Accept connections of all children, and let them go on, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.pace.run)
+            nursery.start_soon(self.pipes.pace.run)
+            await self.listeners.run(self.log)
+
+    def descriptors(self) -> Iterator[tuple[int, str]]:
+        """Yield what is held for all children, with a word for each."""
+        for number in self.listeners.descriptors():
+            yield number, "listeners of the network"
+        for number in self.pipes.descriptors():
+            yield number, "pipe of the network"
+        for number in self.resolver.descriptors():
+            yield number, "look-up of a name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +209,18 @@ class ChildNetwork:
                 self._outbound,
                 [outside.credentials[terms.name] for terms in settings.credentials],
             ),
-            outside.log,
         )
         self._publisher = Publisher(
             settings.publish,
             sockets,
             self._connections,
             outside.pipes,
+            outside.listeners,
             state.published,
         )
-        self._ports = Ports(sockets, self._forwarder, state.closed_ports)
+        self._ports = Ports(
+            sockets, self._forwarder, outside.listeners, state.closed_ports
+        )
         if state.open:
             self._notices.tell_reset(state.open)
         self._changing = trio.Lock()
@@ -385,9 +406,13 @@ class ChildNetwork:
             # A fault here is one child's: its network ends, and no other.
             with contain_fault(self._log, "a child's network"), self._scope:
                 async with trio.open_nursery() as nursery:
-                    self._ports.start(nursery)
-                    self._publisher.start(nursery, self._forwarder.tell_shortage)
-                    await self._dns.serve_datagrams(self._sockets.dns_datagram)
+                    try:
+                        self._ports.start(nursery)
+                        self._publisher.start(nursery)
+                        await self._dns.serve_datagrams(self._sockets.dns_datagram)
+                    finally:  # before the nursery closes
+                        self._ports.stop()
+                        self._publisher.stop()
         finally:
             has_ended.set()
 

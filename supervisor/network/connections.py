@@ -217,6 +217,7 @@ class Connections:
         self._open[connection] = None
         try:
             with contain_fault(self._log, "a child's connection"), connection.scope:
+                await self.pace.wait_turn()
                 await self._attempt(connection, handle)
                 if connection.last_words:
                     await _take_leave(connection)

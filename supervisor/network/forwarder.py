@@ -9,18 +9,14 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
-import trio
-
-from hostlib.event_rate import EventRate
 from supervisor.network.connections import Connection
 from supervisor.network.proxy_server import ProxyServer
 from supervisor.network.settings import DNS_PORT
-from supervisor.network.sockets import accept_each, own_end, reset_socket, send_at_once
+from supervisor.network.sockets import own_end, reset_socket, send_at_once
 
 if TYPE_CHECKING:
     import socket
 
-    from hostlib.log import Log
     from supervisor.network.access import Access
     from supervisor.network.connections import Connections
     from supervisor.network.credential_server import CredentialServer
@@ -29,11 +25,9 @@ if TYPE_CHECKING:
 
 LOOPBACK = IPv4Address("127.0.0.1")
 
-_SHORTAGES_PER_S = 1 / 60
-
 
 class Forwarder:
-    """Accepts what one child connects to.
+    """Serves what one child connects to.
 
     Args:
         access: its present rules.
@@ -41,7 +35,6 @@ class Forwarder:
         outbound: makes its connections.
         dns: answers on port 53 of 127.0.0.1.
         credentials: answers at the names of credentials.
-        log: told when the host lacks something for a connection.
     """
 
     def __init__(
@@ -51,7 +44,6 @@ class Forwarder:
         outbound: Outbound,
         dns: DnsSockets,
         credentials: CredentialServer,
-        log: Log,
     ) -> None:
         self._access = access
         self._connections = connections
@@ -59,21 +51,9 @@ class Forwarder:
         self._dns = dns
         self._proxy = ProxyServer(access, outbound)
         self._credentials = credentials
-        self._log = log
-        self._shortages = EventRate(1, _SHORTAGES_PER_S)
 
-    async def serve(self, listener: socket.socket, nursery: trio.Nursery) -> None:
-        """Accept connections of a listener until it is of no use, or cancelled.
-
-        Args:
-            listener: non-blocking; the caller's to close.
-            nursery: where connections are served.
-        """
-        pace = self._connections.pace
-        tell = self.tell_shortage
-        await accept_each(listener, self._serve_one, nursery, tell, pace)
-
-    async def _serve_one(self, sock: socket.socket) -> None:
+    async def serve(self, sock: socket.socket) -> None:
+        """Serve a connection that was just accepted, and close it."""
         try:
             address, port = own_end(sock)
             send_at_once(sock)
@@ -91,20 +71,15 @@ class Forwarder:
 
     async def _forward(self, connection: Connection) -> None:
         """Connect to the name that a connection came to, and pass bytes on."""
-        address, port = own_end(connection.inner)
-        connection.host = self._access.host_at(address, port)
-        if self._credentials.answers_at(connection.host, port):
+        host, port = connection.host, connection.port
+        if not isinstance(host, str):
+            host = connection.host = self._access.host_at(host, port)
+        if self._credentials.answers_at(host, port):
             await self._credentials.serve(connection)
             return
-        grant = self._access.decide(connection.host, port)
+        grant = self._access.decide(host, port)
         hello = b""
         if grant.checks_tls:
             hello = await self._outbound.read_hello(connection, grant)
         outer = await self._outbound.connect(connection)
         await self._outbound.join(connection, outer, hello)
-
-    def tell_shortage(self, why: OSError) -> None:
-        """Tell what the host lacks for a connection, once a minute."""
-        if self._shortages.take(trio.current_time()):
-            text = f"network: cannot accept a connection: {why.strerror}"
-            self._log.write("ERROR", f"{text}; those that come wait")

@@ -13,16 +13,17 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-import trio
-
 from supervisor.network.settings import DNS_PORT, OWN_PORTS
 from supervisor.network.sockets import close_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    import trio
 
     from supervisor.network.forwarder import Forwarder
     from supervisor.network.inner_sockets import InnerSockets
+    from supervisor.network.listeners import Listeners
 
 BACKLOG = 1024
 """Connections that wait to be accepted; the kernel has a bound of its own as well."""
@@ -36,28 +37,38 @@ class Ports:
 
     Args:
         sockets: of its namespace.
-        forwarder: accepts.
+        forwarder: serves.
+        listeners: the host's.
         closed: ports that refuse connections, of a child that is taken over.
     """
 
     def __init__(
-        self, sockets: InnerSockets, forwarder: Forwarder, closed: Iterable[int] = ()
+        self,
+        sockets: InnerSockets,
+        forwarder: Forwarder,
+        listeners: Listeners,
+        closed: Iterable[int] = (),
     ) -> None:
         self._sockets = sockets
         self._forwarder = forwarder
-        self._nursery: trio.Nursery | None = None
-        self._scopes: dict[socket.socket, trio.CancelScope] = {}
+        self._listeners = listeners
         self._closed = set(closed)
-        for sock in self._first():
+        self._handle: Callable[[socket.socket], None] | None = None
+        for sock in self._open_sockets():
             # Connections that have ended would keep it from listening again for 60 s.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._scopes[sock] = trio.CancelScope()
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Begin to accept, in a nursery."""
-        self._nursery = nursery
-        for sock, scope in self._scopes.items():
-            nursery.start_soon(self._accept, sock, scope, nursery)
+        """Begin to accept; connections are served in a nursery."""
+        self._handle = lambda sock: nursery.start_soon(self._forwarder.serve, sock)
+        for sock in self._open_sockets():
+            self._serve(sock)
+
+    def stop(self) -> None:
+        """Accept no more."""
+        for sock in self._open_sockets():
+            self._listeners.remove(sock)
+        self._handle = None
 
     async def prepare(self, ports: Iterable[int]) -> None:
         """Have the sockets that `change` needs, until something is awaited.
@@ -96,10 +107,10 @@ class Ports:
         """Return the ports that were listened on, and refuse connections now."""
         return tuple(self._closed)
 
-    def _first(self) -> Iterable[socket.socket]:
-        yield from (self._sockets.dns_stream, self._sockets.proxy)
-        for port in self._listening():
-            yield from self._sockets.listeners[port]
+    def _open_sockets(self) -> set[socket.socket]:
+        """Return the sockets that listen; one may be of a granted port and the host's own."""
+        granted = (self._sockets.listeners[port] for port in self._listening())
+        return {self._sockets.dns_stream, self._sockets.proxy}.union(*granted)
 
     def _listening(self) -> frozenset[int]:
         return frozenset(self._sockets.listeners.keys() - self._closed)
@@ -118,7 +129,7 @@ class Ports:
         if port in OWN_PORTS:
             return  # the host's own listener is one of them; the rules refuse the rest
         for sock in self._sockets.listeners[port]:
-            self._stop(sock)
+            self._listeners.remove(sock)
             sock.shutdown(socket.SHUT_RDWR)
         self._closed.add(port)
 
@@ -155,7 +166,7 @@ class Ports:
         new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         is_dns = port == DNS_PORT
         old = self._sockets.dns_stream if is_dns else self._sockets.proxy
-        self._stop(old)
+        self._listeners.remove(old)
         close_socket(old)
         if is_dns:
             self._sockets.dns_stream = new
@@ -173,15 +184,5 @@ class Ports:
         return new
 
     def _serve(self, sock: socket.socket) -> None:
-        scope = self._scopes[sock] = trio.CancelScope()
-        if self._nursery is not None:
-            self._nursery.start_soon(self._accept, sock, scope, self._nursery)
-
-    async def _accept(
-        self, sock: socket.socket, scope: trio.CancelScope, nursery: trio.Nursery
-    ) -> None:
-        with scope:
-            await self._forwarder.serve(sock, nursery)
-
-    def _stop(self, sock: socket.socket) -> None:
-        self._scopes.pop(sock).cancel()
+        if self._handle is not None:
+            self._listeners.add(sock, self._handle)

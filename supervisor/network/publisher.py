@@ -20,7 +20,6 @@ from supervisor.network.connections import Connection
 from supervisor.network.inner_sockets import socket_of
 from supervisor.network.ports import BACKLOG
 from supervisor.network.sockets import (
-    accept_each,
     close_socket,
     connect,
     reset_at_exit,
@@ -30,11 +29,12 @@ from supervisor.network.statistics import PublishedRow
 from supervisor.network.tunnel import Tunnel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from supervisor.network.connections import Connections
     from supervisor.network.hosts import Address
     from supervisor.network.inner_sockets import InnerSockets
+    from supervisor.network.listeners import Listeners
     from supervisor.network.settings import Publication
     from supervisor.network.tunnel import Pipes
 
@@ -114,6 +114,7 @@ class Publisher:
         sockets: of its namespace.
         connections: the table of those that are open.
         pipes: the host's.
+        listeners: the host's.
         taken_over: listeners as `snapshot` returned them, in the place of publications.
 
     Raises:
@@ -126,12 +127,14 @@ class Publisher:
         sockets: InnerSockets,
         connections: Connections,
         pipes: Pipes,
+        listeners: Listeners,
         taken_over: Iterable[tuple[int, int]] | None = None,
     ) -> None:
         self._has_v6 = sockets.has_v6
         self._stock = Stock(sockets)
         self._connections = connections
         self._pipes = pipes
+        self._watched_by = listeners
         self._listeners = [(port, socket_of(fd)) for port, fd in taken_over or ()]
         for publication in publications if taken_over is None else ():
             try:
@@ -157,17 +160,16 @@ class Publisher:
         """Return the descriptors of those taken from the stock."""
         return tuple(self._stock.descriptors())
 
-    def start(self, nursery: trio.Nursery, tell: Callable[[OSError], None]) -> None:
-        """Begin to accept.
-
-        Args:
-            nursery: where that is done.
-            tell: told of each try for which the process lacked something.
-        """
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begin to accept; connections are served in a nursery."""
         for port, listener in self._listeners:
             serve = partial(self._serve, port)
-            pace = self._connections.pace
-            nursery.start_soon(accept_each, listener, serve, nursery, tell, pace)
+            self._watched_by.add(listener, partial(nursery.start_soon, serve))
+
+    def stop(self) -> None:
+        """Accept no more."""
+        for _, listener in self._listeners:
+            self._watched_by.remove(listener)
 
     def descriptors(self) -> Iterator[int]:
         """Yield what is held of the host's descriptors."""

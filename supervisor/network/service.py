@@ -131,6 +131,7 @@ class NetworkService:
         self._outside = Outside(
             host.journal, host.log, credentials=credentials, fence=host.fence
         )
+        nursery.start_soon(self._outside.run)
         self._networks: dict[str, ChildNetwork] = {}
         self._by_client: dict[str, ChildNetwork] = {}
         self._inner_fds: dict[str, int] = {}
@@ -232,10 +233,7 @@ class NetworkService:
         """Yield what is held for children, with a word for each."""
         for network in self._networks.values():
             yield from network.descriptors()
-        for number in self._outside.pipes.descriptors():
-            yield number, "pipe of the network"
-        for number in self._outside.resolver.descriptors():
-            yield number, "look-up of a name"
+        yield from self._outside.descriptors()
 
     def close(self) -> None:
         """Close what all children share."""

@@ -16,14 +16,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from hostlib.listener import accept_socket
 from hostlib.readiness import wait_readable, wait_writable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from supervisor.network.hosts import Address
-    from supervisor.network.pace import Pace
 
 _NO_LINGER, _LINGER = struct.pack("ii", 1, 0), bytes(8)
 _KEEPALIVE = (
@@ -74,39 +70,6 @@ def own_end(sock: socket.socket) -> tuple[Address, int]:
     """Return the address and the port that a connection came to."""
     address, port = sock.getsockname()[:2]
     return ip_address(address.partition("%")[0]), port
-
-
-async def accept_each(
-    listener: socket.socket,
-    handle: Callable[[socket.socket], Awaitable[None]],
-    nursery: trio.Nursery,
-    tell: Callable[[OSError], None],
-    pace: Pace,
-) -> None:
-    """Accept connections until the listener is of no use, or this is cancelled.
-
-    Args:
-        listener: non-blocking; the caller's to close.
-        handle: serves a connection, which is its own then.
-        nursery: where that is done.
-        tell: told what the process lacks for a connection, and why it is the last.
-        pace: of the host.
-    """
-    while True:
-        try:
-            sock = await accept_socket(listener, tell)
-        except OSError as why:
-            tell(why)
-            return
-        reset_at_exit(sock)
-        try:
-            await pace.wait_turn()
-        except trio.Cancelled:
-            reset_socket(sock)
-            raise
-        nursery.start_soon(handle, sock)
-        # One after another: other children have their turn between.
-        await trio.lowlevel.checkpoint()
 
 
 async def connect(sock: socket.socket, address: Address, port: int) -> None:

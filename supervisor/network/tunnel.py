@@ -79,13 +79,17 @@ class Filter(Protocol):
 
 
 class Pipes:
-    """Pipes of a host, for all of its tunnels."""
+    """Pipes of a host, for all of its tunnels.
+
+    Attributes:
+        pace: of the bytes that begin to move.
+    """
 
     def __init__(self) -> None:
         self._spare: list[Pipe] = []
         self._open: set[Pipe] = set()
         self._watches: set[int] = set()
-        self._pace = Pace()
+        self.pace = Pace()
 
     @property
     def open(self) -> int:
@@ -97,7 +101,7 @@ class Pipes:
 
         Waits as well while the host has no descriptors for one.
         """
-        await self._pace.wait_turn()
+        await self.pace.wait_turn()
         while True:
             try:
                 pipe = self._spare.pop() if self._spare else open_pipe(PIPE_BYTES)

@@ -277,6 +277,7 @@ async def scene(
         async with trio.open_nursery() as nursery:
             stage = Scene(child, Names({**(names or {})}), nursery, credentials or {})
             wanted = section or NetworkSection(list(rules))
+            nursery.start_soon(stage.outside.run)
             stage.open(wanted, bounds, stock, state)
             try:
                 yield stage

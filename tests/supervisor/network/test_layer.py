@@ -110,6 +110,11 @@ class Scene:
         await puppet.do(f"exec({WORDS!r}, globals())")
         return puppet
 
+    def held(self) -> set[int]:
+        """Return the descriptors that are held for children, without the host's own."""
+        own = "listeners of the network"
+        return {number for number, word in self.service.descriptors() if word != own}
+
 
 @asynccontextmanager
 async def offering(where: Path) -> AsyncIterator[Scene]:
@@ -273,7 +278,7 @@ async def test_what_the_host_holds_of_a_child_ends_with_it(scene: Scene) -> None
     puppet = await scene.puppet()
     network = scene.service.network_of(puppet.child.id)
     assert network is not None
-    held = {number for number, _ in scene.service.descriptors()}
+    held = scene.held()
     assert len(held & descriptors()) >= 3 + 2 * 3 + 2 * STOCK
     assert scene.stage.host.fs.spare <= spare - len(held)
     await puppet.kill()
@@ -291,7 +296,7 @@ async def test_what_is_held_of_a_child_is_handed_over(scene: Scene) -> None:
         assert scene.service.hand_over(stack) == ({"children": {}}, set())
         puppet = await scene.puppet()
         _, fds = scene.service.hand_over(stack)
-        assert set(fds) == {number for number, _ in scene.service.descriptors()}
+        assert set(fds) == scene.held()
         await puppet.kill()
         assert scene.service.hand_over(stack) == ({"children": {}}, set())
 
@@ -321,7 +326,7 @@ async def test_an_address_that_is_allowed_live_can_be_connected_to(
 async def test_more_ports_than_the_stock_can_be_allowed_live(scene: Scene) -> None:
     puppet = await scene.puppet()
     spare = scene.stage.host.fs.spare
-    held = len({number for number, _ in scene.service.descriptors()})
+    held = len(scene.held())
     ports = range(8000, 8000 + 3 * STOCK)
     rule = f"example.com:{','.join(map(str, ports))}"
     await scene.service.change_network(puppet.child.id, [rule], [], cut=False)
@@ -331,10 +336,10 @@ async def test_more_ports_than_the_stock_can_be_allowed_live(scene: Scene) -> No
     listening = await puppet.do("listening('tcp')")
     assert set(ports) <= set(listening)
     # They are in the table, and in the account of what is left for files.
-    now = len({number for number, _ in scene.service.descriptors()})
+    now = len(scene.held())
     assert now - held == spare - scene.stage.host.fs.spare > 0
     await puppet.kill()
-    assert not [*scene.service.descriptors()]
+    assert not scene.held()
 
 
 # spec NET12: where the launchpad can make none nothing is changed, and it is said.

@@ -27,6 +27,7 @@ async def test_a_turn_has_room_for_a_few_steps() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(count_turns)
+        nursery.start_soon(pace.run)
         async with trio.open_nursery() as steppers:
             for _ in range(200):
                 steppers.start_soon(step)
@@ -48,4 +49,7 @@ async def test_a_step_is_done_at_once_where_there_is_room() -> None:
         scope.cancel()
         await pace.wait_turn()
     assert scope.cancelled_caught  # there is no more room
-    await pace.wait_turn()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pace.run)
+        await pace.wait_turn()
+        nursery.cancel_scope.cancel()

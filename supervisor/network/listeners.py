@@ -1,0 +1,138 @@
+"""The listeners of all children of a host, watched by one epoll and one task.
+
+1. A listener costs a watch and no task: a child may have 64 ports, two listeners each.
+2. In each turn of the loop `BATCH` connections are accepted, one a listener: a child that
+   connects without end leaves others their turn.
+3. While the process lacks a resource, connections wait in the kernel's queues.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+from typing import TYPE_CHECKING, NoReturn
+
+import trio
+
+from hostlib.event_rate import EventRate
+from hostlib.listener import ACCEPT_PAUSE_S, OUT_OF_RESOURCES, accept_waiting
+from hostlib.readiness import LOOK_PAUSE_S, note_unwatched, wait_readable
+from supervisor.network.sockets import reset_at_exit
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
+
+    from hostlib.log import Log
+
+BATCH = 16
+
+_SHORTAGES_PER_S = 1 / 60
+
+
+class Listeners:
+    """Accepts for all children, in `run`."""
+
+    def __init__(self) -> None:
+        self._shortages = EventRate(1, _SHORTAGES_PER_S)
+        self._epoll = select.epoll()
+        self._listeners: dict[
+            int, tuple[socket.socket, Callable[[socket.socket], None]]
+        ] = {}
+        self._unwatched: set[int] = set()
+        self._wait = trio.CancelScope()
+
+    def add(
+        self, listener: socket.socket, handle: Callable[[socket.socket], None]
+    ) -> None:
+        """Accept connections of a listener until `remove`.
+
+        Args:
+            listener: non-blocking; the caller's to close, after `remove`.
+            handle: begins to serve a connection, which is its own then; never fails.
+        """
+        if not self._epoll.closed:
+            fd = listener.fileno()
+            self._listeners[fd] = (listener, handle)
+            self._watch(fd)
+            if self._unwatched:
+                self._wait.cancel()
+
+    def remove(self, listener: socket.socket) -> None:
+        """Accept no more of a listener's connections."""
+        fd = listener.fileno()
+        if self._listeners.pop(fd, None) is None or self._epoll.closed:
+            return  # it was of no use any more, or all has ended
+        if fd in self._unwatched:
+            self._unwatched.remove(fd)
+        else:
+            self._epoll.unregister(fd)
+
+    async def run(self, log: Log) -> NoReturn:
+        """Accept until cancelled.
+
+        Args:
+            log: told what the process lacks for a connection, once a minute.
+        """
+        try:
+            while True:
+                await self._wait_ready()
+                ready = [fd for fd, _ in self._epoll.poll(0, BATCH)]
+                for fd in (*self._unwatched, *ready):
+                    try:
+                        self._accept(fd)
+                    except OSError as why:
+                        self._tell(log, why)
+                        await trio.sleep(ACCEPT_PAUSE_S)
+                        break
+        finally:
+            self._epoll.close()
+
+    def descriptors(self) -> Iterator[int]:
+        """Yield its descriptor, until `run` has ended."""
+        if not self._epoll.closed:
+            yield self._epoll.fileno()
+
+    async def _wait_ready(self) -> None:
+        """Wait until a connection may wait, or for a moment where a watch is missing."""
+        with trio.CancelScope() as self._wait:
+            if self._unwatched:
+                self._wait.deadline = trio.current_time() + LOOK_PAUSE_S
+            await wait_readable(self._epoll)
+        for fd in tuple(self._unwatched):
+            self._watch(fd)
+
+    def _watch(self, fd: int) -> None:
+        """Watch a listener; without a watch it is polled (`hostlib.readiness`)."""
+        try:
+            self._epoll.register(fd, select.EPOLLIN)
+        except OSError as why:
+            if why.errno != errno.ENOSPC:
+                raise
+            note_unwatched()
+            self._unwatched.add(fd)
+        else:
+            self._unwatched.discard(fd)
+
+    def _accept(self, fd: int) -> None:
+        """Accept a connection, if one waits.
+
+        Raises:
+            OSError: the process lacks a resource, or the listener is of no use any more,
+                and is not listened to from here on.
+        """
+        listener, handle = self._listeners[fd]
+        try:
+            sock = accept_waiting(listener)
+        except OSError as why:
+            if why.errno not in OUT_OF_RESOURCES:
+                self.remove(listener)
+            raise
+        if sock is not None:
+            reset_at_exit(sock)
+            handle(sock)
+
+    def _tell(self, log: Log, why: OSError) -> None:
+        if self._shortages.take(trio.current_time()):
+            text = f"network: cannot accept a connection: {why.strerror}"
+            log.write("ERROR", f"{text}; those that come wait")
