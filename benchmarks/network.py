@@ -171,6 +171,7 @@ async def measure(
             await network.aclose()
             async with open_crowd(launchpad, where, READS_AT_ONCE) as readers:
                 rows += await _crowd(rounds, nursery, stack, readers)
+            nursery.cancel_scope.cancel()
     return rows
 
 
