@@ -26,6 +26,7 @@ from benchmarks.hosts import run_trio
 from benchmarks.measure import MeasureError, percentile, workplace
 from benchmarks.neighbours import Crowd, open_crowd
 from benchmarks.network_beside import measure_beside
+from benchmarks.network_costs import measure_costs
 from benchmarks.options import parse, parser
 from benchmarks.report import Report, Row, at_least, at_most
 from hostlib.journal import Journal
@@ -317,6 +318,10 @@ def main(argv: Sequence[str] = ()) -> int:
             rows = run_trio(measure, launchpad, given.rounds, stack)
     except (MeasureError, OSError, subprocess.CalledProcessError) as error:
         rows = [Row("bytes, of a copier by splice", None, "x", detail=str(error))]
+    try:
+        rows += measure_costs(given.rounds)
+    except (MeasureError, OSError) as error:
+        rows.append(Row("start with granted ports", None, "ms", detail=str(error)))
     if given.peers:
         rows += measure_beside(given.rounds)
     report = Report(NAME, METHOD, given.rounds, rows)

@@ -6,7 +6,10 @@ copy FD ADDRESS PORT ...            joins connections by splice(2), in two threa
 ask [NAMESPACE]...                  answers lines: `name NAME`, `bulk ADDRESS PORT`
 (prints s), `first ADDRESS PORT COUNT` (median ms
 to a byte), `crowd NAME PORT COUNT` (s until all
-connections of all namespaces have a byte)
+connections of all namespaces have a byte), `reach NAME
+PORT` (byte or refused), `request URL CA|- new|kept COUNT`
+(median ms of a request, with connections as said)
+tls ADDRESS TLS FIRST CERTIFICATE   serves HTTP by TLS, and a byte at another port
 world ADDRESS BULK FIRST MEBIBYTES COMMAND...    serves while a command runs
 take NAME BULK FIRST COUNT          prints s of a download and ms to a byte, by name
 """
@@ -92,6 +95,11 @@ def ask(namespaces: list[int]) -> None:
                 print(first(address, int(port), int(count)), flush=True)
             case ["crowd", name, port, count]:
                 print(crowd(namespaces, name, int(port), int(count)), flush=True)
+            case ["reach", name, port]:
+                print(reach(name, int(port)), flush=True)
+            case ["request", url, authority, keeping, count]:
+                is_kept = keeping == "kept"
+                print(request(url, authority, is_kept, int(count)), flush=True)
             case _:
                 sys.exit(f"no question: {line}")
 
@@ -179,6 +187,73 @@ def first(address: str, port: int, count: int) -> float:
     return statistics.median(times) * 1000
 
 
+def reach(name: str, port: int) -> str:
+    """Return what a connection to a name ends with: byte, or refused."""
+    try:
+        with socket.create_connection((name, port)) as sock:
+            return "byte" if sock.recv(1) else "refused"
+    except OSError:
+        return "refused"
+
+
+def request(url: str, authority: str, is_kept: bool, count: int) -> float:
+    """Return the median of milliseconds of a request, on its own connection or on one."""
+    import http.client  # noqa: PLC0415 - other peers need none
+    import ssl  # noqa: PLC0415
+    from urllib.parse import urlsplit  # noqa: PLC0415
+
+    where = urlsplit(url)
+    host = where.hostname or ""
+    line: http.client.HTTPConnection
+    if authority == "-":
+        line = http.client.HTTPConnection(host, where.port)
+    else:
+        context = ssl.create_default_context(cafile=authority)
+        line = http.client.HTTPSConnection(host, where.port, context=context)
+    times = []
+    for number in range(count + is_kept):  # the first one connects
+        begun = time.perf_counter()
+        line.request("GET", "/")
+        answer = line.getresponse()
+        if answer.read() != b"said":
+            sys.exit(f"answer {answer.status}")
+        if number or not is_kept:
+            times.append(time.perf_counter() - begun)
+        if not is_kept:
+            line.close()
+    line.close()
+    return statistics.median(times) * 1000
+
+
+def serve_tls(address: str, tls_port: int, first: int, certificate: str) -> None:
+    """Serve HTTP by TLS, and one byte a connection at another port; say when."""
+    import ssl  # noqa: PLC0415 - other peers need none
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # noqa: PLC0415
+
+    class Says(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"said")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server = ThreadingHTTPServer((address, tls_port), Says)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    listener = socket.create_server((address, first))
+    words = (listener.detach(), lambda sock: sock.sendall(b"x"))
+    threading.Thread(target=accept, args=words, daemon=True).start()
+    print("serving", flush=True)
+    server.serve_forever()
+
+
 def crowd(namespaces: list[int], name: str, port: int, count: int) -> float:
     """Return how long many connections take that begin at once."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -213,6 +288,8 @@ def main(argv: list[str]) -> None:
             more = (int(argv[at]), argv[at + 1], int(argv[at + 2]))
             threading.Thread(target=copy, args=more, daemon=True).start()
         copy(int(argv[1]), argv[2], int(argv[3]))
+    elif argv[0] == "tls":
+        serve_tls(argv[1], int(argv[2]), int(argv[3]), argv[4])
     elif argv[0] == "world":
         address, bulk_port, first_port, mebibytes, *command = argv[1:]
         ports = int(bulk_port), int(first_port)
