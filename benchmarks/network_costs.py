@@ -24,7 +24,6 @@ from benchmarks.measure import (
 )
 from benchmarks.network_host import CHILDREN, PORTS
 from benchmarks.report import Row, at_most
-from tests.helpers import networkworld
 from tests.helpers.certificates import certificate
 
 STARTS = 10
@@ -40,21 +39,13 @@ def measure_costs(rounds: int) -> list[Row]:
     # Not below /dev, which a host may hide.
     with workplace(Path(tempfile.gettempdir())) as place:
         place.chmod(0o755)
-        made = certificate(place, "web.test")
-        for path in (made, place / "tls-made.pem"):
-            path.chmod(0o644)
+        certificate(place, "web.test")
         key = place / "key"
         key.touch(0o600)
         key.write_text("of-the-benchmark-0123456789\n")
-        words = ["unshare", "--net", "--mount", sys.executable, networkworld.__file__]
-        words += [
-            str(place),
-            str(made),
-            sys.executable,
-            "-m",
-            "benchmarks.network_host",
-        ]
-        words += [str(place), str(STARTS * rounds), str(rounds)]
+        words = ["unshare", "--net", "--mount", sys.executable, "-m"]
+        words += ["benchmarks.network_host", str(place)]
+        words += [str(STARTS * rounds), str(rounds)]
         with subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             cwd=REPOSITORY, env=clean_environment(),

@@ -2,7 +2,7 @@
 
     python -m benchmarks.network_host PLACE STARTS ROUNDS
 
-Run in a world of its own (`tests.helpers.networkworld`). Prints figures as JSON, one line
+Run by unshare(1) with a net and a mount namespace, which become all the world. Prints figures as JSON, one line
 for each kind. At the line "idle" it does nothing until a line comes on standard input.
 """
 
@@ -28,8 +28,9 @@ from supervisor.sandbox.plan import PROFILES
 from supervisor.sandbox.scratch import Scratch
 from supervisor.spawn.launchpad.start import LaunchpadProcess, start_launchpad
 from supervisor.spec import ChildSpec, minimal_env
+from tests.helpers.networkworld import ADDRESS, FILES, SETUP, furnish
 
-NAME, ADDRESS = "web.test", "203.0.113.5"
+NAME = "web.test"
 FIRST, TLS = 8002, 8443
 PORTS = (0, 1, 8)
 CHILDREN = 50
@@ -245,8 +246,10 @@ async def measure(
 def main(argv: Sequence[str]) -> int:
     """Measure; what cannot be measured is one line."""
     try:
+        place = Path(argv[0])
+        furnish(place, SETUP, FILES)
         launchpad = start_launchpad()
-        run_trio(measure, launchpad, Path(argv[0]), int(argv[1]), int(argv[2]))
+        run_trio(measure, launchpad, place, int(argv[1]), int(argv[2]))
     except (MeasureError, OSError) as why:
         print(json.dumps({"failed": str(why)}), flush=True)
         return 1
