@@ -1,4 +1,4 @@
-"""What a child's network costs a host beside connections: starts, idling, changes.
+"""Costs of a child's network beside connections: starts, idling, live changes.
 
 The host is a program of its own (`benchmarks.network_host`) in a world of its own, with a
 server of HTTP by TLS. Wake-ups are counted from the outside, through /proc, of the host,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hostlib.log import Log
 
 BATCH = 16
+"""As many as are served in a turn (`pace`)."""
 
 _SHORTAGES_PER_S = 1 / 60
 
