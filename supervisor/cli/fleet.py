@@ -298,6 +298,11 @@ _needs = click.option(
 )
 _on_node = click.option("--node", metavar="N", help="The only node that will do.")
 _policy = click.option("--policy", metavar="P", help="[policy.P] of its node.")
+_workspace = click.option(
+    "--workspace",
+    metavar="DIR",
+    help="A directory of this node; the child works in it, on any node.",
+)
 _name = click.argument("name", metavar="NAME")
 _command = click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1)
 
@@ -326,6 +331,7 @@ _command = click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1)
 )
 @_needs
 @_on_node
+@_workspace
 @click.option("--spread/--pack", default=True, help="Onto the node with most room.")
 @click.option("--wait", is_flag=True, help="Wait for a place where there is none.")
 @control_option
@@ -333,12 +339,28 @@ _command = click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1)
 def spawn(control: str | None, *, as_json: bool, **given: Any) -> int:
     """Start children on nodes with room; return when they are started."""
     name = given.pop("name") or f"child-{secrets.token_hex(4)}"
-    rows = _ask(control, "spawn", _request(name, **given))
+    request = _request(name, **given)
+
+    def use(client: FleetClient) -> Any:
+        return _spawn(client, request, given["workspace"])
+
+    rows = _with_client(control, use)
     if as_json:
         print_text(json.dumps(rows) + "\n")
     else:
         print_text("".join(f"{row['name']}\n" for row in rows))
     return 0
+
+
+def _spawn(
+    client: FleetClient, request: dict[str, Any], workspace: str | None
+) -> list[dict[str, Any]]:
+    """Start children that work in a directory of this node, if one is given."""
+    from hostlib.paths import absolute  # noqa: PLC0415 - for this alone
+
+    if workspace is not None:
+        request["program"]["base"] = client.pack(absolute(workspace))
+    return list(client.ask("spawn", request))
 
 
 def _request(name: str, command: tuple[str, ...], **given: Any) -> dict[str, Any]:
@@ -372,6 +394,7 @@ def _request(name: str, command: tuple[str, ...], **given: Any) -> dict[str, Any
 @_policy
 @_needs
 @_on_node
+@_workspace
 @control_option
 def run(control: str | None, **given: Any) -> int:
     """Run one child somewhere, and exit as it does.
@@ -382,14 +405,17 @@ def run(control: str | None, **given: Any) -> int:
     request = _request(name, takes_input=True, **given)
 
     def use(client: FleetClient) -> int:
-        status = _start(client, request)
+        status = _start(client, request, given["workspace"])
         if status is not None:
             return status
         try:
-            return _follow(client, name)
+            status = _follow(client, name)
         except BaseException:
             client.ask("kill", {"name": name, "signal": "KILL"})
             raise
+        if given["workspace"] is not None:
+            _tell_changes(client, name)
+        return status
 
     try:
         return int(_with_client(control, use))
@@ -398,12 +424,14 @@ def run(control: str | None, **given: Any) -> int:
         raise
 
 
-def _start(client: FleetClient, request: dict[str, Any]) -> int | None:
+def _start(
+    client: FleetClient, request: dict[str, Any], workspace: str | None
+) -> int | None:
     """Start a child; return the exit status of `run` where its program cannot start."""
     from supervisor.control.client import ControlError, RefusedError  # noqa: PLC0415
 
     try:
-        client.ask("spawn", request)
+        _spawn(client, request, workspace)
     except RefusedError as why:
         try:
             child = client.ask("find", {"name": request["name"]})
@@ -412,6 +440,18 @@ def _start(client: FleetClient, request: dict[str, Any]) -> int | None:
         print_stderr("sandhost fleet run", str(why))
         return int(child["status"] or NOT_RUN)
     return None
+
+
+def _tell_changes(client: FleetClient, name: str) -> None:
+    """Say how many paths a child has changed, if any: its workspace is kept then."""
+    from supervisor.control.client import ControlError  # noqa: PLC0415
+
+    with contextlib.suppress(ControlError):  # it is gone, for nothing was changed
+        changed = len(client.do_verb(*client.workspace(name), "diff", {}))
+        if changed:
+            print_stderr(
+                "sandhost", f"{name}: {changed} changed; 'sandhost fleet diff {name}'"
+            )
 
 
 def _follow(client: FleetClient, name: str) -> int:
@@ -603,7 +643,7 @@ def diff(name: str, patterns: tuple[str, ...], control: str | None, **how: Any) 
 @control_option
 @json_option
 def commit(name: str, control: str | None, *, as_json: bool, **how: Any) -> int:
-    """Bring a child's changes to the base on its node: all that is chosen, or nothing.
+    """Bring a child's changes to their base: all that is chosen, or nothing.
 
     Changes of a running child need --freeze.
 
@@ -612,8 +652,7 @@ def commit(name: str, control: str | None, *, as_json: bool, **how: Any) -> int:
     from supervisor.cli.workspace import print_commit  # noqa: PLC0415 - its printing
 
     def use(client: FleetClient) -> Any:
-        node, found = client.workspace(name)
-        return client.do_verb(node, found, "commit", commit_words(how))
+        return client.commit(name, commit_words(how))
 
     try:
         result = _with_client(control, use)

@@ -90,12 +90,51 @@ class FleetClient:
             marks = msgspec.convert(item.get("marks", ()), tuple[LogMark, ...])
             yield LogEntry(item["offset"], data, item["missed"], marks)
 
+    def pack(self, path: str) -> Any:
+        """Pack a directory of this node; return the base of a program on any node.
+
+        Raises:
+            ControlError: it cannot be packed, or is no base of a workspace.
+        """
+        return self.ask("on", {"do": "fleet-pack", "args": {"path": path}})
+
+    def commit(self, name: str, words: dict[str, Any]) -> Any:
+        """Commit the changes of a child to their base, wherever that is.
+
+        Args:
+            name: of the child.
+            words: of the verb `commit`, without a name.
+
+        Raises:
+            ControlError: it has no workspace, or runs on another node than its base.
+        """
+        own = self.ask("workspace", {"name": name})
+        if own is None or own["node"] == own["base"]["node"]:
+            node, workspace = self.workspace(name)
+            return self.do_verb(node, workspace, "commit", words)
+        if not own["is_over"]:
+            raise ControlError(
+                f"cannot commit {name!r}: it runs, on another node than its base; end it"
+                " first"
+            )
+        args = {
+            "node": own["node"],
+            "workspace": own["name"],
+            "base": own["base"],
+            "words": words,
+        }
+        asked = {"node": own["base"]["node"], "do": "fleet-commit", "args": args}
+        return self.ask("on", asked)["result"]
+
     def workspace(self, name: str) -> tuple[str, str]:
         """Return the node of a child, and the name of its workspace there.
 
         Raises:
             ControlError: it has none.
         """
+        own = self.ask("workspace", {"name": name})
+        if own is not None:
+            return own["node"], own["name"]
         node = self.ask("find", {"name": name})["node"]
         if node is None:
             raise ControlError(f"cannot ask for {name!r}: it is on no node")

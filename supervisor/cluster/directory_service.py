@@ -21,6 +21,7 @@ from supervisor.fleet.directory import (
     ShownChild,
     ShownFleet,
     ShownQuota,
+    ShownWorkspace,
     SpawnRequest,
 )
 from supervisor.fleet.lease import LEASE_S
@@ -67,7 +68,7 @@ class ForgetNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FindChild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of `find`."""
+    """Arguments of `find` and `workspace`."""
 
     name: str
 
@@ -119,6 +120,7 @@ class DirectoryService:
             "ps": self._ps,
             "quota": self._quota,
             "find": self._find,
+            "workspace": self._workspace,
             "spawn": self._spawn,
             "kill": self._kill,
             "forget": self._forget,
@@ -175,6 +177,9 @@ class DirectoryService:
 
     async def _find(self, args: bytes) -> ShownChild | None:
         return self._directory.child(read(args, FindChild).name)
+
+    async def _workspace(self, args: bytes) -> ShownWorkspace | None:
+        return self._directory.workspace(read(args, FindChild).name)
 
     async def _spawn(self, args: bytes) -> tuple[str, ...]:
         request = read(args, SpawnRequest)

@@ -1,7 +1,7 @@
 """The door of a node: a socket beside the control socket, for `sandhost fleet`.
 
 The conversation is the control socket's, and so are the rules on who may ask. The
-requests: `ps`, `quota`, `find`, `here`, `spawn`, `kill`, `forget`, `wait`, `leave`,
+requests: `ps`, `quota`, `find`, `workspace`, `here`, `spawn`, `kill`, `forget`, `wait`, `leave`,
 `down`; `on` and the stream `items` ask the daemon of any node what its control socket
 answers; the stream `hold` keeps children for a program.
 """
@@ -44,7 +44,18 @@ LONGEST_LEAVE_S = 60.0
 """For a node to leave at `down`: its children have their time to end."""
 
 _NO_ARGS = b"{}"
-_READING = ("ps", "quota", "find", "here", "top", "held", "hold", "items", "on")
+_READING = (
+    "ps",
+    "quota",
+    "find",
+    "workspace",
+    "here",
+    "top",
+    "held",
+    "hold",
+    "items",
+    "on",
+)
 """Requests that are not told; what they ask of a daemon it tells itself."""
 
 T = TypeVar("T")
@@ -147,6 +158,7 @@ class Door:
             "kill": partial(self._ask, "kill"),
             "forget": partial(self._ask, "forget"),
             "find": self._show,
+            "workspace": partial(self._ask, "workspace"),
             "spawn": self._spawn,
             "wait": self._wait,
             "leave": self._leave,

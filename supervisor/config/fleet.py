@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.user_values import OptionError, parse_duration
+from hostlib.user_values import OptionError, named, parse_duration, parse_size
 from supervisor.fleet.lease import LEAST_LEASE_S
 from supervisor.fleet.slices import DAY, NEVER
 
@@ -19,6 +19,9 @@ WINDOWS = (DAY, NEVER)
 
 LONGEST_LEASE_S = 3600.0
 """A lost node is told after its lease: more than an hour is a mistake of units."""
+
+MOST_BASES = 1000
+"""Kept ones that no workspace uses."""
 
 MOST_WORDS = 64
 """Of labels."""
@@ -46,6 +49,8 @@ class FleetSection(msgspec.Struct, forbid_unknown_fields=True):
     store: str | None = None
     lease: str = "5s"
     unfenced: bool = False
+    base_size: int | str = "1G"
+    bases_kept: int = 8
     quota: FleetQuotaSection = msgspec.field(default_factory=FleetQuotaSection)
 
 
@@ -66,6 +71,9 @@ def check_fleet(section: FleetSection) -> Iterator[tuple[str, str]]:
         )
     yield from _check_words(section)
     yield from _check_lease(section.lease)
+    yield from named("base_size", parse_size, str(section.base_size), OptionError)
+    if not 0 <= section.bases_kept <= MOST_BASES:
+        yield "bases_kept", f"at least 0, at most {MOST_BASES}"
     yield from _check_quota(section.quota)
 
 

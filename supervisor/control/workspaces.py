@@ -90,7 +90,7 @@ class WorkspaceOrders:
     async def _send_file(self, write: Write, words: dict[str, Any], send: Send) -> None:
         fd, notes = await in_thread(_file_of, write, self._state_dir, words)
         try:
-            await send({"notes": notes})
+            await send({"notes": notes, "size_bytes": os.fstat(fd).st_size})
             while data := await in_thread(os.read, fd, PIECE_BYTES):
                 await send({"data": base64.b64encode(data).decode()})
         finally:

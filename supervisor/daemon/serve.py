@@ -32,6 +32,7 @@ from hostlib.log import Log
 from hostlib.messages import set_json_log
 from hostlib.sd_notify import Notifier, watchdog_interval_s
 from hostlib.segments import Segments
+from hostlib.user_values import parse_size
 from supervisor.app import NOTHING, offered, open_metrics
 from supervisor.config.child import longest_chain
 from supervisor.config.daemon_checks import faults_here
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
     from supervisor.children.child import Child
     from supervisor.config.directories import Places
+    from supervisor.config.fleet import FleetSection
     from supervisor.handover.daemon import DaemonState
     from supervisor.handover.state import HostState
     from supervisor.host import Host
@@ -294,12 +296,27 @@ class Daemon:
         """Make ready to be a node of a fleet, if that is configured."""
         section = self._options.config.fleet
         if section is not None:
-            from supervisor.membership.member import Member  # noqa: PLC0415 - seldom
+            from supervisor.control.bases import BaseOrders  # noqa: PLC0415 - seldom
 
-            directory = f"{self._places.state_dir}/{FLEET_NODE}"
-            self._member = Member(host, children, section, directory)
+            self._member = self._make_member(host, children, section)
             await nursery.start(self._member.run)
+            BaseOrders(self._member, host.journal).add_to(orders)
         FleetOrders(self._member).add_to(orders)
+
+    def _make_member(
+        self, host: Host, children: Children, section: FleetSection
+    ) -> Member:
+        from supervisor.cluster.client import door_of  # noqa: PLC0415 - seldom
+        from supervisor.cluster.peers import stream_by  # noqa: PLC0415 - as above
+        from supervisor.membership.base_keeper import BaseKeeper  # noqa: PLC0415
+        from supervisor.membership.bases import Bases  # noqa: PLC0415 - as above
+        from supervisor.membership.member import Member  # noqa: PLC0415 - as above
+
+        state_dir = self._places.state_dir
+        size_bytes = parse_size(str(section.base_size))
+        bases = Bases(state_dir, size_bytes, section.bases_kept)
+        keeper = BaseKeeper(bases, stream_by(door_of(self._places.control)))
+        return Member(host, children, section, f"{state_dir}/{FLEET_NODE}", keeper)
 
     def _take_control(self) -> Given | None:
         """Return the control socket if it is open already; the caller owns it."""

@@ -23,6 +23,7 @@ from supervisor.fleet.lease import LEASE_S, LeaseTable, Standing
 from supervisor.fleet.messages import (
     VERSION,
     AskSlice,
+    Base,
     Beat,
     ChildNews,
     ChildReport,
@@ -40,6 +41,7 @@ from supervisor.fleet.messages import (
     Start,
     VersionError,
     check_version,
+    workspace_name,
 )
 from supervisor.fleet.placement import Candidate, Needs, PlacementError, place
 from supervisor.fleet.slices import (
@@ -192,6 +194,15 @@ class ShownChild(msgspec.Struct, frozen=True):
     reason: str
     status: int | None
     pid: int | None
+
+
+class ShownWorkspace(msgspec.Struct, frozen=True):
+    """The workspace of a child that has a base: of its last life."""
+
+    node: str
+    name: str
+    base: Base
+    is_over: bool
 
 
 class ShownFleet(msgspec.Struct, frozen=True):
@@ -467,8 +478,10 @@ class Directory:
             row = self._children[child_id]
             is_again = is_placed_again(row.program.restart)
             event = ChildEvent.LOSE_AGAIN if is_again else ChildEvent.LOSE
-            row = replace(row, reason=f"node {name!r} lost: {reason}")
-            self._on_child(row, event, step)
+            told = f"node {name!r} lost: {reason}"
+            if row.program.base is not None:
+                told += "; what it wrote stays there"
+            self._on_child(replace(row, reason=told), event, step)
 
     def forget(self, name: str, now: Moment) -> Step:
         """Write a lost node's slices off (`fleet forget`).
@@ -775,6 +788,22 @@ class Directory:
         """Return the child of a name as `ps` shows it; None if there is none."""
         row = self._children.get(self._names.get(name, ""))
         return None if row is None else self._shown(row)
+
+    def workspace(self, name: str) -> ShownWorkspace | None:
+        """Return the workspace of a child on its node; None if its order had no base.
+
+        Raises:
+            FleetError: there is no such child, or it is on no node.
+        """
+        row = self._children.get(self._names.get(name, ""))
+        if row is None:
+            raise FleetError(f"cannot find {name!r}: no such child; see `fleet ps`")
+        if row.program.base is None:
+            return None
+        if row.node is None or row.session is None:
+            raise FleetError(f"cannot find the workspace of {name!r}: it is on no node")
+        own = workspace_name(row.id, row.incarnation, row.session)
+        return ShownWorkspace(row.node, own, row.program.base, row.state in _OVER)
 
     def state(self, name: str) -> str | None:
         """Return the state that `child` would show, without the rest."""

@@ -51,6 +51,24 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
     """Anything that travels."""
 
 
+class Base(msgspec.Struct, frozen=True):
+    """A directory of one node in which a child works on any (FL10).
+
+    Attributes:
+        node: that has it; a child there works in it itself.
+        path: of it there.
+        digest: names its content; other nodes get it as a tar, once each.
+        size_bytes: of that tar.
+        packed_ns: when its packing began, by that node's clock of ctimes.
+    """
+
+    node: str
+    path: str
+    digest: str
+    size_bytes: int
+    packed_ns: int
+
+
 class Program(msgspec.Struct, frozen=True):
     """The program of a child, in the words of its node's daemon.
 
@@ -71,6 +89,15 @@ class Program(msgspec.Struct, frozen=True):
     keeps_workspace: bool = True
     limits: dict[str, str] = {}
     takes_input: bool = False
+    base: Base | None = None
+
+
+def workspace_name(child: str, incarnation: int, session: Session) -> str:
+    """Return the name, on its node, of the workspace of a child that has a base.
+
+    Each life has its own: with the session no other fleet's child ever had it there.
+    """
+    return f"{child}.{incarnation}-s{session.number}"
 
 
 # From a node

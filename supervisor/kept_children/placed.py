@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from supervisor.fleet.messages import Program
     from supervisor.spawn.launcher import Launcher
     from supervisor.spec import ChildSpec
+    from supervisor.workspace.use import Drop
 
 NODE = "SANDHOST_FLEET_NODE"
 INCARNATION = "SANDHOST_FLEET_INCARNATION"
@@ -33,11 +34,13 @@ class Placed(NamedTuple):
         life: the child as the fleet knows it.
         launcher: of its node's session.
         program: as it was ordered.
+        workspaces: over bases that have come to this node.
     """
 
     life: FleetLife
     launcher: Launcher
     program: Program
+    workspaces: tuple[WorkspaceUse, ...] = ()
 
     def spec_of(self, spec: ChildSpec) -> ChildSpec:
         """Return the description of such a child, from that of one of this host.
@@ -71,14 +74,13 @@ class Placed(NamedTuple):
             if limit is not None
         }
         options = replace(options, limits=options.limits._replace(**tighter))
-        if program.workspace is None:
-            return options
-        use = replace(
-            _use_of(program.workspace, config, state_dir),
-            name=name,
-            drop="unchanged" if program.keeps_workspace else "always",
-        )
-        return replace(options, workspaces=(use, *options.workspaces))
+        uses = self.workspaces
+        if program.workspace is not None:
+            use = _use_of(program.workspace, config, state_dir)
+            uses = (replace(use, name=name), *uses)
+        drop: Drop = "unchanged" if program.keeps_workspace else "always"
+        own = tuple(replace(use, drop=drop) for use in uses)
+        return replace(options, workspaces=(*own, *options.workspaces))
 
 
 def _use_of(workspace: str, config: Config, state_dir: str) -> WorkspaceUse:

@@ -83,6 +83,7 @@ class Children:
 
     Attributes:
         config: the configuration now.
+        state_dir: has the workspaces.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Children:
         nursery: trio.Nursery,
     ) -> None:
         self.config = config
-        self._state_dir = places.state_dir
+        self.state_dir = places.state_dir
         self._host = host
         self._log_dir = places.logs
         self._shared = Shared(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
@@ -258,7 +259,7 @@ class Children:
         policy = None if name is None else config.policy.get(name)
         uses: tuple[WorkspaceUse, ...] = ()
         if policy is not None and policy.workspace:
-            uses = uses_of(policy.workspace, config.workspace, self._state_dir)
+            uses = uses_of(policy.workspace, config.workspace, self.state_dir)
         return options_of(section, policy, config.sandbox, uses)
 
     def open_log(self, name: str, section: ChildSection) -> ChildLog:
@@ -274,7 +275,7 @@ class Children:
     ) -> KeptChild:
         options = self._options(section)
         if placed is not None:
-            options = placed.options_of(name, options, self.config, self._state_dir)
+            options = placed.options_of(name, options, self.config, self.state_dir)
             if placed.life.is_fenced:
                 options = fenced(options)
         log = self.open_log(name, section)

@@ -40,11 +40,13 @@ from supervisor.fleet.link import (
 )
 from supervisor.fleet.messages import (
     VERSION,
+    Base,
     ChildReport,
     FromDirectory,
     Message,
     Session,
     decode_from_directory,
+    workspace_name,
 )
 from supervisor.fleet.node import (
     Action,
@@ -63,6 +65,7 @@ from supervisor.fleet.step import Moment, StaleEpochError
 from supervisor.fleet.store import FleetStore, StepWriter, StoreError
 from supervisor.kept_children.kept_child import NOT_STARTED
 from supervisor.kept_children.placed import Placed
+from supervisor.membership.bases import BaseError, PeerError
 from supervisor.membership.ledger import LAUNCHPAD, Ledger, read_ledger
 from supervisor.membership.session_launchpad import (
     SessionLaunchpad,
@@ -70,6 +73,7 @@ from supervisor.membership.session_launchpad import (
     end_left_over,
 )
 from supervisor.membership.slice_payer import SlicePayer
+from supervisor.workspace.use import WorkspaceUse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -78,6 +82,7 @@ if TYPE_CHECKING:
     from supervisor.host import Host
     from supervisor.kept_children.kept_child import KeptChild
     from supervisor.kept_children.roster import Children
+    from supervisor.membership.base_keeper import BaseKeeper
 
 Serve: TypeAlias = "Callable[[trio.SocketStream, bytes], Awaitable[None]]"
 """Serves a link; takes the connection, and what came behind the request."""
@@ -114,10 +119,12 @@ class Member:
         children: what it keeps.
         section: of the configuration.
         directory: where the ledger is.
+        bases: those that its children need, and that it has for others.
         clocks: tells the time.
 
     Attributes:
         node: what decides; None before the first link.
+        bases: as above.
     """
 
     def __init__(
@@ -126,6 +133,7 @@ class Member:
         children: Children,
         section: FleetSection,
         directory: str,
+        bases: BaseKeeper,
         clocks: Callable[[], Moment] = read_clocks,
     ) -> None:
         self.node: Node | None = None
@@ -133,8 +141,10 @@ class Member:
         self._children = children
         self._section = section
         self._directory = directory
+        self.bases = bases
         self._clocks = clocks
         self._kept: dict[str, tuple[KeptChild, FleetLife]] = {}
+        self._fetches: dict[str, tuple[trio.CancelScope, FleetLife]] = {}
         self._launchpad: SessionLaunchpad | None = None
         self._link: trio.MemorySendChannel[Message] | None = None
         self._linked: str | None = None
@@ -162,6 +172,7 @@ class Member:
         except StoreError as why:
             raise OSError(errno.EINVAL, str(why)) from None
         try:
+            await self.bases.open()
             ledger = await _read_ledger(store, self._directory)
             if ledger.launchpad is not None:
                 await end_former(ledger.launchpad)
@@ -479,6 +490,8 @@ class Member:
         Args:
             patience_s: how long it waits for that.
         """
+        for scope, _ in self._fetches.values():
+            scope.cancel()
         for kept, _ in tuple(self._kept.values()):
             kept.stop(0.0)
         launchpad = self._launchpad
@@ -495,19 +508,67 @@ class Member:
     # Children
 
     def _start(self, node: Node, order: StartChild) -> None:
-        launchpad, program = self._launchpad, order.program
-        if launchpad is None or launchpad.session != order.session:
-            return  # the session is over, and its end is told
         life = FleetLife(
             node.name,
             order.child,
             order.incarnation,
             is_fenced=not self._section.unfenced,
         )
+        if order.program.base is None:
+            self._start_child(node, order, life)
+        else:
+            base = order.program.base
+            self._nursery.start_soon(self._run_in_base, node, order, life, base)
+
+    async def _run_in_base(
+        self, node: Node, order: StartChild, life: FleetLife, base: Base
+    ) -> None:
+        """Start a child once its base is here; hold the base until the child's end."""
+        async with self.bases.held(base):
+            use = await self._fetch(node, order, life, base)
+            if use is None:
+                return
+            kept = self._start_child(node, order, life, (use,))
+            if kept is not None:
+                await kept.settled.wait()
+
+    async def _fetch(
+        self, node: Node, order: StartChild, life: FleetLife, base: Base
+    ) -> WorkspaceUse | None:
+        """Return a child's workspace, once its base is here; None: it is not started."""
+        name = workspace_name(order.child, order.incarnation, order.session)
+        state_dir = self._children.state_dir
+        if base.node == node.name:
+            return WorkspaceUse(name, base.path, "review", state_dir)
+        with trio.CancelScope() as scope:
+            self._fetches[life.child] = scope, life
+            try:
+                path = await self.bases.ready(base)
+                return WorkspaceUse(name, path, "review", state_dir)
+            except BaseError as why:
+                state = "refused" if isinstance(why, PeerError) else "failed"
+                self._report(node, life, state, reason=str(why))
+                return None
+            finally:
+                del self._fetches[life.child]
+        self._report(node, life, "ended", reason="ended before it began")
+        return None
+
+    def _start_child(
+        self,
+        node: Node,
+        order: StartChild,
+        life: FleetLife,
+        uses: tuple[WorkspaceUse, ...] = (),
+    ) -> KeptChild | None:
+        """Start a child; return None if it is not started, which is told."""
+        launchpad, program = self._launchpad, order.program
+        if launchpad is None or launchpad.session != order.session:
+            return None  # the session is over, and its end is told
         if len(self._host.children) + self._count_starts() >= self._capacity:
             text = "the node has as many children as host.max_children allows"
             self._report(node, life, "refused", reason=text)
-            return
+            return None
         section = ChildSection(
             command=list(program.command),
             policy=program.policy,
@@ -517,14 +578,15 @@ class Member:
         )
         try:
             check_new_child(order.name, section, self._children.config.policy)
-            placed = Placed(life, launchpad.launcher, program)
+            placed = Placed(life, launchpad.launcher, program, uses)
             kept = self._children.spawn(order.name, section, placed)
         except ValueError as why:
             text = str(why).removeprefix(": ")
             self._report(node, life, "failed", reason=text)
-            return
+            return None
         self._kept[life.child] = (kept, life)
         self._nursery.start_soon(self._watch, node, kept, life)
+        return kept
 
     def _count_starts(self) -> int:
         """Return how many children are placed here, and are none of the host's yet."""
@@ -543,10 +605,6 @@ class Member:
         failed = not has_begun and kept.status == NOT_STARTED
         state = "failed" if failed else "ended"
         status = kept.failed_status if failed else kept.status
-        try:
-            self._judge(life)
-        except FencedError:
-            return  # the end of the session is told, with all that ran in it
         self._report(node, life, state, status, kept.reason or "")
 
     async def _begun(self, node: Node, kept: KeptChild, life: FleetLife) -> bool:
@@ -574,12 +632,19 @@ class Member:
         status: int | None = None,
         reason: str = "",
     ) -> None:
+        try:
+            self._judge(life)
+        except FencedError:
+            return  # the end of the session is told, with all that ran in it
         report = ChildReport(
             life.child, life.incarnation, state, status=status, reason=reason
         )
         self._do(node.child_over(report))
 
     def _end(self, order: EndChild) -> None:
+        fetch = self._fetches.get(order.child)
+        if fetch is not None and fetch[1].incarnation == order.incarnation:
+            fetch[0].cancel()
         found = self._kept.get(order.child)
         if found is None or found[1].incarnation != order.incarnation:
             return

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 Form = Literal["patch", "tar"]
 FORMS: tuple[Form, ...] = ("patch", "tar")
 
-_WHITEOUT = b".wh."
+WHITEOUT = b".wh."
+"""Begins the name of a path that a layer removes."""
+
 _KINDS = {
     stat.S_IFREG: tarfile.REGTYPE,
     stat.S_IFDIR: tarfile.DIRTYPE,
@@ -114,6 +116,14 @@ def _write_patch(
     file.writelines(write_patch(base, merged, rows, binary=True))
 
 
+def written_tar(file: IO[bytes]) -> tarfile.TarFile:
+    """Return a tar that is written to a file; it takes names of any bytes."""
+    return tarfile.open(
+        fileobj=file, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape",
+        encoding="utf-8",
+    )  # fmt: skip
+
+
 def write_tar(
     base: LayeredTree, merged: LayeredTree, rows: Sequence[Row], file: IO[bytes]
 ) -> None:
@@ -131,22 +141,19 @@ def write_tar(
     """
     del base
     links: dict[tuple[int, int], bytes] = {}
-    with tarfile.open(
-        fileobj=file, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape",
-        encoding="utf-8",
-    ) as tar:  # fmt: skip
+    with written_tar(file) as tar:
         for row in rows:
             _check_name(row.path)
             if row.change is Change.DELETED:
                 directory, name = split(row.path)
-                tar.addfile(_member(join(directory, _WHITEOUT + name)))
+                tar.addfile(_member(join(directory, WHITEOUT + name)))
             elif row.new is not None:
-                _add(tar, merged, row.new, links)
+                add_node(tar, merged, row.new, links)
 
 
 def _check_name(path: bytes) -> None:
-    if any(part.startswith(_WHITEOUT) for part in path.split(b"/")):
-        text = f"cannot export {os.fsdecode(path)!r}: in a layer {_WHITEOUT.decode()!r}"
+    if any(part.startswith(WHITEOUT) for part in path.split(b"/")):
+        text = f"cannot export {os.fsdecode(path)!r}: in a layer {WHITEOUT.decode()!r}"
         raise WorkspaceError(f"{text} means a removal; export a .patch")
 
 
@@ -154,12 +161,23 @@ def _member(path: bytes) -> tarfile.TarInfo:
     return tarfile.TarInfo(os.fsdecode(path or b"."))
 
 
-def _add(
+def add_node(
     tar: tarfile.TarFile,
     merged: LayeredTree,
     node: Node,
     links: dict[tuple[int, int], bytes],
 ) -> None:
+    """Add an object of a tree to a tar.
+
+    Args:
+        tar: it.
+        merged: the tree.
+        node: the object.
+        links: paths of files with more names that are in the tar, by device and inode.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     status = node.status
     member = _member(node.path)
     member.type = _KINDS[node.kind]

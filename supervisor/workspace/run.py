@@ -20,6 +20,7 @@ from supervisor.workspace.held_mount import MountedWorkspace
 from supervisor.workspace.linux import is_on_overlay
 from supervisor.workspace.settings import USUAL
 from supervisor.workspace.store import (
+    COPIES,
     PATIENCE_S,
     NoWorkspaceError,
     WorkspaceError,
@@ -191,8 +192,17 @@ def _faults_of_base(base: str, status: os.stat_result, state_dir: str) -> Iterat
         state = os.stat(state_dir)
     except OSError:
         return
-    if _holds(state, base):
+    if _holds(state, base) and not _is_copy(base, state_dir):
         yield f"it lies in the state directory {state_dir!r}; name another directory"
+
+
+def _is_copy(base: str, state_dir: str) -> bool:
+    """Tell whether a base is a copy that the host keeps itself."""
+    try:
+        copies = os.stat(os.path.join(state_dir, COPIES))
+    except OSError:
+        return False
+    return _holds(copies, base)
 
 
 def _holds(directory: os.stat_result, path: str) -> bool:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
+COPIES = "fleet-bases"
+"""In the state directory: copies of other machines' directories, which are bases here."""
+
 _LOCK_BYTES = 256
 HALF = ".discarded-"
 """In the name of a workspace that is half made or half removed, and in no other's."""

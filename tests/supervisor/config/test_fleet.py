@@ -43,6 +43,8 @@ def test_all_its_keys_are_read(tmp_path: Path) -> None:
         store = "/var/lib/sandhost/fleet"
         lease = "20s"
         unfenced = true
+        base_size = "100M"
+        bases_kept = 2
         [fleet.quota]
         max_tokens = 1e6
         window = "never"
@@ -54,6 +56,8 @@ def test_all_its_keys_are_read(tmp_path: Path) -> None:
         store="/var/lib/sandhost/fleet",
         lease="20s",
         unfenced=True,
+        base_size="100M",
+        bases_kept=2,
         quota=FleetQuotaSection(max_tokens=1e6, window="never"),
     )
 
@@ -67,6 +71,8 @@ def test_all_its_keys_are_read(tmp_path: Path) -> None:
         ('lease = "soon"', "lease", "not a time"),
         ('address = "10.0.0.1"', "address", "IP:PORT"),
         ('address = "10.0.0.1:99999"', "address", "IP:PORT"),
+        ('base_size = "much"', "base_size", "not a size"),
+        ("bases_kept = -1", "bases_kept", "at least 0"),
         ('node = "two words"', "node", "letters"),
         ('labels = ["a,b"]', "labels", "letters"),
         ('store = "fleet"', "store", "absolute path"),

@@ -14,6 +14,7 @@ from supervisor.fleet.lease import LEASE_S, SILENT_S
 from supervisor.fleet.messages import (
     VERSION,
     AskSlice,
+    Base,
     Beat,
     ChildNews,
     ChildReport,
@@ -513,3 +514,45 @@ def test_the_name_of_a_child_that_is_over_is_free_again(scene: Scene) -> None:
     scene.spawn()
     (child,) = scene.directory.ps().children
     assert (child.id, child.state) == ("c2", "placing")
+
+
+BASE = Base("a", "/srv/repo", "0" * 64, 512, 1)
+
+
+# spec FL10
+def test_each_life_of_a_child_has_a_workspace_of_its_own() -> None:
+    scene = Scene()
+    for node in ("a", "b"):
+        scene.join(node)
+    scene.spawn(program=TRUE)
+    assert scene.directory.workspace("x") is None
+    program = Program(("true",), restart="always", base=BASE)
+    ((node, order),) = scene.spawn("w", program)
+    assert isinstance(order, Start)
+    assert (node, order.program.base) == ("b", BASE)
+    first = scene.directory.workspace("w")
+    assert first is not None
+    assert (first.node, first.name, first.is_over) == ("b", "c2.1-s1", False)
+    scene.wait(LEASE_S - 1)
+    scene.beat("a")
+    scene.wait(1)
+    row = scene.directory.child("w")
+    assert row is not None
+    assert (row.node, row.incarnation) == ("a", 2)
+    lost = f"node 'b' lost: not heard for {LEASE_S:g} s"
+    assert row.reason == f"{lost}; what it wrote stays there"
+    second = scene.directory.workspace("w")
+    assert second is not None
+    assert (second.node, second.name) == ("a", "c2.2-s1")
+
+
+# spec FL10, FL11
+def test_a_workspace_that_cannot_be_is_told() -> None:
+    scene = Scene()
+    scene.join("a")
+    with pytest.raises(FleetError, match="cannot find 'x': no such child"):
+        scene.directory.workspace("x")
+    needs = Needs(labels=("gpu",))
+    scene.spawn(program=Program(("true",), base=BASE), needs=needs, wait=True)
+    with pytest.raises(FleetError, match="it is on no node"):
+        scene.directory.workspace("x")

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from hostlib.linux import processes
+from supervisor.cluster.peers import stream_by
 from supervisor.config.fleet import FleetSection
 from supervisor.fleet.messages import Session
 from supervisor.fleet.store import FILE, FleetStore
+from supervisor.membership.base_keeper import BaseKeeper
+from supervisor.membership.bases import Bases
 from supervisor.membership.member import Member
 from supervisor.membership.session_launchpad import SessionLaunchpad
 
@@ -30,7 +33,8 @@ async def test_a_ledger_that_is_none_is_told(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / FILE)) as base, base:
         base.execute("INSERT INTO rows VALUES ('ledger', '', x'c1')")
     host, children = cast("Host", None), cast("Children", None)
-    member = Member(host, children, FleetSection(), str(tmp_path))
+    bases = BaseKeeper(Bases(str(tmp_path), 1, 1), stream_by(""))
+    member = Member(host, children, FleetSection(), str(tmp_path), bases)
     with pytest.raises(OSError, match=r"cannot read the ledger.*move it away"):
         await member.run()
 
