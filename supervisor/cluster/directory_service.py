@@ -8,13 +8,13 @@ Rules of this file.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import trio
 
 from supervisor.cluster.requests import Nothing, Requests, read
+from supervisor.fleet.clocks import read_clocks
 from supervisor.fleet.directory import (
     Directory,
     FleetError,
@@ -26,13 +26,13 @@ from supervisor.fleet.directory import (
 )
 from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.messages import decode_from_node, encode
-from supervisor.fleet.step import Moment, Step
 from supervisor.fleet.store import StepWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hostlib.log import Log
+    from supervisor.fleet.step import Step
     from supervisor.fleet.store import FleetStore
 
 TICK_S = 0.1
@@ -88,11 +88,6 @@ class Waited(msgspec.Struct, frozen=True):
     children: tuple[ShownChild, ...]
 
 
-def moment() -> Moment:
-    """Return the time, as this machine reads it."""
-    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
-
-
 class DirectoryService:
     """One directory, in the loop of its process.
 
@@ -110,7 +105,7 @@ class DirectoryService:
         log: Log,
         lease_s: float = LEASE_S,
     ) -> None:
-        self._directory = Directory(store.epoch, store.load(), moment(), lease_s)
+        self._directory = Directory(store.epoch, store.load(), read_clocks(), lease_s)
         self._deliver = deliver
         self._log = log
         self._writer: StepWriter[Step] = StepWriter(store, self._carry_out)
@@ -130,7 +125,7 @@ class DirectoryService:
 
     def open_account(self, name: str, limit: float, kind: str) -> None:
         """Have an account, with a limit of tokens in each of its windows."""
-        self._writer.add(self._directory.open_account(name, limit, kind, moment()))
+        self._writer.add(self._directory.open_account(name, limit, kind, read_clocks()))
 
     async def run(self) -> None:
         """Store and send what is decided, and look at the clock, until cancelled.
@@ -146,7 +141,7 @@ class DirectoryService:
             self._due = trio.Event()
             if trio.current_time() >= next_tick:
                 next_tick = trio.current_time() + TICK_S
-                self._writer.add(self._directory.tick(moment()))
+                self._writer.add(self._directory.tick(read_clocks()))
             await self._writer.flush()
 
     def _carry_out(self, step: Step) -> None:
@@ -164,7 +159,7 @@ class DirectoryService:
             except msgspec.DecodeError as why:
                 self._log.write("WARNING", f"cannot read a node's message: {why}")
                 continue
-            self._writer.add(self._directory.receive(message, moment()))
+            self._writer.add(self._directory.receive(message, read_clocks()))
         self._due.set()
 
     async def _ps(self, args: bytes) -> ShownFleet:
@@ -183,17 +178,17 @@ class DirectoryService:
 
     async def _spawn(self, args: bytes) -> tuple[str, ...]:
         request = read(args, SpawnRequest)
-        names, step = self._directory.spawn(request, moment())
+        names, step = self._directory.spawn(request, read_clocks())
         await self._finish(step)
         return names
 
     async def _kill(self, args: bytes) -> None:
         kill = read(args, KillChild)
-        await self._finish(self._directory.kill(kill.name, kill.signal, moment()))
+        await self._finish(self._directory.kill(kill.name, kill.signal, read_clocks()))
 
     async def _forget(self, args: bytes) -> None:
         node = read(args, ForgetNode).node
-        await self._finish(self._directory.forget(node, moment()))
+        await self._finish(self._directory.forget(node, read_clocks()))
 
     async def _finish(self, step: Step) -> None:
         self._writer.add(step)

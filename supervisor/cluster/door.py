@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 ALIVE_S = 3.0
 """Between two signs of life for a child that is held; longest wait for one node's part."""
 
+ANSWER_S = 8.0
+"""For an answer of the directory: commands say within 10 s that there is none (FL11)."""
+
 LONGEST_LEAVE_S = 60.0
 """For a node to leave at `down`: its children have their time to end."""
 
@@ -153,12 +156,12 @@ class Door:
 
     def _orders(self) -> Orders:
         orders: dict[str, Order] = {
-            "ps": partial(self._ask, "ps"),
-            "quota": partial(self._ask, "quota"),
-            "kill": partial(self._ask, "kill"),
-            "forget": partial(self._ask, "forget"),
+            "ps": partial(self._pass_on, "ps"),
+            "quota": partial(self._pass_on, "quota"),
+            "kill": partial(self._pass_on, "kill"),
+            "forget": partial(self._pass_on, "forget"),
             "find": self._show,
-            "workspace": partial(self._ask, "workspace"),
+            "workspace": partial(self._pass_on, "workspace"),
             "spawn": self._spawn,
             "wait": self._wait,
             "leave": self._leave,
@@ -178,14 +181,25 @@ class Door:
 
     # The directory
 
-    async def _ask(self, do: str, words: dict[str, Any]) -> msgspec.Raw:
-        answer = await self._node.others.ask_directory(do, msgspec.json.encode(words))
-        return msgspec.Raw(answer)
+    async def _ask(self, do: str, words: object) -> bytes:
+        """Return the directory's answer as JSON.
+
+        Raises:
+            RequestError: it refuses, or does not answer in time.
+        """
+        with trio.move_on_after(ANSWER_S):
+            data = msgspec.json.encode(words)
+            return await self._node.others.ask_directory(do, data)
+        raise RequestError(
+            f"the fleet's directory does not answer within {ANSWER_S:g} s: its machine"
+            " may be cut off, or stopped; children here go on until their lease ends"
+        )
+
+    async def _pass_on(self, do: str, words: dict[str, Any]) -> msgspec.Raw:
+        return msgspec.Raw(await self._ask(do, words))
 
     async def _read(self, do: str, words: object, kind: type[T]) -> T:
-        data = msgspec.json.encode(words)
-        answer = await self._node.others.ask_directory(do, data)
-        return msgspec.json.decode(answer, type=kind)
+        return msgspec.json.decode(await self._ask(do, words), type=kind)
 
     async def _spawn(self, words: dict[str, Any]) -> tuple[ShownChild, ...]:
         """Return the children once their daemons have started them.

@@ -302,9 +302,8 @@ class Node:
         if isinstance(message, Joined):
             self._lease.lease_s = message.lease_s
             self.accounts = message.accounts
-        self._renew(message.number, step)
-        if isinstance(message, Joined):
             self._on(PhaseEvent.JOINED, now, step)
+        self._renew(message.number, step)
 
     def _renew(self, number: int, step: NodeStep) -> None:
         deadline_s = self._lease.renew(number)
@@ -352,7 +351,7 @@ class Node:
         children = tuple(
             report
             for report in self._children.values()
-            if report.state == "running" or report.child in self._unconfirmed
+            if report.state == RUNNING or report.child in self._unconfirmed
         )
         step.send(
             self.name,
@@ -363,7 +362,7 @@ class Node:
                 self._version,
                 self._labels,
                 self._capacity,
-                tuple(one for one in children if one.state != STARTING),
+                children,
                 self.held.inventory(),
             ),
         )

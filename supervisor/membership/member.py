@@ -16,7 +16,6 @@ import errno
 import math
 import signal
 import sqlite3
-import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, assert_never
@@ -27,6 +26,7 @@ import trio
 from hostlib.threads import in_thread
 from hostlib.user_values import OptionError
 from supervisor.config.child import ChildSection, check_new_child, stop_signal
+from supervisor.fleet.clocks import read_clocks
 from supervisor.fleet.fence import FencedError, FleetLife
 from supervisor.fleet.held_slices import HeldSlices
 from supervisor.fleet.link import (
@@ -104,11 +104,6 @@ END_S = 5.0
 a process that hangs in the kernel ends when it returns, for its launchpad is dead."""
 
 RECEIVE_BYTES = 65_536
-
-
-def read_clocks() -> Moment:
-    """Return the time as this machine reads it."""
-    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
 class Member:

@@ -12,9 +12,9 @@ import msgspec
 import trio
 
 from hostlib.unix_listener import listen_at
-from supervisor.cluster.directory_service import moment
 from supervisor.control.client import VERSION as CONTROL_VERSION
 from supervisor.fleet import node as on_node
+from supervisor.fleet.clocks import read_clocks
 from supervisor.fleet.held_slices import HeldSlices, LedgerRow
 from supervisor.fleet.link import FrameReader, LinkAnswer, LinkArgs, encode_frame
 from supervisor.fleet.messages import VERSION, ChildReport, decode_from_directory
@@ -65,7 +65,7 @@ class StandIn:
         while True:
             await trio.sleep(TICK_S)
             if self.node is not None:
-                await self._do(self.node.tick(moment()))
+                await self._do(self.node.tick(read_clocks()))
 
     async def _converse(self, stream: trio.SocketStream) -> None:
         async with stream:
@@ -91,7 +91,7 @@ class StandIn:
             await self._serve_link(args, stream, rest)
         elif question.do == "fleet-leave":
             if self.node is not None:
-                await self._do(self.node.leave(moment()))
+                await self._do(self.node.leave(read_clocks()))
                 await self.left.wait()
             await reply(stream, ok=True, result={"node": None})
         elif question.do == "count":
@@ -117,12 +117,12 @@ class StandIn:
         if self.node is None:
             held = HeldSlices(args.node, LedgerRow(self.ledger))
             self.node = Node(args.node, args.labels, self.capacity, held)
-            await self._do(self.node.join(moment()))
+            await self._do(self.node.join(read_clocks()))
         reader = FrameReader(decode_from_directory)
         data: bytes | bytearray = rest
         while True:
             for message in reader.feed(bytes(data)):
-                await self._do(self.node.receive(message, moment()))
+                await self._do(self.node.receive(message, read_clocks()))
             data = await stream.receive_some()
             if not data:
                 break
@@ -152,7 +152,7 @@ class StandIn:
                 await self.end(action.child, 143)
             case on_node.EndAll():
                 self.children.clear()
-                await self._do(node.all_gone(moment()))
+                await self._do(node.all_gone(read_clocks()))
                 self.left.set()
             case on_node.Told() | on_node.CallsDecided():
                 pass

@@ -7,7 +7,6 @@
 `Scene.link` speaks as a node actor does: the control socket, one request, frames.
 """
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,12 +14,13 @@ from pathlib import Path
 import trio
 
 from supervisor.control.client import VERSION as CONTROL_VERSION
+from supervisor.fleet.clocks import read_clocks
 from supervisor.fleet.directory import Directory, ShownChild, SpawnRequest
 from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.link import ActorReader, LinkArgs, encode_frame, request_line
 from supervisor.fleet.messages import FromNode, Program
 from supervisor.fleet.placement import Needs
-from supervisor.fleet.step import Moment, Step
+from supervisor.fleet.step import Step
 from supervisor.fleet.store import FleetStore, StepWriter
 
 PATIENCE_S = 60.0
@@ -30,11 +30,6 @@ CALM_S = 30.0
 """A lease that a busy machine does not lose, for tests of something else."""
 
 TICK_S = 0.05
-
-
-def clocks() -> Moment:
-    """Return the time as this machine reads it."""
-    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
 class Scene:
@@ -50,7 +45,7 @@ class Scene:
     def __init__(
         self, store: FleetStore, lease_s: float, nursery: trio.Nursery
     ) -> None:
-        self.directory = Directory(store.epoch, store.load(), clocks(), lease_s)
+        self.directory = Directory(store.epoch, store.load(), read_clocks(), lease_s)
         self.heard: list[FromNode] = []
         self.cut: set[str] = set()
         self.deaf_to = ""
@@ -77,7 +72,7 @@ class Scene:
     async def run(self) -> None:
         """Let the directory live."""
         while True:
-            self.do(self.directory.tick(clocks()))
+            self.do(self.directory.tick(read_clocks()))
             with trio.move_on_after(TICK_S):
                 await self._wake.wait()
             self._wake = trio.Event()
@@ -95,12 +90,12 @@ class Scene:
         """Order a child."""
         asked = Program(command, **program)  # type: ignore[arg-type]
         request = SpawnRequest(name=name, program=asked, needs=Needs(node=node))
-        _, step = self.directory.spawn(request, clocks())
+        _, step = self.directory.spawn(request, read_clocks())
         self.do(step)
 
     def kill(self, name: str, signal: str = "TERM") -> None:
         """Order a child's end."""
-        self.do(self.directory.kill(name, signal, clocks()))
+        self.do(self.directory.kill(name, signal, read_clocks()))
 
     def node(self, name: str) -> str | None:
         """Return a node's state; None if there is no such node."""
@@ -155,7 +150,7 @@ class Scene:
             self.heard.append(message)
             is_heard = type(message).__name__ != self.deaf_to
             if node not in self.cut and is_heard:
-                self.do(self.directory.receive(message, clocks()))
+                self.do(self.directory.receive(message, read_clocks()))
 
     async def _read(
         self, node: str, stream: trio.SocketStream, reader: ActorReader

@@ -1,6 +1,9 @@
 """Directory and nodes in one loop, joined without Ray; daemons are stand-ins."""
 
 import json
+import os
+import socket
+import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +15,8 @@ import trio
 
 from hostlib.log import Log
 from hostlib.threads import in_thread
-from supervisor.cluster import door
+from supervisor.cluster import client, door
+from supervisor.cluster.client import TIMEOUT_S
 from supervisor.cluster.directory_service import DirectoryService
 from supervisor.cluster.door import Door
 from supervisor.cluster.names import DOOR
@@ -33,7 +37,8 @@ class Scene:
 
     Attributes:
         scopes: each ends a node's service, as a kill of its actor would.
-        is_cut: the directory answers nobody.
+        is_cut: the directory is not reached.
+        is_hung: the directory is reached, and answers nobody.
         hung: nodes whose actors answer nobody.
     """
 
@@ -44,6 +49,7 @@ class Scene:
     scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     is_cut: bool = False
+    is_hung: bool = False
     hung: set[str] = field(default_factory=set)
     directory: DirectoryService | None = None
 
@@ -60,7 +66,9 @@ class Scene:
     async def ask_directory(self, do: str, args: bytes) -> bytes:
         """Ask the directory, as `Others` says."""
         if self.directory is None or self.is_cut:
-            raise RequestError("the fleet's directory does not answer")
+            raise RequestError("cannot reach the fleet's directory")
+        if self.is_hung:
+            await trio.sleep_forever()
         return done(await self.directory.answer(VERSION, do, args))
 
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
@@ -207,12 +215,65 @@ async def test_commands_that_wait_keep_no_short_one_out(tmp_path: Path) -> None:
 
 
 # spec FL11
-async def test_a_directory_that_does_not_answer_is_told(tmp_path: Path) -> None:
+async def test_a_directory_that_does_not_answer_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert door.ANSWER_S < TIMEOUT_S == 10.0
     async with fleet(tmp_path) as scene:
         await scene.add("a")
         scene.is_cut = True
-        with pytest.raises(ControlError, match="directory does not answer"):
+        with pytest.raises(ControlError, match="cannot reach the fleet's directory"):
             await scene.ask("a", "ps")
+        scene.is_cut, scene.is_hung = False, True
+        monkeypatch.setattr(door, "ANSWER_S", 0.1)
+        orders: dict[str, dict[str, object]] = {
+            "ps": {},
+            "quota": {},
+            "find": {"name": "w"},
+            "workspace": {"name": "w"},
+            "spawn": {"name": "w", "program": {"command": ["true"]}},
+            "kill": {"name": "w"},
+            "wait": {"name": "w"},
+            "forget": {"node": "a"},
+        }
+        for order, args in orders.items():
+            with pytest.raises(ControlError, match=r"does not answer within 0\.1 s"):
+                await scene.ask("a", order, **args)
+
+
+# spec FL11
+def test_a_node_actor_that_does_not_answer_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "TIMEOUT_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/{DOOR}")
+        listener.listen()
+        with pytest.raises(ControlError, match="here does not answer within"):
+            client.FleetClient(f"{tmp_path}/control").ask("ps")
+
+
+# spec FL1: of one that was killed the next tells what has ended meanwhile.
+async def test_an_end_without_a_node_actor_is_told_by_the_next(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        node = await scene.add("a")
+        (row,) = await scene.ask("a", "spawn", name="w", program={"command": ["serve"]})
+        scene.scopes["a"].cancel()
+        while scene.daemons["a"].link is not None:
+            await trio.lowlevel.checkpoint()
+        await scene.daemons["a"].end(row["id"], 7)
+        scene.scopes["a"] = trio.CancelScope()
+        scene.nursery.start_soon(run_within, scene.scopes["a"], node)
+        over = await scene.ask("a", "wait", name="w")
+        assert (over["state"], over["status"]) == ("ended", 7)
+
+
+# spec FL1
+async def test_a_door_is_its_users_alone(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        mode = await in_thread(os.stat, f"{tmp_path}/a/{DOOR}")
+        assert stat.S_IMODE(mode.st_mode) == 0o600
 
 
 # spec FL5

@@ -556,3 +556,31 @@ def test_a_workspace_that_cannot_be_is_told() -> None:
     scene.spawn(program=Program(("true",), base=BASE), needs=needs, wait=True)
     with pytest.raises(FleetError, match="it is on no node"):
         scene.directory.workspace("x")
+
+
+# spec FL4
+def test_an_incarnation_is_never_used_twice(scene: Scene) -> None:
+    for node in ("a", "b"):
+        scene.join(node)
+    seen: list[int] = []
+
+    def note(sends: list[tuple[str, Message]]) -> Start:
+        orders = [sent for _, sent in sends if isinstance(sent, Start)]
+        seen.append(orders[0].incarnation)
+        return orders[0]
+
+    order = note(scene.spawn(program=ALWAYS))
+    refused = ChildReport(order.child, order.incarnation, "refused")
+    news = ChildNews("a", scene.sessions["a"], refused)
+    note(scene.store(scene.directory.receive(news, scene.now)))
+    scene.restart()
+    scene.beat("a")
+    scene.wait(LEASE_S - 1)
+    scene.beat("a")
+    note(scene.wait(1))  # b is lost
+    scene.restart()
+    scene.join("b", number=2)
+    scene.wait(LEASE_S - 1)
+    scene.beat("b")
+    note(scene.wait(1))  # a is lost
+    assert seen == [1, 2, 3, 4]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.fleet.clocks import read_clocks
 from supervisor.fleet.messages import AskSlice
 from supervisor.fleet.slices import ACCOUNT, NEVER
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.fleetscene import CALM_S, Scene, clocks, fleet
+from tests.helpers.fleetscene import CALM_S, Scene, fleet
 from tests.helpers.hosts import PYTHON
 from tests.helpers.llmscene import key_file, request
 from tests.helpers.provider import provider_process
@@ -40,7 +41,7 @@ async def joined(scene: Scene, one: Daemon, node: str) -> None:
 
 def open_account(scene: Scene, limit: float) -> None:
     """Make the account of the fleet."""
-    scene.do(scene.directory.open_account(ACCOUNT, limit, NEVER, clocks()))
+    scene.do(scene.directory.open_account(ACCOUNT, limit, NEVER, read_clocks()))
 
 
 def asks(scene: Scene) -> list[AskSlice]:
