@@ -37,11 +37,11 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras \
   --allow-unsafe --no-header --no-emit-index-url --no-emit-trusted-host \
   --no-emit-find-links --no-emit-options --annotation-style=line
 
-.PHONY: help install demo test check unit quick format lint types imports docs generate man cover \
+.PHONY: help install demo fleet-demo test check unit quick format lint types imports docs generate man cover \
   agents bench fuzz soak chaos lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 install: $(STAMP)  ## make .venv with everything pinned; .venv/bin/sandhost is the command
 
@@ -83,6 +83,9 @@ $(FUZZ_STAMP): $(STAMP) requirements-fuzz.txt
 
 demo: $(STAMP)  ## an agent mends a repository; you look, and take a part
 	@sh demo/demo.sh
+
+fleet-demo: $(STAMP)  ## four nodes, 200 children, a node is killed (CHILDREN)
+	@sh demo/fleet.sh
 
 test: $(STAMP)  ## every test, chaos in its short form
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest $(PARALLEL) $(ARGS)

@@ -126,6 +126,8 @@ def environment(token_file: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # The memory of this machine is the host's to watch: it would kill our actors.
         "RAY_memory_monitor_refresh_ms": "0",
+        # Beats must not wait behind everything else: Ray's workers are at 15 by default.
+        "RAY_worker_niceness": "0",
         # A worker that sets its title leaves the environment as the kernel shows it.
         "SPT_NOENV": "1",
         "PYTHONUNBUFFERED": "1",

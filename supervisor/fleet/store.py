@@ -85,8 +85,8 @@ class FleetStore:
         except (OSError, sqlite3.Error) as why:
             text = getattr(why, "strerror", None) or why
             raise StoreError(
-                f"cannot open the fleet's store in {directory!r}: {text}; make it"
-                " writable, or move a damaged file away"
+                f"cannot open the fleet's store in {directory!r}: {text}; make"
+                " room and make it writable, or move a damaged file away"
             ) from None
 
     def _count_epoch(self) -> int:

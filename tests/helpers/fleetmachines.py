@@ -31,6 +31,7 @@ from hostlib.linux import processes
 from supervisor.cluster import ray_processes
 from supervisor.sandbox.groups import Hierarchy, hierarchies
 
+ROOT = Path(__file__).parents[2]
 SANDHOST = Path(sys.executable).with_name("sandhost")
 PATIENCE_S = 90.0
 """Longest wait for anything, on a machine where much else runs."""
@@ -119,6 +120,20 @@ class Machine:
             env=_environment(), cwd=self.where, timeout=timeout_s, check=False,
         )  # fmt: skip
 
+    def start(self, *command: str | Path, **variables: str) -> None:
+        """Start a command in here, which goes on; `stderr` has what it says.
+
+        Args:
+            command: its words.
+            variables: more of its environment.
+        """
+        with (self.where / "stderr").open("ab") as err:
+            subprocess.run(
+                self.words("setsid", "--fork", *command),
+                stdin=subprocess.DEVNULL, stdout=err, stderr=err, check=True,
+                env={**_environment(), **variables}, cwd=ROOT,
+            )  # fmt: skip
+
     def fleet(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `sandhost fleet COMMAND` in here."""
         return self.run(SANDHOST, "fleet", command, "--control", self.control, *words)
@@ -153,14 +168,8 @@ class Machine:
         with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as ear:
             ear.bind(str(notify))
             ear.settimeout(PATIENCE_S)
-            with (self.where / "stderr").open("ab") as err:
-                subprocess.run(
-                    self.words("setsid", "--fork", SANDHOST, "serve", "--config",
-                               self.where / "c.toml"),
-                    stdin=subprocess.DEVNULL, stdout=err, stderr=err, check=True,
-                    env={**_environment(), "NOTIFY_SOCKET": str(notify)},
-                    cwd=self.where,
-                )  # fmt: skip
+            serve = (SANDHOST, "serve", "--config", self.where / "c.toml")
+            self.start(*serve, NOTIFY_SOCKET=str(notify))
             try:
                 while not ear.recv(4096).startswith(b"READY=1"):
                     pass  # how long its start may last
@@ -181,6 +190,16 @@ class Machine:
         self.asked("join", *reached, *named, *words)
 
     # Its processes and its link
+
+    def kill(self, *pids: int) -> None:
+        """Kill processes, as this machine numbers them."""
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def kill_daemon(self) -> None:
+        """Kill the daemon."""
+        self.kill(self.daemon)
 
     def pids(self, what: str = "") -> list[int]:
         """Return its processes, as this machine numbers them.
@@ -261,11 +280,16 @@ def fleet(*names: str, config: str = "[fleet]\n") -> Iterator[tuple[Machine, ...
         UnavailableError: there can be none here.
     """
     with machines(*names, config=config) as found:
-        head, *others = found
-        reached = head.up()
-        for one in others:
-            one.join(*reached)
+        joined(*found)
         yield found
+
+
+def joined(head: Machine, *others: Machine) -> tuple[str, str]:
+    """Make a fleet of machines; return its address and the file of its token."""
+    reached = head.up()
+    for one in others:
+        one.join(*reached)
+    return reached
 
 
 def until(is_so: Any, patience_s: float = PATIENCE_S) -> None:

@@ -1,8 +1,8 @@
 """A daemon's half of a fleet's node: the product's `Node` behind a control socket.
 
 For tests of node actors that need no processes: a child is a row, which ends when it is
-told to, or at once if its command is `exit N`. `ps` answers with those rows, and the
-stream `count` sends numbers.
+told to, or at once if its command is `exit N`. `ps` answers with those rows, `stats` as
+an older daemon does, and the stream `count` sends numbers.
 """
 
 import json
@@ -98,6 +98,8 @@ class StandIn:
             for number in range(3):
                 await reply(stream, item=number)
             await reply(stream, end=True)
+        elif question.do == "stats":  # as before there were fleets
+            await reply(stream, ok=True, result={"state_dir": "/var/lib/sandhost"})
         elif question.do == "ps":
             names = [child.name for child in self.children.values()]
             await reply(stream, ok=True, result=names)

@@ -1,4 +1,4 @@
-"""A start of Ray that dies, and a node that another node's `down` has ended."""
+"""A start that dies, a node that was ended from elsewhere, no daemon or an older one."""
 
 import json
 import os
@@ -7,13 +7,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import trio
 
+from hostlib.threads import in_thread
 from supervisor.cluster import ray_processes
-from supervisor.cluster.admission import FleetFigures, Options, Place, enter, leave
+from supervisor.cluster.admission import (
+    FleetFigures,
+    Options,
+    Place,
+    enter,
+    find_place,
+    leave,
+)
 from supervisor.cluster.client import FleetClient
 from supervisor.cluster.names import DOOR, LOOPBACK
 from supervisor.cluster.ray_processes import RayError
 from supervisor.control.client import ControlError
+from tests.helpers.fleetnode import StandIn
 
 # A start that leaves a program which was started for the node, and says nothing.
 DYING = """#!/bin/sh
@@ -93,3 +103,30 @@ def test_a_node_that_was_ended_from_elsewhere_is_in_no_fleet(tmp_path: Path) -> 
     assert not os.path.lexists(door)
     with pytest.raises(ControlError, match="this node is in none"):
         FleetClient(one.control)
+
+
+# spec FL1
+def test_a_machine_without_a_daemon_joins_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ControlError, match="there is no such socket; name the one"):
+        find_place(f"{tmp_path}/control")
+
+
+# spec FL11
+async def test_a_daemon_that_knows_no_fleet_is_told_to_be_started_again(
+    tmp_path: Path,
+) -> None:
+    control = f"{tmp_path}/control"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(StandIn("L1").serve, control)
+        with pytest.raises(ControlError, match="is of another version; start it again"):
+            await in_thread(find_place, control)
+        nursery.cancel_scope.cancel()
+
+
+# spec FL1
+def test_a_daemon_without_the_section_joins_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    one = place(tmp_path)._replace(fleet=None)
+    with pytest.raises(RayError, match=r"has no \[fleet\]; add it"):
+        enter(one, Options("n1", (), LOOPBACK, 1, None))
+    assert not os.path.exists(one.directory)

@@ -295,6 +295,21 @@ def test_a_silent_node_is_unknown_and_up_again_when_it_is_heard(scene: Scene) ->
 
 
 # spec FL5
+def test_a_wall_clock_that_jumps_loses_no_node(scene: Scene) -> None:
+    scene.spawn()
+    scene.report("a", "running")
+    for wall_s in (0.0, 4e9, 1e9):
+        scene.now_s += 1.0
+        now = Moment(scene.now_s, wall_s)
+        for node in ("a", "b"):
+            beat = Beat(node, scene.sessions[node], 9)
+            scene.store(scene.directory.receive(beat, now))
+        scene.store(scene.directory.tick(now))
+        assert (scene.node_state("a"), scene.node_state("b")) == ("up", "up")
+    assert (scene.child().state, scene.child().incarnation) == ("running", 1)
+
+
+# spec FL5
 def test_a_loss_is_stored_with_what_is_placed_again(scene: Scene) -> None:
     scene.spawn(program=ALWAYS)
     scene.report("a", "running")

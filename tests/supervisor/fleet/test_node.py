@@ -122,6 +122,15 @@ def test_a_beat_goes_out_only_when_the_daemon_has_answered(scene: Scene) -> None
 
 
 # spec FL5
+def test_a_wall_clock_that_jumps_ends_no_child(scene: Scene) -> None:
+    assert len(scene.start()) == 1
+    for wall_s in (-1e9, 4e9):
+        step = scene.node.tick(Moment(scene.now_s, wall_s))
+        assert not any(isinstance(action, EndAll) for action in step.actions)
+        scene.node.check_effect("c1", 1, Moment(scene.now_s, wall_s))
+
+
+# spec FL5
 def test_at_its_deadline_a_node_ends_its_children_then_joins_anew(scene: Scene) -> None:
     before = scene.session
     scene.now_s = 104.0

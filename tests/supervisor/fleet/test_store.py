@@ -13,6 +13,7 @@ import pytest
 from supervisor.fleet.held_slices import LedgerRow
 from supervisor.fleet.step import Change, StaleEpochError, Step
 from supervisor.fleet.store import FILE, FleetStore, StepWriter, StoreError
+from tests.helpers.command import small_disk
 
 ROW = LedgerRow("L1", 2, 3)
 
@@ -143,3 +144,25 @@ async def test_a_step_that_cannot_be_stored_is_not_carried_out(path: str) -> Non
         await writer.flush()
     assert seen == []
     store.close()
+
+
+# spec FL2
+async def test_on_a_full_disk_nothing_is_carried_out_that_is_not_stored(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path, "512k") as disk:
+        store = FleetStore(str(disk / "fleet"))
+        (disk / "other").write_bytes(bytes(128 << 10))
+        seen: list[Step] = []
+        writer = StepWriter(store, seen.append)
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            for number in range(10_000):
+                step = Step()
+                step.put("ledger", f"{number:0500}", ROW)
+                writer.add(step)
+                await writer.flush()
+        store.close()
+        (disk / "other").unlink()
+        store = FleetStore(str(disk / "fleet"))
+        assert len(store.load()) == len(seen) > 0
+        store.close()

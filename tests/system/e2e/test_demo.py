@@ -1,4 +1,4 @@
-"""`make demo`: every step checks itself, so it is run to its end."""
+"""`make demo`, `make fleet-demo`: every step checks itself, so they are run to their end."""
 
 import os
 import shutil
@@ -10,22 +10,25 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import ENVIRONMENT
+from tests.helpers.rounds import LONG_ALONE
 from tests.system.attacks.test_unprivileged import nobodys_command
 
 pytestmark = pytest.mark.slow
 
-DEMO = Path(__file__).parents[3] / "demo" / "demo.sh"
+DEMOS = Path(__file__).parents[3] / "demo"
 
-# The demo looks for what is left on this machine: other tests run beside it.
+# A demo looks for what is left on this machine: other tests run beside it.
 ALONE = ("unshare", "-pf", "--mount-proc")
 
 
-def run_demo(before: list[str], env: dict[str, str], where: Path) -> str:
-    """Run it; return what it printed."""
+def run_demo(
+    before: list[str], env: dict[str, str], where: Path, name: str = "demo.sh"
+) -> str:
+    """Run a demo; return what it printed."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("it takes root and unshare (util-linux) to be alone")
     done = subprocess.run(
-        [*ALONE, *before, "sh", str(DEMO)],
+        [*ALONE, *before, "sh", str(DEMOS / name)],
         cwd=where, env={**env, "TMPDIR": str(where)}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
@@ -41,6 +44,17 @@ def test_the_demo_shows_an_agent_a_conflict_and_that_nothing_is_left(
     said = run_demo([], ENVIRONMENT, tmp_path)
     assert "conflict   CHANGES.md: it was changed in the base" in said
     assert "committed  basket.py" in said
+
+
+# spec FL5, FL7
+@pytest.mark.parametrize("children", [pytest.param("8", marks=LONG_ALONE)])
+def test_the_demo_of_a_fleet_loses_a_node_and_no_token(
+    tmp_path: Path, children: str
+) -> None:
+    pytest.importorskip("ray")
+    env = {**ENVIRONMENT, "CHILDREN": children}
+    said = run_demo([], env, tmp_path, "fleet.sh")
+    assert "11 calls of 6 tokens; none is missing, and none counts twice" in said
 
 
 def test_the_demo_is_the_same_for_an_ordinary_user() -> None:
