@@ -1,4 +1,4 @@
-"""A fleet of machines in namespaces of this one: placing, listing, one account, Ray.
+"""A fleet on machines in namespaces of this one, beside its daemons and Ray.
 
 `tests.helpers.fleetmachines` makes the machines. Doors and control sockets are asked from
 this program, which is on none of them: a path of a socket is reached from any net
@@ -8,6 +8,7 @@ actors (`fleet_ray`). Needs root.
 
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from threading import Thread
 from typing import Any
 
 from benchmarks.fleet_ray import rows_of_ray
-from benchmarks.measure import MeasureError, in_turn, percentile, run
+from benchmarks.measure import MeasureError, in_turn, percentile, run, workplace
 from benchmarks.options import add_sandhost, parse, parser
 from benchmarks.report import Report, Row, at_most
 from supervisor.client import HostClient
@@ -36,10 +37,11 @@ ROUNDS = 100
 CHILDREN, MOST_NODES = 1000, 4
 ASKED, COMMANDS = 100, 9
 CALLERS = 64
+KEY = "sk-bench"
 SLEEP = ["/bin/sleep", "100000"]
 PROVIDER_PORT = 8000
 COUNTED_S = 10.0
-"""From a kill until what is left is counted: a lease, and half of one."""
+"""From a kill until what is left is counted."""
 
 TOGETHER_S = 30.0
 """For the callers to start, before they all call."""
@@ -48,9 +50,10 @@ CONFIG = f"""
 max_children = {2 * CHILDREN}
 [llm]
 base_url = "http://127.0.0.1:{PROVIDER_PORT}/v1"
-api_key_file = "{{where}}/key"
+api_key_file = "KEY_FILE"
 max_tokens = 10
 [fleet]
+lease = "15s"
 [fleet.quota]
 max_tokens = 100
 window = "never"
@@ -86,13 +89,25 @@ def main(argv: Sequence[str] = ()) -> int:
 def measure(sandhost: Path, rounds: int, nodes: int, children: int) -> list[Row]:
     """Take all figures on one fleet."""
     names = [f"m{number}" for number in range(nodes)]
-    with machines(*names, config=CONFIG) as found:
+    with workplace(Path(tempfile.gettempdir())) as place:
+        key = place / "key"
+        key.write_text(f"{KEY}\n")
+        key.chmod(0o600)
+        config = CONFIG.replace("KEY_FILE", str(key))
+        return measure_on(names, config, sandhost, rounds, children)
+
+
+def measure_on(
+    names: Sequence[str], config: str, sandhost: Path, rounds: int, children: int
+) -> list[Row]:
+    """Take all figures on machines with such names."""
+    with machines(*names, config=config) as found:
         for one in found:
             start_provider(one)
         begun_s = time.monotonic()
         address, token_file = joined(*found)
         taken_s = time.monotonic() - begun_s
-        rows = [Row(f"a fleet of {nodes} nodes is up", taken_s, "s")]
+        rows = [Row(f"a fleet of {len(names)} nodes is up", taken_s, "s")]
         rows += rows_of_create(found, rounds)
         rows += rows_of_placing(found, children)
         rows += rows_of_ps(found, sandhost, children // 2)
@@ -209,10 +224,8 @@ def ms(call: Callable[[], object]) -> float:
 
 def start_provider(one: Machine) -> None:
     """Start a stand-in for a model's provider on a machine."""
-    (one.where / "key").write_text("sk-bench\n")
-    (one.where / "key").chmod(0o600)
     words = (sys.executable, "-m", "demo.provider", "--port", str(PROVIDER_PORT))
-    one.start(*words, "--key", "sk-bench", "--log", str(one.where / "asked"))
+    one.start(*words, "--key", KEY, "--log", str(one.where / "asked"))
 
 
 def row_of_callers(found: Sequence[Machine]) -> Row:

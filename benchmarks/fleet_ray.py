@@ -1,4 +1,4 @@
-"""Ray's own actors that run programs by `subprocess.run`, beside the fleet's children.
+"""Ray's own actors with `subprocess.run`, beside the fleet's children.
 
     python -m benchmarks.fleet_ray ADDRESS BIND COUNT
 
@@ -25,7 +25,7 @@ STAYS = "setsid sleep 31415 & exec sleep 31415"
 
 
 def rows_of_ray(one: Machine, address: str, token_file: str) -> list[Row]:
-    """Return how quickly Ray's actors start on a machine, and what kills leave of them.
+    """Return how long Ray's actors take to start, and what kills leave of them.
 
     Its raylet is killed at the end.
     """

@@ -25,7 +25,7 @@ finish() {
   for pid in $started; do kill -9 "$pid" 2>/dev/null || true; done
   # `down` has ended Ray where all went well.
   for state in "$work"/?/state/fleet; do
-    [ ! -d "$state" ] || python -m supervisor.cluster.ray_processes "$state"
+    [ ! -d "$state" ] || python -m supervisor.cluster.ray_processes "$state" || true
   done
   rm -rf "$work"
 }
@@ -62,6 +62,8 @@ is_up() { fleet a ps --json | value "{n['name']: n['state'] for n in x['nodes']}
 asked() { grep -c '"event": "request"' "$work/asked" || true; }
 were_asked() { [ "$(asked)" -ge "$1" ]; }
 
+nothing_runs() { ! pgrep -f "$work/" > /dev/null; }
+
 start_daemon() {
   sandhost serve --config "$work/$1/config.toml" 2>> "$work/$1/log" &
   eval "daemon_$1=$!"
@@ -84,6 +86,7 @@ max_children = $children
 [llm]
 base_url = "$url"
 api_key_file = "$work/key"
+max_tokens = 20
 [llm.quota]
 weights = { output = 1.0 }
 [fleet]
@@ -149,7 +152,7 @@ for node in a b c d; do
 done
 for pid in $started; do kill "$pid" 2>/dev/null || true; done
 started=
-if pgrep -f "$work" > "$work/left"; then fail "left: $(cat "$work/left")"; fi
+await nothing_runs  # other nodes end their Ray when they have answered
 sandhost doctor --leaks --json > "$work/after" || true
 python "$here/nothing_left.py" "$work/before" "$work/after"
 say "done"

@@ -1,4 +1,4 @@
-"""A start that dies, a node that was ended from elsewhere, no daemon or an older one."""
+"""A start that dies, a node that others have ended, no daemon, or an older one."""
 
 import json
 import os

@@ -146,6 +146,15 @@ async def test_a_step_that_cannot_be_stored_is_not_carried_out(path: str) -> Non
     store.close()
 
 
+async def fill(writer: StepWriter[Step]) -> None:
+    """Store rows, one step each."""
+    for number in range(10_000):
+        step = Step()
+        step.put("ledger", f"{number:0500}", ROW)
+        writer.add(step)
+        await writer.flush()
+
+
 # spec FL2
 async def test_on_a_full_disk_nothing_is_carried_out_that_is_not_stored(
     tmp_path: Path,
@@ -156,11 +165,7 @@ async def test_on_a_full_disk_nothing_is_carried_out_that_is_not_stored(
         seen: list[Step] = []
         writer = StepWriter(store, seen.append)
         with pytest.raises(sqlite3.OperationalError, match="full"):
-            for number in range(10_000):
-                step = Step()
-                step.put("ledger", f"{number:0500}", ROW)
-                writer.add(step)
-                await writer.flush()
+            await fill(writer)
         store.close()
         (disk / "other").unlink()
         store = FleetStore(str(disk / "fleet"))

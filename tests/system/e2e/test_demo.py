@@ -1,4 +1,4 @@
-"""`make demo`, `make fleet-demo`: every step checks itself, so they are run to their end."""
+"""`make demo` and `make fleet-demo` check themselves: they are run to their end."""
 
 import os
 import shutil
