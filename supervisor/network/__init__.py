@@ -2,5 +2,5 @@
 
 Modules that decide and parse do no I/O: they take bytes, names and clocks, and return
 decisions, bytes and texts. `rule` and `rules` have the grants, `addresses` the closed
-ranges; `dns`, `clienthello` and `proxy` read the bytes of a child.
+ranges; `dns`, `clienthello`, `proxy_http` and `proxy_socks` read the bytes of a child.
 """

@@ -1,6 +1,6 @@
 """The result of a proxy's dialogue with a program in any protocol: one host.
 
-`proxy_http` and `proxy_socks` speak the protocols; `proxy` tells them apart.
+`proxy_http` and `proxy_socks` speak the protocols; `proxy_server` tells them apart.
 """
 
 from __future__ import annotations

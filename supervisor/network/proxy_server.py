@@ -1,6 +1,7 @@
-"""The proxy of a child's namespace: dialogues over sockets (spec NET8).
+"""The proxy of a child's namespace, for programs that can use one (spec NET8).
 
-`proxy` and what it names speak the protocols; here is what waits and connects.
+`proxy_http` and `proxy_socks` speak the protocols; the first byte of a connection tells
+which. This module waits and connects.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from supervisor.network import proxy
+from supervisor.network import proxy_socks
 from supervisor.network.access import DeniedError
 from supervisor.network.connections import UnreachableError
 from supervisor.network.outbound import CONNECT_TIMEOUT_S
 from supervisor.network.proxy_dialogue import ProxyError
+from supervisor.network.proxy_http import HttpDialogue
+from supervisor.network.proxy_socks import SocksDialogue
+from supervisor.network.settings import PROXY_PORT
 from supervisor.network.sockets import receive, reset_socket, send_all
 from supervisor.network.tunnel import READ_BYTES, FilterError
 
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 """How long a program may take to say what it wants."""
 
+_SOCKS4 = 4
+_SOCKS4_REJECTED = b"\0\x5b" + bytes(6)
+
 
 class ProxyServer:
     """Serves one child.
@@ -41,7 +48,7 @@ class ProxyServer:
         port: where it listens.
     """
 
-    port = proxy.PORT
+    port = PROXY_PORT
 
     def __init__(self, access: Access, outbound: Outbound) -> None:
         self._access = access
@@ -95,7 +102,7 @@ class ProxyServer:
             data = await receive(connection.inner, READ_BYTES)
             if not data:
                 return None
-            dialogue = dialogue or proxy.open_dialogue(data[0])
+            dialogue = dialogue or open_dialogue(data[0])
             try:
                 asked = dialogue.receive(data)
             except ProxyError as why:
@@ -137,6 +144,20 @@ class ProxyServer:
             reset_socket(outer)
             raise
         await self._outbound.join(connection, outer, dialogue.forward())
+
+
+def open_dialogue(first: int) -> Dialogue:
+    """Return what speaks the protocol of a connection.
+
+    Args:
+        first: the first byte that came; `receive` gets it as well.
+
+    Raises:
+        ProxyError: the protocol is SOCKS4.
+    """
+    if first == _SOCKS4:
+        raise ProxyError("cannot speak SOCKS4: use SOCKS5", _SOCKS4_REJECTED)
+    return SocksDialogue() if first == proxy_socks.VERSION else HttpDialogue()
 
 
 class _Request:

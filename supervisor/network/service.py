@@ -21,7 +21,6 @@ import trio
 from hostlib.accounts import Account
 from hostlib.threads import in_thread
 from supervisor.fsproxy.ports import NO_NAMES
-from supervisor.network import proxy
 from supervisor.network.additions import (
     ADDRESSES,
     V4,
@@ -42,7 +41,13 @@ from supervisor.network.inner_sockets import InnerSockets
 from supervisor.network.narrowing import narrow
 from supervisor.network.network_state import NetworkState
 from supervisor.network.rule import parse_rule
-from supervisor.network.settings import DNS_PORT, SettingError, settings_from
+from supervisor.network.settings import (
+    DNS_PORT,
+    OWN_PORTS,
+    PROXY_PORT,
+    SettingError,
+    settings_from,
+)
 from vfs.handover import state_from
 
 if TYPE_CHECKING:
@@ -86,7 +91,7 @@ as it lasts. With 64 granted ports there are fewer than a message can hold (253)
 
 _LOOPBACK, _ANY_V4, _ANY_V6 = "127.0.0.1", "0.0.0.0", "::"  # noqa: S104 - a child's
 
-_PROXY_URL = f"http://{_LOOPBACK}:{proxy.PORT}"
+_PROXY_URL = f"http://{_LOOPBACK}:{PROXY_PORT}"
 
 
 _NO_OWN_NETWORK = "network: a nested client shares its parent's namespace; use sandhost relay --network"
@@ -415,10 +420,10 @@ def _sockets_wanted(settings: NetworkSettings) -> Iterator[SocketOrder]:
     stream = int(socket.SOCK_STREAM)
     granted = settings.rules.ports()
     yield V4, int(socket.SOCK_DGRAM), _LOOPBACK, DNS_PORT
-    for port in (DNS_PORT, proxy.PORT):
+    for port in OWN_PORTS:
         yield V4, stream, _ANY_V4 if port in granted else _LOOPBACK, port
     for port in granted:
-        if port not in {DNS_PORT, proxy.PORT}:
+        if port not in OWN_PORTS:
             yield V4, stream, _ANY_V4, port
         yield V6, stream, _ANY_V6, port
     stock = STOCK_TO_PUBLISH if settings.publish else STOCK
@@ -437,7 +442,7 @@ def sockets_of(
     """
     left = iter(made)
     datagram, stream, proxy_stream = next(left), next(left), next(left)
-    own = {DNS_PORT: stream, proxy.PORT: proxy_stream}
+    own = {DNS_PORT: stream, PROXY_PORT: proxy_stream}
     listeners: dict[int, tuple[socket.socket, ...]] = {}
     for port in settings.rules.ports():
         first = own.get(port) or next(left)

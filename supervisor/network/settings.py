@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from supervisor.network import credential, proxy
+from supervisor.network import credential
 from supervisor.network.contradictions import clashing_ports, contradictions
 from supervisor.network.hosts import (
     HostError,
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from supervisor.network.section import Mode, NetworkSection
 
 DNS_PORT = 53
-OWN_PORTS = (DNS_PORT, proxy.PORT)
+PROXY_PORT = 3128
+OWN_PORTS = (DNS_PORT, PROXY_PORT)
 """Ports of 127.0.0.1 in a child's namespace that the host listens on."""
 UPSTREAM_PORT = 80
 NO_TERMS: Mapping[str, Terms] = MappingProxyType({})

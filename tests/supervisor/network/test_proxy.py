@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from supervisor.network.hosts import Address
-from supervisor.network.proxy import open_dialogue
 from supervisor.network.proxy_dialogue import Asked, Dialogue, ProxyError
 from supervisor.network.proxy_http import MAX_HEAD_BYTES
+from supervisor.network.proxy_server import open_dialogue
 from supervisor.network.reasons import Reason, Refused
 
 END = b"\r\n\r\n"
