@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 from typing import TYPE_CHECKING
 
@@ -49,3 +51,16 @@ def _hard_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Linux has fs.nr_open instead of infinity; systems that emulate it may not.
     return 1_048_576 if hard == resource.RLIM_INFINITY else hard
+
+
+def descriptors_of(files: set[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
+    """Return (file, descriptor) of each descriptor of this process on given files."""
+    found = []
+    for name in os.listdir("/proc/self/fd") if files else ():
+        fd = int(name)
+        with contextlib.suppress(OSError):  # the descriptor of the listing is closed
+            status = os.fstat(fd)
+            identity = (status.st_dev, status.st_ino)
+            if identity in files:
+                found.append((identity, fd))
+    return found

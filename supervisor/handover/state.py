@@ -28,7 +28,7 @@ from vfs.handover import (  # noqa: TC001 - msgspec looks
     PolicyState,
 )
 
-VERSION = 4
+VERSION = 5
 """Version of the form below."""
 
 LAUNCHPAD = wire.VERSION

@@ -1,7 +1,8 @@
 """Checkpoints: the conversation and the descriptors of a process, kept as one.
 
     DIRECTORY/checkpoints.sqlite   the rows of the checkpoints (SQLite, WAL)
-    DIRECTORY/blobs/HEX            contents, by their BLAKE3
+    DIRECTORY/blobs/HEX            their contents, by their BLAKE3
+    DIRECTORY/contents/HEX         those of the store that are on the disk
 
 1. A checkpoint is whole or missing, even after kill -9: contents are written first,
    then one transaction adds the row. Deleting goes the other way; the next host
@@ -25,10 +26,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from blake3 import blake3
+
+from hostlib.linux.descriptors import descriptors_of
 from hostlib.private_files import open_private
 from hostlib.threads import ThreadLock
-from hostlib.unnamed_files import descriptors_of
-from supervisor.llmfd.checkpoint_blobs import BlobFiles
+from supervisor.llmfd.blob_files import BlobFiles, make_part_name
 from supervisor.llmfd.checkpoint_rows import (
     COLUMNS,
     SCHEMA,
@@ -54,6 +57,7 @@ from supervisor.llmfd.checkpoint_state import (
 )
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
 from supervisor.llmfd.own_checkpoints import NAMELESS, NUMBERED
+from supervisor.llmfd.store import STEP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,14 +128,12 @@ class Checkpoints:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._fd = os.open(directory, flags)
-        self._blobs = BlobFiles(-1)
         try:
             self._lock_directory(directory)
             self._close_to_others(directory)
-            os.makedirs(os.path.join(directory, "blobs"), mode=0o700, exist_ok=True)
-            self._blobs = BlobFiles(os.open("blobs", flags, dir_fd=self._fd))
+            self._blobs = BlobFiles(os.path.join(directory, "blobs"))
         except BaseException:
-            self.close()
+            os.close(self._fd)
             raise
 
     def _lock_directory(self, directory: str) -> None:
@@ -209,7 +211,7 @@ class Checkpoints:
             doomed = self._find_outlived(database, owner)
             self._check_room(database, owner, blobs, doomed)
             with self._remove_on_failure(database, blobs):
-                self._blobs.write(blobs)
+                self._write(blobs)
                 state = state_of(process, snapshots)
             made = Summary(
                 checkpoint or new_checkpoint_id(),
@@ -233,6 +235,38 @@ class Checkpoints:
                 keys = delete_rows(database, doomed)
             self._blobs.remove(find_unheld(database, keys))
             return made
+
+    def _write(self, blobs: dict[str, Blob]) -> None:
+        """Write contents under their names, if they are not there and whole.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        files = self._blobs
+        for name, blob in blobs.items():
+            if self._is_whole(name, blob):
+                continue
+            part = make_part_name()
+            try:
+                files.append(part, b"")  # a content may be empty
+                for piece in blob.pieces():
+                    files.append(part, piece)
+                files.flush(part)
+                files.rename(part, name)
+            except BaseException:
+                files.remove([part])
+                raise
+        os.fsync(files.fd)
+
+    def _is_whole(self, name: str, blob: Blob) -> bool:
+        """Return whether an earlier checkpoint has left this content undamaged."""
+        digest = blake3()
+        try:
+            for piece in self._blobs.pieces(name, STEP_BYTES):
+                digest.update(piece)
+        except FileNotFoundError:
+            return False
+        return digest.digest() == blob.key
 
     @contextlib.contextmanager
     def _remove_on_failure(
@@ -426,7 +460,8 @@ class Checkpoints:
         """Return the content of a key; the base64 of a binary one is made again."""
         writer = store.writer()
         try:
-            self._blobs.read(key, writer)
+            for piece in self._blobs.pieces(key, STEP_BYTES):
+                writer.add(piece)
             if writer.digest().hex() != key:
                 raise make_damaged_error([checkpoint])
             return writer.finish()

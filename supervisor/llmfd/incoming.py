@@ -8,18 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hostlib.threads import ThreadLock
 from supervisor.llmfd.errors import INVALID_PARAMETER, FdError
+from supervisor.llmfd.store import WriterState  # noqa: TC001 - msgspec looks at it
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.llmfd.allowance import Allowance
     from supervisor.llmfd.blob import Content
+    from supervisor.llmfd.memory_file import MemoryFile
     from supervisor.llmfd.store import Store, Writer
 
 MOST_TOKENS = 64
 """Most contents that one client may be putting in at the same time."""
+
+
+class BegunState(msgspec.Struct):
+    """See ``Begun``."""
+
+    made: int
+    writers: list[WriterState]
 
 
 class Begun:
@@ -81,17 +92,11 @@ class Begun:
             raise
         return token
 
-    def enter(self, writer: Writer, token: str = "") -> str:
-        """Own a writer that was charged already; return its token.
-
-        Args:
-            writer: from another program.
-            token: its token; empty for a new one.
-        """
+    def enter(self, writer: Writer) -> str:
+        """Own a writer that was charged already; return its new token."""
         with self._lock:  # pieces come in a thread, outputs of tools in Trio's
-            if not token:
-                self.made += 1
-                token = f"t{self.made}"
+            self.made += 1
+            token = f"t{self.made}"
             self._writers[token] = writer
         return token
 
@@ -122,6 +127,28 @@ class Begun:
         """Forget all tokens."""
         for token in tuple(self._writers):
             self.drop(token)
+
+    def snapshot(self, memory: MemoryFile) -> BegunState:
+        """Return them as ``restore`` takes them."""
+        writers = [one.snapshot(token, memory) for token, one in self]
+        return BegunState(self.made, writers)
+
+    def restore(self, state: BegunState, memory: MemoryFile) -> None:
+        """Take over the contents that the program before has begun.
+
+        One that cannot be continued is dropped: its token is not known then.
+        """
+        self.made = state.made
+        for one in state.writers:
+            writer = self._store.writer()
+            try:
+                writer.restore(one, memory)
+            except FdError:
+                writer.close()
+                continue
+            self._writers[one.token] = writer
+            if self._allowance is not None:
+                self._allowance.used += writer.size  # it was taken piece by piece
 
     def _take(self, size: int) -> None:
         if self._allowance is not None:

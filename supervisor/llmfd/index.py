@@ -16,15 +16,19 @@ from __future__ import annotations
 import codecs
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import msgspec
 import stringzilla
 
 from protocol.fdxml import FORBIDDEN_CONTROLS
 from supervisor.llmfd.errors import NotTextError
+from supervisor.llmfd.memory_file import Piece  # noqa: TC001 - msgspec looks at it
 
 if TYPE_CHECKING:
     import mmap
+
+    from supervisor.llmfd.memory_file import MemoryFile
 
     Buffer = bytes | mmap.mmap
 
@@ -43,6 +47,23 @@ _UNUSUAL = FORBIDDEN_CONTROLS + bytes(range(0x80, 0x100))
 _find = stringzilla.find_first_of
 _NON_CHARACTERS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
 _CONTINUATION = bytes(range(0x80, 0xC0))
+
+
+class Text(Protocol):
+    """The bytes of a text, of which short parts are asked for."""
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        """Return a part."""
+        ...
+
+
+class IndexState(msgspec.Struct):
+    """See ``TextIndex``; the counts are in the memory file, 8 bytes each."""
+
+    size: int
+    newlines: Piece
+    starts: Piece | None
+    ends_line: bool
 
 
 class TextIndex:
@@ -87,7 +108,7 @@ class TextIndex:
         arrays = (self._newlines, self._starts)
         return sum(len(a) * a.itemsize for a in arrays if a is not None)
 
-    def newlines_before(self, text: Buffer, offset: int) -> int:
+    def newlines_before(self, text: Text, offset: int) -> int:
         """Return the number of LFs before a byte offset."""
         block, rest = divmod(offset, BLOCK_BYTES)
         count = self._newlines[block]
@@ -95,7 +116,7 @@ class TextIndex:
             count += text[offset - rest : offset].count(b"\n")
         return count
 
-    def line_start(self, text: Buffer, line: int) -> int:
+    def line_start(self, text: Text, line: int) -> int:
         """Return the byte offset where a line starts, counted from 1.
 
         ``lines + 1`` gives the end of the text.
@@ -111,11 +132,11 @@ class TextIndex:
         piece = text[offset : offset + BLOCK_BYTES]
         return offset + _after_newline(piece, wanted - counts[block])
 
-    def lines_end(self, text: Buffer, start: int, line: int, count: int) -> int:
+    def lines_end(self, text: Text, start: int, line: int, count: int) -> int:
         """Return the byte offset where lines end.
 
         Args:
-            text: the buffer.
+            text: all of it.
             start: offset of the first line.
             line: the number of that line.
             count: number of lines.
@@ -131,7 +152,7 @@ class TextIndex:
                 return start + end
         return self.line_start(text, line + count)
 
-    def chars_before(self, text: Buffer, offset: int) -> int:
+    def chars_before(self, text: Text, offset: int) -> int:
         """Return the number of characters that begin before a byte offset."""
         if self._starts is None:
             return offset
@@ -141,7 +162,7 @@ class TextIndex:
             count += _count_starts(text[offset - rest : offset])
         return count
 
-    def char_offset(self, text: Buffer, char: int) -> int:
+    def char_offset(self, text: Text, char: int) -> int:
         """Return the byte offset of a character, counted from 0."""
         if self._starts is None:
             return char
@@ -156,6 +177,26 @@ class TextIndex:
         found = piece[skipped:].decode("utf-8", "ignore")
         before = found[: char - self._starts[block]]
         return offset + skipped + len(before.encode())
+
+    # Hand-over
+
+    def snapshot(self, memory: MemoryFile) -> IndexState:
+        """Return it as ``restore`` takes it."""
+        newlines = memory.put(self._newlines.tobytes())
+        starts = None if self._starts is None else memory.put(self._starts.tobytes())
+        ends_line = self.lines == self._newlines[-1]
+        return IndexState(self.size, newlines, starts, ends_line)
+
+    @classmethod
+    def restore(cls, state: IndexState, memory: MemoryFile) -> TextIndex:
+        """Return the counts of the program before.
+
+        Raises:
+            HandoverError: they were not handed over whole.
+        """
+        newlines = array("Q", memory.get(state.newlines))
+        starts = None if state.starts is None else array("Q", memory.get(state.starts))
+        return cls(state.size, newlines, starts, ends_line=state.ends_line)
 
 
 def _after_newline(piece: bytes, number: int) -> int:

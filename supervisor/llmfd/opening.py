@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hostlib.paths import CHECKPOINTS
 from supervisor.llmfd import Checkpoints, Retention, Settings, Store
+from supervisor.llmfd.blob_files import MOST_DESCRIPTORS
 from supervisor.llmfd.service import FdService, read_state
 from supervisor.sandbox.scratch import make_kept
 
@@ -39,24 +40,30 @@ class FdOptions:
     retention: Retention
 
 
-def make_service(fs: Filesystem, options: FdOptions, checkpoints: str) -> FdService:
+def make_service(fs: Filesystem, options: FdOptions, directory: str) -> FdService:
     """Return the LLM fds that are configured.
 
     Args:
         fs: the host's file system.
         options: of them.
-        checkpoints: directory for them.
+        directory: of checkpoints, and of contents on the disk; of this host alone.
 
     Raises:
         OSError: the directory cannot be used.
     """
+    checkpoints = Checkpoints(directory, retention=options.retention)
+    try:
+        store = Store(options.max_memory_bytes, os.path.join(directory, "contents"))
+    except BaseException:
+        checkpoints.close()
+        raise
     return FdService(
         fs,
-        Store(options.max_memory_bytes),
+        store,
         options.tools,
         settings=options.settings,
         max_store=options.max_store_bytes,
-        checkpoints=Checkpoints(checkpoints, retention=options.retention),
+        checkpoints=checkpoints,
     )
 
 
@@ -92,7 +99,10 @@ def open_fds(
         service.temporary = temporary
         service.journal = host.journal
         service.drop_numbered(host.log, before)
-        host.fs.set_aside(service.store.spool.most_descriptors)
+        if before is None and (count := service.store.files.remove_all_but(())):
+            text = f"Removed {count} contents that a dead host has left"
+            host.log.write("INFO", text, contents=count)
+        host.fs.set_aside(MOST_DESCRIPTORS)
         host.services.fds = service
         host.holders.add(service.descriptors)
         try:

@@ -106,15 +106,14 @@ class Preloads:
         if self._left_chars < 0:
             text = f"The preloads show more than {MOST_KEPT_CHARS} characters"
             raise FdError(INVALID_PARAMETER, text, fd=fd.id)
-        data = blob.data
-        end = blob.index.char_offset(data, chars)
+        end = blob.index.char_offset(blob, chars)
         attributes: list[tuple[str, str | int | bool]] = [("fd", fd.id), *more]
         if fd.is_binary:
             attributes.append(("encoding", "base64"))
         if end < blob.size:
             attributes.append(("truncated", True))
         self.shown.append(
-            fdxml.text_element("preload", attributes, data[:end]).decode()
+            fdxml.text_element("preload", attributes, blob[:end]).decode()
         )
         await trio.lowlevel.checkpoint()  # there may be many
 

@@ -16,19 +16,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import trio
 
 from protocol import fdxml
 from supervisor.fsproxy.ports import ContentError
 from supervisor.llmfd.arguments import Json, Tool, bind
 from supervisor.llmfd.errors import INVALID_PARAMETER, MOST_SAID_CHARS, FdError
-from supervisor.llmfd.incoming import Begun
+from supervisor.llmfd.incoming import Begun, BegunState
 from supervisor.llmfd.own_checkpoints import OwnCheckpoints
 from supervisor.llmfd.selection import lines_of, part_span
-from supervisor.llmfd.table import FdTable
-from supervisor.llmfd.tempfiles import TempFiles
+from supervisor.llmfd.table import FdTable, TableState
+from supervisor.llmfd.tempfiles import TempFiles, TempFilesState
 from supervisor.llmfd.threads import in_thread
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from supervisor.llmfd.checkpoints import Checkpoints
     from supervisor.llmfd.client_files import Files
     from supervisor.llmfd.index import Span
+    from supervisor.llmfd.memory_file import MemoryFile
     from supervisor.llmfd.store import Store
     from supervisor.llmfd.table import LlmFd
     from supervisor.llmfd.workspaces import Workspaces
@@ -105,6 +107,27 @@ class Summarizer(Protocol):
         """
 
 
+class SharedState(msgspec.Struct):
+    """See ``Shared``."""
+
+    owner: str
+    temps: TempFilesState
+
+
+class ProcessState(msgspec.Struct):
+    """See ``Process``; ``shared`` is a number in the list of all."""
+
+    shared: int
+    table: TableState
+    messages: Any
+    program: str
+    claim: bool
+    depth: int
+    begun: BegunState
+    checkpoints_seen: list[str] | None
+    checkpoints_made: list[str]
+
+
 @dataclass(slots=True)
 class Shared:
     """The parts that the processes of one child share.
@@ -135,6 +158,10 @@ class Shared:
 
     def __post_init__(self) -> None:
         self.temps.belong_to(self.store, self.allowance)
+
+    def snapshot(self) -> SharedState:
+        """Return it as ``FdService.take_over`` restores it."""
+        return SharedState(self.owner, self.temps.snapshot())
 
 
 class Process:
@@ -395,6 +422,39 @@ class Process:
         child.claim = self.claim
         child.depth = self.depth + 1
         return child
+
+    def snapshot(self, shared: int, memory: MemoryFile) -> ProcessState:
+        """Return it as ``restore`` takes it.
+
+        Args:
+            shared: the number of its shared part.
+            memory: gets bytes that are in no content yet.
+        """
+        return ProcessState(
+            shared,
+            self.table.snapshot(),
+            self.messages,
+            self.program,
+            self.claim,
+            self.depth,
+            self.begun.snapshot(memory),
+            self.checkpoints.seen,
+            self.checkpoints.made,
+        )
+
+    @classmethod
+    def restore(
+        cls, state: ProcessState, shared: Shared, memory: MemoryFile
+    ) -> Process:
+        """Return the process of the program before; the caller sets its client."""
+        table = FdTable.restore(state.table, shared.store, shared.allowance)
+        process = cls(shared, table)
+        process.messages, process.program = state.messages, state.program
+        process.claim, process.depth = state.claim, state.depth
+        process.begun.restore(state.begun, memory)
+        process.checkpoints.seen = state.checkpoints_seen
+        process.checkpoints.made = state.checkpoints_made
+        return process
 
     def close(self) -> None:
         """Free all that it holds."""

@@ -219,17 +219,18 @@ def search(
     Raises:
         FdError: ``invalid_parameter``: the first match alone is too long to show.
     """
-    begin = blob.index.line_start(blob.data, start_line)
+    begin = blob.index.line_start(blob, start_line)
     matches = 0
     shown: list[_Row] = []
     next_line: int | None = None
-    for line_start, position, following in _matching_lines(blob, query, begin):
+    data = blob.data
+    for line_start, position, following in _matching_lines(data, query, begin):
         matches += 1
         if len(shown) < max_results:
             shown.append((_line_at(blob, line_start), line_start, position))
         else:
             next_line = _line_at(blob, line_start)
-            matches += _count(blob, query, following)
+            matches += _count(data, query, following)
             break
     hits = []
     left = MOST_SHOWN_BYTES
@@ -242,7 +243,7 @@ def search(
             next_line = group[fitting][0]
             break
     if matches and not hits:
-        raise _too_long(blob, shown[0])
+        raise _too_long(data, shown[0])
     return Found(matches, tuple(hits), next_line)
 
 
@@ -265,9 +266,9 @@ def _fit(
     return fitting, shown
 
 
-def _too_long(blob: Blob, row: _Row) -> FdError:
+def _too_long(data: Buffer, row: _Row) -> FdError:
     line, start, at = row
-    if _line_end(blob.data, at, blob.size) - start <= MOST_SHOWN_BYTES:
+    if _line_end(data, at, len(data)) - start <= MOST_SHOWN_BYTES:
         text = (
             f"Line {line} is too long for one answer with its context: show less of it"
         )
@@ -277,15 +278,14 @@ def _too_long(blob: Blob, row: _Row) -> FdError:
 
 
 def _line_at(blob: Blob, offset: int) -> int:
-    return blob.index.newlines_before(blob.data, offset) + 1
+    return blob.index.newlines_before(blob, offset) + 1
 
 
 def _matching_lines(
-    blob: Blob, query: Query, position: int
+    data: Buffer, query: Query, position: int
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the start of each line, the place of the match, and the next line's start."""
-    data = blob.data
-    size = blob.size
+    size = len(data)
     look = query.pattern.search
     floor = end = position
     while position < size:
@@ -324,12 +324,12 @@ def _line_end(data: Buffer, at: int, size: int) -> int:
     return size
 
 
-def _count(blob: Blob, query: Query, position: int) -> int:
+def _count(data: Buffer, query: Query, position: int) -> int:
     """Return the number of matching lines from the start of a line on."""
     count = 0
-    while position < blob.size:
+    while position < len(data):
         begin, probed = position, 0
-        lines = _matching_lines(blob, query, begin)
+        lines = _matching_lines(data, query, begin)
         for _, _, following in islice(lines, PROBED_LINES):
             probed += 1
             position = following
@@ -338,26 +338,28 @@ def _count(blob: Blob, query: Query, position: int) -> int:
             break
         if query.literal is not None and position - begin < DENSE_BYTES:
             for _ in range(CUTS):
-                found, position = _count_cut(blob, query, query.literal, position)
+                found, position = _count_cut(data, query, query.literal, position)
                 count += found
     return count
 
 
-def _count_cut(blob: Blob, query: Query, literal: bytes, begin: int) -> tuple[int, int]:
+def _count_cut(
+    data: Buffer, query: Query, literal: bytes, begin: int
+) -> tuple[int, int]:
     """Return the number of matching lines in the next cuts, and their end."""
-    data, size = blob.data, blob.size
+    size = len(data)
     end = min(size, begin + CUT_BYTES)
     if end < size:
         cut = data.rfind(b"\n", begin, end) + 1
         if not cut:  # a line that long is not cut out
-            lines = _matching_lines(blob, query, begin)
+            lines = _matching_lines(data, query, begin)
             _, at, following = next(lines, (0, size, size))
             return (1 if at < size else 0), following
         end = cut
     text = data[begin:end]
     if query.folds:
         if not text.isascii():
-            lines = _matching_lines(blob, query, begin)
+            lines = _matching_lines(data, query, begin)
             here = takewhile(lambda row: row[1] < end, lines)
             return sum(1 for _ in here), end
         text = text.lower()
@@ -378,11 +380,11 @@ def _groups(shown: list[_Row], context: int) -> Iterator[list[_Row]]:
 
 
 def _hit(blob: Blob, group: list[_Row], context: int) -> Hit:
-    index, data = blob.index, blob.data
+    index = blob.index
     line, line_start, position = group[0]
     first = max(1, line - context)
     last = min(index.lines, group[-1][0] + context)
-    span = Span(index.line_start(data, first), index.line_start(data, last + 1))
-    before = index.chars_before(data, line_start)
-    column = index.chars_before(data, position) - before + 1
+    span = Span(index.line_start(blob, first), index.line_start(blob, last + 1))
+    before = index.chars_before(blob, line_start)
+    column = index.chars_before(blob, position) - before + 1
     return Hit(line, column, first, last, span)

@@ -40,13 +40,11 @@ class Selection:
         span: in bytes of the text.
         page: the attribute of that name: a number, or the kind of the part.
         extras: more attributes, in order.
-        lines: as ``lines_of`` returns them; empty if not known yet.
     """
 
     span: Span
     page: str | int
     extras: tuple[tuple[str, str | int], ...] = ()
-    lines: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,8 @@ def select(fd: LlmFd, wanted: Selector) -> Selection:
         case ["read_all"]:
             return Selection(Span(0, fd.content.text.size), "all")
         case ["start_line and end_line"]:
-            return _lines(fd, wanted.start_line, wanted.end_line)
+            span = line_span(fd, wanted.start_line, wanted.end_line)
+            return Selection(span, "lines")
         case ["mode"]:
             return _select_mode(fd, wanted)
         case ["unit"]:
@@ -114,14 +113,6 @@ def _pages(fd: LlmFd, first: int, count: int) -> Selection:
     last = min(last, len(table))
     span = Span(table.span(first).start, table.span(last).end)
     return Selection(span, first if first == last else f"{first}-{last}")
-
-
-def _lines(fd: LlmFd, start: int | None, end: int | None) -> Selection:
-    span = line_span(fd, start, end)
-    total = fd.content.text.index.lines
-    first = 1 if start is None else start
-    last = total if end is None else min(end, total)
-    return Selection(span, "lines", lines=f"{first}-{last}")
 
 
 def line_span(fd: LlmFd, start: int | None, end: int | None) -> Span:
@@ -142,9 +133,8 @@ def line_span(fd: LlmFd, start: int | None, end: int | None) -> Span:
         raise FdError(INVALID_RANGE, words, fd=fd.id)
     last = min(last, total)
     index = text.index
-    data = text.data
-    begin = index.line_start(data, first)
-    return Span(begin, index.lines_end(data, begin, first, last - first + 1))
+    begin = index.line_start(text, first)
+    return Span(begin, index.lines_end(text, begin, first, last - first + 1))
 
 
 def part_span(fd: LlmFd, part: Mapping[str, Json]) -> Span | None:
@@ -178,7 +168,7 @@ def _select_mode(fd: LlmFd, wanted: Selector) -> Selection:
         return _pages(fd, 1 if wanted.start is None else wanted.start, count)
     if wanted.mode == "line":
         first = 1 if wanted.start is None else wanted.start
-        return _lines(fd, first, first + count - 1)
+        return Selection(line_span(fd, first, first + count - 1), "lines")
     return _characters(fd, wanted.start or 0, wanted.count)
 
 
@@ -192,9 +182,7 @@ def _characters(fd: LlmFd, start: int, count: int | None) -> Selection:
         raise FdError(INVALID_RANGE, words, fd=fd.id)
     count = min(count, total - start)
     index = text.index
-    span = Span(
-        index.char_offset(text.data, start), index.char_offset(text.data, start + count)
-    )
+    span = Span(index.char_offset(text, start), index.char_offset(text, start + count))
     return Selection(span, "char", (("start", start), ("count", count)))
 
 
@@ -280,23 +268,44 @@ def lines_of(fd: LlmFd, span: Span) -> str:
     text = fd.content.text
     if not text.size:
         return "0-0"
-    data = text.data
-    before = text.index.newlines_before(data, span.start)
+    before = text.index.newlines_before(text, span.start)
     if span.end - span.start <= BLOCK_BYTES:
-        after = before + data[span.start : span.end].count(b"\n")
+        piece = text[span.start : span.end]
+        after = before + piece.count(b"\n")
     else:
-        after = text.index.newlines_before(data, span.end)
-    ends_line = data[span.end - 1 : span.end] == b"\n" and span.end > span.start
+        piece = text[span.end - 1 : span.end]
+        after = text.index.newlines_before(text, span.end)
+    ends_line = piece.endswith(b"\n")
     return f"{before + 1}-{after + (0 if ends_line else 1)}"
 
 
-def is_continued(fd: LlmFd, span: Span) -> bool:
-    """Return whether a part begins inside a line."""
-    data = fd.content.text.data
-    return span.start > 0 and data[span.start - 1 : span.start] != b"\n"
+class Shown(NamedTuple):
+    """A part of a text as an answer shows it.
+
+    Attributes:
+        text: its bytes.
+        lines: as ``lines_of`` returns them.
+        is_continued: it begins inside a line.
+        is_truncated: it ends inside a line.
+    """
+
+    text: bytes
+    lines: str
+    is_continued: bool
+    is_truncated: bool
 
 
-def is_truncated(fd: LlmFd, span: Span) -> bool:
-    """Return whether a part ends inside a line."""
+def show(fd: LlmFd, span: Span) -> Shown:
+    """Return a part of a text, which is read once."""
     text = fd.content.text
-    return span.end < text.size and text.data[span.end - 1 : span.end] != b"\n"
+    before = min(span.start, 1)
+    piece = text[span.start - before : span.end]
+    shown = piece[before:]
+    first = text.index.newlines_before(text, span.start) + 1
+    last = first + shown.count(b"\n") - (1 if shown.endswith(b"\n") else 0)
+    return Shown(
+        shown,
+        f"{first}-{last}" if text.size else "0-0",
+        is_continued=before > 0 and not piece.startswith(b"\n"),
+        is_truncated=span.end < text.size and not piece.endswith(b"\n"),
+    )

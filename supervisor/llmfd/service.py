@@ -15,7 +15,7 @@ Rules of this file.
 from __future__ import annotations
 
 import json
-import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,14 +34,13 @@ from supervisor.llmfd import (
     Shared,
     Store,
 )
-from supervisor.llmfd.handover import (
-    Entering,
-    Leaving,
+from supervisor.llmfd.blob import BlobState  # noqa: TC001 - msgspec looks at it
+from supervisor.llmfd.memory_file import MemoryFile
+from supervisor.llmfd.own_checkpoints import is_owner, owner_of
+from supervisor.llmfd.process import (  # noqa: TC001 - msgspec looks at them
     ProcessState,
     SharedState,
-    StoreState,
 )
-from supervisor.llmfd.own_checkpoints import is_owner, owner_of
 from supervisor.llmfd.threads import in_thread
 from vfs.errors import HandoverError
 
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView
     from supervisor.llm.conversations import Kept
     from supervisor.llmfd import Summarizer, Tool
+    from supervisor.llmfd.blob import Blob
     from vfs.filesystem import Client, Filesystem
 
 DEFAULT_MAX_STORE = 4 * 1024**3
@@ -73,6 +73,7 @@ class FdsState(msgspec.Struct):
 
     Attributes:
         temporary: the directory of checkpoints that end with the host, if any.
+        memory_fd: the bytes of contents that are in memory.
         contents: all contents, once each.
         shared: the shared parts of a child's processes.
         processes: by client.
@@ -80,10 +81,32 @@ class FdsState(msgspec.Struct):
     """
 
     temporary: str | None
-    contents: StoreState
+    memory_fd: int
+    contents: list[BlobState]
     shared: list[SharedState]
     processes: dict[str, ProcessState]
     kept: list[KeptState]
+
+
+@dataclass(frozen=True, slots=True)
+class _Restoring:
+    """The state of the program before, until every table has its contents.
+
+    Attributes:
+        left: its state.
+        memory: bytes of contents.
+        held: all contents, held once until then.
+        shared: by number.
+    """
+
+    left: FdsState
+    memory: MemoryFile
+    held: list[Blob]
+    shared: list[Shared]
+
+    def process(self, state: ProcessState) -> Process:
+        """Return a restored process."""
+        return Process.restore(state, self.shared[state.shared], self.memory)
 
 
 def read_state(left: object) -> FdsState | None:
@@ -142,8 +165,7 @@ class FdService:
         self.kept: Kept[Process] | None = None
         self.temporary: str | None = None
         self.journal = Journal(-1, lambda _: None)
-        self._left: FdsState | None = None
-        self._entering: Entering | None = None
+        self._restoring: _Restoring | None = None
         self.enabled = enabled
         self.settings = settings or Settings()
         self._fs = fs
@@ -265,53 +287,70 @@ class FdService:
         Checkpoints are on the disk; the next program opens them again. A temporary
         directory of checkpoints is handed over by its name.
         """
-        leaving = Leaving(self.store)
-        stack.callback(os.close, leaving.memory_fd)  # closed if the exchange fails
         try:
-            contents = leaving.contents()
-            processes = {
-                name: leaving.process(process)
-                for name, process in self.processes.items()
-            }
-            kept = [
-                KeptState(client_id, name, leaving.process(process), size)
-                for client_id, name, process, size in self._all_kept()
-            ]
+            memory = MemoryFile()
+            stack.callback(memory.close)  # if the exchange fails
+            state = self._snapshot(memory)
         except OSError as why:
             text = (
                 f"cannot hand contents over: {why.strerror}; restart the host instead"
             )
             raise HandoverError(text) from None
-        state = FdsState(self.temporary, contents, leaving.shared, processes, kept)
         # JSON of the standard library has a form for a lone surrogate.
-        return json.dumps(msgspec.to_builtins(state)).encode(), leaving.fds
+        return json.dumps(msgspec.to_builtins(state)).encode(), {memory.fd}
+
+    def _snapshot(self, memory: MemoryFile) -> FdsState:
+        kept = list(self._all_kept())
+        all_processes = (*self.processes.values(), *(one[2] for one in kept))
+        shared = list({id(one.shared): one.shared for one in all_processes}.values())
+        numbers = {id(one): number for number, one in enumerate(shared)}
+
+        def snapshot(process: Process) -> ProcessState:
+            return process.snapshot(numbers[id(process.shared)], memory)
+
+        return FdsState(
+            self.temporary,
+            memory.fd,
+            self.store.snapshot(memory),
+            [one.snapshot() for one in shared],
+            {name: snapshot(process) for name, process in self.processes.items()},
+            [
+                KeptState(client_id, name, snapshot(process), size)
+                for client_id, name, process, size in kept
+            ],
+        )
 
     async def take_over(self, state: object) -> None:
         """Hold the contents for the tables that are restored next."""
-        left = self._left = read_state(state)
-        if left is not None:
-            shared = left.shared
-            self._entering = Entering(
-                self.store, left.contents, shared, self.make_shared
-            )
+        left = read_state(state)
+        if left is None:
+            return
+        memory = MemoryFile(left.memory_fd)
+        held = self.store.restore(left.contents, memory)
+        shared = []
+        for one in left.shared:
+            shared.append(made := self.make_shared(one.owner))
+            made.temps.restore(one.temps, self.store)
+        self._restoring = _Restoring(left, memory, held, shared)
 
     async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:
         """Restore the tables of a child; ``client_gone`` undoes it."""
         del stack
-        left, entering = self._left, self._entering
-        if left is None or entering is None:
+        restoring = self._restoring
+        if restoring is None:
             return
+        left = restoring.left
         for session in child.sessions():
             client = session.client
             process = left.processes.get(client.id)
             if process is not None:
-                entered = self.enter(client, entering.process(process))
+                entered = self.enter(client, restoring.process(process))
                 self.show_workspaces(child, entered)
                 if child.spec.account is not None:  # also if an older program left it
                     entered.shared.owner = owner_of(child.spec.account)
             for one in left.kept:
                 if one.client == client.id:
-                    self._keep(client, one, entering.process(one.process))
+                    self._keep(client, one, restoring.process(one.process))
 
     def _keep(self, client: Client, left: KeptState, process: Process) -> None:
         if self.kept is None:  # no model is configured any more
@@ -322,9 +361,11 @@ class FdService:
 
     async def all_entered(self) -> None:
         """Free contents without a holder."""
-        entering, self._left, self._entering = self._entering, None, None
-        if entering is not None:
-            entering.close()
+        restoring, self._restoring = self._restoring, None
+        if restoring is not None:
+            restoring.memory.close()
+            for blob in restoring.held:
+                self.store.release(blob)
 
     def give_files(self, process: Process, client: Client) -> None:
         """Let a process use its client's files, in its view."""
@@ -422,12 +463,13 @@ class FdService:
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield its descriptors of the host, with a word for each."""
-        yield from self.store.descriptors()
+        yield from self.store.files.descriptors()
         if self._checkpoints is not None:
             yield from self._checkpoints.descriptors()
 
     def close(self) -> None:
         """Free all."""
+        self.store.close()
         for process in tuple(self.processes.values()):
             process.close()
             process.shared.temps.close()

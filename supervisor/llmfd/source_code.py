@@ -187,7 +187,7 @@ def guess(fd: LlmFd) -> str:
 
 
 def _guess_by_content(fd: LlmFd) -> str:
-    sample = fd.content.text.data[:SAMPLE_BYTES]
+    sample = fd.content.text[:SAMPLE_BYTES]
     if sample.startswith(b"#!") and b"python" in sample.partition(b"\n")[0]:
         return "python"
     for name, hint in _DATA_HINTS[:3]:
@@ -424,9 +424,9 @@ def _name_of(node: Node, data: Buffer) -> str:
 def whole_lines(fd: LlmFd, span: Span) -> Span:
     """Return the lines of a part of a text."""
     text = fd.content.text
-    index, data = text.index, text.data
-    before = index.newlines_before(data, span.start)
-    inner_scope = index.newlines_before(data, max(span.end - 1, span.start))
+    index = text.index
+    before = index.newlines_before(text, span.start)
+    inner_scope = index.newlines_before(text, max(span.end - 1, span.start))
     return Span(
-        index.line_start(data, before + 1), index.line_start(data, inner_scope + 2)
+        index.line_start(text, before + 1), index.line_start(text, inner_scope + 2)
     )

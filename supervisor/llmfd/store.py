@@ -5,7 +5,7 @@
 2. A blob is freed with its last reference; a table gives its references back when its
    process ends.
 3. All blobs have ``max_memory`` together. When it is full, the oldest unused blobs move
-   to the disk (``supervisor.llmfd.spool``). A content longer than ``max_memory``, or
+   to the disk (``supervisor.llmfd.blob_files``). A content longer than ``max_memory``, or
    one in pieces longer than ``MOST_IN_MEMORY_BYTES``, goes there at once.
 4. Any thread may call; the lock covers counts and dictionaries, never bytes. Slow work
    (a scan, a copy, a move to the disk) is for ``threads.in_thread``.
@@ -17,21 +17,27 @@ import binascii
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+import msgspec
 from blake3 import blake3
 
 from hostlib.threads import ThreadLock, in_background, run_beside
-from hostlib.unnamed_files import descriptors_of
 from supervisor.llmfd.blob import Blob, Content
+from supervisor.llmfd.blob_files import (
+    SLOW_TO_FREE_BYTES,
+    BlobFiles,
+    PartialFile,
+    make_disk_error,
+    make_gone_error,
+)
 from supervisor.llmfd.errors import FdError
 from supervisor.llmfd.index import Reader, TextIndex
-from supervisor.llmfd.slots import SLOW_TO_FREE_BYTES
-from supervisor.llmfd.spool import Incoming, Spool
+from supervisor.llmfd.memory_file import Piece  # noqa: TC001 - msgspec looks at it
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from supervisor.llmfd.index import Buffer
-    from supervisor.llmfd.slots import Slot
+    from supervisor.llmfd.blob import BlobState
+    from supervisor.llmfd.memory_file import MemoryFile
 
 DEFAULT_MAX_MEMORY = 256 * 1024 * 1024
 """Memory for the contents of a host."""
@@ -51,6 +57,9 @@ STEP_BYTES = 128 * 1024
 cache. One thread then takes about as long as two with longer pieces, and less processor
 time."""
 
+FEW_FILES = 20
+"""Files that are removed in the caller's thread: a millisecond."""
+
 JOINED_BYTES = 16 * 1024
 """Shorter pieces are joined: single bytes would take forty times their memory."""
 
@@ -60,12 +69,16 @@ class Store:
 
     Args:
         max_memory: bytes of content in memory.
-        directory: has unnamed files; None for the system's temporary directory.
+        directory: of contents on the disk, of this store alone; None for a temporary
+            one.
 
     Attributes:
         blobs: all blobs by key.
         memory_bytes: content in memory now.
-        spool: has the contents on the disk.
+        files: has the contents on the disk.
+
+    Raises:
+        OSError: the directory cannot be used.
     """
 
     def __init__(
@@ -73,7 +86,7 @@ class Store:
     ) -> None:
         self.blobs: dict[bytes, Blob] = {}
         self.memory_bytes = 0
-        self.spool = Spool(directory)
+        self.files = BlobFiles(directory)
         self._max_memory = max_memory
         self._lock = ThreadLock()
         self._moving = ThreadLock()
@@ -89,20 +102,21 @@ class Store:
             FdError: ``file_operation``: it needs the disk, and the disk refused.
         """
         reader = Reader()
-        in_memory = self.reserve(len(data))
-        store = self._hash if in_memory else self._hash_and_spool
+        has_room = self.reserve(len(data))
+        place = data if has_room else PartialFile(self.files)
         try:
             if len(data) < BESIDE_BYTES:
-                key, kept = store(data)
+                key = self._keep(data, place)
                 reader.feed(data)
             else:
-                wait = run_beside(store, data)
+                wait = run_beside(self._keep, data, place)
                 reader.feed(data)
-                key, kept = wait()
+                key = wait()
+            blob = self.enter(key, place)
         except BaseException:
-            self.give_back(len(data) if in_memory else 0)
+            self._give_up(place)
             raise
-        return self.make_content(self.enter(key, kept), reader.finish())
+        return self.make_content(blob, reader.finish())
 
     def put_text(self, text: str) -> Content:
         """Keep a text.
@@ -125,11 +139,11 @@ class Store:
         return Content(self._encode(blob), blob)
 
     @staticmethod
-    def _hash(data: bytes) -> tuple[bytes, Buffer]:
-        return blake3(data).digest(), data
-
-    def _hash_and_spool(self, data: bytes) -> tuple[bytes, Buffer | Slot]:
-        return blake3(data).digest(), self.spool.keep(data)
+    def _keep(data: bytes, place: bytes | PartialFile) -> bytes:
+        """Write a content that has no room in memory; return its key."""
+        if isinstance(place, PartialFile):
+            place.add(data)
+        return blake3(data).digest()
 
     def _encode(self, raw: Blob) -> Blob:
         pieces = (
@@ -147,20 +161,40 @@ class Store:
         finally:
             writer.close()
 
-    def enter(self, key: bytes, place: Buffer | Slot) -> Blob:
-        """Add bytes whose memory is reserved, or return the blob with them."""
-        blob = Blob(key, place)
+    def enter(self, key: bytes, place: bytes | PartialFile) -> Blob:
+        """Add a content, or return the blob that has it.
+
+        Args:
+            key: its BLAKE3.
+            place: the bytes, whose memory is reserved, or the file that has them.
+
+        Raises:
+            FdError: ``file_operation``: the disk refused; the caller keeps the place.
+        """
         with self._lock:
             twin = self.blobs.get(key)
             if twin is None:
-                self.blobs[key] = blob
-                if blob.in_memory is not None:
-                    self._movable[key] = blob
-                return blob
+                return self._enter_new(key, place)
             twin.refs += 1
             twin.was_used = True
-        self._forget(blob)  # another thread was quicker
+        self._give_up(place)  # another thread was quicker
         return twin
+
+    def _enter_new(self, key: bytes, place: bytes | PartialFile) -> Blob:
+        if isinstance(place, PartialFile):
+            blob = Blob(key, place.size, None, self.files)
+            place.finish(blob.name)
+        else:
+            blob = Blob(key, len(place), place, self.files)
+            self._movable[key] = blob
+        self.blobs[key] = blob
+        return blob
+
+    def _give_up(self, place: bytes | PartialFile) -> None:
+        if isinstance(place, PartialFile):
+            place.close()
+        else:
+            self.give_back(len(place))
 
     # Memory
 
@@ -224,15 +258,19 @@ class Store:
         data = blob.in_memory
         if data is None:
             return
+        part = PartialFile(self.files)
         try:
-            place = self.spool.keep(data)
+            part.add(data)
+            with self._lock:
+                part.finish(blob.name)
+                blob.in_memory = None
+                self.memory_bytes -= blob.size
         except FdError:
             with self._lock:
                 self._movable[blob.key] = blob
             raise
-        with self._lock:
-            blob.move(place)
-            self.memory_bytes -= blob.size
+        finally:
+            part.close()
 
     # Holding and giving back
 
@@ -261,7 +299,9 @@ class Store:
         with self._lock:
             blobs = [blob for content in contents for blob in content.blobs]
             freed = [blob for blob in blobs if self._is_last(blob)]
-        if sum(blob.size for blob in freed) > SLOW_TO_FREE_BYTES:
+        on_disk = sum(blob.in_memory is None for blob in freed)
+        size = sum(blob.size for blob in freed)
+        if size > SLOW_TO_FREE_BYTES or on_disk > FEW_FILES:
             in_background(self._forget_all, freed)
         else:
             self._forget_all(freed)
@@ -290,7 +330,46 @@ class Store:
     def _forget(self, blob: Blob) -> None:
         if blob.in_memory is not None:
             self.give_back(blob.size)
-        blob.close()
+            return
+        with self._lock:
+            # The same bytes may have come again since, with a file of that name.
+            twin = self.blobs.get(blob.key)
+            if twin is not None and twin.in_memory is None:
+                return
+            part = self.files.unname(blob.name, blob.size)
+        if part is not None:
+            in_background(self.files.remove, [part])
+
+    def close(self) -> None:
+        """Remove all files, and close their directory; safe to call twice."""
+        with self._lock:  # no file gets another name meanwhile
+            if any(self.files.descriptors()):
+                self.files.remove_all_but(())
+                self.files.close()
+
+    # Hand-over
+
+    def snapshot(self, memory: MemoryFile) -> list[BlobState]:
+        """Return all contents; their files stay where they are."""
+        return [blob.snapshot(memory) for blob in self.blobs.values()]
+
+    def restore(self, left: list[BlobState], memory: MemoryFile) -> list[Blob]:
+        """Take over the contents of the program before; return them, held once.
+
+        Raises:
+            HandoverError: one was not handed over whole.
+        """
+        for state in left:
+            blob = Blob.restore(state, memory, self.files)
+            self.blobs[blob.key] = blob
+            if blob.in_memory is not None:
+                self._movable[blob.key] = blob
+                self.memory_bytes += blob.size
+        return list(self.blobs.values())
+
+    def content(self, keys: list[bytes]) -> Content:
+        """Return the content of its blobs' keys, held once more."""
+        return self.hold(Content(*(self.blobs[key] for key in keys)))
 
     # Views
 
@@ -301,22 +380,14 @@ class Store:
             blobs = tuple(self.blobs.values())
         return sum(blob.size for blob in blobs if blob.in_memory is None)
 
-    def descriptors(self) -> Iterator[tuple[int, str]]:
-        """Yield its descriptors of the host, with a word for each."""
-        found = dict(self.spool.descriptors())
-        found.update((fd, "content") for _, fd in self.files())
-        yield from found.items()
 
-    def files(self) -> list[tuple[tuple[int, int], int]]:
-        """Return (identity of the file, descriptor) of each content with a file.
+class WriterState(msgspec.Struct):
+    """See ``Writer``; its bytes are pieces in the memory file, or a partial file."""
 
-        Python hides those of mappings (mmap has its own duplicate); /proc shows them.
-        """
-        with self._lock:
-            blobs = tuple(self.blobs.values())
-        found = (blob.mapping for blob in blobs)
-        mapped = {one.identity for one in found if one is not None}
-        return descriptors_of(mapped | self.spool.files.identities())
+    token: str
+    size: int
+    pieces: list[Piece]
+    file: str | None
 
 
 class Writer:
@@ -327,14 +398,14 @@ class Writer:
 
     Attributes:
         size: bytes so far.
-        incoming: the part on the disk; None while it is in memory.
+        incoming: the file that has the bytes; None while they are in memory.
     """
 
     def __init__(self, store: Store) -> None:
         self.size = 0
         self._store = store
         self._pieces: list[bytes] = []
-        self.incoming: Incoming | None = None
+        self.incoming: PartialFile | None = None
         self._hash = blake3()
         self._reader = Reader()
         self._reserved = 0
@@ -359,7 +430,7 @@ class Writer:
     def _keep(self, piece: bytes) -> None:
         """Keep a piece in memory, or move to the disk."""
         if not self._has_room(len(piece)):
-            self._spill(self.size + len(piece))
+            self._spill()
         elif self._pieces and len(self._pieces[-1]) < JOINED_BYTES:
             self._pieces[-1] += piece
         else:
@@ -372,25 +443,13 @@ class Writer:
         self._reserved += size
         return True
 
-    def _spill(self, size: int) -> None:
-        self.incoming = Incoming(self._store.spool, size)
+    def _spill(self) -> None:
+        self.incoming = PartialFile(self._store.files)
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
             self.incoming.add(piece)
         reserved, self._reserved = self._reserved, 0
         self._store.give_back(reserved)
-
-    def continue_from(self, incoming: Incoming) -> None:
-        """Continue a content that another program of this host has put on the disk.
-
-        Raises:
-            FdError: ``file_operation``: it cannot be read; the caller closes this.
-        """
-        self.incoming = incoming
-        for piece in incoming.pieces(STEP_BYTES):
-            self._hash.update(piece)
-            self._reader.feed(piece)
-        self.size = incoming.size
 
     def digest(self) -> bytes:
         """Return the BLAKE3 of the bytes so far."""
@@ -402,16 +461,12 @@ class Writer:
         Raises:
             FdError: ``file_operation``: the disk refused.
         """
-        store = self._store
-        data: Buffer | Slot
-        if self.incoming is None:
+        place: bytes | PartialFile | None = self.incoming
+        if place is None:
             pieces, self._pieces, self._reserved = self._pieces, [], 0
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        else:
-            data = self.incoming.finish()
-        return store.make_content(
-            store.enter(self.digest(), data), self._reader.finish()
-        )
+            place = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        blob = self._store.enter(self.digest(), place)
+        return self._store.make_content(blob, self._reader.finish())
 
     def close(self) -> None:
         """Free an unfinished content; safe to call twice."""
@@ -420,3 +475,34 @@ class Writer:
         self._store.give_back(reserved)
         if self.incoming is not None:
             self.incoming.close()
+
+    # Hand-over
+
+    def snapshot(self, token: str, memory: MemoryFile) -> WriterState:
+        """Return it as ``restore`` takes it, under its token."""
+        pieces = [memory.put(piece) for piece in self._pieces]
+        file = None if self.incoming is None else self.incoming.name
+        return WriterState(token, self.size, pieces, file)
+
+    def restore(self, state: WriterState, memory: MemoryFile) -> None:
+        """Continue a content of the program before: it is hashed and scanned again.
+
+        Raises:
+            FdError: ``file_operation``: its file cannot be read, or there is less room
+                in memory and none on the disk; the caller closes this.
+        """
+        for piece in state.pieces:
+            self.add(memory.get(piece))
+        if state.file is None:
+            return
+        files = self._store.files
+        self.incoming = PartialFile(files, state.file, state.size)
+        try:
+            for data in files.pieces(state.file, STEP_BYTES):
+                self._hash.update(data)
+                self._reader.feed(data)
+                self.size += len(data)
+        except OSError as why:
+            raise make_disk_error(why, "read") from None
+        if self.size != state.size:
+            raise make_gone_error()

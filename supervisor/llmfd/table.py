@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, NewType
 
+import msgspec
+
 from hostlib.threads import NestedThreadLock
 from supervisor.llmfd.allowance import Exchange
 from supervisor.llmfd.errors import (
@@ -48,6 +50,26 @@ MOST_NAME_CHARS = 200
 
 _ID = re.compile(r"fd[:-]([1-9][0-9]{0,17})", re.ASCII)
 _LIKE_AN_ID = re.compile(r"(?:fd|temp|ckpt)[:-].*|[0-9]+", re.ASCII | re.IGNORECASE)
+
+
+class FdState(msgspec.Struct):
+    """See ``LlmFd``; ``keys`` are those of its content's blobs."""
+
+    number: int
+    keys: list[bytes]
+    page_size: int
+    source: str
+    created: float
+    name: str
+    sections: dict[str, tuple[int, int]]
+    language: str
+
+
+class TableState(msgspec.Struct):
+    """See ``FdTable``."""
+
+    next_number: int
+    fds: list[FdState]
 
 
 @dataclass(slots=True)
@@ -83,6 +105,19 @@ class LlmFd:
     def is_binary(self) -> bool:
         """Whether it is shown as base64."""
         return self.content.raw is not None
+
+    def snapshot(self) -> FdState:
+        """Return it as ``FdTable.restore`` takes it."""
+        return FdState(
+            self.number,
+            self.content.keys,
+            self.page_size,
+            self.source,
+            self.created,
+            self.name,
+            self.sections,
+            self.language,
+        )
 
 
 class FdTable:
@@ -312,6 +347,32 @@ class FdTable:
                 self._names[fd.name] = fd.number
             if self._allowance is not None:
                 self._allowance.hold_again((fd.content,))
+
+    def snapshot(self) -> TableState:
+        """Return it as ``restore`` takes it."""
+        return TableState(self.next_number, [fd.snapshot() for fd in self.fds.values()])
+
+    @classmethod
+    def restore(
+        cls, state: TableState, store: Store, allowance: Allowance | None
+    ) -> FdTable:
+        """Return the table of the program before."""
+        table = cls(store, allowance)
+        table.next_number = state.next_number
+        for one in state.fds:
+            table.enter(
+                LlmFd(
+                    FdNumber(one.number),
+                    store.content(one.keys),
+                    one.page_size,
+                    one.source,
+                    one.created,
+                    one.name,
+                    one.sections,
+                    one.language,
+                )
+            )
+        return table
 
     def take_over(self, other: FdTable) -> None:
         """Hold the contents of another, unbounded table instead of its own.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hostlib.threads import ThreadLock
 from supervisor.llmfd.errors import CONFLICT, FILE_OPERATION, NOT_FOUND, FdError
 from supervisor.llmfd.release import give_back
@@ -35,6 +37,13 @@ class TempFile:
     id: str
     version: int
     content: Content
+
+
+class TempFilesState(msgspec.Struct):
+    """See ``TempFiles``; files are (id, version, keys of the content's blobs)."""
+
+    made: int
+    files: list[tuple[str, int, list[bytes]]]
 
 
 class TempFiles:
@@ -156,11 +165,21 @@ class TempFiles:
         if self._store is not None:
             give_back(self._store, self._allowance, contents)
 
-    def enter(self, file: TempFile) -> None:
-        """Add a restored file; the table holds its content then."""
-        self._files[file.id] = file
-        if self._allowance is not None:
-            self._allowance.hold_again((file.content,))
+    def snapshot(self) -> TempFilesState:
+        """Return them as ``restore`` takes them."""
+        files = [
+            (file.id, file.version, file.content.keys) for file in self._files.values()
+        ]
+        return TempFilesState(self._made, files)
+
+    def restore(self, state: TempFilesState, store: Store) -> None:
+        """Take over the files of the program before."""
+        self._made = state.made
+        for file_id, version, keys in state.files:
+            content = store.content(keys)
+            self._files[file_id] = TempFile(file_id, version, content)
+            if self._allowance is not None:
+                self._allowance.hold_again((content,))
 
     def _admit(self, content: Content) -> None:
         if self._allowance is not None:

@@ -258,10 +258,10 @@ class ToolLoop:
     async def summary(self, process: Process, fd: LlmFd) -> str | None:
         """Return a summary of a content; None if the model fails."""
         blob = fd.content.text
-        end = blob.index.char_offset(blob.data, min(blob.index.chars, SUMMARY_CHARS))
+        end = blob.index.char_offset(blob, min(blob.index.chars, SUMMARY_CHARS))
         messages: list[Message] = [
             {"role": "system", "content": SUMMARIZE},
-            {"role": "user", "content": blob.data[:end].decode()},
+            {"role": "user", "content": blob[:end].decode()},
         ]
         client: Client = process.caller  # type: ignore[assignment]
         try:

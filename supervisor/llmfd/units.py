@@ -169,6 +169,6 @@ def _marked_sections(fd: LlmFd) -> Iterator[Unit]:
     text = fd.content.text
     rows = sorted((first, last, name) for name, (first, last) in fd.sections.items())
     for number, (first, last, name) in enumerate(rows, 1):
-        start = text.index.line_start(text.data, first)
-        end = text.index.line_start(text.data, last + 1)
+        start = text.index.line_start(text, first)
+        end = text.index.line_start(text, last + 1)
         yield Unit(number, name, Span(start, end))

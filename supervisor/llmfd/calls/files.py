@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import tempfile
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hostlib.threads import in_background, in_thread
@@ -31,19 +30,6 @@ STEP_BYTES = 1024 * 1024
 
 OLD_IN_MEMORY_BYTES = 8 * 1024 * 1024
 """Memory for a file that is inserted into; the rest is in a temporary file."""
-
-
-@dataclass(slots=True)
-class Written:
-    """The part of the content that an export has written.
-
-    Attributes:
-        size: bytes.
-        lines: lines.
-    """
-
-    size: int
-    lines: int
 
 
 async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
@@ -72,16 +58,18 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
         raise FdError(FILE_OPERATION, text, fd=found.id)
     try:
         await _check(files, file_path, create=create, exist_ok=exist_ok)
+        # Counting reads the content, which may fail: first, so that nothing is written.
+        lines = await part.count_lines(process.threads)
         if mode == "insert":
             line = insert_at_line or 0
-            written = await _insert(files, file_path, part, line, process.threads)
+            size = await _insert(files, file_path, part, line)
         else:
             if create:
                 _check_is_no_directory(file_path)
                 await files.make_parents(file_path)
             put = files.replace if mode == "write" else files.append
             await put(file_path, part.pieces())
-            written = Written(part.size, await part.count_lines(process.threads))
+            size = part.size
     except OSError as why:
         raise _make_error(why, mode, file_path, found.id) from None
     except FdError as why:
@@ -94,7 +82,7 @@ async def fd_to_file(  # noqa: PLR0913 - the parameters of the call
         ("success", True),
         ("mode", mode),
     )
-    return fdxml.export_result(attributes, message, written.size, written.lines)
+    return fdxml.export_result(attributes, message, size, lines)
 
 
 def _make_error(why: OSError, mode: str, path: str, fd: str) -> FdError:
@@ -138,7 +126,7 @@ class _Part:
         self._start = start
         self._end = end
         self.size = end - start
-        self.ends_line = blob.data[end - 1 : end] == b"\n" if self.size else True
+        self.ends_line = blob[end - 1 : end] == b"\n" if self.size else True
 
     async def count_lines(self, threads: trio.CapacityLimiter | None) -> int:
         """Return its number of lines; the last one counts also without an LF."""
@@ -148,8 +136,8 @@ class _Part:
                 _count_newlines, blob, self._start, self._end, share=threads
             )
         else:
-            before = blob.index.newlines_before(blob.data, self._start)
-            count = blob.index.newlines_before(blob.data, self._end) - before
+            before = blob.index.newlines_before(blob, self._start)
+            count = blob.index.newlines_before(blob, self._end) - before
         return count + (0 if self.ends_line else 1)
 
     def pieces(self) -> Iterator[bytes]:
@@ -212,14 +200,12 @@ class _Finder:
         return self.offset, False
 
 
-async def _insert(
-    files: Files,
-    path: str,
-    part: _Part,
-    line: int,
-    threads: trio.CapacityLimiter | None,
-) -> Written:
-    """Insert a content before a line; add an LF that is missing between them."""
+async def _insert(files: Files, path: str, part: _Part, line: int) -> int:
+    """Insert a content before a line, with an LF that is missing between them.
+
+    Returns:
+        The number of its bytes, with an LF that is missing at its end.
+    """
     finder = _Finder(max(line, 1))
     old = tempfile.SpooledTemporaryFile(OLD_IN_MEMORY_BYTES)  # noqa: SIM115 - see below
 
@@ -249,8 +235,7 @@ async def _insert(
             in_background(_close, old)  # freeing a GiB takes 50 to 100 ms
         else:
             old.close()
-    lines = await part.count_lines(threads)
-    return Written(part.size + (1 if adds_after else 0), lines)
+    return part.size + (1 if adds_after else 0)
 
 
 def _close(file: tempfile.SpooledTemporaryFile[bytes]) -> None:

@@ -123,7 +123,7 @@ def read_temp_file(process: Process, *, temp_file_id: str) -> bytes:
     raw = process.shared.settings.raw
     try:
         check_length(content.text.size, "spawn can preload it")
-        data = content.text.data[:]
+        data = content.text[:]
         return fdxml.text_element("temp_content", attributes, data, raw=raw)
     finally:
         process.shared.store.drop(content)

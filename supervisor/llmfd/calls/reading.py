@@ -18,10 +18,8 @@ from supervisor.llmfd.search import compile_query, search
 from supervisor.llmfd.selection import (
     Selection,
     Selector,
-    is_continued,
-    is_truncated,
-    lines_of,
     select,
+    show,
 )
 from supervisor.llmfd.source_code import guess
 
@@ -92,21 +90,21 @@ def content_xml(
     text = fd.content.text
     span = selection.span
     check_length(span.end - span.start, "read pages, or use fd_to_file", fd.id)
+    shown = show(fd, span)
     attributes: list[tuple[str, str | int | bool]] = [
         ("fd", fd.id),
         ("page", selection.page),
         ("pages", len(text.pages(fd.page_size))),
-        ("continued", is_continued(fd, span)),
-        ("truncated", is_truncated(fd, span)),
-        ("lines", selection.lines or lines_of(fd, span)),
+        ("continued", shown.is_continued),
+        ("truncated", shown.is_truncated),
+        ("lines", shown.lines),
         ("total_lines", text.index.lines),
     ]
     if fd.is_binary:
         attributes.append(("encoding", "base64"))
     attributes += [*selection.extras, *extras]
-    piece = text.data[span.start : span.end]
     return fdxml.text_element(
-        "fd_content", attributes, piece, raw=process.shared.settings.raw
+        "fd_content", attributes, shown.text, raw=process.shared.settings.raw
     )
 
 
@@ -185,7 +183,7 @@ def _match_xml(fd: LlmFd, hit: Hit, *, raw: bool) -> bytes:
         ("col", hit.column),
         ("lines", f"{hit.first}-{hit.last}"),
     )
-    piece = fd.content.text.data[hit.span.start : hit.span.end]
+    piece = fd.content.text[hit.span.start : hit.span.end]
     return fdxml.text_element("match", attributes, piece, raw=raw)
 
 

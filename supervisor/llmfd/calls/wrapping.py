@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from protocol import fdxml
 from supervisor.llmfd.calls.naming import take_text
 from supervisor.llmfd.errors import INVALID_PARAMETER, FdError, check_length
-from supervisor.llmfd.selection import is_truncated, lines_of
+from supervisor.llmfd.selection import show
 
 if TYPE_CHECKING:
     from supervisor.llmfd.arguments import Json
@@ -96,7 +96,7 @@ def wrap(
     if limit < 0 or text.index.chars <= limit:
         try:
             check_length(text.size, "hand it on as output, to be stored")
-            return text.data[:]
+            return text[:]
         finally:
             process.shared.store.drop(content)
     store = process.shared.store
@@ -111,19 +111,18 @@ def result_xml(process: Process, fd: LlmFd, message: str) -> bytes:
     """Return the ``fd_result`` of a descriptor: facts and first page."""
     text = fd.content.text
     pages = text.pages(fd.page_size)
-    span = pages.span(1)
+    shown = show(fd, pages.span(1))
     attributes: list[tuple[str, str | int | bool]] = [
         ("fd", fd.id),
         ("pages", len(pages)),
-        ("truncated", is_truncated(fd, span)),
-        ("lines", lines_of(fd, span)),
+        ("truncated", shown.is_truncated),
+        ("lines", shown.lines),
         ("total_lines", text.index.lines),
     ]
     if fd.is_binary:
         attributes.append(("encoding", "base64"))
-    preview = text.data[span.start : span.end]
     raw = process.shared.settings.raw
-    return fdxml.result(attributes, message, preview, raw=raw)
+    return fdxml.result(attributes, message, shown.text, raw=raw)
 
 
 def _wrap_blocks(

@@ -61,8 +61,10 @@ async def export(directory: str, mode: str) -> str:
     root = open_place(f"{directory}/root", read=True, write=True, relative=b"")
     cwd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     client = (fs := Filesystem()).connect(Policy((root,), cwd_fd=cwd), Ledger(), "t")
-    # Nothing fits into memory: what is put in goes to a file without a name.
-    process = Process(Shared(Store(max_memory=1, directory=directory), TOOLS))
+    # Nothing fits into memory: what is put in goes to a file.
+    process = Process(
+        Shared(Store(max_memory=1, directory=f"{directory}/contents"), TOOLS)
+    )
     process.files = ClientFiles(fs, client)
     try:
         process.add_text(EXPORTED, "test")

@@ -11,8 +11,7 @@ import trio
 from trio import CapacityLimiter
 
 from hostlib.threads import in_thread
-from supervisor.llmfd import TOOLS, ClientFiles, Process, Shared, Store, errors, search
-from supervisor.llmfd import spool as spool_module
+from supervisor.llmfd import ClientFiles, Store, errors, search
 from supervisor.llmfd.process import INLINE_ROWS
 from tests.helpers.contents import ask, asking, failed, holding, process, text_of
 from tests.helpers.leaks import give_back
@@ -146,27 +145,6 @@ def test_no_answer_is_longer_than_a_client_takes(
         assert message.startswith("101 bytes are too long for one answer: ")
     short = made.call_now("wrap_output", text="x" * 100, is_error=True)
     assert short == b"x" * 100
-
-
-def test_a_long_file_is_freed_beside_the_caller(
-    monkeypatch: pytest.MonkeyPatch, no_leaks: None
-) -> None:
-    del no_leaks
-    monkeypatch.setattr(spool_module, "LONG_BYTES", 1000)
-    monkeypatch.setattr(spool_module, "SLOW_TO_FREE_BYTES", 1000)
-    later: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-    monkeypatch.setattr(
-        spool_module, "in_background", lambda call, *args: later.append((call, args))
-    )
-    made = Process(Shared(Store(max_memory=1), TOOLS))
-    made.add(made.shared.store.put(b"x" * 300_000), "test")
-    assert len(text_of(ask(made, "read_fd", fd="fd:1"))) == 4000
-    made.close()
-    assert (made.shared.store.blobs, made.shared.store.disk_bytes) == ({}, 0)
-    assert list(made.shared.store.descriptors()) != [], "until the pages are back"
-    for call, args in later:
-        call(*args)
-    assert list(made.shared.store.descriptors()) == []
 
 
 def test_to_give_back_a_long_content_does_not_wait_for_the_kernel() -> None:

@@ -17,12 +17,11 @@ from supervisor.llmfd import (
     Retention,
     Shared,
     Store,
-    checkpoint_blobs,
     checkpoint_rows,
     checkpoint_state,
     checkpoints,
 )
-from supervisor.llmfd.spool import write_all
+from supervisor.llmfd.blob_files import BlobFiles
 from supervisor.llmfd.workspaces import WorkspaceSnapshot
 from tests.helpers.contents import asking, failed, text_of
 
@@ -559,17 +558,19 @@ async def test_what_cannot_be_kept_leaves_no_contents(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def write(fd: int, data: bytes) -> None:
+    def append(files: BlobFiles, name: str, data: bytes) -> None:
         nonlocal written
-        written += 1
+        written += 1 if data else 0
         if written == 3:
             full()
-        write_all(fd, data)
+        write(files, name, data)
+
+    write = BlobFiles.append
 
     if at == "state":
         monkeypatch.setattr(checkpoints, "state_of", full)
     else:
-        monkeypatch.setattr(checkpoint_blobs, "write_all", write)
+        monkeypatch.setattr(BlobFiles, "append", append)
     answer = await asking(first, "checkpoint_process")
     assert failed(answer)[0] == "file_operation"
     assert sorted(os.listdir(blobs)) == held

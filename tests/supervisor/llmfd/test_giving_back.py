@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hostlib import threads as hostlib_threads
-from hostlib.unnamed_files import UnnamedFiles
 from supervisor.llmfd import TOOLS, Allowance, ClientFiles, Process, Shared, Store
-from supervisor.llmfd import spool as spool_module
+from supervisor.llmfd import blob_files as files_module
 from supervisor.llmfd.allowance import Allowance as Charged
+from supervisor.llmfd.blob_files import BlobFiles
 from supervisor.llmfd.calls import files
 from supervisor.llmfd.release import MOST_AT_ONCE
 from tests.helpers.contents import asking, holding, process
@@ -41,7 +41,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
 
     watch(Store, "_forget")
     watch(Charged, "drop")
-    watch(UnnamedFiles, "close")
+    watch(BlobFiles, "remove")
     return found
 
 
@@ -106,12 +106,11 @@ def test_few_short_ones_need_no_thread(threads: set[threading.Thread]) -> None:
     assert threads == {threading.current_thread()}
 
 
-def test_a_long_file_that_is_begun_is_closed_beside_the_caller(
+def test_a_long_file_that_is_begun_is_removed_beside_the_caller(
     threads: set[threading.Thread], monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(spool_module, "LONG_BYTES", 1000)
-    monkeypatch.setattr(spool_module, "SLOW_TO_FREE_BYTES", 1000)
+    monkeypatch.setattr(files_module, "SLOW_TO_FREE_BYTES", 1000)
     made = Process(Shared(Store(max_memory=1), TOOLS))
     made.begun.put(None, b"x" * 300_000)
     made.close()
@@ -120,7 +119,7 @@ def test_a_long_file_that_is_begun_is_closed_beside_the_caller(
     assert threading.current_thread() not in threads
 
 
-# A thread closes a file of slots just when its number has been written down.
+# A thread removes a file just when its name has been written down.
 def test_the_program_is_not_replaced_while_anything_is_given_back() -> None:
     held, begun = threading.Event(), threading.Event()
 

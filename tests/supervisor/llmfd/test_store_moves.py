@@ -2,7 +2,6 @@
 
 import errno
 import os
-import tempfile
 import threading
 from collections.abc import Callable
 
@@ -13,11 +12,9 @@ from trio import CapacityLimiter
 
 from hostlib.threads import in_thread
 from supervisor.llmfd import TOOLS, Content, FdError, Process, Shared, Store
-from supervisor.llmfd import spool as spool_module
-from supervisor.llmfd.slots import MOST_COPIED_BYTES, SLOT_SIZES, Slot
-from supervisor.llmfd.spool import LONG_BYTES, Spool
+from supervisor.llmfd import store as store_module
+from supervisor.llmfd.blob_files import MOST_COPIED_BYTES, SLOW_TO_FREE_BYTES
 from tests.helpers.contents import ask, asking, text_of
-from tests.helpers.leaks import open_here
 
 
 def made_of(number: int, size: int) -> bytes:
@@ -30,12 +27,12 @@ def places(contents: list[Content]) -> str:
     return "".join("d" if c.text.in_memory is None else "m" for c in contents)
 
 
-@pytest.mark.parametrize("size", [100, MOST_COPIED_BYTES + 1, LONG_BYTES + 1])
+@pytest.mark.parametrize("size", [100, MOST_COPIED_BYTES + 1, SLOW_TO_FREE_BYTES + 1])
 def test_what_came_first_moves_when_later_contents_need_the_room(
     size: int, monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(spool_module, "in_background", lambda call, *args: call(*args))
+    monkeypatch.setattr(store_module, "in_background", lambda call, *args: call(*args))
     store = Store(max_memory=3 * size)
     contents = [store.put(made_of(n, size)) for n in range(5)]
     assert places(contents) == "ddmmm"
@@ -48,7 +45,7 @@ def test_what_came_first_moves_when_later_contents_need_the_room(
     for content in contents:
         store.drop(content)
     assert (store.blobs, store.memory_bytes, store.disk_bytes) == ({}, 0, 0)
-    assert list(store.descriptors()) == []
+    assert os.listdir(store.files.fd) == []
 
 
 def test_what_is_asked_for_stays() -> None:
@@ -110,55 +107,15 @@ def test_whatever_moves_every_content_is_what_was_put_in(
     for content, _ in held:
         store.drop(content)
     assert (store.blobs, store.memory_bytes) == ({}, 0)
-    assert list(store.descriptors()) == []
+    assert os.listdir(store.files.fd) == []
 
 
-def test_many_short_contents_take_few_descriptors(no_leaks: None) -> None:
-    # A host has fewer descriptors than its children may have contents (spec S5).
-    del no_leaks
-    store = Store(max_memory=1000)
-    where = f"{tempfile.gettempdir()}/"
-    before = len(open_here(where))
-    contents = [store.put(made_of(n, 100 + 7 * n)) for n in range(1500)]
-    assert 0 < len(open_here(where)) - before <= len(SLOT_SIZES)
-    assert len(list(store.descriptors())) <= len(SLOT_SIZES)
-    for number in (0, 700, 1499):
-        assert contents[number].text.data[:] == made_of(number, 100 + 7 * number)
-    for content in contents:
-        store.drop(content)
-
-
-def kept(spool: Spool, data: bytes) -> Slot:
-    """Put a short content on the disk."""
-    slot = spool.keep(data)
-    assert isinstance(slot, Slot)
-    return slot
-
-
-def test_a_slot_is_used_again_and_its_old_content_never_read(no_leaks: None) -> None:
-    del no_leaks
-    spool = Spool()
-    first, second = kept(spool, b"first"), kept(spool, b"second")
-    size = {fd: os.fstat(fd).st_size for fd, _ in spool.descriptors()}
-    assert first.read() == b"first"
-    first.free()
-    first.free()
-    third = kept(spool, b"third")
-    assert {fd: os.fstat(fd).st_size for fd, _ in spool.descriptors()} == size
-    with pytest.raises(FdError, match="gone"):
-        first.read()
-    assert third.read() == b"third"
-    for slot in (second, third):
-        slot.free()
-    assert list(spool.descriptors()) == []
-
-
-@pytest.mark.parametrize("size", [200, MOST_COPIED_BYTES + 1, LONG_BYTES + 1])
+@pytest.mark.parametrize("size", [200, MOST_COPIED_BYTES + 1, SLOW_TO_FREE_BYTES + 1])
 def test_a_full_disk_moves_nobody_and_is_told(
     monkeypatch: pytest.MonkeyPatch, size: int, no_leaks: None
 ) -> None:
     del no_leaks
-    monkeypatch.setattr(spool_module, "in_background", lambda call, *args: call(*args))
+    monkeypatch.setattr(store_module, "in_background", lambda call, *args: call(*args))
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -167,7 +124,6 @@ def test_a_full_disk_moves_nobody_and_is_told(
     first = store.put(made_of(1, size))
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        patch.setattr(os, "pwrite", full)
         with pytest.raises(FdError, match="No space left on device"):
             store.put(made_of(2, size))
     assert places([first]) == "m"
@@ -177,6 +133,7 @@ def test_a_full_disk_moves_nobody_and_is_told(
     for content in (first, second):
         store.drop(content)
     assert (store.blobs, store.memory_bytes) == ({}, 0)
+    store.close()
 
 
 @pytest.mark.parametrize("size", [10_000, 300_000])  # copied, mapped
@@ -207,7 +164,7 @@ def test_contents_are_read_while_they_move(size: int, no_leaks: None) -> None:
     for content in contents:
         store.drop(content)
     assert (store.blobs, store.memory_bytes) == ({}, 0)
-    assert list(store.descriptors()) == []
+    assert os.listdir(store.files.fd) == []
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from supervisor.llm.conversations import Turn
-from supervisor.llmfd import Content, FdError, LlmFd, Process, Store, spool
+from supervisor.llmfd import Content, FdError, LlmFd, Process, Store, store
 from supervisor.llmfd.checkpoint_state import read_state, state_of
 from supervisor.llmfd.incoming import Begun
 from supervisor.llmfd.toolloop import MOST_MESSAGES, ModelError
@@ -356,7 +356,7 @@ async def test_a_client_that_goes_while_its_result_is_made_ends_nothing(
         return fd
 
     monkeypatch.setattr(Process, "add", add_last)
-    monkeypatch.setattr(spool, "in_background", lambda call, *args: call(*args))
+    monkeypatch.setattr(store, "in_background", lambda call, *args: call(*args))
     assert await made.service.wrap_pieces(made.client, read, "tool:x") is None
     assert not made.service.store.blobs
 

@@ -1,5 +1,6 @@
 """`X-Sandhost-Fd: 1`: a large output answered as an LLM fd, over real sockets."""
 
+import os
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -35,7 +36,7 @@ async def with_fds(
 ) -> AsyncIterator[tuple[Scene, FdService]]:
     """Open a scene whose child has LLM fds."""
     async with opened_scene(where, **settings) as scene, AsyncExitStack() as stack:
-        store = Store(8 * MIB, str(where))
+        store = Store(8 * MIB, str(where / "contents"))
         shown = ContentSettings(max_output=most_shown)
         fds = FdService(scene.stage.host.fs, store, settings=shown, max_store=max_store)
         scene.stage.host.services.fds = fds
@@ -235,7 +236,7 @@ async def test_a_child_that_is_killed_while_its_handle_is_made_leaves_nothing(
             await send(sock, scene.request(form, HEADER))
             await eventually(lambda: killed == [at])
             await eventually(lambda: not scene.tool.slots.used)
-        await eventually(lambda: not list(fds.store.spool.descriptors()))
+        await eventually(lambda: not os.listdir(fds.store.files.fd))
         await eventually(lambda: not fds.processes)
         assert (fds.store.blobs, fds.store.memory_bytes) == ({}, 0)
 

@@ -1,6 +1,9 @@
 """LLM fds from outside: `run --config` with `[tools]` and `[file_descriptor]`."""
 
+import json
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from supervisor.config import fds as config_fds
 from supervisor.llmfd import checkpoints
 from tests.helpers.command import SANDHOST, TIMEOUT_S, Outcome, heard, running, sandhost
+from tests.helpers.daemon import daemon
 
 pytestmark = pytest.mark.slow
 
@@ -480,3 +484,49 @@ def test_checkpoints_go_when_they_are_told_to(tmp_path: Path) -> None:
 
 def test_the_configuration_knows_how_many_checkpoints_there_may_be() -> None:
     assert config_fds.MOST_CHECKPOINTS == checkpoints.MOST_CHECKPOINTS
+
+
+PUT = """
+import sys, time
+from vfs.client import Client
+
+client = Client()
+for number in range(3):
+    token = client.fd_put(b"%d\\n" % number * 100_000)
+    client.fd_call("wrap_output", token=token)
+client.fd_put(b"begun " * 100_000)
+print("put", flush=True)
+time.sleep(1000)
+"""
+
+
+# attack 39: contents that a dead host had on the disk are a child's secrets, and room.
+def test_contents_of_a_killed_daemon_are_removed_by_the_next(tmp_path: Path) -> None:
+    command = json.dumps([sys.executable, "-I", "-c", PUT])
+    config = f"""
+[tools]
+enabled = ["read_fd"]
+[file_descriptor]
+enabled = true
+max_memory = "64K"
+[policy.p]
+sandbox = "none"
+[child.a]
+command = {command}
+policy = "p"
+"""
+    contents = tmp_path / "state/checkpoints/contents"
+    with daemon(tmp_path, config) as first:
+        first.wait(lambda: b"put" in first.log("a"), "its word")
+        assert len(list(contents.iterdir())) == 4
+        first.send(signal.SIGKILL)
+        first.process.wait(TIMEOUT_S)
+    left = {file.name for file in contents.iterdir()}
+    assert len(left) == 4
+    with daemon(tmp_path, config) as second:
+        assert "Removed 4 contents that a dead host has left" in second.said()
+        second.wait(lambda: len(list(contents.iterdir())) == 4, "its contents")
+        # Contents are named by their hash; a partial one has a random name.
+        assert len(left & {file.name for file in contents.iterdir()}) == 3
+        assert second.end() == 0
+    assert list(contents.iterdir()) == []
