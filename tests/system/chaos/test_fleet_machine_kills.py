@@ -442,6 +442,28 @@ def test_ray_that_is_no_node_is_left_alone_and_its_stop_leaves_nothing() -> None
             fleet.end(machine, name, lines)
 
 
+# spec FL1, FL8
+def test_a_start_that_is_killed_leaves_nothing() -> None:
+    with fleet_of("a", "b") as fleet:
+        machine = fleet.others[0]
+        assert machine.fleet("leave").returncode == 0
+        address, token = fleet.reached
+        words = ("--address", address, "--token-file", token, "--node", machine.name)
+        bound = ("--bind", machine.address, "--control", machine.control)
+        command = machine.words(SANDHOST, "fleet", "join", *words, *bound)
+        for length_s in (0.1, 1.0, 2.0, 3.0, 4.0):
+            with subprocess.Popen(
+                command, env=ray_processes.environment(token)
+            ) as outer:
+                until(lambda: machine.pids("supervisor.cluster.setup"))
+                pause(length_s)
+                send(machine.pids("supervisor.cluster.setup"), signal.SIGKILL)
+                assert outer.wait() == 1
+            assert not is_left(machine)
+            assert host(machine, "doctor", "--leaks").returncode == 0
+        fleet.recover(machine)
+
+
 # spec FL2, FL8
 def test_a_fleet_whose_head_has_no_ray_any_more_leaves_nothing() -> None:
     with fleet_of("a", "b") as fleet:
