@@ -36,6 +36,7 @@ from supervisor.spawn.restart_policies import RESTARTS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from supervisor.client import LogEntry
     from supervisor.cluster.admission import Entered, Options
     from supervisor.cluster.client import FleetClient
 
@@ -458,20 +459,31 @@ def _follow(client: FleetClient, name: str) -> int:
     """Pass stdin on and print a child's log until it is over; return its exit status."""
     from supervisor.control.client import ControlError  # noqa: PLC0415
 
-    given = _Stdin(client, name)
-    with contextlib.suppress(ControlError):  # its end is asked in any case
-        for entry in client.logs(
-            name, {"follow": True}, out_fd(), beside=given.pass_on
-        ):
-            for mark, data in parts_of(entry):
-                if mark is not None and mark.stream == "err":
-                    os.write(2, data)
-                else:
-                    stream_bytes(data)
+    given, offset, is_over = _Stdin(client, name), 0, False
+    while not is_over:
+        words = {"follow": True, "offset": offset}
+        try:
+            for entry in client.logs(name, words, out_fd(), beside=given.pass_on):
+                _print_entry(entry)
+                offset = entry.offset + len(entry.data)
+            is_over = True
+        except ControlError:  # cut off; what was said is still there
+            state = client.ask("find", {"name": name})["state"]
+            is_over = state not in {"placing", "running", "unknown"}
+            select.select((), (), (), FULL_S)
     child = client.ask("wait", {"name": name})
     if child["status"] is None:
         raise FleetRefusal(f"{name} on node {child['node']}: {child['reason']}")
     return int(child["status"])
+
+
+def _print_entry(entry: LogEntry) -> None:
+    """Print a piece of a child's log on the streams that it came from."""
+    for mark, data in parts_of(entry):
+        if mark is not None and mark.stream == "err":
+            os.write(2, data)
+        else:
+            stream_bytes(data)
 
 
 class _Stdin:

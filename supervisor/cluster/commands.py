@@ -77,6 +77,7 @@ class Seat(NamedTuple):
 
     node: str
     name: str
+    child: str  # its id: a name is used again
     incarnation: int
 
 
@@ -224,6 +225,7 @@ class Commands:
         args = {
             "name": self._seat.name,
             "data": base64.b64encode(data).decode(),
+            "child": self._seat.child,
             "incarnation": self._seat.incarnation,
         }
         words = {"node": self._seat.node, "do": "input", "args": args}
@@ -275,7 +277,8 @@ class Commands:
             row = ask_again(self._client, "find", {"name": name})
         except ControlError as why:
             return FleetChildError(str(why))
-        is_same = row["incarnation"] == self._seat.incarnation
+        found = row["id"], row["incarnation"]
+        is_same = found == (self._seat.child, self._seat.incarnation)
         if is_same and row["state"] in {"running", "unknown"}:
             return None
         reason = row["reason"] or f"its exit status is {row['status']}"

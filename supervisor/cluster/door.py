@@ -270,7 +270,8 @@ class Door:
 
     async def _tell_alive(self, child: ShownChild) -> None:
         data = base64.b64encode(b'{"do": "alive"}\n').decode()
-        args = {"name": child.name, "data": data, "incarnation": child.incarnation}
+        args: dict[str, Any] = {"name": child.name, "data": data, "child": child.id}
+        args["incarnation"] = child.incarnation
         request = msgspec.json.encode(ControlRequest("input", args))
         with suppress(RequestError):  # it has ended, or its node is not reached now
             await self._node.ask(str(child.node), "control", request)

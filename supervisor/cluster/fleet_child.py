@@ -63,7 +63,9 @@ class FleetChild:
         self._id: str = row["id"]
         self._client = client
         self._holder = holder
-        self._commands = Commands(client, Seat(self.node, self.name, self.incarnation))
+        self._commands = Commands(
+            client, Seat(self.node, self.name, self._id, self.incarnation)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +167,7 @@ class FleetChild:
 
     def stop(self) -> None:
         """End the child with all that runs in it; a second call does nothing."""
-        with suppress(RefusedError):  # it is not in the list any more
+        if self.state() not in {"ended", "lost"}:  # else the name may be another's
             ask_again(self._client, "kill", {"name": self.name, "signal": "KILL"})
             ask_again(self._client, "wait", {"name": self.name})
         if self._holder is not None:

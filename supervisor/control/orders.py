@@ -76,13 +76,15 @@ class InputArgs(msgspec.Struct, forbid_unknown_fields=True):
         data: in base64.
         at: its offset in all input; None for a piece behind whatever is there.
         end: the input ends with it.
-        incarnation: of the child in its fleet; None for whatever it is.
+        child: its id in its fleet; None for whatever it is, as is the next one.
+        incarnation: of the child.
     """
 
     name: str
     data: str = ""
     at: Annotated[int, msgspec.Meta(ge=0)] | None = None
     end: bool = False
+    child: str | None = None
     incarnation: int | None = None
 
 
@@ -255,11 +257,10 @@ class DaemonOrders:
         if kept is None or kept.child is None:
             raise OrderError(f"{what}: it does not run; see sandhost ps")
         life = None if kept.placed is None else kept.placed.life
-        if args.incarnation is not None and (
-            life is None or life.incarnation != args.incarnation
-        ):
+        found = (None, None) if life is None else (life.child, life.incarnation)
+        if args.child is not None and found != (args.child, args.incarnation):
             raise OrderError(
-                f"{what}: incarnation {args.incarnation} does not run here"
+                f"{what}: incarnation {args.incarnation} of it does not run here"
             )
         if kept.input is None:
             raise OrderError(f"{what}: its standard input is empty")
