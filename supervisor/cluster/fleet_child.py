@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from hostlib.paths import absolute
 from hostlib.threads import ThreadLock, in_daemon_thread
 from supervisor.client import ChangedPath, WorkspaceCommit
 from supervisor.cluster.client import FleetClient
@@ -49,7 +50,7 @@ class FleetChild:
         holder: that has it end with this program; None if it outlives that.
 
     Attributes:
-        name: of the child, and of its workspace.
+        name: of the child.
         node: where it runs.
         incarnation: which of its lives; no other one is asked.
     """
@@ -146,12 +147,13 @@ class FleetChild:
     def diff(self, patterns: Sequence[str] = (), *, binary: bool = False) -> bytes:
         """Return what was changed in the workspace, as a patch for `git apply`."""
         words = {"patterns": list(patterns), "binary": binary}
-        return b"".join(self._client.patch(self.node, self.name, words))
+        return b"".join(self._client.patch(*self._workspace(), words))
 
     def commit(self, patterns: Sequence[str] = (), **how: object) -> WorkspaceCommit:
-        """Bring changes to the base on the child's node: all that is chosen, or nothing.
+        """Bring changes to the base: all that is chosen, or nothing.
 
-        A child that runs is stopped meanwhile.
+        A child that runs is stopped meanwhile; one that runs on another node than its
+        base has to be over.
 
         Args:
             patterns: what is chosen; all, if there are none.
@@ -159,7 +161,12 @@ class FleetChild:
                 ``dry_run``, as of `sandhost workspace commit`.
         """
         words = {"only": list(patterns), "freeze": self._runs(), **how}
-        return msgspec.convert(self._do_verb("commit", words), WorkspaceCommit)
+        base = (self._client.ask("workspace", {"name": self.name}) or {}).get("base")
+        if base is None or base["node"] == self.node:
+            result = self._do_verb("commit", words)
+        else:
+            result = self._client.commit(self.name, words)
+        return msgspec.convert(result, WorkspaceCommit)
 
     def discard(self) -> None:
         """Remove the workspace of a child that has ended, with all that was changed."""
@@ -184,8 +191,13 @@ class FleetChild:
     def _runs(self) -> bool:
         return self.state() in {"running", "unknown"}
 
+    def _workspace(self) -> tuple[str, str]:
+        """Return the child's node, and the name of its workspace there."""
+        own = self._client.ask("workspace", {"name": self.name})
+        return self.node, self.name if own is None else own["name"]
+
     def _do_verb(self, verb: str, words: dict[str, Any]) -> Any:
-        return self._client.do_verb(self.node, self.name, verb, words)
+        return self._client.do_verb(*self._workspace(), verb, words)
 
 
 def create(  # noqa: PLR0913 - one argument each, all by name
@@ -207,8 +219,9 @@ def create(  # noqa: PLR0913 - one argument each, all by name
     """Place a child with a workspace of its own, and return it once it runs.
 
     Args:
-        workspace: a directory of the child's node, or a workspace of its configuration.
-        name: of the child and of its workspace; None for a new one.
+        workspace: the path of a directory of this node, of which another node gets a
+            copy; or a workspace in the configuration of the child's node.
+        name: of the child; None for a new one.
         policy: ``[policy.NAME]`` of its node.
         node: the only one that will do.
         needs: labels that its node has to have.
@@ -236,7 +249,7 @@ def create(  # noqa: PLR0913 - one argument each, all by name
             "policy": policy,
             "env": dict(env or {}),
             "cwd": cwd,
-            "workspace": workspace,
+            **_work_in(client, workspace, node),
             "keeps_workspace": keep,
             "limits": dict(limits or {}),
             "takes_input": True,
@@ -262,6 +275,16 @@ def create(  # noqa: PLR0913 - one argument each, all by name
             client.ask("kill", {"name": name, "signal": "KILL"})
         raise
     return child
+
+
+def _work_in(client: FleetClient, workspace: str, node: str | None) -> dict[str, Any]:
+    """Return the part of a program that says where it works."""
+    if "/" not in workspace:
+        return {"workspace": workspace}
+    path = absolute(workspace)
+    if node is not None and node == client.ask("here")["node"]:
+        return {"workspace": path}
+    return {"base": client.pack(path)}
 
 
 def find(name: str, *, control: str | None = None) -> FleetChild:

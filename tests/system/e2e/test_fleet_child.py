@@ -252,6 +252,18 @@ async def test_top_and_commit_are_those_of_one_host(tmp_path: Path) -> None:
             assert (done.status, done.out) == (0, b"committed  a.txt\n")
             assert (other.where / "repo" / "a.txt").read_text() == "theirs\n"
             assert not (other.where / "repo" / "b.txt").exists()
+            # A directory of this node, in which a child of another one works.
+            base = one.where / "repo"
+            child = await scene.call(fleet.create, str(base), node="b", control=control)
+            assert await scene.call(child.read, "a.txt") == b"hello\n"
+            await scene.call(child.write, "a.txt", b"from b\n")
+            assert b"+from b\n" in await scene.call(child.diff)
+            with pytest.raises(fleet.ControlError, match="end it first"):
+                await scene.call(child.commit)
+            await scene.call(child.stop)
+            result = await scene.call(child.commit)
+            assert (result.applied, result.left) == (["a.txt"], [])
+            assert (base / "a.txt").read_text() == "from b\n"
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "fleet.md"
