@@ -283,7 +283,7 @@ class Bases:
         """
         from supervisor.workspace.store import read_bases  # noqa: PLC0415 - seldom
 
-        used = read_bases(self.state_dir)
+        used = set(read_bases(self.state_dir))
         found = _by_age(self._unpacked)
         in_use = {
             path

@@ -540,9 +540,14 @@ class Member:
             try:
                 path = await self.bases.ready(base)
                 return WorkspaceUse(name, path, "review", state_dir)
+            except (
+                PeerError,
+                OSError,
+            ) as why:  # another node, or this one later, may do
+                self._report(node, life, "refused", reason=str(why))
+                return None
             except BaseError as why:
-                state = "refused" if isinstance(why, PeerError) else "failed"
-                self._report(node, life, state, reason=str(why))
+                self._report(node, life, "failed", reason=str(why))
                 return None
             finally:
                 del self._fetches[life.child]

@@ -142,7 +142,7 @@ class _Unpacker:
                 for member in tar:
                     tar.members = []  # type: ignore[attr-defined] # it keeps them
                     self._put(tar, member)
-        except tarfile.TarError as why:
+        except (tarfile.TarError, ValueError, OverflowError) as why:
             raise WorkspaceError(f"cannot unpack: {why}; send it again") from None
         for directory in reversed(self._directories):
             fd = open_exactly(directory.path or b".", self._top, _DIRECTORY)

@@ -133,7 +133,7 @@ def _check_apart(state_dir: str, base: str) -> None:
         except OSError:
             continue
         if os.path.samestat(known, status):
-            continue
+            return  # it was compared with all the others when that one was made
         for way, inner, outer in (("lies in", base, known), ("holds", other, status)):
             if _holds(outer, inner):
                 text = f"cannot use {base!r} as a workspace: it {way} {other!r}"

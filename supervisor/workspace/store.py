@@ -29,7 +29,7 @@ from supervisor.workspace.linux import is_on_overlay, read_birth_time_ns
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from hostlib.linux.processes import ProcessIdentity
 
@@ -448,18 +448,16 @@ def read_states(state_dir: str) -> list[State]:
     return found
 
 
-def read_bases(state_dir: str) -> set[bytes]:
-    """Return the bases of the workspaces that a state directory has.
+def read_bases(state_dir: str) -> Iterator[bytes]:
+    """Yield the base of each workspace that a state directory has.
 
     A workspace whose state is damaged has none that could be told.
     """
-    found = set()
     for name in workspaces_in(state_dir):
         with contextlib.suppress(OSError, WorkspaceError):
             data = Path(path_of(state_dir, name), "state").read_bytes()
             if data:
-                found.add(_state_in(data, name).base)
-    return found
+                yield _state_in(data, name).base
 
 
 def workspaces_in(state_dir: str) -> list[str]:
