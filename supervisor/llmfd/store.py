@@ -311,7 +311,7 @@ class Store:
         with self._lock:
             if not self._is_last(blob):
                 return
-        self._forget(blob)
+        self.forget(blob)
 
     def _is_last(self, blob: Blob) -> bool:
         """Remove a holder; return whether it was the last (the lock is held)."""
@@ -325,9 +325,10 @@ class Store:
 
     def _forget_all(self, blobs: list[Blob]) -> None:
         while blobs:
-            self._forget(blobs.pop())  # frees its memory now, not with the last one
+            self.forget(blobs.pop())  # frees its memory now, not with the last one
 
-    def _forget(self, blob: Blob) -> None:
+    def forget(self, blob: Blob) -> None:
+        """Free what a content without a holder takes, in memory or on the disk."""
         if blob.in_memory is not None:
             self.give_back(blob.size)
             return

@@ -18,12 +18,15 @@ from tests.architecture.tree import (
     tree_files,
 )
 
-SETTERS = frozenset({"setattr", "delattr", "getattr"})
+
+OF_NAMED_TUPLES = frozenset({"_asdict", "_fields", "_make", "_replace"})
+"""Public names of `typing.NamedTuple`, whatever they begin with."""
 
 
 def is_private(name: str) -> bool:
     """Return whether a name is its owner's alone; `__init__` is everybody's."""
-    return name.startswith("_") and not name.startswith("__")
+    is_own = name.startswith("_") and not name.startswith("__") and name != "_"
+    return is_own and name not in OF_NAMED_TUPLES
 
 
 @cache
@@ -75,9 +78,8 @@ def used_names(node: ast.AST) -> Iterator[str]:
         case ast.ImportFrom(module=str(module), names=names):
             if module.partition(".")[0] in PACKAGES:
                 yield from (one.name for one in names)
-        case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called), args=args):
-            if called in SETTERS:
-                yield from texts(args)
+        case ast.Call(args=args) if len(args) > 1:  # monkeypatch.setattr, and its like
+            yield from texts(args)
         case _:
             pass
 
@@ -108,6 +110,7 @@ def test_no_test_uses_a_private_name_of_the_product() -> None:
         ("from vfs.policy import _ODD", ["1: _ODD"]),
         ("monkeypatch.setattr(pump, '_epoll', made)", ["1: _epoll"]),
         ("monkeypatch.setattr('supervisor.fsproxy.pump._epoll', made)", ["1: _epoll"]),
+        ("watch(pump, '_epoll')", ["1: _epoll"]),
         ("self._epoll = cls._epoll", []),
         ("super()._epoll()", []),
         ("other._mine", []),

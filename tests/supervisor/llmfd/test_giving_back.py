@@ -39,7 +39,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
 
         monkeypatch.setattr(kind, name, watched)
 
-    watch(Store, "_forget")
+    watch(Store, "forget")
     watch(Charged, "drop")
     watch(BlobFiles, "remove")
     return found
