@@ -18,7 +18,6 @@ from tests.architecture.tree import (
     tree_files,
 )
 
-
 OF_NAMED_TUPLES = frozenset({"_asdict", "_fields", "_make", "_replace"})
 """Public names of `typing.NamedTuple`, whatever they begin with."""
 
