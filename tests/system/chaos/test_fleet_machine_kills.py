@@ -41,6 +41,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200), *LONG_ALONE]
 STOPPED_S = 20.0
 """How long what is stopped or cut off stays so."""
 
+GIVEN_UP_S = 80.0
+"""Ray gives a silent raylet up after 65 s."""
+
 BACK_S = 20.0
 """For a node to come back by itself; then it leaves and joins again."""
 
@@ -440,6 +443,23 @@ def test_ray_that_is_no_node_is_left_alone_and_its_stop_leaves_nothing() -> None
             until(lambda: not machine.pids(str(lines)))  # noqa: B023 - at once
             fleet.recover(machine)
             fleet.end(machine, name, lines)
+
+
+# spec FL8
+def test_a_raylet_that_ray_has_given_up_ends_when_it_wakes() -> None:
+    with fleet_of("a", "b") as fleet:
+        machine = fleet.others[0]
+        lines = fleet.start(machine, "b-long")
+        raylet = [machine.pid_of_ray("raylet")]
+        send(raylet, signal.SIGSTOP)
+        try:
+            pause(GIVEN_UP_S)
+        finally:
+            send(raylet, signal.SIGCONT)
+        until(lambda: not is_running(machine))
+        until(lambda: not machine.pids(str(lines)))
+        fleet.recover(machine)
+        fleet.end(machine, "b-long", lines)
 
 
 # spec FL1, FL8
