@@ -235,6 +235,7 @@ class ChildNetwork:
     async def aclose(self) -> None:
         """Reset what is open, end all tasks and close the sockets."""
         self._scope.cancel()
+        self._stop_accepting()
         try:
             if self._has_ended is not None:
                 await self._has_ended.wait()
@@ -411,10 +412,13 @@ class ChildNetwork:
                         self._publisher.start(nursery)
                         await self._dns.serve_datagrams(self._sockets.dns_datagram)
                     finally:  # before the nursery closes
-                        self._ports.stop()
-                        self._publisher.stop()
+                        self._stop_accepting()
         finally:
             has_ended.set()
+
+    def _stop_accepting(self) -> None:
+        self._ports.stop()
+        self._publisher.stop()
 
     async def _add_routes(self, allow: Sequence[Rule]) -> None:
         targets = (rule.target for rule in allow)
