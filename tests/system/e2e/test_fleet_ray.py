@@ -415,7 +415,9 @@ with Driver(sys.argv[1], "127.0.0.1"):
         print(done.exit_code, done.stdout.strip(), content.strip(), status, name)
     exec(sys.argv[3].replace("/srv/repo", sys.argv[2]))
     sys.stdout.flush()
-    sys.stdin.read()
+    sys.stdin.readline()
+    ray.kill(boxes[0])  # its process ends at once
+    sys.stdin.readline()
 """
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "fleet.md"
@@ -441,11 +443,12 @@ def check_sandboxes(a: Place, b: Place, address: str, token: str) -> None:
         places = {one.name: one for one in (a, b)}
         home = places[row_of(a, names[0])["node"]]
         assert names[0] in [one.name for one in home.daemon.client.workspaces()]
-        pids = [pid for one in (a, b) for pid in pids_of(one.directory, "ray::Sandbox")]
-        assert len(pids) == 2
-        kill(pids[0])
-        one_over = ["ended", "running"]
-        until(lambda: sorted(row_of(a, name)["state"] for name in names) == one_over)
+        assert pids_of(home.directory, "ray::Sandbox")
+        assert driver.stdin is not None
+        driver.stdin.write(b"\n")
+        driver.stdin.flush()
+        until(lambda: row_of(a, names[0])["state"] == "ended")
+        assert row_of(a, names[1])["state"] == "running"
         driver.kill()
     until(lambda: {row_of(a, name)["state"] for name in names} == {"ended"})
     left = [one.name for place in (a, b) for one in place.daemon.client.workspaces()]
