@@ -118,15 +118,6 @@ class Store:
             raise
         return self.make_content(blob, reader.finish())
 
-    def put_text(self, text: str) -> Content:
-        """Keep a text.
-
-        Raises:
-            UnicodeEncodeError: it has a lone surrogate.
-            FdError: as for ``put``.
-        """
-        return self.put(text.encode())
-
     def writer(self) -> Writer:
         """Return a writer for content that comes in pieces."""
         return Writer(self)
