@@ -148,19 +148,28 @@ class DirectoryService:
         for node, message in step.sends:
             self._deliver(node, encode(message))
         if step.changes:
-            self._changed.set()
-            self._changed = trio.Event()
+            self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     def receive(self, messages: list[bytes]) -> None:
         """Take messages of nodes."""
+        has_changed = False
         for data in messages:
             try:
                 message = decode_from_node(data)
             except msgspec.DecodeError as why:
                 self._log.write("WARNING", f"cannot read a node's message: {why}")
                 continue
-            self._writer.add(self._directory.receive(message, read_clocks()))
+            step = self._directory.receive(message, read_clocks())
+            self._writer.add(step)
+            has_changed |= bool(step.changes)
         self._due.set()
+        if has_changed:
+            # Not after the commit: a report that it loses is told again by its node.
+            self._wake_waiters()
 
     async def _ps(self, args: bytes) -> ShownFleet:
         read(args, Nothing)
