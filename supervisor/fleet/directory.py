@@ -716,15 +716,6 @@ class Directory:
                     standing is Standing.HELD,
                 )
 
-    def accepts(self, child_id: str, incarnation: int) -> bool:
-        """Return whether an effect of an incarnation may count (FL6).
-
-        An older one is refused, whatever its node believes.
-        """
-        row = self._children.get(child_id)
-        is_now = row is not None and row.incarnation == incarnation
-        return is_now and row is not None and row.state in _ON_NODE
-
     # Accounts
 
     def open_account(self, name: str, limit: float, kind: str, now: Moment) -> Step:

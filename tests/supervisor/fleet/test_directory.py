@@ -440,16 +440,6 @@ def test_a_node_that_leaves_is_left_and_its_children_go_elsewhere(
     assert starts(scene.wait(0.1)) == [("b", 2)]
 
 
-# spec FL6
-def test_an_effect_of_an_older_incarnation_is_refused(scene: Scene) -> None:
-    scene.spawn(program=ALWAYS)
-    scene.report("a", "running")
-    assert scene.directory.accepts("c1", 1)
-    scene.lose("a")
-    assert not scene.directory.accepts("c1", 1)
-    assert scene.directory.accepts("c1", 2)
-
-
 # spec FL2
 def test_an_end_is_confirmed_again_as_often_as_it_is_told(scene: Scene) -> None:
     scene.spawn()
