@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME] [OPTION]...`: one measuring program, or all.
 
 Each runs as a process of its own with a time limit, so that one that hangs costs its
-own figures only, and the whole stays below eight minutes.
+own figures only, and the whole stays below ten minutes.
 """
 
 import importlib

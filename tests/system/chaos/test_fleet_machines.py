@@ -37,7 +37,7 @@ def reach(one: Machine, other: Machine, patience_s: float) -> str:
     return one.run(*words).stdout.strip()
 
 
-# Tests of FL5 to FL8 with several machines stand on it.
+# spec FL8: the tests of kills stand on these machines
 def test_machines_are_apart_can_be_cut_off_and_leave_nothing(stack: ExitStack) -> None:
     ends = stack.enter_context(ExitStack())
     try:

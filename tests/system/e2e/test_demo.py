@@ -46,7 +46,7 @@ def test_the_demo_shows_an_agent_a_conflict_and_that_nothing_is_left(
     assert "committed  basket.py" in said
 
 
-# spec FL5, FL7
+# spec FL5, FL7 and FL8
 @pytest.mark.parametrize("children", [pytest.param("8", marks=LONG_ALONE)])
 def test_the_demo_of_a_fleet_loses_a_node_and_no_token(
     tmp_path: Path, children: str
