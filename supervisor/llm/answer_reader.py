@@ -143,7 +143,7 @@ class AnswerReader(ABC):
             ProviderError: an event says that the provider failed.
         """
         self.receive(data)
-        events = self.next_events()
+        events: list[Object] = []
         while self.has_lines:
             events += self.next_events()
         return events
@@ -209,13 +209,15 @@ class AnswerReader(ABC):
     def _take_plain(self, found: Object) -> None:
         """Add an answer in one piece; raise as ``_take_event``."""
 
-    @abstractmethod
     def _finish_stream(self) -> Object:
-        """Return the answer of all events.
+        """Return the answer of all events; an empty one if they were passed on.
 
         Raises:
             AnswerError: the end is missing.
         """
+        if not self._is_done:
+            raise AnswerError("the stream ended before its end")
+        return {}
 
     @abstractmethod
     def usage(self) -> Usage | None:
@@ -226,7 +228,7 @@ class AnswerReader(ABC):
         """
 
     def finish(self) -> Object:
-        """Return the checked answer; an empty one of a stream that is passed on.
+        """Return the checked answer; an empty one if a stream was passed on.
 
         Raises:
             AnswerError: the answer is incomplete, or lacks a member.
@@ -237,7 +239,7 @@ class AnswerReader(ABC):
             self._take_plain(found)
             self.usage()
             return found
-        if not self._size or self._is_plain is None:
+        if self._is_plain is None:
             raise AnswerError("nothing came")
         whole = self._finish_stream()
         self.usage()

@@ -156,11 +156,6 @@ class MessagesAnswer(AnswerReader):
                 self.add_output(len(msgspec.json.encode(block["input"])))
         self._take_usage(found)
 
-    def _finish_stream(self) -> Object:
-        if not self._is_done:
-            raise AnswerError("the stream ended before its end")
-        return {}
-
     def usage(self) -> Usage | None:
         """See ``AnswerReader``; tokens from the cache are part of the prompt here."""
         reported = self._usage

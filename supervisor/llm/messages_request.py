@@ -24,8 +24,11 @@ from supervisor.llm.translation import (
     file_part,
     image_part,
     join_parts,
+    no_form,
+    number,
+    objects_in,
     optional,
-    place,
+    positive,
     refuse_unknown,
     required,
     text_part,
@@ -88,7 +91,7 @@ def translate_request(asked: Object, *, has_reasoning: bool = True) -> Translati
     _put_tools(body, found, fields)
     _put_sampling(body, found)
     _put_output(body, found, fields, has_reasoning=has_reasoning)
-    bound = _positive(found, "max_tokens")
+    bound = positive(found, "max_tokens")
     return Translation(body, bound, tuple(fields.dropped))
 
 
@@ -153,8 +156,8 @@ class _Conversation:
         """Return the messages for a request's fields."""
         self._hold("system", self._texts(found.get("system", ""), "system"))
         messages = required(found, "messages", list)
-        for number, message in enumerate(messages):
-            self._take(message, f"messages[{number}]")
+        for index, message in enumerate(messages):
+            self._take(message, f"messages[{index}]")
         if self._said is not None:
             at = f"messages[{len(messages) - 1}].role"
             reason = "Chat Completions continues no text of the assistant"
@@ -224,7 +227,7 @@ class _Conversation:
                 case "thinking" | "redacted_thinking" as kind:
                     self._fields.dropped[f"messages.{kind}"] = None
                 case kind:
-                    raise _wrong_type(kind, where)
+                    raise no_form(kind, where)
 
     def _call(self, block: Object, at: str) -> Object:
         found = self._fields.of(block, at, ("type", "id", "name", "input"))
@@ -270,7 +273,7 @@ class _Conversation:
         parts = []
         for block, where in _blocks(content, at):
             if block.get("type") != "text":
-                raise _wrong_type(block.get("type"), where)
+                raise no_form(block.get("type"), where)
             parts.append(self._part(block, where))
         return parts
 
@@ -287,7 +290,7 @@ class _Conversation:
             case "document":
                 return self._document(block, at)
             case kind:
-                raise _wrong_type(kind, at)
+                raise no_form(kind, at)
 
     def _image(self, source: Object, at: str) -> Object:
         match source.get("type"):
@@ -300,7 +303,7 @@ class _Conversation:
                 data = required(found, "data", str, at)
                 return image_part(f"data:{media_type};base64,{data}", at)
             case kind:
-                raise _wrong_type(kind, at)
+                raise no_form(kind, at)
 
     def _document(self, block: Object, at: str) -> Object:
         found = self._fields.of(block, at, ("type", "source", "title", "context"))
@@ -309,7 +312,7 @@ class _Conversation:
         source, at_source = required(found, "source", dict, at), f"{at}.source"
         kind = source.get("type")
         if kind not in ("text", "base64"):
-            raise _wrong_type(kind, at_source)
+            raise no_form(kind, at_source)
         found = self._fields.of(source, at_source, ("type", "media_type", "data"))
         data = required(found, "data", str, at_source)
         if kind == "text":
@@ -329,7 +332,7 @@ def _put_tools(body: Object, found: Object, fields: _Fields) -> None:
     tools = optional(found, "tools", list)
     if tools:
         body["tools"] = [
-            _tool(tool, f"tools[{number}]", fields) for number, tool in enumerate(tools)
+            _tool(tool, f"tools[{index}]", fields) for index, tool in enumerate(tools)
         ]
     if "tool_choice" in found:
         _put_choice(body, found["tool_choice"], fields)
@@ -338,7 +341,7 @@ def _put_tools(body: Object, found: Object, fields: _Fields) -> None:
 def _tool(tool: object, at: str, fields: _Fields) -> Object:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind not in (None, "custom"):
-        raise _wrong_type(kind, at)
+        raise no_form(kind, at)
     known = ("type", "name", "description", "input_schema", "strict")
     found = fields.of(tool, at, known)
     function: Object = {"name": required(found, "name", str, at)}
@@ -363,7 +366,7 @@ def _put_choice(body: Object, value: object, fields: _Fields) -> None:
             name = required(found, "name", str, at)
             choice = {"type": "function", "function": {"name": name}}
         case kind:
-            raise _wrong_type(kind, at)
+            raise no_form(kind, at)
     is_single = optional(found, "disable_parallel_tool_use", bool, at)
     if "tools" not in body:  # providers refuse both fields without tools
         if choice not in ("auto", "none"):
@@ -377,13 +380,11 @@ def _put_choice(body: Object, value: object, fields: _Fields) -> None:
 def _put_sampling(body: Object, found: Object) -> None:
     for name in ("temperature", "top_p"):
         if name in found:
-            if type(found[name]) not in (int, float):
-                raise UntranslatableError(name, "a number is needed")
-            body[name] = found[name]
+            body[name] = number(found, name)
     stops = optional(found, "stop_sequences", list) or []
-    for number, stop in enumerate(stops):
+    for index, stop in enumerate(stops):
         if not isinstance(stop, str):
-            at = f"stop_sequences[{number}]"
+            at = f"stop_sequences[{index}]"
             raise UntranslatableError(at, "a text is needed")
     if stops:
         body["stop"] = stops
@@ -416,7 +417,7 @@ def _put_output(
 def _format(value: object, at: str, fields: _Fields) -> Object:
     found = fields.of(value, at, ("type", "schema"))
     if found.get("type") != "json_schema":
-        raise _wrong_type(found.get("type"), at)
+        raise no_form(found.get("type"), at)
     schema = required(found, "schema", dict, at)
     form = {"name": "answer", "schema": schema, "strict": True}
     return {"type": "json_schema", "json_schema": form}
@@ -434,12 +435,12 @@ def _thinking_effort(value: object, fields: _Fields) -> str | None:
         case "disabled":
             return "none"
         case "enabled":
-            budget = _positive(found, "budget_tokens", at)
+            budget = positive(found, "budget_tokens", at)
             if budget <= _LOW_BUDGET:
                 return "low"
             return "medium" if budget <= _MEDIUM_BUDGET else "high"
         case kind:
-            raise _wrong_type(kind, at)
+            raise no_form(kind, at)
 
 
 # Parts of all
@@ -453,26 +454,7 @@ def _blocks(content: object, at: str) -> Iterator[tuple[Object, str]]:
         return
     if not isinstance(content, list):
         raise UntranslatableError(at, "a text or a list of blocks is needed")
-    for number, block in enumerate(content):
-        where = f"{at}[{number}]"
-        if not isinstance(block, dict):
-            raise UntranslatableError(where, "an object is needed")
-        yield block, where
-
-
-def _positive(found: Object, name: str, at: str = "") -> int:
-    value = required(found, name, int, at)
-    if value < 1:
-        raise UntranslatableError(place(at, name), "a number from 1 on is needed")
-    return value
-
-
-def _wrong_type(kind: object, at: str) -> UntranslatableError:
-    """Return the refusal of an object because of its ``type``."""
-    if not isinstance(kind, str):
-        return UntranslatableError(f"{at}.type", "a text is needed")
-    reason = f"Chat Completions has no form for {kind[:50]!r} here"
-    return UntranslatableError(f"{at}.type", reason)
+    yield from objects_in(content, at)
 
 
 def _base64_in(asked: Object) -> Iterator[str]:

@@ -126,11 +126,6 @@ class ResponsesAnswer(AnswerReader):
             self._reported = response["usage"]
             self.usage()  # raises before the event is passed on
 
-    def _finish_stream(self) -> Object:
-        if not self._is_done:
-            raise AnswerError("the stream ended before its end")
-        return {}
-
     def usage(self) -> Usage | None:
         """See ``AnswerReader``."""
         return read_usage(self._reported, "input_tokens", "output_tokens")

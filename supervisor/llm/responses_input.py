@@ -24,6 +24,8 @@ from supervisor.llm.translation import (
     file_part,
     image_part,
     join_parts,
+    no_form,
+    objects_in,
     optional,
     place,
     refuse_unknown,
@@ -156,7 +158,7 @@ class Conversation:
         kind = "message" if is_message else required(item, "type", str, where)
         add = self._ADDERS.get(kind)
         if add is None:
-            raise _no_form(kind, where)
+            raise no_form(kind, where)
         add(self, item, where)
 
     # One method for each kind of item
@@ -268,7 +270,7 @@ def _part(part: Object, where: str) -> Object:
         return _image(part, where)
     if kind == "input_file":
         return _file(part, where)
-    raise _no_form(kind, where)
+    raise no_form(kind, where)
 
 
 def _image(part: Object, where: str) -> Object:
@@ -295,7 +297,7 @@ def _text(content: object, where: str) -> str:
     for part, at in _each(content, where):
         kind = required(part, "type", str, at)
         if kind not in _TEXT_PARTS:
-            raise _no_form(kind, at)
+            raise no_form(kind, at)
         texts.append(_text_of(part, at))
     return GAP.join(texts)
 
@@ -314,7 +316,7 @@ def _said(content: object, where: str) -> tuple[list[str], list[str]]:
         elif kind in _TEXT_PARTS:
             texts.append(_text_of(part, at))
         else:
-            raise _no_form(kind, at)
+            raise no_form(kind, at)
     return texts, refusals
 
 
@@ -327,13 +329,4 @@ def _each(content: object, where: str) -> Iterator[tuple[Object, str]]:
     """Yield the parts of a content with their places."""
     if not isinstance(content, list):
         raise UntranslatableError(where, "a text or a list of parts is needed")
-    for number, part in enumerate(content):
-        at = f"{where}[{number}]"
-        if not isinstance(part, dict):
-            raise UntranslatableError(at, "an object is needed")
-        yield part, at
-
-
-def _no_form(kind: str, where: str) -> UntranslatableError:
-    reason = f"Chat Completions has no form for {kind[:50]!r} here"
-    return UntranslatableError(place(where, "type"), reason)
+    yield from objects_in(content, where)

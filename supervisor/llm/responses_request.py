@@ -20,14 +20,17 @@ from supervisor.llm.translation import (
     NO_FORM,
     Translation,
     UntranslatableError,
+    number,
+    objects_in,
     optional,
     place,
+    positive,
     refuse_unknown,
     required,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from supervisor.llm.pieces import Object
 
@@ -131,8 +134,8 @@ class _Request:
         if isinstance(items, str):
             self.conversation.add_user(items)
             return
-        for number, item in enumerate(required(self.asked, name, list)):
-            where = f"{name}[{number}]"
+        for index, item in enumerate(required(self.asked, name, list)):
+            where = f"{name}[{index}]"
             if isinstance(item, dict) and item.get("type") == "additional_tools":
                 refuse_unknown(item, {"type", "id", "role", "tools"}, where)
                 self._add_tools(item, where)
@@ -168,17 +171,11 @@ class _Request:
 
     def number(self, name: str) -> None:
         """Copy a field that is a number."""
-        value = self.asked[name]
-        if type(value) not in (int, float):
-            raise UntranslatableError(name, "a number is needed")
-        self.body[name] = value
+        self.body[name] = number(self.asked, name)
 
     def bound(self, name: str) -> None:
         """Translate ``max_output_tokens``."""
-        value = required(self.asked, name, int)
-        if value < 1:
-            raise UntranslatableError(name, "a number from 1 on is needed")
-        self.max_tokens = value
+        self.max_tokens = positive(self.asked, name)
 
     def reason(self, name: str) -> None:
         """Translate ``reasoning``."""
@@ -222,21 +219,19 @@ class _Request:
 
     def include(self, name: str) -> None:
         """Drop the one value of ``include`` that has no effect."""
-        for number, value in enumerate(required(self.asked, name, list)):
+        for index, value in enumerate(required(self.asked, name, list)):
             if value != "reasoning.encrypted_content":
-                raise UntranslatableError(f"{name}[{number}]", NO_FORM)
+                raise UntranslatableError(f"{name}[{index}]", NO_FORM)
             self.drop(name)
 
     # Tools
 
     def _add_tools(self, owner: Object, where: str) -> None:
         """Add the tools of a request, or of an item."""
-        for number, tool in enumerate(required(owner, "tools", list, where)):
-            self._add_tool(tool, f"{place(where, 'tools')}[{number}]")
+        for tool, at in _tools_in(owner, where):
+            self._add_tool(tool, at)
 
-    def _add_tool(self, tool: object, where: str) -> None:
-        if not isinstance(tool, dict):
-            raise UntranslatableError(where, "an object is needed")
+    def _add_tool(self, tool: Object, where: str) -> None:
         kind = required(tool, "type", str, where)
         if kind == "namespace":
             self._add_namespace(tool, where)
@@ -251,10 +246,7 @@ class _Request:
         said = optional(tool, "description", str, where)
         # Once, in the first of them (rule 3).
         about = f"About all tools named {namespace}__*: {said}" if said else ""
-        for number, inner in enumerate(required(tool, "tools", list, where)):
-            at = f"{where}.tools[{number}]"
-            if not isinstance(inner, dict):
-                raise UntranslatableError(at, "an object is needed")
+        for inner, at in _tools_in(tool, where):
             self._add_function(inner, at, namespace, about)
             about = ""
 
@@ -303,10 +295,7 @@ class _Request:
         if mode not in ("auto", "required"):
             raise UntranslatableError(place(where, "mode"), "there is no such mode")
         allowed = set()
-        for number, tool in enumerate(required(asked, "tools", list, where)):
-            at = f"{where}.tools[{number}]"
-            if not isinstance(tool, dict):
-                raise UntranslatableError(at, "an object is needed")
+        for tool, at in _tools_in(asked, where):
             kind = required(tool, "type", str, at)
             if not (self.drops_hosted_tools and kind in HOSTED):
                 refuse_unknown(tool, {"type", "name", "namespace"}, at)
@@ -325,6 +314,11 @@ class _Request:
         if name not in self.tools or (name in self.custom) != (kind == "custom"):
             raise UntranslatableError(at, f"there is no {kind} tool {name}")
         return name
+
+
+def _tools_in(owner: Object, where: str) -> Iterator[tuple[Object, str]]:
+    """Yield the tools of an object with their places."""
+    return objects_in(required(owner, "tools", list, where), place(where, "tools"))
 
 
 def _only(wanted: object) -> Callable[[_Request, str], None]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterator
 
     from supervisor.llm.pieces import Object
 
@@ -92,6 +92,39 @@ def required(owner: Object, name: str, kind: type[Kind], where: str = "") -> Kin
     if value is None:
         raise UntranslatableError(place(where, name), f"{_KINDS[kind]} is needed")
     return value
+
+
+def positive(owner: Object, name: str, where: str = "") -> int:
+    """Return a required field that is a whole number from 1 on; see ``optional``."""
+    value = required(owner, name, int, where)
+    if value < 1:
+        raise UntranslatableError(place(where, name), "a number from 1 on is needed")
+    return value
+
+
+def number(owner: Object, name: str) -> int | float:
+    """Return a present field of a request that is a number."""
+    value = owner[name]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UntranslatableError(name, "a number is needed")
+    return value
+
+
+def objects_in(items: list[object], where: str) -> Iterator[tuple[Object, str]]:
+    """Yield the items of a list, which must be objects, with their places."""
+    for index, item in enumerate(items):
+        at = f"{where}[{index}]"
+        if not isinstance(item, dict):
+            raise UntranslatableError(at, "an object is needed")
+        yield item, at
+
+
+def no_form(kind: object, where: str) -> UntranslatableError:
+    """Return the refusal of an object because of its ``type``."""
+    reason = "a text is needed"
+    if isinstance(kind, str):
+        reason = f"Chat Completions has no form for {kind[:50]!r} here"
+    return UntranslatableError(place(where, "type"), reason)
 
 
 def refuse_unknown(owner: Object, known: Container[str], where: str = "") -> None:
