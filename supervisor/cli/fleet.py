@@ -556,11 +556,27 @@ def logs(name: str, control: str | None, *, follow: bool, as_json: bool) -> int:
 
 @fleet.command(cls=Command, epilog="Example: sandhost fleet kill job-3")
 @_name
-@click.option("--signal", "-s", metavar="S", default="TERM", help="Default TERM.")
+@click.option(
+    "--signal",
+    "-s",
+    metavar="S",
+    default="TERM",
+    help="TERM, KILL, 9 ...; default TERM.",
+)
 @control_option
 @json_option
 def kill(name: str, control: str | None, *, signal: str, as_json: bool) -> int:
-    """End a child for good; its node is asked until it answers."""
+    """End a child for good by TERM or KILL; its node is asked until it answers.
+
+    Any other signal is sent once, and ends nothing by itself.
+    """
+    from hostlib.user_values import OptionError  # noqa: PLC0415 - for this alone
+    from supervisor.config.child import signal_number  # noqa: PLC0415 - as above
+
+    try:
+        signal_number(signal)
+    except OptionError as why:
+        raise UsageFault(f"--signal: {why}") from None
     _ask(control, "kill", {"name": name, "signal": signal})
     if as_json:
         print_text(json.dumps({"name": name}) + "\n")

@@ -55,10 +55,10 @@ _BEFORE: dict[Until, frozenset[str]] = {
 
 
 class KillChild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Arguments of `kill`."""
+    """Arguments of `kill`: by TERM, with time to end, or by KILL."""
 
     name: str
-    signal: str = "TERM"
+    signal: Literal["TERM", "KILL"] = "TERM"
 
 
 class ForgetNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ answers; the stream `hold` keeps children for a program.
 from __future__ import annotations
 
 import base64
+import signal
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ import trio
 
 from hostlib.journal import Journal
 from hostlib.unix_listener import listen_at
+from hostlib.user_values import OptionError
 from supervisor.cluster.directory_service import (
     DECIDED,
     OVER,
@@ -29,6 +31,7 @@ from supervisor.cluster.directory_service import (
 )
 from supervisor.cluster.node_service import ControlRequest
 from supervisor.cluster.requests import RequestError
+from supervisor.config.child import signal_number
 from supervisor.control.server import ControlServer, OrderError, Orders
 from supervisor.fleet.directory import ShownChild, ShownFleet, SpawnRequest
 
@@ -47,6 +50,9 @@ LONGEST_LEAVE_S = 60.0
 """For a node to leave at `down`: its children have their time to end."""
 
 _NO_ARGS = b"{}"
+_ENDING: dict[int, str] = {signal.SIGTERM: "TERM", signal.SIGKILL: "KILL"}
+"""Signals that end a child for good: its node is asked until it answers."""
+
 _READING = (
     "ps",
     "quota",
@@ -68,6 +74,13 @@ class ChildArgs(msgspec.Struct, forbid_unknown_fields=True):
     """Arguments of `find`, and of `wait`: until a child is over."""
 
     name: str
+
+
+class KillArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of `kill`."""
+
+    name: str
+    signal: str = "TERM"
 
 
 class OnArgs(msgspec.Struct, forbid_unknown_fields=True):
@@ -158,7 +171,7 @@ class Door:
         orders: dict[str, Order] = {
             "ps": partial(self._pass_on, "ps"),
             "quota": partial(self._pass_on, "quota"),
-            "kill": partial(self._pass_on, "kill"),
+            "kill": self._kill,
             "forget": partial(self._pass_on, "forget"),
             "find": self._show,
             "workspace": partial(self._pass_on, "workspace"),
@@ -213,6 +226,31 @@ class Door:
             if child.state == "ended" and child.pid is None:
                 raise RequestError(f"cannot spawn {child.name!r}: {child.reason}")
         return children
+
+    async def _kill(self, words: dict[str, Any]) -> None:
+        """End a child for good by TERM or KILL; send it any other signal once."""
+        args = msgspec.convert(words, KillArgs)
+        try:
+            number = signal_number(args.signal)
+        except OptionError as why:
+            raise RequestError(f"cannot signal {args.name!r}: {why}") from None
+        if number in _ENDING:
+            await self._ask("kill", {"name": args.name, "signal": _ENDING[number]})
+            return
+        child = await self._find(args.name)
+        if child.node is None or child.state not in {"running", "unknown"}:
+            raise RequestError(
+                f"cannot signal {args.name!r}: it is {child.state}; see `fleet ps`"
+            )
+        order = {"name": args.name, "signal": args.signal}
+        request = msgspec.json.encode(ControlRequest("kill", order))
+        with trio.move_on_after(ANSWER_S):
+            await self._node.ask(child.node, "control", request)
+            return
+        raise RequestError(
+            f"cannot signal {args.name!r}: node {child.node!r} does not answer within"
+            f" {ANSWER_S:g} s; it may have got the signal"
+        )
 
     async def _show(self, words: dict[str, Any]) -> ShownChild:
         return await self._find(msgspec.convert(words, ChildArgs).name)

@@ -192,6 +192,17 @@ def stop_signal(name: str) -> int:
     return int(number)
 
 
+def signal_number(text: str) -> int:
+    """Return a signal's number from ``9``, ``KILL`` or ``SIGKILL``.
+
+    Raises:
+        OptionError: there is no such signal.
+    """
+    if text.isascii() and text.isdigit() and 0 < int(text) < signal.NSIG:
+        return int(text)
+    return stop_signal(text)
+
+
 def _check_command(child: ChildSection) -> Iterator[tuple[str, str]]:
     if not child.command or not child.command[0]:
         yield "command", 'names no program; write ["PROGRAM", "ARGUMENT", ...]'

@@ -6,7 +6,6 @@ Checks arguments, calls ``children`` and makes the answer.
 from __future__ import annotations
 
 import base64
-import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -16,7 +15,7 @@ from hostlib.user_values import OptionError, parse_duration
 from supervisor.config.child import (
     ChildSection,
     check_new_child,
-    stop_signal,
+    signal_number,
 )
 from supervisor.config.daemon_checks import faults_here
 from supervisor.config.loader import ConfigError, load_config, warnings
@@ -351,9 +350,7 @@ def _describe_spawned(kept: KeptChild, child: Child) -> dict[str, object]:
 
 
 def _signal(name: str) -> int:
-    if name.isascii() and name.isdigit() and 0 < int(name) < signal.NSIG:
-        return int(name)
     try:
-        return stop_signal(name)
+        return signal_number(name)
     except OptionError as why:
         raise OrderError(str(why)) from None

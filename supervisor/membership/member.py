@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import math
-import signal
 import sqlite3
 from contextlib import suppress
 from functools import partial
@@ -24,8 +23,7 @@ import msgspec
 import trio
 
 from hostlib.threads import in_thread
-from hostlib.user_values import OptionError
-from supervisor.config.child import ChildSection, check_new_child, stop_signal
+from supervisor.config.child import ChildSection, check_new_child
 from supervisor.fleet.clocks import read_clocks
 from supervisor.fleet.fence import FencedError, FleetLife
 from supervisor.fleet.held_slices import HeldSlices
@@ -648,12 +646,7 @@ class Member:
         found = self._kept.get(order.child)
         if found is None or found[1].incarnation != order.incarnation:
             return
-        kept, _ = found
-        number = _number_of(order.signal)
-        process = None if kept.child is None else kept.child.process
-        if number not in (signal.SIGTERM, signal.SIGKILL) and process is not None:
-            process.send_signal(number)
-        kept.stop(0.0 if number == signal.SIGKILL else None)
+        found[0].stop(0.0 if order.signal == "KILL" else None)
 
     # The fence
 
@@ -681,11 +674,3 @@ async def _read_ledger(store: FleetStore, directory: str) -> Ledger:
 
 def _unwritable(why: Exception) -> str:
     return f"cannot write its ledger: {why}; start the daemon again"
-
-
-def _number_of(name: str) -> int:
-    """Return a signal's number; that of TERM for a name that is none."""
-    try:
-        return stop_signal(name)
-    except OptionError:
-        return signal.SIGTERM

@@ -13,6 +13,8 @@ import pytest
 import trio
 
 from sandhost import fleet
+from supervisor.cluster.client import FleetClient
+from supervisor.fleet.messages import VERSION
 from tests.helpers.command import ENVIRONMENT, Outcome, outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetdoors import Doors, fleet_of
@@ -85,6 +87,59 @@ async def test_a_program_runs_commands_in_a_child_of_its_own(tmp_path: Path) -> 
             assert (row.name, row.changed) == ("box", 3)
             await scene.call(child.discard)
             assert await scene.call(one.client.workspaces) == []
+
+
+COUNTING = (
+    'trap "" TERM; trap "echo got" USR1; echo ready; while :; do sleep 0.05; done'
+)
+
+
+# spec FL3, FL4
+async def test_a_signal_that_ends_nothing_is_sent_once(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            client = scene.client("a")
+            control = ("--control", scene.control("a"))
+            program = {"command": ["sh", "-c", COUNTING]}
+            await scene.call(client.ask, "spawn", {"name": "w", "program": program})
+            words = ("fleet", "kill", *control, "-s")
+            done = await scene.call(sandhost, *words, "NOSUCH", "w")
+            assert (done.status, done.out) == (2, b"")
+            assert b"--signal: not a signal: 'NOSUCH'" in done.err
+            args = {"name": "w", "signal": "NOSUCH"}
+            with pytest.raises(
+                fleet.ControlError, match="cannot signal 'w': not a sig"
+            ):
+                await scene.call(client.ask, "kill", args)
+            await scene.call(wait_for_line, client, b"ready")
+            done = await scene.call(sandhost, *words, "USR1", "w")
+            assert (done.status, done.err) == (0, b"")
+            await scene.call(wait_for_line, client, b"got")
+            # Only what ends a child is repeated: the directory takes nothing else.
+            data = json.dumps({**args, "signal": "USR1"}).encode()
+            is_done, _ = await scene.directory.answer(VERSION, "kill", data)
+            assert not is_done
+            assert (await scene.call(client.ask, "find", {"name": "w"}))["state"] == (
+                "running"
+            )
+            done = await scene.call(sandhost, *words, "9", "w")
+            assert (done.status, done.err) == (0, b"")
+            over = await scene.call(client.ask, "wait", {"name": "w"})
+            assert (over["state"], over["status"]) == ("ended", 137)
+            with pytest.raises(
+                fleet.ControlError, match="cannot signal 'w': it is ended"
+            ):
+                await scene.call(client.ask, "kill", {"name": "w", "signal": "USR1"})
+
+
+def wait_for_line(client: FleetClient, line: bytes) -> None:
+    """Read the log of `w` until a line is in it, once."""
+    said = b""
+    for entry in client.logs("w", {"follow": True}):
+        said += entry.data
+        if line in said:
+            break
+    assert said.count(line) == 1
 
 
 def check_commands(child: fleet.FleetChild) -> None:
