@@ -215,7 +215,7 @@ class Door:
         return msgspec.json.decode(await self._ask(do, words), type=kind)
 
     async def _spawn(self, words: dict[str, Any]) -> tuple[ShownChild, ...]:
-        """Return the children once their daemons have started them.
+        """Return the children once their daemons have started them: all, or none is left.
 
         One that may wait is not waited for until it is placed.
         """
@@ -224,8 +224,19 @@ class Door:
         children = await self._waited(names, DECIDED if request.wait else STARTED)
         for child in children:
             if child.state == "ended" and child.pid is None:
-                raise RequestError(f"cannot spawn {child.name!r}: {child.reason}")
+                text = f"cannot spawn {child.name!r}: {child.reason}"
+                if len(names) > 1:
+                    await self._end_batch(children)
+                    text = f"{text}; the others of the {len(names)} were ended"
+                raise RequestError(text)
         return children
+
+    async def _end_batch(self, children: tuple[ShownChild, ...]) -> None:
+        """End children that are not over; return once they are."""
+        left = [child for child in children if child.state not in {"ended", "lost"}]
+        for child in left:
+            await self._ask("kill", {"name": child.name, "signal": "KILL"})
+        await self._waited(tuple(child.name for child in left), OVER)
 
     async def _kill(self, words: dict[str, Any]) -> None:
         """End a child for good by TERM or KILL; send it any other signal once."""

@@ -1,8 +1,9 @@
 """A daemon's half of a fleet's node: the product's `Node` behind a control socket.
 
 For tests of node actors that need no processes: a child is a row, which ends when it is
-told to, or at once if its command is `exit N`. `ps` answers with those rows, `stats` as
-an older daemon does, and the stream `count` sends numbers.
+told to, or at once if its command is `exit N`; one of a policy that is missing is not
+started. `ps` answers with those rows, `stats` as an older daemon does, and the stream
+`count` sends numbers.
 """
 
 import json
@@ -38,6 +39,7 @@ class StandIn:
     Attributes:
         children: those that run, by the fleet's ids.
         version: that it says it has.
+        missing: policies that its configuration has not.
     """
 
     ledger: str
@@ -46,6 +48,7 @@ class StandIn:
     node: Node | None = None
     children: dict[str, on_node.StartChild] = field(default_factory=dict)
     link: trio.SocketStream | None = None
+    missing: tuple[str, ...] = ()
     left: trio.Event = field(default_factory=trio.Event)
 
     async def serve(
@@ -160,6 +163,12 @@ class StandIn:
                 pass
 
     async def _start(self, node: Node, action: on_node.StartChild) -> None:
+        if action.program.policy in self.missing:
+            report = ChildReport(
+                action.child, action.incarnation, "failed", reason="no such policy"
+            )
+            await self._do(node.child_over(report))
+            return
         self.children[action.child] = action
         await self._do(node.child_started(action.child, action.incarnation, 4711))
         words = action.program.command

@@ -169,6 +169,22 @@ async def test_what_finds_no_place_is_refused_at_once(tmp_path: Path) -> None:
             states = sorted(row["state"] for row in children)
 
 
+# spec FL4
+async def test_of_a_batch_that_cannot_start_none_is_left(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        await scene.add("b")
+        scene.daemons["b"].missing = ("gpu",)
+        program = {"command": ["serve"], "policy": "gpu"}
+        error = r"cannot spawn 'w-\d': no such policy; the others of the 4 were ended"
+        with pytest.raises(ControlError, match=error):
+            await scene.ask("a", "spawn", name="w", count=4, program=program)
+        children = (await scene.ask("a", "ps"))["children"]
+        assert [row["state"] for row in children] == ["ended"] * 4
+        assert sorted(row["status"] or 0 for row in children) == [0, 0, 143, 143]
+        assert scene.daemons["a"].children == {}
+
+
 # spec FL11
 async def test_the_daemon_of_another_node_is_asked(tmp_path: Path) -> None:
     async with fleet(tmp_path) as scene:
