@@ -7,7 +7,6 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import select
 from typing import TYPE_CHECKING, Any
 
@@ -339,7 +338,7 @@ _command = click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1)
 @json_option
 def spawn(control: str | None, *, as_json: bool, **given: Any) -> int:
     """Start children on nodes with room; return when they are started."""
-    name = given.pop("name") or f"child-{secrets.token_hex(4)}"
+    name = given.pop("name") or f"child-{os.urandom(4).hex()}"
     request = _request(name, **given)
 
     def use(client: FleetClient) -> Any:
@@ -402,7 +401,7 @@ def run(control: str | None, **given: Any) -> int:
 
     It reads this command's standard input. If its node is lost the exit status is 125.
     """
-    name = f"run-{secrets.token_hex(4)}"
+    name = f"run-{os.urandom(4).hex()}"
     request = _request(name, takes_input=True, **given)
 
     def use(client: FleetClient) -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 import trio
 
+from hostlib.database import open_database
 from hostlib.linux.holdings import descriptors_of
 from hostlib.private_files import open_private
 from hostlib.threads import in_thread
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 FILE = "fleet.sqlite3"
 LOCK = "fleet.lock"
-
-BUSY_S = 5.0
-"""Longest wait for a process that reads the file, such as a backup."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS epoch (
@@ -73,7 +71,8 @@ class FleetStore:
                 stack.callback(os.close, self._lock)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.close(open_private(self._path))
-                self._base = _opened(self._path)
+                # A machine that loses its power has lost no slice that it has granted.
+                self._base = open_database(self._path, _SCHEMA, synchronous="FULL")
                 stack.callback(self._base.close)
                 self.epoch = self._count_epoch()
                 stack.pop_all()
@@ -133,22 +132,6 @@ class FleetStore:
         """Close the file, and let another process have it."""
         self._base.close()
         os.close(self._lock)
-
-
-def _opened(path: str) -> sqlite3.Connection:
-    # One thread at a time uses it, not always the same one.
-    base = sqlite3.connect(
-        path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
-    )
-    try:
-        base.execute("PRAGMA journal_mode = WAL")
-        # A machine that loses its power has lost no slice that it has granted.
-        base.execute("PRAGMA synchronous = FULL")
-        base.executescript(_SCHEMA)
-    except BaseException:
-        base.close()
-        raise
-    return base
 
 
 S = TypeVar("S", bound=Step)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from hostlib.database import open_database
 from hostlib.linux.holdings import descriptors_of
 from hostlib.paths import LEDGER
 from hostlib.private_files import open_private
@@ -38,9 +39,6 @@ RUN, DAY, NEVER = "run", "day", "never"
 
 DAY_S = 86_400
 """Seconds of a day in UTC, as time(2) counts them."""
-
-BUSY_S = 5.0
-"""Longest wait for another host that is writing: a transaction takes a millisecond."""
 
 HOST = ""
 """The account of the host's own node; no child can have this name."""
@@ -130,11 +128,8 @@ class _File:
             with ExitStack() as stack:
                 os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103
                 os.close(open_private(self.path))
-                self._base = self._open()
+                self._base = open_database(self.path, _SCHEMA, synchronous="NORMAL")
                 stack.callback(self._base.close)
-                self._base.execute("PRAGMA journal_mode = WAL")
-                self._base.execute("PRAGMA synchronous = NORMAL")
-                self._base.executescript(_SCHEMA)
                 # Each living host holds a lock on the byte of its number.
                 self._locks = open_private(f"{self.path}-hosts")
                 stack.callback(os.close, self._locks)
@@ -146,12 +141,6 @@ class _File:
                 f"cannot keep the quota in {self.path!r}: {text}; make the state"
                 " directory writable, or move a damaged file away"
             ) from None
-
-    def _open(self) -> sqlite3.Connection:
-        # One thread at a time uses it, but not always the same one.
-        return sqlite3.connect(
-            self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None
-        )
 
     def _count_host(self) -> int:
         """Return a number for this host; charge the reservations of dead hosts."""

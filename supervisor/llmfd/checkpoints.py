@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from hostlib.database import open_database
 from hostlib.linux.descriptors import descriptors_of
 from hostlib.private_files import open_private
 from hostlib.threads import ThreadLock
@@ -479,12 +480,11 @@ class Checkpoints:
             raise FdError(FILE_OPERATION, "Cannot use checkpoints: they are closed")
         # SQLite follows links.
         os.close(open_private(DATABASE, self._fd))
-        database = sqlite3.connect(self._path, check_same_thread=False)
+        database = open_database(
+            self._path, SCHEMA, synchronous="FULL", isolation_level="DEFERRED"
+        )
         database.text_factory = decode_text
         try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = FULL")
-            database.executescript(SCHEMA)
             doomed = {*self._find_aged(database), *self._find_unclaimed(database)}
             self._delete(database, list(doomed))
             rows = database.execute("SELECT DISTINCT key FROM held")

@@ -1,5 +1,7 @@
 """Messages: whole there and back, and other versions refused by name."""
 
+import hashlib
+
 import msgspec
 import pytest
 
@@ -40,3 +42,20 @@ def test_a_node_cannot_speak_as_the_directory() -> None:
 def test_another_version_is_refused_with_both_named() -> None:
     with pytest.raises(messages.VersionError, match=r"'fleet-0'.*'fleet-1'"):
         messages.check_version("node 'a'", "fleet-0")
+
+
+FORMS = {"fleet-1": "31e6fc98a44e0a93"}
+"""Hash of the forms of all messages, by version."""
+
+
+# spec FL11
+def test_messages_of_another_form_have_another_version() -> None:
+    kinds = [messages.FromNode, messages.FromDirectory]
+    _, parts = msgspec.json.schema_components(kinds)
+    for part in parts.values():
+        part.pop("description", None)  # its docstring
+    form = msgspec.json.encode(parts, order="sorted")
+    found = hashlib.sha256(form).hexdigest()[:16]
+    assert FORMS[messages.VERSION] == found, (
+        "a change: raise VERSION, and enter it here"
+    )
