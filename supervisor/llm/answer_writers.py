@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from supervisor.llm.answer_reader import DONE
+from supervisor.llm.apis import MESSAGES, RESPONSES
 from supervisor.llm.deltas import ChoiceRedactor, EventRedactor
 from supervisor.llm.errors import api_error, responses_code
 from supervisor.llm.gateway import FailedCallError
@@ -220,7 +221,7 @@ class PassedWriter(AnswerWriter):
 
     def _numbered(self, event: Object) -> bytes:
         # Held-back pieces are events of their own, and shift the numbers of others.
-        if self._api.name == "responses":
+        if self._api is RESPONSES:
             event["sequence_number"] = self._number
             self._number += 1
         return self.frame(event)
@@ -232,7 +233,7 @@ class PassedWriter(AnswerWriter):
 
     def fail(self, why: RefusedRequestError) -> list[bytes]:
         """See ``AnswerWriter``."""
-        return [self._numbered(failure_event(self._api, why))]
+        return [self._numbered(_failure_event(self._api, why))]
 
     def whole(self, completion: Completion) -> bytes:
         """See ``AnswerWriter``."""
@@ -240,9 +241,9 @@ class PassedWriter(AnswerWriter):
         return self.encode(completion.object)
 
 
-def failure_event(api: Api, why: RefusedRequestError) -> Object:
+def _failure_event(api: Api, why: RefusedRequestError) -> Object:
     """Return the event with which a stream of Responses or Messages fails (spec MD3)."""
-    if api.name == "messages":
+    if api is MESSAGES:
         return api_error("messages", why)
     error = {"code": responses_code(why), "message": str(why)}
     response = {"object": "response", "status": "failed", "error": error, "output": []}
@@ -296,9 +297,9 @@ class TranslatedWriter(AnswerWriter):
 
     def fail(self, why: RefusedRequestError) -> list[bytes]:
         """See ``AnswerWriter``."""
-        is_messages = self._api.name == "messages"
-        word = api_error("messages", why)["error"]["type"] if is_messages else ""
-        code = word or responses_code(why)
+        code = responses_code(why)
+        if self._api is MESSAGES:
+            code = api_error("messages", why)["error"]["type"]
         return self._frames(partial(self._maker.fail, code, str(why)))
 
     def _all_frames(self, events: Iterable[Object]) -> list[bytes]:

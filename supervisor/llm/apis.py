@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from supervisor.llm.answer import Answer
 from supervisor.llm.embeddings_answer import EmbeddingsAnswer
@@ -60,6 +60,11 @@ class Api:
     headers: frozenset[str] = frozenset()
     refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     streams: bool = True
+
+    def least_bound(self, asked: Object, other: int | None) -> int | None:
+        """Return the least of a request's bounds and another; None if there is none."""
+        bounds = (*(asked.get(name) for name in self.bounds), other)
+        return min((one for one in bounds if one is not None), default=None)
 
 
 CHAT = Api(
@@ -367,7 +372,7 @@ def _objects_in(value: object) -> Iterator[Object]:
             level += one
 
 
-def has_reasoning(api: Api, asked: Mapping[str, Any]) -> bool:
+def has_reasoning(api: Api, asked: Mapping[str, object]) -> bool:
     """Return whether a request asks for reasoning, which may cost and not show."""
     if api is MESSAGES:
         thinking = asked.get("thinking")

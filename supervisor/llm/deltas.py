@@ -19,6 +19,7 @@ from supervisor.llm.pieces import extend
 
 if TYPE_CHECKING:
     from hostlib.redact import Redactor
+    from supervisor.llm.pieces import Object
 
 _WHOLE = frozenset({"role", "id", "type", "name"})
 """Texts of a delta that no provider cuts into pieces (rule 2)."""
@@ -39,9 +40,9 @@ class ChoiceRedactor:
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._texts: dict[Path, StreamRedactor] = {}
-        self._waiting: list[object] = []
+        self._waiting: list[Object] = []
 
-    def feed(self, choice: dict[str, Any]) -> None:
+    def feed(self, choice: Object) -> None:
         """Redact an event's choice in place; the last one gets the held-back rest."""
         delta = choice.get("delta")
         if isinstance(delta, dict):
@@ -52,13 +53,13 @@ class ChoiceRedactor:
             self._put_rest(delta)
         self._hold_logprobs(choice)
 
-    def rest(self) -> dict[str, Any]:
+    def rest(self) -> Object:
         """Return a delta with all held-back text; empty if there is none."""
-        delta: dict[str, Any] = {}
+        delta: Object = {}
         self._put_rest(delta)
         return delta
 
-    def take_ended(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def take_ended(self, choice: Object) -> Object:
         """Return a delta with held-back text of texts that an event's choice ends.
 
         In Responses and Messages a text ends where another begins, so its end would be too
@@ -70,14 +71,14 @@ class ChoiceRedactor:
         delta = choice.get("delta")
         keys = delta.items() if isinstance(delta, dict) else ()
         begun = {key for key, value in keys if value and key != "role"}
-        rest: dict[str, Any] = {}
+        rest: Object = {}
         for path, text in self._texts.items():
             goes_on = path[0] in begun or path[0] == "tool_calls"
             if begun and not goes_on and (end := text.rest()):
                 _append(rest, path, end)
         return rest
 
-    def _walk(self, value: dict[str, Any], path: Path) -> None:
+    def _walk(self, value: Object, path: Path) -> None:
         for key, inner in value.items():
             if isinstance(inner, str):
                 if key not in _WHOLE:
@@ -96,12 +97,12 @@ class ChoiceRedactor:
             check_count(self._texts, MAX_TEXTS, _TEXTS)
         return text
 
-    def _put_rest(self, delta: dict[str, Any]) -> None:
+    def _put_rest(self, delta: Object) -> None:
         for path, text in self._texts.items():
             if rest := text.rest():
                 _append(delta, path, rest)
 
-    def _hold_logprobs(self, choice: dict[str, Any]) -> None:
+    def _hold_logprobs(self, choice: Object) -> None:
         found = choice.get("logprobs")
         if isinstance(found, dict):
             self._waiting.append(found)
@@ -115,21 +116,21 @@ class ChoiceRedactor:
             self._waiting = []
 
 
-def _join_logprobs(pieces: list[Any]) -> dict[str, Any]:
+def _join_logprobs(pieces: list[Object]) -> Object:
     """Return log-probabilities of several events as those of one."""
-    whole: dict[str, Any] = {}
+    whole: Object = {}
     for piece in pieces:
         extend(whole, piece)
     return whole
 
 
-def _place(item: dict[str, Any], number: int) -> int:
+def _place(item: Object, number: int) -> int:
     """Return the number that an item of a list has in all events."""
     index = item.get("index")
     return index if isinstance(index, int) else number
 
 
-def _append(delta: dict[str, Any], path: Path, text: str) -> None:
+def _append(delta: Object, path: Path, text: str) -> None:
     """Append a text at a place of a delta; make the place if needed."""
     at: Any = delta
     for number, step in enumerate(path[:-1]):
@@ -160,10 +161,10 @@ class EventRedactor:
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
-        self._texts: dict[Path, tuple[StreamRedactor, dict[str, Any]]] = {}
+        self._texts: dict[Path, tuple[StreamRedactor, Object]] = {}
         self._has_found = False
 
-    def feed(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+    def feed(self, event: Object) -> list[Object]:
         """Return the events to pass on now, in place of an event."""
         kind = event["type"]
         if kind == "content_block_delta" or kind.endswith(".delta"):
@@ -173,7 +174,7 @@ class EventRedactor:
             drop_logprobs(event)
         return [*held, event]
 
-    def _feed_delta(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+    def _feed_delta(self, event: Object) -> list[Object]:
         holder, names = _pieces_in(event)
         texts = []
         for name in names:
@@ -191,7 +192,7 @@ class EventRedactor:
             drop_logprobs(event)
         return [] if names and not any(holder[name] for name in names) else [event]
 
-    def _rest_before(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+    def _rest_before(self, event: Object) -> list[Object]:
         """Return an event with the held-back rest of texts that an event ends."""
         kind = event["type"]
         if kind in _NO_ENDS:
@@ -236,12 +237,12 @@ After other events a text may continue, and is searched on."""
 _NUMBERS = ("index", "output_index", "content_index", "summary_index")
 
 
-def _numbers(event: dict[str, Any]) -> Path:
+def _numbers(event: Object) -> Path:
     """Return the numbers of the block, item and part of an event, the outermost first."""
     return tuple(event[name] for name in _NUMBERS if isinstance(event.get(name), int))
 
 
-def _pieces_in(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _pieces_in(event: Object) -> tuple[Object, list[str]]:
     """Return the object with pieces of texts in an event, and their names in it."""
     delta = event.get("delta")
     if not isinstance(delta, dict):
@@ -250,7 +251,7 @@ def _pieces_in(event: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return delta, names
 
 
-def drop_logprobs(event: dict[str, Any]) -> None:
+def drop_logprobs(event: Object) -> None:
     """Empty all log-probabilities in an event: they would spell a secret."""
     level: list[object] = [event]
     while level:

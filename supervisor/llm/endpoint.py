@@ -230,7 +230,7 @@ class Endpoint:
         )
 
     def doors_of(self, client: Client) -> Doors | None:
-        """See ``services.ModelService``."""
+        """See ``ports.Model``."""
         for token, account in self._accounts.items():
             if account.client is client:
                 inner = account.inner
@@ -427,9 +427,9 @@ class Endpoint:
     async def _serve(self, connection: _Connection, is_stranger: bool) -> None:
         http = connection.http
         try:
-            with contain_fault(self._models.log, "the endpoint"), connection.http.scope:
+            with contain_fault(self._models.log, "the endpoint"), http.scope:
                 if is_stranger:
-                    connection.http.scope.deadline = trio.current_time() + STRANGER_S
+                    http.scope.deadline = trio.current_time() + STRANGER_S
                 while await self._serve_one(connection) and http.next_cycle():
                     pass
         finally:

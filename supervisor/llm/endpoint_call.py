@@ -17,7 +17,7 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import trio
@@ -57,16 +57,19 @@ from supervisor.llm.quota import HeldQuotaError, QuotaError
 from supervisor.llm.translation import UntranslatableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from supervisor.llm.answer_writers import AnswerWriter
     from supervisor.llm.endpoint_http import HttpConnection, HttpRequest
     from supervisor.llm.gateway import Call, Model
     from supervisor.llm.json_request import JsonRequest
     from supervisor.llm.models import Models
+    from supervisor.llm.pieces import Object
     from supervisor.llm.quota import Node
     from vfs.filesystem import Client
     from vfs.payload import Reservation
+
+T = TypeVar("T")
 
 DOORS: Mapping[str, Api] = {
     f"/v1{api.path}": api for api in (CHAT, RESPONSES, MESSAGES, EMBEDDINGS)
@@ -145,7 +148,7 @@ async def answer(asker: Asker, http: HttpConnection, request: HttpRequest) -> No
     match request.method, path:
         case "POST", _ if api is not None:
             await _Asking(asker, http, request, api).answer()
-        case "POST", "/v1/messages/count_tokens":
+        case "POST", _ if path == COUNT_TOKENS:
             await _count_tokens(http, request)
         case "GET" | "HEAD", _ if path == MODELS or path.startswith(f"{MODELS}/"):
             await http.answer(200, _models(asker, path.removeprefix(MODELS)[1:]))
@@ -204,13 +207,13 @@ async def _count_tokens(http: HttpConnection, request: HttpRequest) -> None:
 async def _reserve_forms(request: HttpRequest) -> int:
     """Reserve the memory of all copies of a body; return that of the decoded one."""
     body, memory = request.body, request.memory
-    size: int = await _run_on_body(body, partial(document_bytes, body, MOST_VALUES))
+    size = await _run_on_body(body, partial(document_bytes, body, MOST_VALUES))
     reserve(memory, FORMS * len(body) + size - memory.size_bytes)
     return size
 
 
-async def _run_on_body(body: bytearray, work: Any) -> Any:
-    """Return ``work(body)``, in a worker thread if the body is long."""
+async def _run_on_body(body: bytearray, work: Callable[[], T]) -> T:
+    """Return the result of work on a body, done in a worker thread if it is long."""
     return work() if is_short(body) else await in_thread(work)
 
 
@@ -419,7 +422,7 @@ class _Asking:
         models, api = self._models, self._api
         section = models.section
         try:
-            made = translations.translate(
+            made, writer = translations.translate(
                 api,
                 found.whole_value(),
                 name,
@@ -442,14 +445,11 @@ class _Asking:
         )
         betas = tuple(name for name in self._headers() if name in BETAS)
         dropped = (*made.dropped, *betas)
-        return _Prepared(call, made.writer, False, dropped, size.size_bytes)
+        return _Prepared(call, writer, False, dropped, size.size_bytes)
 
-    def _bound(self, asked: Mapping[str, Any]) -> int | None:
+    def _bound(self, asked: Object) -> int | None:
         """Return the smallest bound on the output; None without one."""
-        configured = self._models.section.max_tokens
-        told = [asked[name] for name in self._api.bounds if asked.get(name) is not None]
-        bounds = [*told, *([] if configured is None else [configured])]
-        return min(bounds, default=None)
+        return self._api.least_bound(asked, self._models.section.max_tokens)
 
 
 async def _whole(writer: AnswerWriter, completion: Completion) -> bytes:
@@ -502,11 +502,8 @@ class _Stream:
                 put = partial(self._put, sender)
                 try:
                     done.append(await models.gateway.complete(call, put))
-                except (
-                    FailedCallError,
-                    QuotaError,
-                ) as why:  # send earlier events first
-                    done.append(why)
+                except (FailedCallError, QuotaError) as why:
+                    done.append(why)  # send earlier events first
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
@@ -531,7 +528,7 @@ class _Stream:
         await self._http.end_events(b"".join(last))
 
     async def _put(
-        self, sender: trio.MemorySendChannel[bytes], event: Any, is_large: bool
+        self, sender: trio.MemorySendChannel[bytes], event: Object, is_large: bool
     ) -> None:
         """Queue the frames of a provider's event."""
         feed = self._writer.feed

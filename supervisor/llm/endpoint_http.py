@@ -252,5 +252,5 @@ def _check_size(size_bytes: int) -> None:
         raise _malformed(f"more than {MAX_BODY_BYTES} bytes", 413)
 
 
-def _malformed(text: str, status: int = 400) -> MalformedRequestError:
+def _malformed(text: str, status: int) -> MalformedRequestError:
     return MalformedRequestError(status or 400, text, "invalid_request_error")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from supervisor.llm.pieces import Object
 
 NO_MEMORY = "other requests of this child take its memory; ask again"
 
@@ -129,7 +131,7 @@ class MalformedRequestError(RefusedRequestError):
     """A request is invalid or too long; the connection ends with it."""
 
 
-def api_error(form: str, why: RefusedRequestError) -> dict[str, Any]:
+def api_error(form: str, why: RefusedRequestError) -> Object:
     """Return an error in the form of an API."""
     if form == "messages":
         by_code = MESSAGES_CODES.get(why.code or "", "api_error")

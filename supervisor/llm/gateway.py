@@ -20,7 +20,7 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import trio
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from supervisor.llm.answer_reader import AnswerReader
     from supervisor.llm.apis import Api
     from supervisor.llm.ledger import Spending
+    from supervisor.llm.pieces import Object
     from supervisor.llm.provider import Provider
     from supervisor.llm.quota import Node, ReservedCall
     from vfs.ledger import Ledger
@@ -165,7 +166,7 @@ class Completion:
     """
 
     data: bytes
-    object: dict[str, Any]
+    object: Object
     usage: Usage
 
     @property
@@ -205,11 +206,11 @@ class NoMemoryError(FailedCallError):
     """A call was ended because its child or the host has no memory left for it."""
 
 
-OnEvent: TypeAlias = "Callable[[dict[str, Any], bool], Awaitable[None]]"
+OnEvent: TypeAlias = "Callable[[Object, bool], Awaitable[None]]"
 """Called with each event of the stream, not redacted, and whether it is large."""
 
 
-TakeEvents: TypeAlias = "Callable[[list[dict[str, Any]], bool], Awaitable[None]]"
+TakeEvents: TypeAlias = "Callable[[list[Object], bool], Awaitable[None]]"
 """Called with the events that a piece of the stream completes, and whether they are large."""
 
 
@@ -383,7 +384,7 @@ class Gateway:
         answer: AnswerReader,
         request: Request,
         take: TakeEvents,
-    ) -> tuple[dict[str, Any], bool]:
+    ) -> tuple[Object, bool]:
         """Return the answer, and whether it is large."""
         bound = reservation.max_tokens
         if call.max_tokens is None and bound is not None and bound > MAX_SENT_TOKENS:
@@ -401,12 +402,12 @@ class Gateway:
         return answer.finish(), False
 
     async def _check(
-        self, found: dict[str, Any], usage: Usage, *, is_large: bool
+        self, found: Object, usage: Usage, *, is_large: bool
     ) -> Completion:
         redact = partial(self.redact_completion, found, usage)
         return await in_thread(redact) if is_large else redact()
 
-    def redact_completion(self, found: dict[str, Any], usage: Usage) -> Completion:
+    def redact_completion(self, found: Object, usage: Usage) -> Completion:
         """Return the completion of an answer, without secrets."""
         data = msgspec.json.encode(found)
         clean = self._redactor.data(data)
@@ -441,7 +442,6 @@ class Gateway:
         call: Call,
         usage: Usage,
         cost: float,
-        *,
         outcome: str,
         latency_s: float,
     ) -> None:
@@ -500,18 +500,12 @@ async def _receive(
     return received
 
 
-def _learn(call: Call, usage: Usage) -> None:
-    """Record that a provider counts more than the worst case, to reserve more (MD5)."""
-    factor = usage.prompt / max(1, call.most_prompt_tokens)
-    call.node.learn(call.model.name, factor)
-
-
 async def _take(
     check: Callable[[], None],
     memory: MemoryReservation,
     answer: AnswerReader,
     on_event: OnEvent | None,
-    events: list[dict[str, Any]],
+    events: list[Object],
     is_large: bool,
 ) -> None:
     """Reserve the received bytes and pass events on; other tasks run after each.
@@ -581,20 +575,16 @@ class _Meter:
         if counts:
             usage, least = self._use()
             cost = reservation.settle(usage, least)
-            _learn(self._call, usage)
+            # A provider may count more than the worst case: reserve more next time (MD5).
+            factor = usage.prompt / max(1, self._call.most_prompt_tokens)
+            self._call.node.learn(self._call.model.name, factor)
         else:
             reservation.release()
         if self._paid is not None:
             self._paid.settle(cost)
         latency_s = time.monotonic() - self._began
         self._gateway.settle(self._call, self._number, cost, counts=counts)
-        self._gateway.record_call(
-            self._call,
-            usage,
-            cost,
-            outcome=outcome,
-            latency_s=latency_s,
-        )
+        self._gateway.record_call(self._call, usage, cost, outcome, latency_s)
 
     def _use(self) -> tuple[Usage, float]:
         """Return the call's use, and its least cost in weighted tokens."""

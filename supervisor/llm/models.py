@@ -136,10 +136,9 @@ class Models:
     def model(self, name: str) -> Model:
         """Return a model by its name in the configuration or at its provider."""
         section = self.section
-        known = section.models.get(name)
+        known = section.models.get(name, ModelSection())
         quota = section.quota
         weights = quota.models.get(name, quota.weights)
-        known = known or ModelSection()
         own = name if known.base_url is not None else None
         provider = self._providers[own]
         bound_name = known.max_tokens_as or (own is None and section.max_tokens_as)

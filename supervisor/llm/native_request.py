@@ -7,7 +7,7 @@ is sent byte for byte.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from supervisor.llm.apis import Api
     from supervisor.llm.gateway import Model
     from supervisor.llm.json_request import JsonRequest
+    from supervisor.llm.pieces import Object
 
 LEAST_BUDGET = 1024
 """The smallest budget for thinking that the Messages API takes."""
@@ -66,14 +67,13 @@ class Changes:
 
     def _bound(
         self,
-        asked: dict[str, Any],
+        asked: Object,
         bound: int | None,
         changes: dict[str, object],
         without: set[str],
     ) -> None:
         """Set the bound, under the provider's name for it."""
-        told = [asked[name] for name in self.api.bounds if asked.get(name) is not None]
-        least = min((*told, *([] if bound is None else [bound])), default=None)
+        least = self.api.least_bound(asked, bound)
         name = self.model.bound_name if self.api is CHAT else self.api.bounds[0]
         without |= {one for one in self.api.bounds if one != name and one in asked}
         if least is not None:

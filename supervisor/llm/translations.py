@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.llm import (
@@ -17,27 +16,13 @@ from supervisor.llm.apis import MESSAGES, RESPONSES
 
 if TYPE_CHECKING:
     from hostlib.redact import Redactor
-    from supervisor.llm.answer_writers import AnswerWriter, Maker
+    from supervisor.llm.answer_writers import Maker
     from supervisor.llm.apis import Api
     from supervisor.llm.pieces import Object
+    from supervisor.llm.translation import Translation
 
 TRANSLATED = frozenset({RESPONSES.name, MESSAGES.name})
 """APIs whose requests can be translated to Chat Completions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Translated:
-    """A translated request, and the writer of its answer.
-
-    Attributes:
-        body: the request without model, stream and bound on the output.
-        dropped: members that were left out, for they have no effect.
-        writer: writes the answer.
-    """
-
-    body: Object
-    dropped: tuple[str, ...]
-    writer: AnswerWriter
 
 
 def translate(
@@ -48,8 +33,8 @@ def translate(
     *,
     has_reasoning: bool,
     drops_hosted_tools: bool,
-) -> Translated:
-    """Return a request in the form of Chat Completions.
+) -> tuple[Translation, TranslatedWriter]:
+    """Return a request in the form of Chat Completions, and the writer of its answer.
 
     Args:
         api: the API of the request.
@@ -74,5 +59,4 @@ def translate(
             found.dropped = (*found.dropped, "reasoning.effort")
         now = int(time.time())
         maker = responses_writer.ResponsesWriter(asked, found, name, now)
-    writer = TranslatedWriter(redactor, api, maker)
-    return Translated(found.body, found.dropped, writer)
+    return found, TranslatedWriter(redactor, api, maker)

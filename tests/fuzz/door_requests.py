@@ -316,7 +316,7 @@ def _check_translated(api: Any, request: Any, hosted: str) -> None:
             has_reasoning=hosted == "pass",
             drops_hosted_tools=hosted == "drop",
         )
-        found = turns().take("a request is translated", make)
+        found, _ = turns().take("a request is translated", make)
     except UntranslatableError as why:
         check_refusal(str(why))
         return
