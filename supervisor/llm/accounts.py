@@ -46,8 +46,7 @@ class Accounts:
     def __init__(self, root: Node, spending: Spending) -> None:
         self.root = root
         self.spending = spending
-        self._nodes: dict[str, Node] = {}
-        self._clients: dict[str, Client] = {}
+        self._nodes: dict[str, tuple[Client, Node]] = {}
 
     async def open(self, child: ChildView, client: Client) -> Node:
         """Return the account of a child; the kept account if the child has a name.
@@ -60,32 +59,29 @@ class Accounts:
                 node = await self.spending.node_of_child(child.spec.account)
             except LedgerError as why:
                 raise OSError(errno.EIO, str(why)) from None
-            self._nodes[client.id] = node
-            self._clients[client.id] = client
+            self._nodes[client.id] = client, node
         return self.node_of(client)
 
     def close(self, client: Client) -> None:
         """Close an account; its spending stays with its ancestors."""
         self._nodes.pop(client.id, None)
-        self._clients.pop(client.id, None)
 
     def node_of(self, client: Client) -> Node:
         """Return a client's node; make one if it has none."""
         self.begin_window()
-        node: Node | None = self._nodes.get(client.id)
-        if node is None:
-            parent = client.parent
-            above = self.root if parent is None else self.node_of(parent)
-            node = Node(above)
-            self._nodes[client.id] = node
-            self._clients[client.id] = client
+        known = self._nodes.get(client.id)
+        if known is not None:
+            return known[1]
+        parent = client.parent
+        node = Node(self.root if parent is None else self.node_of(parent))
+        self._nodes[client.id] = client, node
         return node
 
     def begin_window(self) -> None:
         """Begin a new window of the quota, if it is time."""
         if self.spending.reset():
-            for known in self._nodes.values():
-                known.forget_spending()
+            for _, node in self._nodes.values():
+                node.forget_spending()
 
     def lower(self, client: Client, quota: float) -> None:
         """Limit a client to a number of weighted tokens; a limit only shrinks (A5)."""
@@ -102,9 +98,9 @@ class Accounts:
     def rows(self) -> list[dict[str, object]]:
         """Return every account as JSON objects, the host's own first."""
         rows = [_row(self.root, None, None)]
-        for client_id, node in self._nodes.items():
-            parent = self._clients[client_id].parent
-            rows.append(_row(node, client_id, None if parent is None else parent.id))
+        for client, node in self._nodes.values():
+            parent = client.parent
+            rows.append(_row(node, client.id, None if parent is None else parent.id))
         return rows
 
     def all(self) -> Iterator[Account]:
@@ -116,7 +112,7 @@ class Accounts:
 
     def nodes(self) -> dict[str, Node]:
         """Return the accounts of clients by their ids."""
-        return dict(self._nodes)
+        return {client_id: node for client_id, (_, node) in self._nodes.items()}
 
     async def restore(
         self, period: str, root: NodeState, children: dict[str, NodeState]

@@ -23,7 +23,7 @@ from supervisor.fsproxy.handlers.llm import CHAT_FORMS, INLINE_BYTES, LEAVE_S
 from supervisor.fsproxy.replies import denied, no_memory_error
 from supervisor.llm.conversations import KeptError, Turn, user_text
 from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
-from supervisor.llm.outputs import Outputs, OutputsError
+from supervisor.llm.outputs import Outputs, RefusedError
 from supervisor.llm.presets import DEFAULT_PRESET
 from supervisor.llm.quota import QuotaError
 from vfs import names
@@ -52,14 +52,6 @@ second."""
 NO_INPUTS = error(b"failed to read input files data")
 NO_OUTPUTS = error(b"failed to read output files data")
 EXCEEDED = error(b"quota exceeded: cannot make LLM call")
-
-
-class RefusedError(Exception):
-    """The request is refused; ``reply`` is the reply line."""
-
-    def __init__(self, reply: bytes) -> None:
-        super().__init__(reply)
-        self.reply = reply
 
 
 async def answer(
@@ -100,7 +92,7 @@ async def answer(
                     caller, models, dialogues, chosen, said, claim=claim
                 )
                 reply = await _finish(caller, models, opened, completion)
-        except (RefusedError, OutputsError) as why:
+        except RefusedError as why:
             reply = why.reply
         except QuotaError:
             reply = EXCEEDED

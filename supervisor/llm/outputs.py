@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from vfs.filesystem import OpenFile
 
 
-class OutputsError(Exception):
-    """An output cannot be written; ``reply`` is the reply line."""
+class RefusedError(Exception):
+    """An LLM_CHAT is refused; ``reply`` is the reply line."""
 
     def __init__(self, reply: bytes) -> None:
         super().__init__(reply)
@@ -69,7 +69,7 @@ class Outputs:
         """Open every file without changing it.
 
         Raises:
-            OutputsError: a file cannot be opened.
+            RefusedError: a file cannot be opened.
         """
         for name in names:
             self._files.append(await self._open(name))
@@ -89,27 +89,27 @@ class Outputs:
                     self._made.append((name, file.handle.identity()))
                 return file
         except AccessDeniedError:
-            raise OutputsError(denied(caller, "LLM_CHAT", name)) from None
+            raise RefusedError(denied(caller, "LLM_CHAT", name)) from None
         except UnavailableError:
-            raise OutputsError(UNAVAILABLE) from None
+            raise RefusedError(UNAVAILABLE) from None
         except OSError as why:
             text = b"failed to open file '" + echo(name) + b"': " + reason(why)
-            raise OutputsError(error(text)) from None
+            raise RefusedError(error(text)) from None
 
     async def write(self, data: bytes) -> None:
         """Write the answer into every file, and close it.
 
         Raises:
-            OutputsError: a file could not be written; earlier ones are written.
+            RefusedError: a file could not be written; earlier ones are written.
         """
         self._made.clear()  # from here on new files stay
         try:
             for file in tuple(self._files):
                 await self._write(file, data)
         except OSError as why:
-            raise OutputsError(error(b"failed to write: " + reason(why))) from None
+            raise RefusedError(error(b"failed to write: " + reason(why))) from None
         except (AccessDeniedError, UnavailableError):
-            raise OutputsError(UNAVAILABLE) from None
+            raise RefusedError(UNAVAILABLE) from None
 
     async def _write(self, file: OpenFile, data: bytes) -> None:
         fs = self._caller.fs

@@ -17,7 +17,7 @@ import json
 import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import trio
@@ -27,6 +27,9 @@ from supervisor.llm.apis import ASKABLE, CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+
+    import httpx2
+    import openai
 
     from supervisor.llm.apis import Api
 
@@ -55,6 +58,10 @@ UNTOLD = tuple(
 )  # fmt: skip
 """Headers in which the library describes this machine, which are not sent: they are half of
 the headers of a request."""
+
+
+ACCOUNT = ("OpenAI-Organization", "OpenAI-Project")
+"""Headers of an account of OpenAI."""
 
 
 class CallError(Exception):
@@ -152,6 +159,11 @@ class Provider:
     """
 
     def __init__(self, base_url: str, key: str | None, turns: Turns) -> None:
+        import httpx2  # noqa: PLC0415 - rule 2
+        import openai  # noqa: PLC0415
+
+        from supervisor.llm import wire  # noqa: PLC0415
+
         self.base_url = strip_url(base_url)
         self.has_key = key is not None
         is_openai = urlsplit(base_url).hostname == OPENAI_HOST
@@ -161,7 +173,6 @@ class Provider:
         self.secrets = tuple(dict.fromkeys(text for text in found if text))
         self._turns = turns
         self._requests: dict[trio.lowlevel.Task, Request] = {}
-        openai, httpx2, wire = _libraries()
         self._sockets = wire.Sockets()
         self._http = httpx2.AsyncClient(
             timeout=None,
@@ -172,20 +183,22 @@ class Provider:
             event_hooks={"request": [self._check], "response": [self._note_answer]},
         )
         omit = openai.Omit()
+        own_headers = {
+            # Accounts in the host's environment go to OpenAI only.
+            **({} if is_openai else dict.fromkeys(ACCOUNT, omit)),
+            **dict.fromkeys((*_ambient_headers(), *UNTOLD), omit),
+            "Authorization": f"Bearer {key}" if key else omit,
+            # A small compressed body could become a large one.
+            "Accept-Encoding": "identity",
+        }
         self._client = openai.AsyncOpenAI(
             api_key=key or "none",
             base_url=base_url,
             max_retries=MAX_RETRIES,
             timeout=None,
             http_client=self._http,
-            default_headers={
-                # Accounts in the host's environment go to OpenAI only.
-                **({} if is_openai else _no_account(omit)),
-                **dict.fromkeys((*_ambient_headers(), *UNTOLD), omit),
-                "Authorization": f"Bearer {key}" if key else omit,
-                # A small compressed body could become a large one.
-                "Accept-Encoding": "identity",
-            },
+            # The library takes Omit here too, though it does not say so.
+            default_headers=cast("dict[str, str]", own_headers),
         )
         base = self._client.base_url
         path, query, asked = base.raw_path.partition(b"?")
@@ -199,15 +212,16 @@ class Provider:
             )
             for api in (*ASKABLE.values(), EMBEDDINGS)
         }
-        self._headers: dict[str, Any] = {"Content-Type": "application/json"}
-        self._headers["X-Stainless-Retry-Count"] = omit
+        self._headers: dict[str, str | openai.Omit] = {
+            "Content-Type": "application/json",
+            "X-Stainless-Retry-Count": omit,
+        }
         if not key:
             self._headers["Authorization"] = omit
         self._message_headers = {**self._headers, "Authorization": omit}
         self._message_headers["anthropic-version"] = MESSAGES_VERSION
         if key:
             self._message_headers["x-api-key"] = key
-        self._response = httpx2.Response
         self._stream = openai.AsyncStream[Any]
 
     @asynccontextmanager
@@ -231,14 +245,18 @@ class Provider:
         Raises:
             CallError: the provider refused, cannot be reached, or broke off.
         """
-        openai, httpx2, wire = _libraries()
+        import httpx2  # noqa: PLC0415 - rule 2
+        import openai  # noqa: PLC0415
+
+        from supervisor.llm import wire  # noqa: PLC0415
+
         await self._turns.begin()
         task = trio.lowlevel.current_task()
         self._requests[task] = request
         try:
-            response = await self._client.post(
+            found = await self._client.post(
                 self._urls[api.path],
-                cast_to=self._response,
+                cast_to=httpx2.Response,
                 content=body,
                 options={
                     "headers": {**self._headers_of(api), **headers},
@@ -260,6 +278,7 @@ class Provider:
         finally:
             self._turns.end()
             del self._requests[task]
+        response = cast("httpx2.Response", found)  # as ``cast_to`` asks
         plain = response.headers.get("content-encoding", "identity") == "identity"
         source = response.extensions[wire.STREAM] if plain else response.aiter_bytes()
         pieces = aiter(source)
@@ -272,7 +291,7 @@ class Provider:
             await wire.break_off(pieces)
             await response.aclose()
 
-    def _headers_of(self, api: Api) -> dict[str, Any]:
+    def _headers_of(self, api: Api) -> dict[str, str | openai.Omit]:
         return self._message_headers if api is MESSAGES else self._headers
 
     async def _check(self, _request: object) -> None:
@@ -283,13 +302,16 @@ class Provider:
         """Record that the current task's request was sent completely."""
         self._requests[trio.lowlevel.current_task()].is_sent = True
 
-    async def _note_answer(self, response: Any) -> None:
+    async def _note_answer(self, response: httpx2.Response) -> None:
         """Record an answer's status; bound the body of an error."""
         is_refused = response.status_code >= 300
         self._requests[trio.lowlevel.current_task()].is_sent = not is_refused
         if is_refused:  # the library reads the whole body
-            _, _, wire = _libraries()
-            response.stream = wire.BoundedBody(response.stream, MAX_ERROR_BYTES)
+            from supervisor.llm import wire  # noqa: PLC0415 - rule 2
+
+            response.stream = wire.BoundedBody(
+                cast("httpx2.AsyncByteStream", response.stream), MAX_ERROR_BYTES
+            )
 
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield the descriptors of the client."""
@@ -320,15 +342,6 @@ class Turns:
             self._lock.release()
 
 
-def _libraries() -> tuple[Any, Any, Any]:
-    import httpx2  # noqa: PLC0415 - rule 2
-    import openai  # noqa: PLC0415
-
-    from supervisor.llm import wire  # noqa: PLC0415
-
-    return openai, httpx2, wire
-
-
 def _ambient_headers() -> list[str]:
     """Return the headers that the library would take from the host's environment.
 
@@ -341,17 +354,13 @@ def _ambient_headers() -> list[str]:
     ]
 
 
-def _no_account(omit: Any) -> dict[str, Any]:
-    return {"OpenAI-Organization": omit, "OpenAI-Project": omit}
-
-
 def _retry_after_s(text: str) -> int | None:
     """Return the seconds of a ``retry-after``; None for a date (RFC 9110 10.2.3)."""
     is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
     return int(text) if is_number else None
 
 
-def _refusal_text(why: Any) -> str:
+def _refusal_text(why: openai.APIStatusError) -> str:
     """Return the provider's text of a refusal, or its status."""
     body = why.body
     message = body.get("message") if isinstance(body, dict) else None
