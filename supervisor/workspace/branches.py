@@ -27,6 +27,7 @@ from supervisor.workspace.changes import Row, compare, compare_views
 from supervisor.workspace.hiding import share_origins
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layers import LayeredTree
+from supervisor.workspace.linux import has_entry
 from supervisor.workspace.seal import Sealed, seal, write_united
 from supervisor.workspace.store import (
     Snapshot,
@@ -219,9 +220,9 @@ def _let_go(held: HeldWorkspace) -> None:
     state = held.state
     own = held.directory.fd
     with held.store.hold() as store:
-        if not _exists(state.outgoing, store):
+        if not has_entry(store, state.outgoing):
             os.rename("upper", state.outgoing, src_dir_fd=own, dst_dir_fd=store)
-        if not _exists("upper", own):
+        if not has_entry(own, "upper"):
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir("upper.new", dir_fd=own)
             below = held.top_below(store, state.layers)
@@ -246,14 +247,6 @@ def _retreat(held: HeldWorkspace, sealed: Sealed) -> None:
         _let_go(held)  # the next command sees that it is on the disk
     else:
         finish_retreat(held)
-
-
-def _exists(name: str, directory: int) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _prune_record(held: HeldWorkspace) -> None:

@@ -70,9 +70,17 @@ class Row:
     replaced: Node | None = None
 
     @property
+    def node(self) -> Node:
+        """Return the workspace's object; the base's where that was deleted."""
+        node = self.old if self.new is None else self.new
+        if node is None:
+            raise ValueError("a row has an old or a new object")
+        return node
+
+    @property
     def kind(self) -> str:
         """Return what the object is, the deleted one where there is no other."""
-        return KINDS[_there(self).kind]
+        return KINDS[self.node.kind]
 
     @property
     def size_bytes(self) -> int:
@@ -96,14 +104,7 @@ class Row:
     @property
     def mode(self) -> int:
         """Return the permission bits, of the deleted object where there is no other."""
-        return stat.S_IMODE(_there(self).status.st_mode)
-
-
-def _there(row: Row) -> Node:
-    node = row.old if row.new is None else row.new
-    if node is None:
-        raise ValueError("a row has an old or a new object")
-    return node
+        return stat.S_IMODE(self.node.status.st_mode)
 
 
 def _skip_sockets(node: Node | None) -> Node | None:

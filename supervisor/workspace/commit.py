@@ -115,7 +115,7 @@ class Commits:
                     self._apply(trees, rows, plan, planner)
                 except (BaseChangedError, GoneError) as why:
                     conflicts = [*conflicts, Conflict(why.path, why.reason)]
-                    conflicts += self._ignore_conflicts()
+                    conflicts += self._conflicts_aside()
                     applied = set()
             elif not plan.is_refused:  # this takes no room, but makes some
                 drop_changes(trees.upper_fd, plan.dropped)
@@ -144,7 +144,7 @@ class Commits:
         again = partial(planner.judge_again, plan)
         self._committer(trees).commit(trees.merged, what, update, again)
 
-    def _ignore_conflicts(self) -> list[Conflict]:
+    def _conflicts_aside(self) -> list[Conflict]:
         """Return as conflicts what a commit that was undone could not bring back."""
         text = "its place was taken meanwhile, and what was there is now"
         return [
@@ -182,7 +182,7 @@ class Commits:
         """Return what ``finish`` has made of the base when it undid a commit."""
         texts = [
             f"{os.fsdecode(one.path)!r}: {one.reason}"
-            for one in self._ignore_conflicts()
+            for one in self._conflicts_aside()
         ]
         return "; ".join(texts) or "the base is as it was"
 

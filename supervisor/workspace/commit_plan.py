@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.workspace.commit_journal import BaseChangedError
 from supervisor.workspace.hiding import hidden_paths
-from supervisor.workspace.layers import split
+from supervisor.workspace.layers import parents, split
 from supervisor.workspace.merge import CannotMergeError, Merger
 from supervisor.workspace.selection import (
     Guard,
@@ -274,11 +274,7 @@ def _without(rows: Sequence[Row], left: set[bytes]) -> list[Row]:
     kept: list[Row] = []
     origins = {row.origin for row in rows if row.path in left and row.origin}
     for row in rows:
-        path = row.path
-        is_left = path in left
-        while path and not is_left:
-            path, _ = split(path)
-            is_left = path in left and path != b""
+        is_left = not left.isdisjoint((row.path, *parents(row.path)))
         gone = row.path if row.origin is None else row.origin
         takes = any(origin.startswith(gone + b"/") for origin in origins)
         if not is_left and not takes:

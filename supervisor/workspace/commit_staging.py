@@ -26,7 +26,7 @@ from supervisor.workspace.commit_journal import (
     content_of,
     identity_of,
 )
-from supervisor.workspace.linux import copy_content, held_entry, set_mode
+from supervisor.workspace.linux import copy_content, held_entry, set_mode, set_owner
 from supervisor.workspace.record import digest_inside
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class Staging:
 
     def _copy_attributes(self, name: bytes, node: Node) -> None:
         status = node.status
-        _set_owner(name, self._staging, status)
+        set_owner(self._staging, name, status)
         if not stat.S_ISLNK(status.st_mode):
             # After the owner: chown(2) takes set-user-ID away.
             with held_entry(self._staging, name) as fd:
@@ -303,14 +303,6 @@ def _xattrs_in(tree: LayeredTree, node: Node) -> dict[str, bytes]:
         return dict(user_attributes(fd))
     finally:
         os.close(fd)
-
-
-def _set_owner(name: bytes, directory: int, status: os.stat_result) -> None:
-    now = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    if (now.st_uid, now.st_gid) != (status.st_uid, status.st_gid):
-        os.chown(
-            name, status.st_uid, status.st_gid, dir_fd=directory, follow_symlinks=False
-        )
 
 
 def _copy_xattrs(source: int, target: int) -> None:

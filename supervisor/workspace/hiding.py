@@ -26,7 +26,7 @@ from hostlib.linux.syscalls import open_exactly
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.attributes import read_acls, set_acls
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import TOP, join, split
+from supervisor.workspace.layers import TOP, join, parents, split
 from supervisor.workspace.linux import is_whiteout, read_file_handle
 from supervisor.workspace.selection import Patterns, things_beneath
 
@@ -88,7 +88,7 @@ def find_hidden(base: int, patterns: Sequence[str]) -> list[bytes]:
     found: set[bytes] = set()
     for text in _plain(patterns):
         found.update(_expand(base, _parts(text) or (), hide))
-    return sorted(path for path in found if not _above(path) & found)
+    return sorted(path for path in found if found.isdisjoint(parents(path)))
 
 
 def _plain(patterns: Iterable[str]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _matching(
     """Yield (name, is it a directory) of what the last of some names names."""
     if not _WILD & set(parts[-1]):
         name = os.fsencode(parts[-1])
-        with contextlib.suppress(*_Skipped):
+        with contextlib.suppress(*_UNREACHABLE):
             fd = open_exactly(join(directory, name), base, os.O_PATH | os.O_NOFOLLOW)
             try:
                 yield name, stat.S_ISDIR(os.fstat(fd).st_mode)
@@ -151,7 +151,7 @@ def _matching(
             yield name, is_directory
 
 
-_Skipped = (FileNotFoundError, NotADirectoryError, PermissionError)
+_UNREACHABLE = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
 def _entries(base: int, directory: bytes) -> list[tuple[bytes, bool]]:
@@ -170,13 +170,6 @@ def _entries(base: int, directory: bytes) -> list[tuple[bytes, bool]]:
             ]
     finally:
         os.close(fd)
-
-
-def _above(path: bytes) -> set[bytes]:
-    found = set()
-    while path := split(path)[0]:
-        found.add(path)
-    return found
 
 
 def write_layer(directory: WorkspaceDirectory, base: int, paths: list[bytes]) -> None:
@@ -242,7 +235,7 @@ class _Layer:
         wanted.update((path, set()) for path in self._twins)
         for path in paths:
             directory, name = split(path)
-            for above in (*_above(path), directory):
+            for above in (*parents(path), directory):
                 wanted.setdefault(above, set())
             wanted[directory].add(name)
         made: dict[bytes, Twin] = {}
@@ -367,7 +360,7 @@ def _visible_parts(
     if not hidden:
         yield row
         return
-    kept = {row.path}.union(*map(_above, hidden))
+    kept = {row.path}.union(*map(parents, hidden))
     for path, node in inside:
         if path not in kept and path not in hidden and split(path)[0] in kept:
             yield Row(path, Change.DELETED, None, node)

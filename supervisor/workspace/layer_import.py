@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.workspace.archive import unpack_layer
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.linux import has_entry
 from supervisor.workspace.record import CHANGED
 from supervisor.workspace.record_files import RecordFiles
 from supervisor.workspace.run import find_base
@@ -80,7 +81,7 @@ def _fill(state_dir: str, name: str, base: PackedBase, layer: IO[bytes]) -> None
             gone = {
                 path: CHANGED
                 for path in paths
-                if path in base.paths and not _is_there(top, path)
+                if path in base.paths and not has_entry(top, path)
             }
         finally:
             os.close(top)
@@ -88,11 +89,3 @@ def _fill(state_dir: str, name: str, base: PackedBase, layer: IO[bytes]) -> None
             RecordFiles(own).save(gone)
         workspace.state.started_ns = base.packed_ns
         own.write_state(workspace.state)
-
-
-def _is_there(top: int, path: bytes) -> bool:
-    try:
-        os.stat(path, dir_fd=top, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True

@@ -23,7 +23,13 @@ from hostlib.linux.syscalls import open_exactly
 from supervisor.workspace.attributes import attribute_names, is_escaped
 from supervisor.workspace.hiding import shows_hidden
 from supervisor.workspace.layers import LayeredTree, Node, Part, split
-from supervisor.workspace.linux import copy_content, held_entry, set_mode
+from supervisor.workspace.linux import (
+    copy_content,
+    has_entry,
+    held_entry,
+    set_mode,
+    set_owner,
+)
 from supervisor.workspace.selection import Patterns
 
 if TYPE_CHECKING:
@@ -112,17 +118,18 @@ class _Writer:
         inner = []
         with self._tree.read(directory) as reader:
             names = reader.names_above_base() if is_over_base else reader.names()
+            oldest = reader.descriptor(directory.parts[-1])
             for name in sorted(names):
                 node = reader.look_up(name)
                 if node is None:
-                    if is_over_base and _has(reader, directory.parts[-1], name):
+                    if is_over_base and has_entry(oldest, name):
                         os.mknod(name, stat.S_IFCHR, dir_fd=fd)
                 elif shows_hidden(node, self._hide, self._tree.base_layer):
                     continue
                 elif node.is_directory:
                     os.mkdir(name, 0o700, dir_fd=fd)
                     inner.append(node)
-                    hides = is_over_base and _has(reader, directory.parts[-1], name)
+                    hides = is_over_base and has_entry(oldest, name)
                     if hides and not self._is_over_base(node):
                         self._set_opaque(fd, name)
                     self._check_origin(node)
@@ -177,7 +184,7 @@ class _Writer:
         else:
             os.mknod(name, status.st_mode, status.st_rdev, dir_fd=directory)
         if not stat.S_ISREG(status.st_mode):
-            _set_owner(name, directory, status)
+            set_owner(directory, name, status)
         if not stat.S_ISLNK(status.st_mode):
             with held_entry(directory, name) as fd:
                 set_mode(fd, stat.S_IMODE(status.st_mode))
@@ -195,7 +202,7 @@ class _Writer:
             source = self._tree.open_file(node)
             try:
                 copy_content(source, target)
-                _set_owner(name, directory, node.status)
+                set_owner(directory, name, node.status)
                 self._copy_xattrs(source, target)
             finally:
                 os.close(source)
@@ -242,20 +249,3 @@ class _Writer:
         if not name.startswith(self._mark) or is_escaped(name, self._mark):
             return name.startswith(_KEPT)
         return is_file and name == f"{self._mark}origin"
-
-
-def _has(reader: DirectoryReader, part: Part, name: bytes) -> bool:
-    """Tell whether one part of a directory has an entry."""
-    try:
-        os.stat(name, dir_fd=reader.descriptor(part), follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _set_owner(name: bytes, directory: int, status: os.stat_result) -> None:
-    now = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    if (now.st_uid, now.st_gid) != (status.st_uid, status.st_gid):
-        os.chown(
-            name, status.st_uid, status.st_gid, dir_fd=directory, follow_symlinks=False
-        )

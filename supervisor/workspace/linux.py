@@ -91,6 +91,23 @@ def held_entry(directory: int, name: bytes) -> Iterator[int]:
         os.close(fd)
 
 
+def has_entry(directory: int, name: bytes | str) -> bool:
+    """Tell whether a directory has an entry, which may be a link."""
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def set_owner(directory: int, name: bytes, status: os.stat_result) -> None:
+    """Give an entry of a directory, a link itself, the user and group of a status."""
+    now = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    owner = status.st_uid, status.st_gid
+    if (now.st_uid, now.st_gid) != owner:
+        os.chown(name, *owner, dir_fd=directory, follow_symlinks=False)
+
+
 def set_mode(held: int, mode: int) -> None:
     """Set the permission bits of what ``held_entry`` holds; a link has none."""
     os.chmod(f"/proc/self/fd/{held}", mode)

@@ -12,12 +12,11 @@ import msgspec
 
 from hostlib.paths import absolute
 from hostlib.user_values import OptionError, joined, named, parse_size
+from supervisor.workspace.settings import USUAL, WorkspaceSettings
 from supervisor.workspace.use import MODES, WorkspaceUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from supervisor.workspace.settings import WorkspaceSettings
 
 MOST_KEPT = 64
 """Most snapshots of one workspace: more layers cannot be stacked (spec WS15)."""
@@ -119,8 +118,6 @@ def check_pattern(pattern: str) -> None:
 
 def settings_from(section: WorkspaceSection) -> WorkspaceSettings:
     """Return the settings of a checked section."""
-    from supervisor.workspace.settings import USUAL, WorkspaceSettings  # noqa: PLC0415
-
     limits = section.limits
     size = None if limits.bytes is None else parse_size(str(limits.bytes))
     return WorkspaceSettings(

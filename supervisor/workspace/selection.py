@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pathspec import GitIgnoreSpec
 
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import join, split
+from supervisor.workspace.layers import join, parents, split
 from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
@@ -188,19 +188,17 @@ def changed_paths(
     """Yield (path, is it a directory) of all that was changed, each deleted thing too."""
     moved = origins_of(rows)
     for row in rows:
-        node = row.old if row.new is None else row.new
-        is_directory = node is not None and node.is_directory
+        is_directory = row.node.is_directory
         yield row.path, is_directory
-        if row.new is None and node is not None and is_directory:
-            for path, inside in things_beneath(base, node, row.path, moved):
+        if row.new is None and is_directory:
+            for path, inside in things_beneath(base, row.node, row.path, moved):
                 yield path, inside.is_directory
 
 
 def _parts_chosen(
     row: Row, selection: Selection, base: LayeredTree, moved: frozenset[bytes]
 ) -> Iterable[Row]:
-    node = row.old if row.new is None else row.new
-    is_directory = node is not None and node.is_directory
+    is_directory = row.node.is_directory
     if row.change is not Change.DELETED or not is_directory or row.old is None:
         if selection.takes(row.path, is_directory=is_directory):
             yield row
@@ -252,9 +250,7 @@ def things_beneath(
 
 def _above(row: Row, by_path: dict[bytes, Row]) -> Iterable[Row]:
     """Yield the rows of new and renamed directories that a path lies in."""
-    path = row.path
-    while path:
-        path, _ = split(path)
+    for path in parents(row.path):
         above = by_path.get(path)
         # A part of a deleted directory does not take the whole along.
         if above is not None and above.change not in {Change.MODE, Change.DELETED}:
@@ -281,12 +277,10 @@ def _find_taken_along(
 
 def _base_path(path: bytes, by_path: dict[bytes, Row]) -> bytes:
     """Return where the base has a path, whose directories may be renamed ones."""
-    inside = path
-    while inside:
-        inside, _ = split(inside)
-        above = by_path.get(inside)
+    for directory in parents(path):
+        above = by_path.get(directory)
         if above is not None and above.origin is not None:
-            return above.origin + path[len(inside) :]
+            return above.origin + path[len(directory) :]
     return path
 
 

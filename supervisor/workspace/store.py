@@ -439,8 +439,7 @@ def read_states(state_dir: str) -> list[State]:
     found = []
     for name in workspaces_in(state_dir):
         try:
-            with open(os.path.join(path_of(state_dir, name), "state"), "rb") as file:
-                data = file.read()
+            data = Path(path_of(state_dir, name), "state").read_bytes()
         except FileNotFoundError:  # it was discarded meanwhile
             continue
         if data:  # a fork that a power cut left empty was never worked in
@@ -455,15 +454,13 @@ def read_bases(state_dir: str) -> Iterator[bytes]:
     """
     for name in workspaces_in(state_dir):
         with contextlib.suppress(OSError, WorkspaceError):
-            data = Path(path_of(state_dir, name), "state").read_bytes()
-            if data:
-                yield _state_in(data, name).base
+            yield read_state(state_dir, name).base
 
 
 def workspaces_in(state_dir: str) -> list[str]:
     """Return the names of the workspaces that a state directory has, sorted."""
     try:
-        names = os.listdir(os.path.join(state_dir, _WORKSPACES))
+        names = os.listdir(workspaces_dir(state_dir))
     except FileNotFoundError:
         return []
     return sorted(name for name in names if NAME.fullmatch(name) and HALF not in name)
@@ -485,9 +482,8 @@ def look_at_state(state_dir: str, name: str) -> str | None:
     except OSError:
         return None
     try:
-        with open(os.path.join(path, "state"), "rb") as file:
-            state = msgspec.json.decode(file.read(), type=State)
-    except (OSError, msgspec.DecodeError):
+        state = read_state(state_dir, name)
+    except (OSError, WorkspaceError):
         return None
     return "left behind" if state.is_running else "idle"
 
@@ -572,7 +568,35 @@ def make_from_state(
         OSError: it cannot be made.
     """
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-    _make_whole(path, state, below, links or {}, source, is_synced=is_synced)
+    # All of it under another name, then it gets its own.
+    new = f"{path}{IN_THE_MAKING}{secrets.token_hex(4)}"
+    os.mkdir(new, 0o700)
+    try:
+        directory = WorkspaceDirectory(new, os.path.basename(path))
+        try:
+            os.mkdir("work", 0o700, dir_fd=directory.fd)
+            make_upper(directory.fd, "upper", below)
+            for name, other in (links or {}).items():
+                with contextlib.suppress(FileNotFoundError):
+                    os.link(other, name, src_dir_fd=source, dst_dir_fd=directory.fd)
+            if is_synced:
+                directory.write_state(state)
+            else:
+                directory.write_new_state(state)
+        finally:
+            directory.close()
+        try:
+            os.rename(new, path)
+        except OSError as why:
+            if why.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                raise
+            text = (
+                f"cannot make workspace {os.path.basename(path)!r}: it is there already"
+            )
+            raise WorkspaceError(f"{text}; choose another name") from None
+    except BaseException:
+        remove_tree(Path(new))
+        raise
 
 
 def _look_at_base(base: bytes) -> tuple[os.stat_result, Top, int | None]:
@@ -618,43 +642,3 @@ def make_upper(directory: int, name: str, below: Top) -> None:
         set_acls(fd, below.acls)  # after the mode, which is a part of them
     finally:
         os.close(fd)
-
-
-def _make_whole(
-    path: str,
-    state: State,
-    below: Top,
-    links: Mapping[str, str],
-    source: int,
-    *,
-    is_synced: bool,
-) -> None:
-    """Make all of a workspace under another name, then give it its own."""
-    new = f"{path}{IN_THE_MAKING}{secrets.token_hex(4)}"
-    os.mkdir(new, 0o700)
-    try:
-        directory = WorkspaceDirectory(new, os.path.basename(path))
-        try:
-            os.mkdir("work", 0o700, dir_fd=directory.fd)
-            make_upper(directory.fd, "upper", below)
-            for name, other in links.items():
-                with contextlib.suppress(FileNotFoundError):
-                    os.link(other, name, src_dir_fd=source, dst_dir_fd=directory.fd)
-            if is_synced:
-                directory.write_state(state)
-            else:
-                directory.write_new_state(state)
-        finally:
-            directory.close()
-        try:
-            os.rename(new, path)
-        except OSError as why:
-            if why.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
-                raise
-            text = (
-                f"cannot make workspace {os.path.basename(path)!r}: it is there already"
-            )
-            raise WorkspaceError(f"{text}; choose another name") from None
-    except BaseException:
-        remove_tree(Path(new))
-        raise

@@ -76,12 +76,7 @@ def remove_committed(
     if dropped:
         drop_changes(upper, [row for row in rows if row.path in dropped])
         rows = compare(alone, merged)
-    needed: set[bytes] = set()
-    for row in rows:
-        path = row.path
-        while path not in needed:
-            needed.add(path)
-            path, _ = split(path)
+    needed = with_parents(row.path for row in rows)
     is_pointing = any(has_pointer(merged, row.new) for row in rows)
     pruning = _Pruning(upper, merged, needed, frozenset(paths), is_pointing=is_pointing)
     pruning.prune(merged.top())
@@ -345,18 +340,19 @@ class _Pruning:
     def _prune_directory(self, directory: Node) -> None:
         fd = open_exactly(directory.path or b".", self._upper, _DIRECTORY)
         try:
-            older = LayeredDirectory(self._merged, directory)
-            for name in os.listdir(fd):
-                self._prune_entry(fd, os.fsencode(name), directory, older)
+            below = Node(directory.path, directory.status, directory.parts[1:])
+            with self._merged.read(below) as older:
+                for name in map(os.fsencode, os.listdir(fd)):
+                    self._prune_entry(fd, name, directory, older.look_up(name))
         finally:
             os.close(fd)
 
     def _prune_entry(
-        self, fd: int, name: bytes, directory: Node, older: LayeredDirectory
+        self, fd: int, name: bytes, directory: Node, below: Node | None
     ) -> None:
+        """Remove an entry of the layer if what lies below shows the same without it."""
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         path = join(directory.path, name)
-        below = older.look_up(name)
         if is_whiteout(status):
             if below is None and not self._is_pointing:
                 os.unlink(name, dir_fd=fd)
@@ -371,21 +367,3 @@ class _Pruning:
             return
         with contextlib.suppress(OSError):  # something is still in it
             os.rmdir(name, dir_fd=fd)
-
-
-class LayeredDirectory:
-    """The content of a directory in the layers below the upper one.
-
-    Args:
-        tree: the workspace's layers.
-        directory: of it.
-    """
-
-    def __init__(self, tree: LayeredTree, directory: Node) -> None:
-        self._tree = tree
-        self._below = Node(directory.path, directory.status, directory.parts[1:])
-
-    def look_up(self, name: bytes) -> Node | None:
-        """Return an entry; None if they have none of that name."""
-        with self._tree.read(self._below) as reader:
-            return reader.look_up(name)

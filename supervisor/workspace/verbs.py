@@ -157,9 +157,7 @@ def word_errors() -> Iterator[None]:
     """
     try:
         yield
-    except WorkspaceError as why:
-        raise VerbError(str(why)) from None
-    except msgspec.ValidationError as why:
+    except (WorkspaceError, msgspec.ValidationError) as why:
         raise VerbError(str(why)) from None
     except ValueError as why:  # of a pattern
         raise VerbError(f"cannot use a pattern: {why}; see gitignore(5)") from None
@@ -244,8 +242,8 @@ def _find_known(state: State) -> dict[str, Any]:
 
 
 def _diff(state_dir: str, args: DiffArguments) -> Done:
-    with _opened(state_dir, args.name) as (found, notes):
-        with _still(found, notes, is_asked=args.freeze):
+    with _open_workspace(state_dir, args.name) as (found, notes):
+        with _stop_or_note(found, notes, is_asked=args.freeze):
             with _other(state_dir, args) as other:
                 if other is None:
                     rows = found.changes(Patterns(args.patterns))
@@ -271,8 +269,8 @@ def write_patch(state_dir: str, args: DiffArguments, file: int) -> list[str]:
     Raises:
         VerbError: it cannot be made.
     """
-    with word_errors(), _opened(state_dir, args.name) as (found, notes):
-        with _still(found, notes, is_asked=args.freeze):
+    with word_errors(), _open_workspace(state_dir, args.name) as (found, notes):
+        with _stop_or_note(found, notes, is_asked=args.freeze):
             with _other(state_dir, args) as other:
                 if other is None:
                     pieces = found.patch(Patterns(args.patterns), binary=args.binary)
@@ -289,9 +287,9 @@ def write_export(state_dir: str, args: ExportArguments, file: int) -> list[str]:
     Raises:
         VerbError: it cannot be made.
     """
-    with word_errors(), _opened(state_dir, args.name) as (found, notes):
+    with word_errors(), _open_workspace(state_dir, args.name) as (found, notes):
         with (
-            _still(found, notes, is_asked=False),
+            _stop_or_note(found, notes, is_asked=False),
             open(file, "wb", closefd=False) as target,
         ):
             found.write_export(args.form, target)
@@ -308,7 +306,10 @@ def _commit(state_dir: str, args: CommitArguments) -> Done:
         skips_conflicts=args.skip_conflicts,
         merges=args.merge,
     )
-    with _opened(state_dir, args.name) as (found, notes), _frozen(found, args):
+    with (
+        _open_workspace(state_dir, args.name) as (found, notes),
+        found.stopped() if args.freeze else contextlib.nullcontext(),
+    ):
         result = found.commit(selection, is_dry=args.dry_run, is_frozen=args.freeze)
         is_done = not (result.left or result.is_refused or args.dry_run)
         if is_done and not (found.directory.user() or found.state.snapshots):
@@ -332,15 +333,6 @@ def event_of_commit(result: CommitResult) -> Tell:
     return "workspace.committed", counts
 
 
-@contextlib.contextmanager
-def _frozen(found: Workspace, args: CommitArguments) -> Iterator[None]:
-    """Stop the child that has a workspace, if that is asked."""
-    with contextlib.ExitStack() as stack:
-        if args.freeze:
-            stack.enter_context(found.stopped())
-        yield
-
-
 def _discard(state_dir: str, args: NameArguments) -> Done:
     notes: list[str] = []
     with Workspace(state_dir, args.name) as found:
@@ -357,7 +349,7 @@ def _discard(state_dir: str, args: NameArguments) -> Done:
 
 
 def _snapshot(state_dir: str, args: SnapshotArguments) -> Done:
-    with _opened(state_dir, args.name) as (found, notes):
+    with _open_workspace(state_dir, args.name) as (found, notes):
         done = found.snapshot(args.label)
     row = {
         "label": done.label,
@@ -368,7 +360,7 @@ def _snapshot(state_dir: str, args: SnapshotArguments) -> Done:
 
 
 def _restore(state_dir: str, args: RestoreArguments) -> Done:
-    with _opened(state_dir, args.name) as (found, notes):
+    with _open_workspace(state_dir, args.name) as (found, notes):
         found.directory.check_idle()  # before a person is asked
         lost = len(found.changes_since(args.label))
         if args.dry_run:
@@ -379,7 +371,7 @@ def _restore(state_dir: str, args: RestoreArguments) -> Done:
 
 
 def _fork(state_dir: str, args: ForkArguments) -> Done:
-    with _opened(state_dir, args.name) as (found, notes):
+    with _open_workspace(state_dir, args.name) as (found, notes):
         return Done(found.fork(args.count), notes)
 
 
@@ -395,7 +387,7 @@ VERBS: dict[str, Verb] = {
 
 
 @contextlib.contextmanager
-def _opened(state_dir: str, name: str) -> Iterator[tuple[Workspace, list[str]]]:
+def _open_workspace(state_dir: str, name: str) -> Iterator[tuple[Workspace, list[str]]]:
     notes: list[str] = []
     with Workspace(state_dir, name) as found:
         _tell_cut(found, notes)
@@ -437,20 +429,20 @@ def _other(state_dir: str, args: DiffArguments) -> Iterator[Workspace | None]:
     if word not in workspaces_in(state_dir):
         yield None
         return
-    with _opened(state_dir, word) as (other, _):
+    with _open_workspace(state_dir, word) as (other, _):
         yield other
 
 
-@contextlib.contextmanager
-def _still(found: Workspace, notes: list[str], *, is_asked: bool) -> Iterator[None]:
+def _stop_or_note(
+    found: Workspace, notes: list[str], *, is_asked: bool
+) -> contextlib.AbstractContextManager[None]:
     """Stop the child that has a workspace, if that is asked; else note that it runs."""
-    with contextlib.ExitStack() as stack:
-        if is_asked:
-            stack.enter_context(found.stopped())
-        elif child := found.directory.user():
-            text = f"child {child} is at work, so this may be torn; see --freeze"
-            notes.append(f"{found.name}: {text}")
-        yield
+    if is_asked:
+        return found.stopped()
+    if child := found.directory.user():
+        text = f"child {child} is at work, so this may be torn; see --freeze"
+        notes.append(f"{found.name}: {text}")
+    return contextlib.nullcontext()
 
 
 # Rows

@@ -52,7 +52,7 @@ def cut_at(place: str, done: int) -> Iterator[None]:
     """
     places: dict[str, tuple[object, str]] = {
         "before a step": (Steps, "do"),
-        "before the first": (Committer, "_apply"),
+        "before the first": (Committer, "apply"),
         "before its end": (Committer, "remove_staging"),
         "settling": (commit_module, "settle"),
     }
