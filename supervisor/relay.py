@@ -359,7 +359,7 @@ async def _spawn(
         process, walls = await sandbox_start.spawn(launcher, Machine(), request, wanted)
         if listener is not None:
             try:
-                listener.hand_on()
+                listener.serve_received()
             except OSError:
                 process.send_signal(signal.SIGKILL)
                 process.close()

@@ -308,7 +308,7 @@ class Child:
         self._watch_forks(stack)
         ends.close_child_ends()
         if self._inner is not None:
-            self._inner.hand_on()
+            self._inner.serve_received()
 
     async def _live(self) -> None:
         """Wait for its process's end."""
@@ -699,7 +699,7 @@ class Child:
         """
         self._has_services_inside = True
         if self.spec.network != "host" and "netns" in self.spec.sandbox.layers:
-            return self._open_inner(stack).want(port, serve)
+            return self._open_inner(stack).add_listener(port, serve)
         return port
 
     def make_within(

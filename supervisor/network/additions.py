@@ -93,7 +93,7 @@ class Additions:
             users = () if is_own_user_namespace(owner) else (owner,)
             await self._launcher.furnish(listener, net, users)
             listener.receive()
-            listener.hand_on()
+            listener.serve_received()
         return came
 
 

@@ -122,7 +122,7 @@ def _forget_sent(attempt: SpawnRequest) -> None:
     """Close what a child has sent that did not start."""
     for sent in (attempt.listener, attempt.sends):
         if sent is not None:
-            sent.forget()
+            sent.close_received()
 
 
 def _add_remedy(error: SpawnError, wanted: Wanted) -> SpawnError:

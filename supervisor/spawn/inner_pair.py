@@ -39,8 +39,8 @@ class InnerPair:
         """The descriptor that travels with the order."""
         return self.theirs.fileno()
 
-    def forget(self) -> None:
-        """Close what came from a child that did not start.
+    def close_received(self) -> None:
+        """Close the descriptors that a child sent before its start failed.
 
         Precondition: that child has ended.
         """
@@ -69,24 +69,13 @@ class InnerPair:
             return None
 
 
-# Sockets in a child's own net namespace, on their way to the host.
-#
-# The pair of sockets by which a child that is being started hands them over, and what has
-# come by that.
-#
-# Rules.
-#
-# 1. A child that makes none, because it has no net namespace, is as good a child, unless
-#    they are needed: nothing here waits.
-# 2. The pair is closed when the child has been started, or was not.
-
-
-class _Wanted(NamedTuple):
-    """Sockets that one service wants.
+class _ServiceSockets(NamedTuple):
+    """Sockets of one service.
 
     Attributes:
         sockets: in the order in which they are made.
-        serve: is given them, non-blocking, and whether the namespace has v6; owns them.
+        serve: is called with them, non-blocking, and whether the namespace has v6; owns
+            them then.
         is_needed: a child without them is not to start.
     """
 
@@ -96,7 +85,10 @@ class _Wanted(NamedTuple):
 
 
 class InnerListener(InnerPair):
-    """Listeners that services want of a child.
+    """Sockets of services in a child's net namespace, on their way to the host.
+
+    Nothing here waits: a child without a net namespace makes none, and starts unless one
+    is needed.
 
     Raises:
         OSError: there is no descriptor for the pair.
@@ -104,26 +96,28 @@ class InnerListener(InnerPair):
 
     def __init__(self) -> None:
         super().__init__()
-        self._wanted: list[_Wanted] = []
+        self._service_sockets: list[_ServiceSockets] = []
         self._ports: set[int] = set()
         self._addresses: Networks = ()
         self._networks: Networks = ()
-        self._came: list[socket.socket] = []
+        self._received: list[socket.socket] = []
         self._has_v6 = True
 
-    def want(self, port: int, serve: Callable[[socket.socket], None]) -> int:
-        """Have one more listener on 127.0.0.1, and return its port.
+    def add_listener(self, port: int, serve: Callable[[socket.socket], None]) -> int:
+        """Add a listener on 127.0.0.1, and return its port.
 
         Args:
-            port: which that is, if no other service has it: the child's environment names
-                it before the child is there.
-            serve: is given the listener, non-blocking, and owns it.
+            port: of it, or the next one that no other service has: the child's environment
+                names it before the child is there.
+            serve: is called with the listener, non-blocking, and owns it then.
         """
         while port in self._ports:
             port += 1
         self._ports.add(port)
         order = (int(socket.AF_INET), int(socket.SOCK_STREAM), LOOPBACK, port)
-        self._wanted.append(_Wanted((order,), lambda made, _: serve(*made), False))
+        self._service_sockets.append(
+            _ServiceSockets((order,), lambda made, _: serve(*made), False)
+        )
         return port
 
     def add_sockets(
@@ -131,89 +125,86 @@ class InnerListener(InnerPair):
         order: LoopbackOrder,
         serve: Callable[[list[socket.socket], bool], None],
     ) -> None:
-        """Have addresses, routes and sockets, without which the child is not to start.
+        """Add addresses, routes and sockets, without which the child is not to start.
 
         Args:
-            order: nobody has asked for one of its ports before.
-            serve: is given the sockets in that order, without those of v6 if the
-                namespace has none, and whether it has; they are non-blocking, and owned.
+            order: none of its ports was added before.
+            serve: is called with the sockets in that order, without those of v6 if the
+                namespace has no v6, and whether it has; they are non-blocking, and its own.
         """
         sockets, addresses, networks = order
         self._ports.update(port for *_, port in sockets if port)
         self._addresses += addresses
         self._networks += networks
-        self._wanted.append(_Wanted(sockets, serve, is_needed=True))
+        self._service_sockets.append(_ServiceSockets(sockets, serve, is_needed=True))
 
     def order(self) -> LoopbackOrder:
         """Return what the child is to make."""
-        sockets = tuple(one for wanted in self._wanted for one in wanted.sockets)
+        sockets = tuple(
+            one for service in self._service_sockets for one in service.sockets
+        )
         return sockets, self._addresses, self._networks
 
     @property
     def is_needed(self) -> bool:
         """Whether the child is not to start without them."""
-        return any(wanted.is_needed for wanted in self._wanted)
+        return any(service.is_needed for service in self._service_sockets)
 
     def receive(self) -> None:
-        """Take in what the child has made, if it has.
+        """Receive the sockets that the child has made, if any.
 
         Precondition: the child is its program by now.
 
         Raises:
-            OSError: it has, and this process may open no more.
+            OSError: some were lost: this process may open no more.
         """
         received = self._next()
         if received is None:
             return
         (self._has_v6,), fds = received
-        self._came = [socket.socket(fileno=fd) for fd in fds]
-        for sock in self._came:
+        self._received = [socket.socket(fileno=fd) for fd in fds]
+        for sock in self._received:
             sock.setblocking(False)
         if not self._is_complete():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    def hand_on(self) -> None:
-        """Give what has come to what serves it; close the pair.
+    def serve_received(self) -> None:
+        """Give the received sockets to their services; close the pair.
 
         Raises:
-            OSError: what is needed has not come, or cannot be served.
+            OSError: a needed one was not received, or cannot be served.
         """
         is_complete = self._is_complete()
-        came, self._came = self._came, []
+        left, self._received = self._received, []
         self.close()
         if not is_complete:  # it is unknown which were received
-            for sock in came:
+            for sock in left:
                 sock.close()
             if self.is_needed:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return
         try:
-            for wanted in self._wanted:
-                count = sum(map(self._is_made, wanted.sockets))
-                given, came = came[:count], came[count:]
-                wanted.serve(given, self._has_v6)
+            for service in self._service_sockets:
+                count = sum(map(self._is_made, service.sockets))
+                given, left = left[:count], left[count:]
+                service.serve(given, self._has_v6)
         finally:  # of a service that cannot serve, and of those after it
-            for sock in came:
+            for sock in left:
                 sock.close()
 
     def _is_complete(self) -> bool:
         sockets, _, _ = self.order()
-        return len(self._came) == sum(map(self._is_made, sockets))
+        return len(self._received) == sum(map(self._is_made, sockets))
 
     def _is_made(self, order: SocketOrder) -> bool:
         return self._has_v6 or order[0] != socket.AF_INET6
 
     def _held(self) -> tuple[socket.socket, ...]:
-        return (*super()._held(), *self._came)
-
-
-# Mounts that a child makes in its user namespace, on their way to the host.
-#
-# They are made in ``launchpad.overlay``; what the host does with them is in ``child``.
+        return (*super()._held(), *self._received)
 
 
 class InnerMounts(InnerPair):
-    """The way of a child's mounts to the host."""
+    """Mounts that a child makes in its user namespace, on their way to the host."""
 
     def receive(self) -> list[int]:
         """Return a descriptor of each mount, in the order of the request; the caller's.

@@ -196,17 +196,10 @@ class Launcher:
         Raises:
             LaunchpadLost: nobody waits any more.
         """
-        self._last_ident += 1
-        ident = self._last_ident
-        record = self._records[ident] = Record()
-        try:
-            with trio.move_on_after(STOCK_TIMEOUT_S):
-                await self.send((wire.LIST, ident))
-                await record.exited.wait()
-        finally:
-            self._records.pop(ident, None)
+        with trio.move_on_after(STOCK_TIMEOUT_S):
+            return (await self._query(wire.LIST)).stock
         self.check()
-        return record.stock
+        return ()
 
     async def owners(self, user: int, owner: int) -> int:
         """Return a user namespace that shows an owner's files as a user's; the caller's.
@@ -215,18 +208,10 @@ class Launcher:
             OSError: none can be made here.
             LaunchpadLost: nobody is there to make it.
         """
-        self._last_ident += 1
-        ident = self._last_ident
-        record = self._records[ident] = Record()
-        try:
-            await self.send((wire.OWNERS, ident, user, owner))
-            await record.exited.wait()
-        finally:
-            self._records.pop(ident, None)
-        self.check()
+        record = await self._query(wire.OWNERS, user, owner)
+        record.check()
         if record.owners < 0:
-            number = errno.EMFILE if record.failure is None else record.failure[0]
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return record.owners
 
     async def furnish(
@@ -243,19 +228,9 @@ class Launcher:
             OSError: they cannot be made.
             LaunchpadLost: the launchpad has ended.
         """
-        self._last_ident += 1
-        ident = self._last_ident
-        record = self._records[ident] = Record()
-        try:
-            message = (wire.FURNISH, ident, listener.order())
-            await self.send(message, (net, listener.way, *users))
-            await record.exited.wait()
-        finally:
-            self._records.pop(ident, None)
-        self.check()
-        if not record.is_done:
-            number = errno.EIO if record.failure is None else record.failure[0]
-            raise OSError(number, os.strerror(number))
+        fds = (net, listener.way, *users)
+        record = await self._query(wire.FURNISH, listener.order(), fds=fds)
+        record.check()
 
     async def arm(self, deadline_s: float) -> None:
         """Let the kernel end the launchpad, and with it all children, at a time.
@@ -270,18 +245,27 @@ class Launcher:
             OSError: the kernel makes no timer.
             LaunchpadLost: the launchpad has ended.
         """
+        record = await self._query(wire.ARM, int(deadline_s * 1e9))
+        record.check()
+
+    async def _query(
+        self, kind: int, *body: object, fds: tuple[int, ...] = ()
+    ) -> Record:
+        """Send a message that starts no child; return the record of its answer.
+
+        Raises:
+            LaunchpadLost: the launchpad has ended.
+        """
         self._last_ident += 1
         ident = self._last_ident
         record = self._records[ident] = Record()
         try:
-            await self.send((wire.ARM, ident, int(deadline_s * 1e9)))
+            await self.send((kind, ident, *body), fds)
             await record.exited.wait()
         finally:
             self._records.pop(ident, None)
         self.check()
-        if not record.is_done:
-            number = errno.EIO if record.failure is None else record.failure[0]
-            raise OSError(number, os.strerror(number))
+        return record
 
     def check(self) -> None:
         """Raise LaunchpadLost if there is no launchpad any more."""

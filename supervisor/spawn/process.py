@@ -62,9 +62,8 @@ class Record:
         abandoned: No task waits for `born` any more.
         born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
         failure: (errno, stage, detail).
-        stock: what a question, which has a record as well, was answered.
-        owners: as above, a descriptor; -1 if there is none. Belongs to who asked.
-        is_done: what was asked for is done, a deadline or an addition.
+        stock: the answer to LIST.
+        owners: the answer to OWNERS, a descriptor of the caller's; -1 if there is none.
         at_exit: called when `exited` is set; at once, and so not to wait or raise.
     """
 
@@ -77,13 +76,18 @@ class Record:
     status: ExitStatus | None = None
     stock: tuple[processes.ProcessIdentity, ...] = ()
     owners: int = -1
-    is_done: bool = False
     at_exit: Callable[[], None] | None = None
 
     @property
     def is_under_way(self) -> bool:
         """Whether somebody waits for its start."""
         return not (self.started.is_set() or self.abandoned)
+
+    def check(self) -> None:
+        """Raise OSError if what was asked for could not be done."""
+        if self.failure is not None:
+            number = self.failure[0]
+            raise OSError(number, os.strerror(number))
 
     def take(self, kind: int, said: list[Any], fds: list[int]) -> None:
         """Take in what the launchpad says of it.
@@ -97,7 +101,6 @@ class Record:
             (self.stock,) = said
             self.exited.set()
         elif kind in {wire.ARMED, wire.FURNISHED}:
-            self.is_done = True
             self.exited.set()
         elif kind == wire.OWNED:
             if fds:  # else this process may open no more

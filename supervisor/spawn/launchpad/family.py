@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-NOBODY = -1
+NO_IDENT = -1
 """The ident of a child that is in stock."""
 
 _NOT_SEEN = (
@@ -38,14 +38,14 @@ class Child:
 
     Attributes:
         state: of ``launchpad.life``.
-        ident: the host's number for it; `NOBODY` while it is in stock.
+        ident: the host's number for it; `NO_IDENT` while it is in stock.
         pidfd: held until SPAWNED carries it away, then -1.
-        report: where the forked child tells how it fares; -1 when that is known.
-        applied: (layer, detail) of its sandbox, as it told.
-        failure: (errno, stage, detail), as it told; None if it did not.
+        report: the pipe of its reports; -1 when its start has ended.
+        applied: (layer, detail) of its sandbox, as it reported.
+        failure: (errno, stage, detail), as it reported; None if it did not.
         init: the init of its pid namespace; -1 for none.
         groups: directories of its groups of processes.
-        line: by which an order reaches it; None if it has one.
+        line: the socket by which an order reaches it; None if it has its order.
         locks: descriptors that are kept until nothing of it is left.
     """
 
@@ -70,13 +70,13 @@ class Child:
         Args:
             state: of ``launchpad.life``.
             pid: its own.
-            report: where it tells how it fares.
+            report: the pipe of its reports.
 
         Raises:
-            OSError: it is not there.
+            OSError: the process is not there.
         """
         self.state = state
-        self.ident = NOBODY
+        self.ident = NO_IDENT
         self.report = report
         self.applied: tuple[object, ...] = ()
         self.failure: tuple[Any, ...] | None = None
@@ -91,7 +91,7 @@ class Child:
         """Record which process is to become the program.
 
         Raises:
-            OSError: it is not there; nothing was noted.
+            OSError: the process is not there; nothing was recorded.
         """
         # Before any wait: the pid still names this process, be it dead already.
         create_time = _create_time(pid)
@@ -100,24 +100,24 @@ class Child:
             os.close(self.pidfd)
         self.pid, self.create_time, self.pidfd = pid, create_time, pidfd
 
-    def told(self) -> Iterator[tuple[Any, ...]]:
-        """Yield what it has told since the last time (`order.reports`).
+    def read_reports(self) -> Iterator[tuple[Any, ...]]:
+        """Yield its reports since the last call (`order.reports`).
 
-        ``(ENDED,)`` is the last: nobody can tell more.
+        ``(ENDED,)`` is the last one: the pipe has no writer any more.
         """
         try:
-            told = os.read(self.report, REPORT_BYTES)
+            heard = os.read(self.report, REPORT_BYTES)
         except BlockingIOError:
             return
-        yield from reports(told)
-        if not told:
+        yield from reports(heard)
+        if not heard:
             yield (ENDED,)
 
     def let_go(self) -> None:
         """Close what is held of a child that comes to nothing."""
         if self.pidfd >= 0:
             os.close(self.take_pidfd())
-        self.hang_up()
+        self.close_line()
 
     def take_pidfd(self) -> int:
         """Return the pidfd, which belongs to the caller from now on."""
@@ -125,12 +125,12 @@ class Child:
         return pidfd
 
     def unlock(self) -> None:
-        """Close what was kept for it: nothing of it is left."""
+        """Close its locks: nothing of it is left."""
         while self.locks:
             os.close(self.locks.pop())
 
-    def hang_up(self) -> None:
-        """Close the line: no order comes by it any more."""
+    def close_line(self) -> None:
+        """Close the line: no order comes any more."""
         if self.line is not None:
             self.line.close()
             self.line = None
@@ -140,7 +140,7 @@ class Family:
     """The tables of one launchpad.
 
     Args:
-        epoll: tells that a start may be over.
+        epoll: tells that a start may have ended.
     """
 
     def __init__(self, epoll: select.epoll) -> None:
@@ -150,16 +150,15 @@ class Family:
         self.by_report: dict[int, Child] = {}  # until exec or failure
         self.inits: set[int] = set()  # of pid namespaces whose child is there
 
-    def listen(self, report: int) -> None:
-        """Hear of it when all is told that comes by a pipe.
+    def watch_report(self, report: int) -> None:
+        """Have the epoll tell when a pipe of reports has no writer any more.
 
         Raises:
             OSError: ``ENOSPC``: there is no watch for it; ``filename`` says what to do.
         """
         try:
-            # Nothing is asked for: EPOLLHUP always comes, when it is known what becomes
-            # of a child. Its earlier reports are read with that, or before a child is
-            # reaped.
+            # No event is asked for: EPOLLHUP always comes. Earlier reports are read
+            # then, or before a child is reaped.
             self._epoll.register(report, 0)
         except OSError as why:
             if why.errno != errno.ENOSPC:
@@ -167,7 +166,7 @@ class Family:
             raise OSError(why.errno, why.strerror, NO_WATCH) from None
 
     def close_report(self, report: int) -> None:
-        """Close a pipe, whether it was listened to or not."""
+        """Close a pipe of reports, watched or not."""
         try:
             # By hand: the copy in a forked child that has not exec'd keeps it there.
             self._epoll.unregister(report)
@@ -176,14 +175,14 @@ class Family:
         finally:
             os.close(report)
 
-    def enter(self, child: Child, init: int) -> None:
+    def add(self, child: Child, init: int) -> None:
         """Add a child that was forked, and its namespace's init."""
         self.children[child.pid] = child
         self.by_report[child.report] = child
-        self._has_init(child, init)
+        self._add_init(child, init)
 
-    def order(self, child: Child, ident: int) -> None:
-        """Record whose child it is."""
+    def assign(self, child: Child, ident: int) -> None:
+        """Record the host's number for a child that has its order."""
         child.ident = ident
         self.by_ident[ident] = child
 
@@ -191,45 +190,45 @@ class Family:
         """Record that a child goes on in another process, in a pid namespace.
 
         Raises:
-            OSError: killed by another, and reaped, before anybody knew it.
+            OSError: another process has killed it, and it was reaped already.
         """
         before = child.pid
         child.set_process(pid)
         del self.children[before]
         self.children[pid] = child
-        self._has_init(child, init)
+        self._add_init(child, init)
 
-    def _has_init(self, child: Child, init: int) -> None:
+    def _add_init(self, child: Child, init: int) -> None:
         if init >= 0:
             child.init = init
             self.inits.add(init)
 
-    def start_is_over(self, child: Child) -> None:
-        """Record that nothing more is heard of a start; close its end of the pipe."""
+    def end_start(self, child: Child) -> None:
+        """Record that a start has ended; close the pipe of its reports."""
         self.close_report(child.report)
         del self.by_report[child.report]
         child.report = -1
 
-    def bury(self, child: Child) -> None:
+    def remove(self, child: Child) -> None:
         """Forget a child that was reaped; its init is a leftover from now on."""
         self.by_ident.pop(child.ident, None)
         self.inits.discard(child.init)
 
-    def known(self) -> set[int]:
+    def known_pids(self) -> set[int]:
         """Return the pids of direct children that are no leftovers."""
         return self.children.keys() | self.inits
 
-    def talking(self) -> tuple[Child, ...]:
-        """Return those who may tell something before their start has ended."""
+    def reporting(self) -> tuple[Child, ...]:
+        """Return the children whose start has not ended: they may report."""
         return tuple(self.by_report.values())
 
     @property
     def is_forking(self) -> bool:
-        """Whether there may be processes that nobody has told of yet."""
+        """Whether there may be processes that no report has named yet."""
         return any(child.state in IS_FORKING for child in self.by_report.values())
 
     def stock(self) -> list[processes.ProcessIdentity]:
-        """Return those that wait for an order, and their inits."""
+        """Return the children that wait for an order, and their inits."""
         found = []
         for child in self.by_report.values():
             if child.state in IS_STOCK:
@@ -240,7 +239,7 @@ class Family:
 
     @property
     def is_starting(self) -> bool:
-        """Whether somebody waits for a child to become its program."""
+        """Whether a child that has an order is not its program yet."""
         return any(child.state not in IS_STOCK for child in self.by_report.values())
 
     def clear(self) -> list[bytes]:
@@ -255,8 +254,8 @@ class Family:
         return groups
 
 
-def no_fork(error: OSError) -> tuple[int, str, bytes]:
-    """Return why nobody could be forked, as the host is told."""
+def describe_fork_error(error: OSError) -> tuple[int, str, bytes]:
+    """Return (errno, stage, detail) of a failed fork, for the host."""
     about = error.filename if isinstance(error.filename, str) else ""
     return error.errno or errno.EIO, "fork", os.fsencode(about)
 

@@ -23,12 +23,12 @@ from hostlib.linux import syscalls
 from hostlib.linux.kill_timer import KillTimer
 from supervisor.spawn.launchpad import life, setup, wire
 from supervisor.spawn.launchpad.child import become
-from supervisor.spawn.launchpad.family import Child, Family, no_fork
+from supervisor.spawn.launchpad.family import Child, Family, describe_fork_error
 from supervisor.spawn.launchpad.fork import PidNamespaces, fork_into
 from supervisor.spawn.launchpad.layers import addition, owners
 from supervisor.spawn.launchpad.order import APPLIED, BECAME, FORKING, GAVE_UP, Order
 from supervisor.spawn.launchpad.outbox import Outbox
-from supervisor.spawn.launchpad.prefork import Stock, hand_over
+from supervisor.spawn.launchpad.prefork import Stock, send_order
 from supervisor.spawn.launchpad.reaper import Ends
 
 TYPE_CHECKING = False
@@ -55,9 +55,11 @@ class _Launchpad:
         self._family = Family(self._epoll)
         self._stock = Stock()
         self._outbox = Outbox(control, self._epoll)
-        self._ends = Ends(self._family, self._hear_all, self._bury, self._outbox.put)
+        self._ends = Ends(
+            self._family, self._read_all_reports, self._bury, self._outbox.put
+        )
         self._timer: KillTimer | None = None
-        self._has_begun = False  # somebody, a moment ago
+        self._has_just_started = False  # a child, since the last pause
         self._namespaces = PidNamespaces()
         self._deaths = setup.Deaths()
         self._epoll.register(control.fileno(), select.EPOLLIN)
@@ -67,18 +69,18 @@ class _Launchpad:
         """Serve the host until it is gone, then end every process beneath this one."""
         try:
             while self._outbox.host_is_there:
-                wanted = None if self._family.is_starting else self._stock.wanted()
-                is_busy = wanted is not None or self._ends.has_more_to_do
-                if is_busy and self._has_begun:
-                    self._has_begun = False
+                kind = None if self._family.is_starting else self._stock.find_missing()
+                is_busy = kind is not None or self._ends.has_more_to_do
+                if is_busy and self._has_just_started:
+                    self._has_just_started = False
                     select.select([self._epoll], (), (), _HEAD_START_S)
                 events = self._epoll.poll(0 if is_busy else None)
                 for fd, what in events:
                     self._serve(fd, what)
                 if self._ends.has_more_to_do:
                     self._ends.tidy()
-                elif wanted is not None and not events:
-                    self._put_in_stock(wanted)
+                elif kind is not None and not events:
+                    self._put_in_stock(kind)
         finally:
             self._outbox.host_is_there = False
             self._ends.left_groups += self._stock.groups()
@@ -92,7 +94,7 @@ class _Launchpad:
             self._ends.has_more_to_do = True
         elif fd != self._control.fileno():
             if child := self._family.by_report.get(fd):
-                self._hear(child)
+                self._read_reports(child)
         elif events & (select.EPOLLHUP | select.EPOLLERR):
             self._outbox.host_is_there = False  # whatever it still asked for
         else:
@@ -120,7 +122,7 @@ class _Launchpad:
         except (TypeError, ValueError):
             self._outbox.fail(ident, errno.EINVAL, "request")
         except OSError as error:  # no process, no pipe, no memory to be had
-            self._outbox.fail(ident, *no_fork(error))
+            self._outbox.fail(ident, *describe_fork_error(error))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -131,7 +133,7 @@ class _Launchpad:
         elif kind == wire.SIGNAL:
             self._ends.signal(self._family.by_ident.get(ident), *body)
         elif kind == wire.SPARE:
-            self._stock.spare(*body)
+            self._stock.set_spare(*body)
         elif kind == wire.LIST:
             stock = tuple(self._family.stock())
             self._outbox.put((wire.LISTED, ident, stock))
@@ -181,16 +183,16 @@ class _Launchpad:
         child.locks = order.locks
         for lock in order.locks:
             fds.remove(lock)  # the receiver closes the others
-        self._family.order(child, ident)
-        for unwanted in self._stock.surplus():
-            unwanted.hang_up()
+        self._family.assign(child, ident)
+        for surplus in self._stock.take_surplus():
+            surplus.close_line()
 
     def _take_from_stock(
         self, order: Order, body: tuple[Any, ...], fds: list[int]
     ) -> Child | None:
-        """Give an order to who waits for one of its kind; None if nobody does."""
+        """Give an order to a child in stock; None if none of its kind waits."""
         child = self._stock.take(order.layers)
-        if child is None or not hand_over(child, body, fds, order.owners):
+        if child is None or not send_order(child, body, fds, order.owners):
             return None
         self._handle_event(child, life.ORDERED)
         return child
@@ -224,7 +226,7 @@ class _Launchpad:
         try:
             ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                self._family.listen(ours)  # before there is anybody to be killed
+                self._family.watch_report(ours)  # before there is anybody to be killed
                 order.init = self._namespaces.fork_init()
                 # Within a user namespace it forks once more, and joins then.
                 into = -1 if "userns" in order.layers else order.group
@@ -244,18 +246,18 @@ class _Launchpad:
             self._namespaces.come_back()
         groups = order.layers.get("cgroup", ())
         child.groups = tuple(directory for directory, _ in groups)
-        self._family.enter(child, order.init)
+        self._family.add(child, order.init)
         return child
 
-    # ------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------ reports
 
-    def _hear_all(self) -> None:
-        for talking in self._family.talking():
-            self._hear(talking)
+    def _read_all_reports(self) -> None:
+        for child in self._family.reporting():
+            self._read_reports(child)
 
-    def _hear(self, child: Child) -> None:
-        """Take in what a starting child tells."""
-        for kind, *rest in child.told():
+    def _read_reports(self, child: Child) -> None:
+        """Take in the reports of a starting child."""
+        for kind, *rest in child.read_reports():
             if kind == FORKING:
                 self._handle_event(child, life.FORKING)
             elif kind == BECAME:
@@ -270,21 +272,20 @@ class _Launchpad:
             elif kind == GAVE_UP:
                 child.failure = tuple(rest)
             else:
-                self._start_is_over(child)
+                self._end_start(child)
 
-    def _start_is_over(self, child: Child) -> None:
-        """Tell how a start has ended, and close what it was heard by."""
-        well = child.failure is None
-        self._handle_event(child, life.CLOSED if well else life.FAILED)
-        self._has_begun = True
-        self._family.start_is_over(child)
+    def _end_start(self, child: Child) -> None:
+        """Tell the host how a start has ended, and close the pipe of its reports."""
+        self._handle_event(child, life.FAILED if child.failure else life.CLOSED)
+        self._has_just_started = True
+        self._family.end_start(child)
 
     def _bury(self, child: Child, status: int, usage: resource.struct_rusage) -> None:
-        """Record that a child was reaped, and tell its end."""
+        """Forget a child that was reaped, and tell the host its end."""
         if child.report >= 0:
-            self._hear(child)
-        if child.report >= 0:  # it is dead: all is told that will ever be
-            self._start_is_over(child)
+            self._read_reports(child)
+        if child.report >= 0:  # another process may hold the pipe, but it is dead
+            self._end_start(child)
         child.state, action = life.step(child.state, life.DIED)
         if action == life.TELL_EXITED:
             code = os.waitstatus_to_exitcode(status)
@@ -295,10 +296,10 @@ class _Launchpad:
         else:
             child.unlock()
         self._ends.remember(child.groups)
-        self._family.bury(child)
+        self._family.remove(child)
 
     def _handle_event(self, child: Child, event: int) -> None:
-        """Take an event in, and do what the table says."""
+        """Do what the table says of an event (``life``)."""
         child.state, action = life.step(child.state, event)
         if action == life.DISCARD:
             self._stock.discard(child)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 # `run` needs none; a daemon's policies and the tools of their children are few kinds.
 SHAPES = 4
-# Asked for as often, it will be asked for again.
-_ENOUGH = 2
-# Paths that are others after the fresh root has been made, or may be.
+# A shape that was ordered so often will be ordered again.
+_ORDERS_BEFORE_STOCK = 2
+# Paths that mean another directory once the fresh root is made.
 _OF_A_NAMESPACE = (b"/", b"/proc", b"/dev/shm", b"/dev/pts", b"/etc")
 
 
@@ -39,12 +39,12 @@ class Kind:
     """Orders of one shape.
 
     Attributes:
-        asked: how often one came since something went wrong.
-        child: who waits for the next one.
-        groups: what it is in.
-        layers: what the orders say that is put on before.
-        no_tcp: whether the last one restricted TCP.
-        rules: those of Landlock that all had; None before the first.
+        asked: how many orders came since a child of the kind failed in stock.
+        child: the one that waits for the next order.
+        groups: the groups of processes that this child is in.
+        layers: the part of the orders that can be applied early.
+        no_tcp: whether the last order restricted TCP.
+        rules: the Landlock rules that all orders had; None before the first.
     """
 
     __slots__ = ("asked", "child", "groups", "layers", "no_tcp", "rules")
@@ -67,7 +67,7 @@ class Stock:
         self._surplus: list[Child] = []
 
     def take(self, layers: dict[str, Any]) -> Child | None:
-        """Record an order; return who is to have it, None if nobody waits."""
+        """Record an order; return the child that is to have it, None for none."""
         if layers.get("userns") == JOINED:  # no child can wait in another's namespace
             return None
         shape = _shape_of(layers)
@@ -75,7 +75,7 @@ class Stock:
         self._kinds[shape] = kind
         kind.asked += 1
         kind.layers = {name: layers[name] for name, _ in shape}
-        _share(kind, layers.get("landlock"))
+        _keep_common_rules(kind, layers.get("landlock"))
         groups = layers.get("cgroup", ())
         for other in self._kinds.values():
             # A waiting child in the groups of another kind is in its way.
@@ -87,15 +87,15 @@ class Stock:
         kind.child = None
         return child
 
-    def spare(self, groups: Groups) -> None:
-        """Record groups that nobody is in; the host takes no others."""
+    def set_spare(self, groups: Groups) -> None:
+        """Record empty groups for the next child; they replace those before."""
         self._spare = groups
         for kind in self._kinds.values():
             if kind.groups:
                 self._give_up(kind)
 
-    def surplus(self) -> list[Child]:
-        """Return who is to wait no more: displaced by others, or in the wrong groups."""
+    def take_surplus(self) -> list[Child]:
+        """Return children that shall wait no more: displaced, or in wrong groups."""
         for shape in tuple(self._kinds)[:-SHAPES]:
             self._give_up(self._kinds.pop(shape))
         surplus, self._surplus = self._surplus, []
@@ -106,16 +106,16 @@ class Stock:
             self._surplus.append(kind.child)
             kind.child = None
 
-    def wanted(self) -> Kind | None:
-        """Return a kind of which there should be one more."""
+    def find_missing(self) -> Kind | None:
+        """Return a kind that is ordered often and has no child; None for none."""
         for kind in reversed(self._kinds.values()):
             has_groups = "cgroup" not in kind.layers or bool(self._spare)
-            if kind.asked >= _ENOUGH and kind.child is None and has_groups:
+            if kind.asked >= _ORDERS_BEFORE_STOCK and kind.child is None and has_groups:
                 return kind
         return None
 
     def order_for(self, kind: Kind) -> Order:
-        """Return what a child of that kind can do before its order comes."""
+        """Return the order by which a child of a kind prepares itself."""
         layers = dict(kind.layers)
         kind.groups = ()
         if "cgroup" in layers:
@@ -127,11 +127,11 @@ class Stock:
         return order
 
     def groups(self) -> tuple[bytes, ...]:
-        """Return the directories of groups that nobody is in."""
+        """Return the directories of the empty groups."""
         return tuple(directory for directory, _ in self._spare)
 
     def discard(self, child: Child) -> None:
-        """Record that a child came to nothing while it waited."""
+        """Record that a child failed while it waited."""
         for kind in self._kinds.values():
             if kind.child is child:
                 kind.child = None
@@ -147,8 +147,8 @@ def _shape_of(layers: dict[str, Any]) -> Shape:
     )
 
 
-def _share(kind: Kind, landlock: tuple[Rules, bool] | None) -> None:
-    """Keep of the rules those that this order has as well."""
+def _keep_common_rules(kind: Kind, landlock: tuple[Rules, bool] | None) -> None:
+    """Keep of a kind's Landlock rules those that an order has as well."""
     if landlock is None:
         kind.rules = ()
         return
@@ -160,7 +160,9 @@ def _share(kind: Kind, landlock: tuple[Rules, bool] | None) -> None:
     kind.rules = tuple(rule for rule in kind.rules if rule in now)
 
 
-def hand_over(child: Child, body: tuple[Any, ...], fds: list[int], owners: int) -> bool:
+def send_order(
+    child: Child, body: tuple[Any, ...], fds: list[int], owners: int
+) -> bool:
     """Send an order to a waiting child; return whether it could take it.
 
     Raises:
@@ -175,5 +177,5 @@ def hand_over(child: Child, body: tuple[Any, ...], fds: list[int], owners: int) 
     except (BrokenPipeError, ConnectionResetError):  # killed, by somebody else
         return False
     finally:
-        child.hang_up()
+        child.close_line()
     return True

@@ -43,10 +43,10 @@ class Ends:
     """The dead and the dying beneath one launchpad.
 
     Args:
-        family: who is no leftover.
-        hear_all: takes in what starting children have told.
-        bury: told of each child that was reaped.
-        reply: tells the host.
+        family: the children; a process that it does not know is a leftover.
+        read_all_reports: takes in the reports of starting children.
+        bury: is called with each child that was reaped.
+        reply: sends a message to the host.
 
     Attributes:
         has_more_to_do: somebody may be dead, or about to be killed.
@@ -56,12 +56,12 @@ class Ends:
     def __init__(
         self,
         family: Family,
-        hear_all: Callable[[], None],
+        read_all_reports: Callable[[], None],
         bury: Callable[[Child, int, resource.struct_rusage], None],
         reply: Callable[[tuple[object, ...]], None],
     ) -> None:
         self._family = family
-        self._hear_all = hear_all
+        self._read_all_reports = read_all_reports
         self._bury = bury
         self._reply = reply
         self._children = processes.OwnChildren()
@@ -77,7 +77,7 @@ class Ends:
         self.has_more_to_do |= self.sweep()
 
     def ended(self, child: Child) -> None:
-        """Record a child whose end was told: what it left is looked for."""
+        """Record a child whose exit was told: SWEPT follows when nothing is left."""
         self._unswept.append(child)
 
     def signal(self, child: Child | None, signal: int) -> None:
@@ -98,8 +98,8 @@ class Ends:
         """Wait for what has died; whether there may be more of it."""
         for _ in range(_REAPED_AT_ONCE):
             try:
-                # Where nobody talks there is nothing to be heard.
-                whom = self._dead() if self._family.talking() else -1
+                # Without a starting child there are no reports to read first.
+                whom = self._dead() if self._family.reporting() else -1
                 if not whom:
                     return False
                 pid, status, usage = os.wait4(whom, os.WNOHANG | _WALL)
@@ -116,18 +116,18 @@ class Ends:
         return True
 
     def _dead(self) -> int:
-        """Return one of the dead, once all has been heard that was told; 0 for none.
+        """Return the pid of a dead process, after all reports were read; 0 for none.
 
-        While they still have their numbers: one may be the child that another process
-        became, and told of before it ended.
+        Read while the dead still have their pids: one may be the process in which a child
+        went on, named by a report.
 
         Raises:
-            ChildProcessError: nobody is left.
+            ChildProcessError: no process is left.
         """
         dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
         if dead is None:
             return 0
-        self._hear_all()
+        self._read_all_reports()
         return dead.si_pid
 
     def sweep(self) -> bool:
@@ -138,10 +138,10 @@ class Ends:
         """
         children = self._children.pids()
         # After the list was read: who stands on it and is no leftover was announced.
-        self._hear_all()
+        self._read_all_reports()
         if self._family.is_forking:
             return False  # until it says whom it forked
-        known = self._family.known()
+        known = self._family.known_pids()
         leftovers = [pid for pid in children if pid not in known]
         fresh = [pid for pid in leftovers if pid not in self._killed]
         processes.kill_children(fresh)

@@ -262,20 +262,20 @@ async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
     capfd: pytest.CaptureFixture[str],
     room: int,
 ) -> None:
-    receive, want = InnerListener.receive, InnerListener.want
+    receive, add = InnerListener.receive, InnerListener.add_listener
 
     def received(inner: InnerListener) -> None:
         with no_descriptor_left(but=room):
             receive(inner)
 
-    def wanted(inner: InnerListener, port: int, serve: Any) -> int:
+    def added(inner: InnerListener, port: int, serve: Any) -> int:
         for _ in range(room):  # of another service
-            want(inner, port + 1, lambda _: pytest.fail("a part"))
-        return want(inner, port, serve)
+            add(inner, port + 1, lambda _: pytest.fail("a part"))
+        return add(inner, port, serve)
 
     with monkeypatch.context() as patched:
         patched.setattr(InnerListener, "receive", received)
-        patched.setattr(InnerListener, "want", wanted)
+        patched.setattr(InnerListener, "add_listener", added)
         puppet = await scene.puppet()
     why = puppet.child.walls.missing[start.LISTENER]
     assert why == (

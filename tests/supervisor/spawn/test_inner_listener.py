@@ -16,7 +16,7 @@ from tests.helpers.leaks import no_descriptor_left
 def test_each_service_has_a_port_of_its_own() -> None:
     inner = InnerListener()
     try:
-        assert [inner.want(8087, print) for _ in range(3)] == [8087, 8088, 8089]
+        assert [inner.add_listener(8087, print) for _ in range(3)] == [8087, 8088, 8089]
         sockets, *others = inner.order()
         assert [port for *_, port in sockets] == [8087, 8088, 8089]
         assert others == [(), ()]
@@ -41,7 +41,7 @@ def test_of_a_message_that_came_in_part_nothing_is_kept(room: int) -> None:
     before, served = descriptors(), list[socket.socket]()
     inner = InnerListener()
     for port in range(1, 4):
-        inner.want(port, served.append)
+        inner.add_listener(port, served.append)
     with listening(3) as made:
         names = [sock.getsockname() for sock in made]
         wire.send_message(inner.theirs, (True,), [sock.fileno() for sock in made])
@@ -49,7 +49,7 @@ def test_of_a_message_that_came_in_part_nothing_is_kept(room: int) -> None:
         inner.receive()
     assert why.value.errno == errno.EMFILE
     assert len(inner.descriptors()) == 2 + room  # named, should anybody ask meanwhile
-    inner.hand_on()
+    inner.serve_received()
     assert (served, inner.descriptors()) == ([], ())
     assert descriptors() == before
     for name in names:
@@ -63,15 +63,15 @@ def test_what_came_in_part_of_an_attempt_that_failed_is_forgotten(room: int) -> 
     before, served = descriptors(), list[socket.socket]()
     inner = InnerListener()
     for port in range(1, 3):
-        inner.want(port, served.append)
+        inner.add_listener(port, served.append)
     with listening(2) as failed, listening(2) as made:
         names = [sock.getsockname() for sock in made]
         wire.send_message(inner.theirs, (True,), [sock.fileno() for sock in failed])
         with no_descriptor_left(but=room):
-            inner.forget()
+            inner.close_received()
         wire.send_message(inner.theirs, (True,), [sock.fileno() for sock in made])
     inner.receive()
-    inner.hand_on()
+    inner.serve_received()
     assert [sock.getsockname() for sock in served] == names
     for sock in served:
         assert not sock.getblocking()

@@ -268,7 +268,7 @@ class _Waiting:
 
 def put(stock: Stock) -> Any:
     """Have one more made, if one is wanted."""
-    kind = stock.wanted()
+    kind = stock.find_missing()
     assert kind is not None
     order = stock.order_for(kind)
     assert isinstance(order, Order)
@@ -284,22 +284,22 @@ def test_one_who_waits_in_groups_gets_an_order_for_these_only() -> None:
     stock = Stock()
     for _ in range(2):
         assert stock.take({"cgroup": OTHER}) is None
-    assert stock.wanted() is None  # no groups were announced
-    stock.spare(GROUP)
+    assert stock.find_missing() is None  # no groups were announced
+    stock.set_spare(GROUP)
     child = put(stock)
     assert stock.take({"cgroup": OTHER}) is None
     assert stock.take({"cgroup": GROUP}) is child
-    assert stock.surplus() == []
+    assert stock.take_surplus() == []
 
 
 def test_groups_that_another_kind_gets_are_left_by_who_waits_there() -> None:
     stock = Stock()
     for _ in range(2):
         stock.take({"cgroup": OTHER})
-    stock.spare(GROUP)
+    stock.set_spare(GROUP)
     child = put(stock)
     assert stock.take({"cgroup": GROUP, "netns": None}) is None
-    assert stock.surplus() == [child]
+    assert stock.take_surplus() == [child]
 
 
 def test_rules_are_those_that_all_orders_had() -> None:
@@ -307,7 +307,7 @@ def test_rules_are_those_that_all_orders_had() -> None:
     usr, one, two = (b"/usr", "execute"), (b"/a", "write"), (b"/b", "write")
     stock.take({"landlock": ((usr, one, (b"/proc", "read")), True)})
     stock.take({"landlock": ((usr, two, (b"/proc", "read")), True)})
-    kind = stock.wanted()
+    kind = stock.find_missing()
     assert kind is not None
     assert stock.order_for(kind).common == ((usr,), True)
 
@@ -317,8 +317,8 @@ def test_a_kind_that_failed_in_stock_has_to_be_asked_for_again() -> None:
     stock.take({})
     stock.take({})
     stock.discard(put(stock))
-    assert stock.wanted() is None
+    assert stock.find_missing() is None
     stock.take({})
-    assert stock.wanted() is None
+    assert stock.find_missing() is None
     stock.take({})
-    assert stock.wanted() is not None
+    assert stock.find_missing() is not None
