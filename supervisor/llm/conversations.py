@@ -166,7 +166,7 @@ class PlainDialogues:
     """See ``Dialogues``.
 
     Args:
-        models: answer.
+        models: the host's models.
 
     Attributes:
         kept: conversations under names.

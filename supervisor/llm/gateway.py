@@ -223,7 +223,7 @@ class Gateway:
         timeout_s: longest time of one call with its retries (spec L11).
         journal: gets every call, without texts.
         budget: the host's memory.
-        fence: of the host.
+        fence: the host's fence; None for none.
     """
 
     def __init__(
@@ -532,8 +532,8 @@ class Paid:
     """A call that a fleet pays for.
 
     Attributes:
-        payer: of the node.
-        name: of the reservation in its slices.
+        payer: the payer of the node.
+        name: the name of the reservation in its slices.
     """
 
     payer: Payer

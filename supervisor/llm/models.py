@@ -17,7 +17,7 @@ from hostlib.redact import MIN_SECRET_CHARS, Redactor
 from hostlib.user_values import parse_duration
 from supervisor.llm.apis import ASKABLE, CHAT, has_reasoning
 from supervisor.llm.gateway import LARGE_BYTES, Call, Gateway, Model, encode_chat
-from supervisor.llm.presets import presets
+from supervisor.llm.presets import BUILT_IN
 from supervisor.llm.prompt_size import PromptSize
 from supervisor.llm.quota import Weights
 from supervisor.llm.section import ModelSection
@@ -62,7 +62,7 @@ class Models:
     ) -> None:
         self.section = section
         self.accounts = accounts
-        self.presets = presets({n: p.system for n, p in section.presets.items()})
+        self.presets = BUILT_IN | {n: p.system for n, p in section.presets.items()}
         self.default = providers[None]
         self.redactor = Redactor(
             text
@@ -167,7 +167,7 @@ class Models:
         Args:
             client: the client.
             messages: the conversation.
-            claim: ``is_top_level``.
+            claim: the effective view (spec A1).
             size_bytes: size of its texts, if it is known.
         """
         section = self.section

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 DEFAULT_PRESET = "general"
 """The preset for a request with neither prompt nor preset."""
 
@@ -39,8 +34,3 @@ BUILT_IN: dict[str, str] = {
     ),
 }
 """The presets of every host; the configuration may change them, and add others."""
-
-
-def presets(configured: Mapping[str, str]) -> dict[str, str]:
-    """Return the host's presets by name; configured ones replace built-in ones."""
-    return {**BUILT_IN, **configured}

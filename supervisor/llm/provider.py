@@ -132,11 +132,11 @@ class Request:
     """A request of one call.
 
     Attributes:
-        check: raises where the call may not go out any more; before each attempt.
+        check: called before each attempt; raises if the call may not go out any more.
         is_sent: it was sent completely and not refused, so it may cost something.
     """
 
-    check: Callable[[], None] = lambda: None
+    check: Callable[[], None]
     is_sent: bool = False
 
 

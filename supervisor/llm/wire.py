@@ -200,7 +200,7 @@ class Network(httpcore2.AsyncNetworkBackend):
 
     Args:
         ready: see ``Line``.
-        sent: as above.
+        sent: see ``Line``.
         sockets: gets the socket of each connection.
     """
 
@@ -282,7 +282,7 @@ class BoundedBody(httpx2.AsyncByteStream):
 
 
 class Transport(httpx2.AsyncBaseTransport):
-    """Beneath one client.
+    """The transport of one client.
 
     Args:
         base_url: the address of its requests.
