@@ -14,17 +14,12 @@ import os
 import shutil
 import stat
 import tarfile
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, NamedTuple
 
 from hostlib.linux.syscalls import open_exactly
 from supervisor.workspace.export import WHITEOUT, add_node, written_tar
-from supervisor.workspace.layers import LayeredTree, split
+from supervisor.workspace.layers import LayeredTree, split, walk_sorted
 from supervisor.workspace.store import WorkspaceError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from supervisor.workspace.layers import Node
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -49,7 +44,7 @@ def pack_tree(top: int, file: IO[bytes], max_bytes: int) -> list[bytes]:
     links: dict[tuple[int, int], bytes] = {}
     paths = []
     with written_tar(file) as tar:
-        for node in _walk(tree):
+        for node in walk_sorted(tree, tree.top()):
             name = os.fsdecode(node.path)
             if node.kind not in _PACKED:
                 text = f"cannot pack {name!r}: it is no file, directory or link"
@@ -63,17 +58,6 @@ def pack_tree(top: int, file: IO[bytes], max_bytes: int) -> list[bytes]:
             add_node(tar, tree, node, links)
             paths.append(node.path)
     return paths
-
-
-def _walk(tree: LayeredTree) -> Iterator[Node]:
-    """Yield the top and all beneath it, a directory before what is in it, sorted."""
-    pending = [tree.top()]
-    while pending:
-        node = pending.pop()
-        yield node
-        if node.is_directory:
-            with tree.read(node) as reader:
-                pending += reversed(list(reader.entries()))
 
 
 def unpack_tree(file: IO[bytes], top: int) -> None:

@@ -154,7 +154,7 @@ def changes_since(held: HeldWorkspace, label: str) -> list[Row]:
         WorkspaceError: there is no such snapshot.
     """
     snapshot = find_snapshot(held, label)
-    with held.trees() as trees, held.store.opened(snapshot.layers) as old:
+    with held.trees() as trees, held.store.open_layers(snapshot.layers) as old:
         tops = (*old, trees.base_fd)
         return compare_views(LayeredTree(tops, held.state.marks), trees.merged)
 

@@ -176,7 +176,7 @@ class Planner:
         """
         seen = judge.seen_text(row)
         if seen is not None:
-            with self._held.opened_texts() as texts:
+            with self._held.open_texts() as texts:
                 begun = read_text(texts, seen.text)
             if begun is not None:
                 return begun, seen.mode

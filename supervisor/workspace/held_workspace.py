@@ -169,7 +169,7 @@ class HeldWorkspace:
         try:
             upper = os.open("upper", _DIRECTORY, dir_fd=self.directory.fd)
             try:
-                with self.store.opened(self.state.layers) as sealed:
+                with self.store.open_layers(self.state.layers) as sealed:
                     is_sealed = for_commit and bool(sealed)
                     tops = (*sealed, base) if is_sealed else (upper, *sealed, base)
                     merged = LayeredTree(tops, self.state.marks)
@@ -260,12 +260,12 @@ class HeldWorkspace:
         record = self.judge(trees).update(rows)
         kept = rows_to_keep(rows, record)
         if kept:
-            with self.opened_texts() as texts:
+            with self.open_texts() as texts:
                 keep_texts(texts, trees.base, kept, record)
         self.records.save(record)
 
     @contextlib.contextmanager
-    def opened_texts(self) -> Iterator[int]:
+    def open_texts(self) -> Iterator[int]:
         """Give a descriptor of the directory of the kept texts, made if there is none."""
         with self.store.hold() as store:
             name = self.state.texts or new_layer_id()
@@ -290,5 +290,5 @@ class HeldWorkspace:
             return
         if not own or shared.count(own) > 1:
             return  # a fork's records may name some
-        with self.opened_texts() as texts:
+        with self.open_texts() as texts:
             drop_texts(texts, self.records.texts_named(self.state.labels()))

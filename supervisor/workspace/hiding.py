@@ -26,9 +26,9 @@ from hostlib.linux.syscalls import open_exactly
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.attributes import read_acls, set_acls
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import TOP, join, parents, split
+from supervisor.workspace.layers import TOP, join, parents, split, things_beneath
 from supervisor.workspace.linux import is_whiteout, read_file_handle
-from supervisor.workspace.selection import Patterns, things_beneath
+from supervisor.workspace.selection import Patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -22,6 +22,7 @@ from supervisor.workspace.layers import (
     Part,
     parents,
     split,
+    things_beneath,
     with_parents,
 )
 from supervisor.workspace.record import (
@@ -33,7 +34,6 @@ from supervisor.workspace.record import (
     look_at_base,
     seen_of,
     takes_all,
-    walk_base,
 )
 
 if TYPE_CHECKING:
@@ -182,8 +182,8 @@ class Judge:
                 continue
             touched.add((row.old.status.st_dev, row.old.status.st_ino))
             if takes_all(row):
-                inside = walk_base(self._base, row.old)
-                touched.update((one.st_dev, one.st_ino) for _, one in inside)
+                for _, node in things_beneath(self._base, row.old, row.old.path):
+                    touched.add((node.status.st_dev, node.status.st_ino))
         taken = {row.path for row in chosen}
         linked = []
         for row in rows:
@@ -353,10 +353,10 @@ class Judge:
             return ""
         if not old.is_directory:
             return _CHANGED if self._is_newer(old.path, old.status) else ""
-        for path, status in walk_base(self._base, old):
+        for path, node in things_beneath(self._base, old, old.path):
             # An entry that is made or removed in a directory changes the directory as
             # well.
-            if self._is_newer(path, status):
+            if self._is_newer(path, node.status):
                 return f"{os.fsdecode(path)!r} in it was changed in the base"
         return _CHANGED if self._is_newer(old.path, old.status) else ""
 

@@ -62,7 +62,7 @@ class LayerStore:
         return [os.path.join(top, layer) for layer in layers]
 
     @contextlib.contextmanager
-    def opened(self, layers: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    def open_layers(self, layers: Sequence[str]) -> Iterator[tuple[int, ...]]:
         """Hold layers; gives a descriptor of each.
 
         Raises:

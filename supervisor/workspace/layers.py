@@ -381,3 +381,41 @@ class DirectoryReader:
             node = self.look_up(name)
             if node is not None:
                 yield node
+
+
+def things_beneath(
+    base: LayeredTree,
+    top: Node,
+    path: bytes,
+    moved: frozenset[bytes] = frozenset(),
+) -> Iterator[tuple[bytes, Node]]:
+    """Yield (path, object) of all that lies in a directory, as if that were at a path.
+
+    Args:
+        base: that has it.
+        top: the directory.
+        path: as which it is seen.
+        moved: paths of the base that are left out, with what lies beneath.
+    """
+    pending = [(path, top)]
+    while pending:
+        path, directory = pending.pop()
+        with base.read(directory) as reader:
+            for node in reader.entries():
+                if node.path in moved:
+                    continue
+                inside = join(path, split(node.path)[1])
+                yield inside, node
+                if node.is_directory:
+                    pending.append((inside, node))
+
+
+def walk_sorted(tree: LayeredTree, top: Node) -> Iterator[Node]:
+    """Yield an object and all beneath it, a directory before what is in it, sorted."""
+    pending = [top]
+    while pending:
+        node = pending.pop()
+        yield node
+        if node.is_directory:
+            with tree.read(node) as reader:
+                pending += reversed(list(reader.entries()))

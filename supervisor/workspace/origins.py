@@ -12,9 +12,15 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from supervisor.workspace.layers import LayeredTree, Node, Part, join, split
+from supervisor.workspace.layers import (
+    LayeredTree,
+    Node,
+    Part,
+    join,
+    split,
+    things_beneath,
+)
 from supervisor.workspace.linux import has_inode, read_birth_time_ns, read_file_handle
-from supervisor.workspace.record import walk_base
 from supervisor.workspace.upper import has_pointer
 
 if TYPE_CHECKING:
@@ -224,7 +230,7 @@ class Origins:
                     if node is not None and self._shows(node, below):
                         pending.append((node, below))
                         continue
-                    for path, _ in walk_base(self._base, below):
+                    for path, _ in things_beneath(self._base, below, below.path):
                         inside = self._base.find(path)
                         if inside is not None:
                             yield inside

@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING
 
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.git import find_git, run_git
+from supervisor.workspace.layers import walk_sorted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -160,8 +161,9 @@ def write_patch(
 
 def _sections(base: LayeredTree, merged: LayeredTree, row: Row) -> Iterator[_Section]:
     if row.change is Change.DELETED or row.change is Change.TYPE:
-        for node in files_beneath(base, row.old):
-            yield _Section(node.path, _Side(base, node), None)
+        for node in walk_sorted(base, row.old) if row.old else ():
+            if node.kind in _TEXT_KINDS:
+                yield _Section(node.path, _Side(base, node), None)
         if row.new is not None and row.new.kind in _TEXT_KINDS:
             yield _Section(row.path, None, _Side(merged, row.new))
         return
@@ -172,18 +174,6 @@ def _sections(base: LayeredTree, merged: LayeredTree, row: Row) -> Iterator[_Sec
     section = _Section(row.path, old, _Side(merged, row.new), is_same)
     if not is_same or _modes(section):
         yield section
-
-
-def files_beneath(tree: LayeredTree, node: Node | None) -> Iterator[Node]:
-    """Yield a file or link; of a directory those that lie beneath it."""
-    pending = [] if node is None else [node]
-    while pending:
-        node = pending.pop()
-        if node.is_directory:
-            with tree.read(node) as reader:
-                pending += sorted(reader.entries(), key=lambda n: n.path, reverse=True)
-        elif node.kind in _TEXT_KINDS:
-            yield node
 
 
 def _write_batch(batch: Sequence[_Section], *, binary: bool) -> Iterator[bytes]:
@@ -200,10 +190,10 @@ def _write_batch(batch: Sequence[_Section], *, binary: bool) -> Iterator[bytes]:
             if not is_binary:
                 yield from _text_body(section, hunks.pieces(number))
             elif not section.is_same:
-                yield from _binary_body(section) if binary else _told(section)
+                yield from _binary_body(section) if binary else _binary_line(section)
 
 
-def _told(section: _Section) -> Iterator[bytes]:
+def _binary_line(section: _Section) -> Iterator[bytes]:
     """Yield the line that stands for what is not shown."""
     old = _name(b"a/", section.path) if section.old else b"/dev/null"
     new = _name(b"b/", section.path) if section.new else b"/dev/null"

@@ -15,10 +15,9 @@ import msgspec
 
 from supervisor.workspace.attributes import user_attributes
 from supervisor.workspace.changes import Change, Row
+from supervisor.workspace.layers import things_beneath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from supervisor.workspace.layers import LayeredTree, Node
 
 _SETS_ATTRIBUTES = frozenset({Change.MODE, Change.RENAMED})
@@ -178,7 +177,8 @@ def digest_inside(
         left_out: paths that do not count, nor what lies beneath.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for path, status in walk_base(base, directory, left_out):
+    for path, node in things_beneath(base, directory, directory.path, left_out):
+        status = node.status
         facts = [status.st_dev, status.st_ino, status.st_mode]
         if not stat.S_ISDIR(status.st_mode):  # whose entries have facts of their own
             facts += [status.st_size, status.st_mtime_ns]
@@ -202,24 +202,3 @@ def takes_all(row: Row) -> bool:
     if row.old is None or not row.old.is_directory:
         return False
     return row.change is Change.DELETED or row.change is Change.TYPE
-
-
-def walk_base(
-    base: LayeredTree, directory: Node, left_out: frozenset[bytes] = frozenset()
-) -> Iterable[tuple[bytes, os.stat_result]]:
-    """Yield (path, status) of all that the base has in a directory.
-
-    Args:
-        base: that has it.
-        directory: it.
-        left_out: as of ``digest_inside``.
-    """
-    pending = [directory]
-    while pending:
-        with base.read(pending.pop()) as reader:
-            for node in reader.entries():
-                if node.path in left_out:
-                    continue
-                yield node.path, node.status
-                if node.is_directory:
-                    pending.append(node)

@@ -287,7 +287,7 @@ def mount_for_child(
                     own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
                     return MountedWorkspace(None, lock, own, walked_s, went_back)
                 fd = workspace.directory.fd
-                with workspace.store.opened(layers) as sealed:
+                with workspace.store.open_layers(layers) as sealed:
                     mount = _hold_overlay(
                         use, Layers(base, fd, sealed), owners, is_volatile=is_volatile
                     )

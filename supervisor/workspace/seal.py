@@ -127,7 +127,7 @@ def _bounded(held: HeldWorkspace, store: int) -> tuple[str, ...]:
     newer, older = layers[:LAYERS_AFTER_MERGE], layers[LAYERS_AFTER_MERGE:]
     base = held.open_base()
     try:
-        with held.store.opened(older) as tops:
+        with held.store.open_layers(older) as tops:
             layer = new_layer_id()
             fd = _make_layer(store, layer)
             try:
@@ -176,7 +176,7 @@ def _record_of_copies(
     ]
     base = held.open_base()
     try:
-        with held.store.opened((layer,)) as tops:
+        with held.store.open_layers((layer,)) as tops:
             alone = LayeredTree((base,))
             merged = LayeredTree((*tops, base), held.state.marks)
             for row in compare(alone, merged):

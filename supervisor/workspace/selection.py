@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pathspec import GitIgnoreSpec
 
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import join, parents, split
+from supervisor.workspace.layers import parents, split, things_beneath
 from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
@@ -219,33 +219,6 @@ def _parts_chosen(
 def origins_of(rows: Iterable[Row]) -> frozenset[bytes]:
     """Return where the renamed directories of rows are in the base."""
     return frozenset(row.origin for row in rows if row.origin is not None)
-
-
-def things_beneath(
-    base: LayeredTree,
-    top: Node,
-    path: bytes,
-    moved: frozenset[bytes] = frozenset(),
-) -> Iterable[tuple[bytes, Node]]:
-    """Yield (path, object) of all that lies in a directory, as if that were at a path.
-
-    Args:
-        base: that has it.
-        top: the directory.
-        path: as which it is seen.
-        moved: paths of the base that are left out, with what lies beneath.
-    """
-    pending = [(path, top)]
-    while pending:
-        path, directory = pending.pop()
-        with base.read(directory) as reader:
-            for node in reader.entries():
-                if node.path in moved:
-                    continue
-                inside = join(path, split(node.path)[1])
-                yield inside, node
-                if node.is_directory:
-                    pending.append((inside, node))
 
 
 def _above(row: Row, by_path: dict[bytes, Row]) -> Iterable[Row]:

@@ -308,17 +308,17 @@ class Workspace:
         Raises:
             WorkspaceError: it has another base.
         """
-        with self._beside(other) as (mine, theirs):
+        with self._open_with(other) as (mine, theirs):
             return compare_views(mine, theirs)
 
     def patch_to(self, other: Workspace, *, binary: bool = False) -> Iterator[bytes]:
         """Yield a patch from this workspace to another one of the same base."""
-        with self._beside(other) as (mine, theirs):
+        with self._open_with(other) as (mine, theirs):
             rows = compare_views(mine, theirs)
             yield from write_patch(mine, theirs, rows, binary=binary)
 
     @contextlib.contextmanager
-    def _beside(self, other: Workspace) -> Iterator[tuple[LayeredTree, LayeredTree]]:
+    def _open_with(self, other: Workspace) -> Iterator[tuple[LayeredTree, LayeredTree]]:
         bases = {(one.state.device, one.state.inode) for one in (self, other)}
         if len(bases) > 1:
             text = f"cannot compare {self.name!r} with {other.name!r}"

@@ -174,7 +174,7 @@ def test_two_views_differ_in_what_their_trees_differ(scene: Scene, seed: int) ->
     now = work(scene, rng)
     with scene.open() as workspace, workspace.trees() as trees:
         for snapshot in workspace.state.snapshots:
-            with workspace.store.opened(snapshot.layers) as layers:
+            with workspace.store.open_layers(snapshot.layers) as layers:
                 old = LayeredTree((*layers, trees.base_fd))
                 rows = compare_views(old, trees.merged)
             told = {(row.path, row.change.value) for row in rows}
