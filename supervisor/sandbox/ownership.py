@@ -33,8 +33,8 @@ _AROUND = 2
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
-def why_not_to(user: int) -> str:
-    """Return why a user cannot be given files, "" if it can; tried on an unnamed one.
+def find_chown_fault(user: int) -> str:
+    """Return why a user cannot be given files, "" if it can; tried on an unnamed file.
 
     A root without capabilities may not, and to one in a user namespace, a container's
     say, few users exist (user_namespaces(7)).  And who may not overrule that user later
@@ -55,21 +55,21 @@ def why_not_to(user: int) -> str:
     return ""
 
 
-def keep(directory: int) -> None:
-    """Have a directory that is held kept by nobody (rule 5), if this process can.
+def give_to_keeper(directory: int) -> None:
+    """Give a held directory to the keeper (rule 5), if this process can.
 
-    Right after it was made, before anything is in it: who has it open then has nothing.
+    Precondition: it was just made and is empty, so an earlier open of it shows nothing.
     """
-    if os.geteuid() == 0 and not why_not_to(KEEPER):
+    if os.geteuid() == 0 and not find_chown_fault(KEEPER):
         # On a file system without owners nobody else has any either.
         with contextlib.suppress(OSError):
             os.fchown(directory, KEEPER, -1)
 
 
-def take_back(directories: Iterable[str]) -> None:
-    """Let a child that stays root through what directories of its own lie in (rule 5).
+def take_parents_from_keeper(directories: Iterable[str]) -> None:
+    """Take the parents of directories from the keeper, for a child that stays root.
 
-    One that is not there, or behind a link, is passed over: who needs it is told.
+    A directory that is not there, or behind a link, is passed over: its use fails later.
 
     Raises:
         OSError: this process may not.
@@ -93,8 +93,8 @@ def take_back(directories: Iterable[str]) -> None:
             os.close(here)
 
 
-def take_back_held(directory: int) -> None:
-    """Do the same for the one that they lie in, held open to be read.
+def take_from_keeper(directory: int) -> None:
+    """Take a directory from the keeper, held open to be read, if it has it.
 
     Raises:
         OSError: this process may not.
@@ -117,12 +117,14 @@ def _take(directory: int) -> None:
 
 
 def is_kept(directory: int) -> bool:
-    """Tell whether a directory that is held is kept by nobody (rule 5)."""
+    """Tell whether a held directory is the keeper's (rule 5)."""
     return os.fstat(directory).st_uid == KEEPER
 
 
-def closed_to(user: int, directory: str, top: str, *, mapped: bool = False) -> str:
-    """Return what keeps a user from a directory that is its own; "" for nothing.
+def find_closed_parent(
+    user: int, directory: str, top: str, *, mapped: bool = False
+) -> str:
+    """Return the nearest parent that keeps a user from its directory; "" for none.
 
     Args:
         user: and its group, of the same number.

@@ -197,7 +197,7 @@ class Machine:
         self.launchpad_pid = launchpad_pid
         if os.geteuid() != 0:
             self.lacking["uid"] = "the host is not root"
-        elif why_not := ownership.why_not_to(FIRST_USER + os.getpid() * USERS):
+        elif why_not := ownership.find_chown_fault(FIRST_USER + os.getpid() * USERS):
             self.lacking["uid"] = why_not
         try:
             seccomp_filter.build_here(network=False)

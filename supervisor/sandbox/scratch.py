@@ -97,7 +97,7 @@ class Scratch:
             self._fd = os.open(self._base, os.O_RDONLY | _DIRECTORY)
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if has_user:
-                ownership.keep(self._fd)
+                ownership.give_to_keeper(self._fd)
             if os.fstat(self._fd).st_mode & stat.S_ISGID:  # as what it lies in
                 os.fchmod(self._fd, 0o700)
             self._base = Path(os.readlink(f"/proc/self/fd/{self._fd}"))  # noqa: PTH115
@@ -173,7 +173,7 @@ class Scratch:
 
     def _removing(self) -> Removing:
         if self._keep:
-            ownership.take_back_held(self._fd)  # for the owner of what it holds
+            ownership.take_from_keeper(self._fd)  # for the owner of what it holds
             tmp = yield from _tree_removing(Path("tmp"), self._fd)
             run = yield from _tree_removing(Path("run"), self._fd)
             home = yield from _tree_removing(Path("home"), self._fd)
@@ -196,7 +196,7 @@ def make_kept(prefix: str) -> str:
     path = tempfile.mkdtemp(prefix=prefix, dir=temporary_directory())
     fd = os.open(path, os.O_RDONLY | _DIRECTORY)
     try:
-        ownership.keep(fd)
+        ownership.give_to_keeper(fd)
     finally:
         os.close(fd)
     return path

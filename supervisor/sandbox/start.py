@@ -177,9 +177,9 @@ def _copies(mounts: Iterable[ShownMount]) -> Iterator[tuple[int, ...]]:
 def _stay_root(wanted: Wanted) -> None:
     """Let a child that has no user of its own through what its directories lie in."""
     if wanted.made_in < 0:
-        ownership.take_back(wanted.own)
+        ownership.take_parents_from_keeper(wanted.own)
     else:
-        ownership.take_back_held(wanted.made_in)
+        ownership.take_from_keeper(wanted.made_in)
 
 
 async def _do_without(
@@ -344,7 +344,7 @@ def _closed(user: int, own: str, trees: tuple[Tree, ...]) -> str:
         top = os.fsdecode(path)
         if kind != HIDE:
             mapped = what is True or what == IF_POSSIBLE
-            closed = ownership.closed_to(user, here, top, mapped=mapped)
+            closed = ownership.find_closed_parent(user, here, top, mapped=mapped)
             if closed:
                 return closed
         here = top

@@ -80,7 +80,7 @@ def test_what_it_lies_in_is_kept_by_nobody_and_given_to_the_next(
     (base / "own").mkdir(parents=True)
     base.chmod(0o700)
     fd = os.open(base, os.O_RDONLY)
-    ownership.keep(fd)
+    ownership.give_to_keeper(fd)
     assert ownership.is_kept(fd)
     assert owned(base)[:2] == (0o700, ownership.KEEPER)
     for user in (FIRST, SECOND):
@@ -93,8 +93,8 @@ def test_nothing_is_kept_where_it_could_not_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
-    monkeypatch.setattr(ownership, "why_not_to", lambda _user: "no such user")
-    ownership.keep(fd)
+    monkeypatch.setattr(ownership, "find_chown_fault", lambda _user: "no such user")
+    ownership.give_to_keeper(fd)
     assert not ownership.is_kept(fd)
     os.close(fd)
 
@@ -108,7 +108,7 @@ def test_who_stays_root_has_it_back(tmp_path: Path, no_leaks: None) -> None:
         os.chown(path, ownership.KEEPER, FIRST)
         path.chmod(0o710)
     os.chown(tmp_path, ownership.KEEPER, -1)
-    ownership.take_back([str(own), str(tmp_path / "gone")])
+    ownership.take_parents_from_keeper([str(own), str(tmp_path / "gone")])
     assert {owned(path) for path in (above, base)} == {(0o700, 0, os.getegid())}
     assert tmp_path.stat().st_uid == ownership.KEEPER  # that is none of its business
 
@@ -119,7 +119,7 @@ def test_nothing_is_had_back_through_a_link(tmp_path: Path) -> None:
     (base / "own").mkdir(parents=True)
     os.chown(base, ownership.KEEPER, -1)
     (tmp_path / "link").symlink_to("base")
-    ownership.take_back([str(tmp_path / "link" / "own")])
+    ownership.take_parents_from_keeper([str(tmp_path / "link" / "own")])
     assert base.stat().st_uid == ownership.KEEPER
 
 
@@ -177,21 +177,27 @@ def test_what_keeps_a_user_from_its_own_is_found(tmp_path: Path) -> None:
     top = middle.parent
     for mode, closed in ((0o700, str(middle)), (0o710, ""), (0o701, "")):
         middle.chmod(mode)
-        assert ownership.closed_to(user, str(own), str(top)) == closed
+        assert ownership.find_closed_parent(user, str(own), str(top)) == closed
     middle.chmod(0o700)
     top.chmod(0o700)
-    assert ownership.closed_to(user, str(own), str(top)) == str(middle)  # the nearest
-    assert ownership.closed_to(user, str(middle), str(top)) == str(top)
-    assert not ownership.closed_to(user, str(own), str(top), mapped=True)
+    assert ownership.find_closed_parent(user, str(own), str(top)) == str(
+        middle
+    )  # the nearest
+    assert ownership.find_closed_parent(user, str(middle), str(top)) == str(top)
+    assert not ownership.find_closed_parent(user, str(own), str(top), mapped=True)
     middle.chmod(0o077)
-    assert ownership.closed_to(user, str(own), str(top), mapped=True) == str(middle)
+    assert ownership.find_closed_parent(user, str(own), str(top), mapped=True) == str(
+        middle
+    )
     middle.chmod(0o700)
     os.chown(middle, FIRST, 0)
-    assert ownership.closed_to(SECOND, str(own), str(top), mapped=True) == str(middle)
+    assert ownership.find_closed_parent(SECOND, str(own), str(top), mapped=True) == str(
+        middle
+    )
     middle.chmod(0o710)
-    assert not ownership.closed_to(SECOND, str(own), str(top), mapped=True)
-    assert ownership.closed_to(SECOND, str(own), str(top)) == str(middle)
+    assert not ownership.find_closed_parent(SECOND, str(own), str(top), mapped=True)
+    assert ownership.find_closed_parent(SECOND, str(own), str(top)) == str(middle)
     (tmp_path / "other").mkdir()
-    assert not ownership.closed_to(user, str(own), str(tmp_path / "other"))
+    assert not ownership.find_closed_parent(user, str(own), str(tmp_path / "other"))
     with pytest.raises(FileNotFoundError):
-        ownership.closed_to(user, str(own), str(tmp_path / "gone"))
+        ownership.find_closed_parent(user, str(own), str(tmp_path / "gone"))

@@ -119,7 +119,9 @@ def test_links_beneath_a_mount_are_there_with_it() -> None:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Return what a host that is root knows before its first child."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr("supervisor.sandbox.ownership.why_not_to", lambda _user: "")
+    monkeypatch.setattr(
+        "supervisor.sandbox.ownership.find_chown_fault", lambda _user: ""
+    )
     return Machine()
 
 

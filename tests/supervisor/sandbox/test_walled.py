@@ -210,7 +210,9 @@ async def tried(
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr("supervisor.sandbox.ownership.why_not_to", lambda _user: "")
+    monkeypatch.setattr(
+        "supervisor.sandbox.ownership.find_chown_fault", lambda _user: ""
+    )
     return Machine()
 
 

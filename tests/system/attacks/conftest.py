@@ -44,7 +44,7 @@ NAMESPACES = named("namespaces", list(LAYERS))
 AS_ROOT = replace(PROFILES["auto"], layers=PROFILES["auto"].layers - frozenset({"uid"}))
 """The walls that the root of a user namespace, without users to give, has."""
 
-HAS_NO_USERS = os.geteuid() == 0 and bool(ownership.why_not_to(FIRST_USER))
+HAS_NO_USERS = os.geteuid() == 0 and bool(ownership.find_chown_fault(FIRST_USER))
 
 WALLS = {
     "none": PROFILES["none"],
