@@ -221,6 +221,11 @@ def _leave(control: str | None, do: str, *, as_json: bool) -> int:
     failed: dict[str, str] = {}
 
     def ask(client: FleetClient) -> None:
+        if do == "leave" and client.ask("here").get("is_head"):
+            raise FleetRefusal(
+                "cannot leave: the fleet's directory is on this node, and ends with it;"
+                " end the fleet by `sandhost fleet down`"
+            )
         failed.update(client.ask(do) or {} if do == "down" else {})
         if do != "down":
             client.ask(do)
@@ -247,7 +252,8 @@ def _leave(control: str | None, do: str, *, as_json: bool) -> int:
 def leave(control: str | None, *, as_json: bool) -> int:
     """Take this node out of the fleet: its children end, and Ray here.
 
-    Children that restart are placed on other nodes.
+    Children that restart are placed on other nodes. The node where the fleet was begun
+    is refused: it has the directory.
     """
     return _leave(control, "leave", as_json=as_json)
 

@@ -144,6 +144,7 @@ def enter(place: Place, options: Options) -> Entered:
                 options.labels or tuple(settings.labels),
                 place.control,
                 place.directory,
+                is_head=address is None,
             ),
             token,
             options.bind,

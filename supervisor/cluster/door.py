@@ -33,7 +33,7 @@ from supervisor.cluster.node_service import ControlRequest
 from supervisor.cluster.requests import RequestError
 from supervisor.config.child import signal_number
 from supervisor.control.server import ControlServer, OrderError, Orders
-from supervisor.fleet.directory import ShownChild, ShownFleet, SpawnRequest
+from supervisor.fleet.directory import ShownChild, ShownFleet, ShownNode, SpawnRequest
 
 if TYPE_CHECKING:
     from hostlib.log import Log
@@ -369,10 +369,10 @@ class Door:
             for row in msgspec.json.decode(found, type=list[dict[str, Any]]):
                 work.rows.append({**row, "node": node, "id": f"{node}/{row['id']}"})
 
-    async def _here(self, words: dict[str, Any]) -> dict[str, str]:
-        """Return the name of this node."""
+    async def _here(self, words: dict[str, Any]) -> dict[str, object]:
+        """Return the name of this node, and whether the fleet's directory is here."""
         _check_empty(words)
-        return {"node": self._node.name}
+        return {"node": self._node.name, "is_head": self._node.is_head}
 
     async def _leave(self, words: dict[str, Any]) -> msgspec.Raw:
         """Have this node leave; the command that asks ends its Ray."""
@@ -388,23 +388,25 @@ class Door:
         failed: dict[str, str] = {}
         async with trio.open_nursery() as nursery:
             for node in fleet.nodes:
-                if node.name != self._node.name and node.state in {"up", "unknown"}:
-                    nursery.start_soon(self._take_down, node.name, failed)
+                if node.name != self._node.name and node.state != "left":
+                    nursery.start_soon(self._take_down, node, failed)
         await self._node.ask(self._node.name, "leave", _NO_ARGS)
         await self._node.ask(self._node.name, "end-ray", _NO_ARGS)
         return failed
 
-    async def _take_down(self, node: str, failed: dict[str, str]) -> None:
+    async def _take_down(self, node: ShownNode, failed: dict[str, str]) -> None:
         """Have another node leave and end its Ray; note it if it does not."""
+        # Nothing runs any more on a lost one: its fence has ended it.
+        wait_s = ALIVE_S if node.state == "lost" else LONGEST_LEAVE_S
         try:
-            with trio.fail_after(LONGEST_LEAVE_S):
-                await self._node.ask(node, "leave", _NO_ARGS)
-                await self._node.ask(node, "end-ray", _NO_ARGS)
+            with trio.fail_after(wait_s):
+                await self._node.ask(node.name, "leave", _NO_ARGS)
+                await self._node.ask(node.name, "end-ray", _NO_ARGS)
         except RequestError as why:
-            failed[node] = str(why)
+            failed[node.name] = str(why)
         except trio.TooSlowError:
-            failed[node] = (
-                f"it has not left within {LONGEST_LEAVE_S:g} s; see its daemon, and do"
+            failed[node.name] = (
+                f"it has not left within {wait_s:g} s; see its daemon, and do"
                 " `sandhost fleet leave` there"
             )
 

@@ -131,9 +131,10 @@ class NodeService:
         others: the directory and the other node actors.
         log: for what cannot be told to anybody.
         end_ray: ends what runs of Ray for this node, this process too, soon.
+        is_head: the fleet's directory is here.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each from another place
         self,
         name: str,
         labels: tuple[str, ...],
@@ -141,8 +142,11 @@ class NodeService:
         others: Others,
         log: Log,
         end_ray: Callable[[], None],
+        *,
+        is_head: bool = False,
     ) -> None:
         self.name = name
+        self.is_head = is_head
         self.others = others
         self._labels = labels
         self._control = control

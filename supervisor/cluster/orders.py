@@ -17,12 +17,14 @@ class NodeOrder(msgspec.Struct, frozen=True):
         labels: what children may need.
         control: the daemon's control socket.
         directory: of the node, in the daemon's state directory.
+        is_head: the fleet's directory is here, and ends with the node's Ray.
     """
 
     node: str
     labels: tuple[str, ...]
     control: str
     directory: str
+    is_head: bool = False
 
 
 class DirectoryOrder(msgspec.Struct, frozen=True):

@@ -318,7 +318,13 @@ class NodeActor:
         self._log = _open_log(order.directory)
         self._others = _RayOthers()
         self._service = NodeService(
-            order.node, order.labels, order.control, self._others, self._log, self._end
+            order.node,
+            order.labels,
+            order.control,
+            self._others,
+            self._log,
+            self._end,
+            is_head=order.is_head,
         )
         self._loop = LoopThread(self._run, _teller(self._log))
 

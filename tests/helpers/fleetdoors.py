@@ -102,7 +102,10 @@ class Doors:
         """Start the actor of a node; the first time, wait until the node is up."""
         control = self.control(node)
         self._others[node] = others = Others(self)
-        service = NodeService(node, (node, "gpu"), control, others, LOG, lambda: None)
+        is_head = node == next(iter(self.daemons))
+        service = NodeService(
+            node, (node, "gpu"), control, others, LOG, lambda: None, is_head=is_head
+        )
         state = JoinState(is_up=node in self._ended)
         self._ended[node] = trio.Event()
         await self.nursery.start(self._live, node, service)

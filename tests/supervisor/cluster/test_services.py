@@ -292,8 +292,10 @@ async def test_a_door_is_its_users_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(mode.st_mode) == 0o600
 
 
-# spec FL5
-async def test_a_node_that_is_not_heard_is_unknown_then_lost(tmp_path: Path) -> None:
+# spec FL5, FL11
+async def test_a_node_that_is_not_heard_is_unknown_then_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with fleet(tmp_path) as scene:
         await scene.add("a")
         await scene.add("b")
@@ -314,6 +316,11 @@ async def test_a_node_that_is_not_heard_is_unknown_then_lost(tmp_path: Path) -> 
         assert "node 'b' lost" in once["reason"]
         # It may go nowhere but to b.
         assert (again["state"], again["incarnation"]) == ("waiting", 1)
+        scene.hung.add("b")
+        monkeypatch.setattr(door, "ALIVE_S", 1.0)
+        failed = await scene.ask("a", "down")
+        assert list(failed) == ["b"]
+        assert "it has not left within 1 s; see its daemon" in failed["b"]
         await scene.ask("a", "forget", node="b")
 
 

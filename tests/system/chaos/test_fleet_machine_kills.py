@@ -492,7 +492,7 @@ def test_a_fleet_whose_head_has_no_ray_any_more_leaves_nothing() -> None:
         os.kill(fleet.head.pid_of_ray("gcs_server"), signal.SIGKILL)
         until(lambda: not machine.pids(str(lines)))
         for one in (fleet.head, machine):
-            one.fleet("leave")
+            one.fleet("down" if one is fleet.head else "leave")
             until(lambda: not is_running(one))  # noqa: B023 - at once
             assert host(one, "doctor", "--leaks").returncode == 0
         fleet.begin()

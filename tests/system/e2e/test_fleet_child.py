@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import trio
@@ -130,6 +131,19 @@ async def test_a_signal_that_ends_nothing_is_sent_once(tmp_path: Path) -> None:
                 fleet.ControlError, match="cannot signal 'w': it is ended"
             ):
                 await scene.call(client.ask, "kill", {"name": "w", "signal": "USR1"})
+
+
+# spec FL2: the directory ends with its node's Ray.
+async def test_the_head_does_not_leave(tmp_path: Path) -> None:
+    # Ray's sockets take short paths alone.
+    with TemporaryDirectory(dir="/tmp") as where, node(Path(where)) as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            words = ("fleet", "leave", "--control", scene.control("a"))
+            done = await scene.call(sandhost, *words)
+            assert (done.status, done.out) == (1, b"")
+            assert b"end the fleet by `sandhost fleet down`" in done.err
+            shown = await scene.call(scene.client("a").ask, "ps")
+            assert [row["state"] for row in shown["nodes"]] == ["up"]
 
 
 def wait_for_line(client: FleetClient, line: bytes) -> None:
