@@ -23,6 +23,7 @@ from supervisor.cluster.orders import (
     SetupOutcome,
 )
 from supervisor.cluster.ray_processes import RayError
+from supervisor.config.fleet import MOST_WORDS, WORD_RULE, is_fleet_word
 from supervisor.control.client import ControlError, call, find_control
 
 if TYPE_CHECKING:
@@ -126,6 +127,9 @@ def enter(place: Place, options: Options) -> Entered:
             "cannot join a fleet: the daemon's configuration has no [fleet]; add it and"
             " start the daemon again"
         )
+    node = options.node or settings.node or socket.gethostname()
+    labels = options.labels or tuple(settings.labels)
+    _check_words(node, labels)
     with ray_processes.locked(place.directory):
         door = door_of(place.control)
         is_served = ray_processes.is_socket(door) and not is_deaf(door)
@@ -140,8 +144,8 @@ def enter(place: Place, options: Options) -> Entered:
         token = options.token_file or ray_processes.make_token(place.directory)
         order = SetupOrder(
             NodeOrder(
-                options.node or settings.node or socket.gethostname(),
-                options.labels or tuple(settings.labels),
+                node,
+                labels,
                 place.control,
                 place.directory,
                 is_head=address is None,
@@ -160,6 +164,26 @@ def enter(place: Place, options: Options) -> Entered:
             # The start ends what it has made, unless it was killed.
             ray_processes.end(place.directory)
             raise
+
+
+def _check_words(node: str, labels: tuple[str, ...]) -> None:
+    """Refuse a name or a label that `[fleet]` could not have.
+
+    Raises:
+        RayError: it is one.
+    """
+    for option, words in (("--node", (node,)), ("--labels", labels)):
+        for word in words:
+            if not is_fleet_word(word):
+                raise RayError(
+                    f"cannot join a fleet: {option}: {word!r} is no such word; write"
+                    f" {WORD_RULE}"
+                )
+    if len(labels) > MOST_WORDS:
+        raise RayError(
+            f"cannot join a fleet: --labels: {len(labels)} are too many; write at most"
+            f" {MOST_WORDS}"
+        )
 
 
 def _head_address(options: Options, settings: FleetFigures) -> str:

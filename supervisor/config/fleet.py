@@ -26,6 +26,9 @@ MOST_BASES = 1000
 MOST_WORDS = 64
 """Of labels."""
 
+WORD_RULE = "letters, digits, '.', '_' and '-', 64 at most"
+"""Of the names of nodes, and of labels; the first is a letter or a digit."""
+
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):[0-9]{1,5}")
 
@@ -78,12 +81,11 @@ def check_fleet(section: FleetSection) -> Iterator[tuple[str, str]]:
 
 
 def _check_words(section: FleetSection) -> Iterator[tuple[str, str]]:
-    rule = "letters, digits, '.', '_' and '-', 64 at most"
     if section.node is not None and not is_fleet_word(section.node):
-        yield "node", f"{rule}, not {section.node!r}"
+        yield "node", f"{WORD_RULE}, not {section.node!r}"
     for label in section.labels:
         if not is_fleet_word(label):
-            yield "labels", f"{rule}, not {label!r}"
+            yield "labels", f"{WORD_RULE}, not {label!r}"
     if len(section.labels) > MOST_WORDS:
         yield "labels", f"at most {MOST_WORDS}"
 

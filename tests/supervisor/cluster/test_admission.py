@@ -91,6 +91,27 @@ def test_a_join_goes_by_the_configuration_where_it_says_nothing(
 
 
 # spec FL1
+@pytest.mark.parametrize(
+    ("node", "labels", "said"),
+    [
+        ("a b", (), "--node: 'a b'"),
+        ("a\n", (), r"--node: 'a\\n'"),
+        ("x" * 65, (), "--node: 'xxx"),
+        ("a", ("gpu", "-big"), "--labels: '-big'"),
+        ("a", ("l",) * 65, "--labels: 65 are too many"),
+    ],
+)
+def test_a_word_that_names_no_node_and_no_label_is_refused(
+    tmp_path: Path, node: str, labels: tuple[str, ...], said: str
+) -> None:
+    pytest.importorskip("ray")
+    one = place(tmp_path)
+    with pytest.raises(RayError, match=said):
+        enter(one, Options(node, labels, LOOPBACK, 1, None))
+    assert not os.path.exists(one.directory)
+
+
+# spec FL1
 def test_a_node_that_was_ended_from_elsewhere_is_in_no_fleet(tmp_path: Path) -> None:
     one = place(tmp_path)
     door = f"{tmp_path}/{DOOR}"
