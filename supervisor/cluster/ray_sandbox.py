@@ -344,6 +344,8 @@ def create(  # noqa: PLR0913, PLR0917 - Ray's signature
     Images().pull_image(image)
     # Ray's own actors take a processor where nothing is said; the child has its own.
     options: dict[str, Any] = {"num_cpus": cpu or 0}
+    if cpu:
+        check_cpu(cpu, ray.cluster_resources())
     size = parse_memory_bytes(memory)
     if size:
         options["memory"] = size
@@ -403,6 +405,23 @@ def check_config(config: SandboxConfig) -> None:
         raise SandboxCreationError(
             f"cannot have workdir={workdir!r}: give an image that is a directory, and a"
             " workdir beneath it"
+        )
+
+
+def check_cpu(cpu: float, offered: Mapping[str, float]) -> None:
+    """Refuse an actor that would wait for ever: Ray here may offer no processor.
+
+    Args:
+        cpu: that are asked for.
+        offered: all resources of the cluster.
+
+    Raises:
+        SandboxCreationError: the cluster has none; of one that has fewer, more may come.
+    """
+    if not offered.get("CPU"):
+        raise SandboxCreationError(
+            f"cannot have cpu={cpu:g}: the cluster offers no processors; leave it out,"
+            " or join a raylet that has some"
         )
 
 

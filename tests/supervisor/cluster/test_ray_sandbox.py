@@ -14,6 +14,7 @@ from ray.experimental.sandbox.config import SandboxConfig
 from ray.experimental.sandbox.http.host import SandboxHost
 
 import sandhost.ray as ours
+from supervisor.cluster import ray_sandbox
 from tests.helpers.daemon import daemon
 from tests.helpers.fleetdoors import Doors, fleet_of
 
@@ -74,6 +75,13 @@ def test_create_refuses_by_name_what_is_not_to_be_had(
     with pytest.raises(rays.SandboxCreationError) as why:
         ours.create(**{"image": "/srv/repo", **options})
     assert said in str(why.value)
+
+
+# spec FL3
+def test_processors_that_the_cluster_does_not_offer_are_refused() -> None:
+    ray_sandbox.check_cpu(2.0, {"CPU": 2.0})
+    with pytest.raises(rays.SandboxCreationError, match="cpu=1: the cluster offers no"):
+        ray_sandbox.check_cpu(1.0, {"sandhost": 8.0})
 
 
 # spec FL3
