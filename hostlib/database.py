@@ -1,4 +1,7 @@
-"""SQLite files of the host: a write-ahead log, one connection for one thread at a time."""
+"""Opening SQLite files of the host.
+
+A connection is used by one thread at a time, and not always by the same one.
+"""
 
 from __future__ import annotations
 

@@ -397,7 +397,9 @@ class Launcher:
             if kind == wire.FAILED:
                 del self._records[ident]
             record.take(kind, rest, fds)
-        # Else who asked was cancelled.
+        else:  # the task that asked was cancelled
+            for fd in fds:
+                os.close(fd)
 
     async def await_start(self, request: SpawnRequest, record: Record) -> Born:
         """Wait for what the launchpad says to a request."""

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import trio
 
+from supervisor.spawn.launchpad import wire
 from supervisor.spawn.request import SpawnError
 from tests.helpers.spawning import (
     PYTHON,
@@ -419,3 +420,14 @@ async def test_after_a_failed_spawn_the_next_one_succeeds(stage: Stage) -> None:
     await refused(stage, "/missing")
     written, _ = await stage.output(("/bin/echo", "here"))
     assert written == b"here\n"
+
+
+# attack 18: a query that was cancelled is answered all the same.
+async def test_descriptors_of_an_answer_that_no_task_waits_for_are_closed(
+    stage: Stage,
+) -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    stage.launcher.take_message((wire.OWNED, -1), [reader])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reader)
