@@ -141,7 +141,11 @@ def enter(place: Place, options: Options) -> Entered:
         address = (
             None if options.token_file is None else _head_address(options, settings)
         )
-        token = options.token_file or ray_processes.make_token(place.directory)
+        token = (
+            ray_processes.make_token(place.directory)
+            if options.token_file is None
+            else ray_processes.copy_token(place.directory, options.token_file)
+        )
         order = SetupOrder(
             NodeOrder(
                 node,

@@ -106,11 +106,33 @@ def locked(directory: str) -> Iterator[None]:
 
 def make_token(directory: str) -> str:
     """Write a new token into a file that only this user may read; return its path."""
+    return _write_token(directory, secrets.token_hex(32).encode())
+
+
+def copy_token(directory: str, given: str) -> str:
+    """Copy the token of a fleet into a node's directory; return the copy's path.
+
+    Ray reads it whenever it starts an actor again: the file that was given may be gone.
+
+    Raises:
+        RayError: it cannot be read.
+    """
+    try:
+        token = Path(given).read_bytes()
+    except OSError as why:
+        raise RayError(
+            f"cannot read the token in {given!r}: {why.strerror}; copy the file that"
+            " `sandhost fleet up` has named"
+        ) from None
+    return _write_token(directory, token)
+
+
+def _write_token(directory: str, token: bytes) -> str:
     path = f"{directory}/{TOKEN}"
     Path(path).unlink(missing_ok=True)
     fd = open_private(path)
     try:
-        os.write(fd, secrets.token_hex(32).encode())
+        os.write(fd, token)
     finally:
         os.close(fd)
     return path

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 import sys
 from pathlib import Path
 
@@ -75,11 +76,20 @@ def test_a_join_goes_by_the_configuration_where_it_says_nothing(
     program.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(program))
+    (tmp_path / "token").write_text("secret")
     join = Options(None, (), LOOPBACK, 1, None, token_file="token")
     enter(place(tmp_path, "10.0.0.1:6379"), join)
     order = json.loads((tmp_path / "order").read_bytes())
     assert (order["address"], order["head"]) == ("10.0.0.1:6379", None)
     assert (order["node"]["node"], order["node"]["labels"]) == ("n1", ["gpu"])
+    # spec FL9: the operator's own copy may go.
+    kept = Path(order["token_file"])
+    (tmp_path / "token").rename(tmp_path / "other")
+    assert kept == tmp_path / "state" / ray_processes.TOKEN
+    assert (kept.read_text(), stat.S_IMODE(kept.stat().st_mode)) == ("secret", 0o600)
+    with pytest.raises(RayError, match="cannot read the token in 'token': No such"):
+        enter(place(tmp_path, "10.0.0.1:6379"), join)
+    (tmp_path / "other").rename(tmp_path / "token")
     address = "10.0.0.2:6379"
     named = Options("n2", ("big",), LOOPBACK, 1, None, address, token_file="token")
     enter(place(tmp_path, "10.0.0.1:6379"), named)
@@ -88,6 +98,8 @@ def test_a_join_goes_by_the_configuration_where_it_says_nothing(
     assert (order["node"]["node"], order["node"]["labels"]) == ("n2", ["big"])
     with pytest.raises(RayError, match="name it by --address, or as `address` in"):
         enter(place(tmp_path), join)
+    ray_processes.end(f"{tmp_path}/state")  # as `leave` does
+    assert not kept.exists()
 
 
 # spec FL1
