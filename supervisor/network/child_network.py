@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType
 
 from hostlib.accounts import Account
 from hostlib.listener import contain_fault
+from hostlib.listener_set import ListenerSet
 from supervisor.fleet.fence import Fence
 from supervisor.fsproxy.ports import NetworkFigure
 from supervisor.network.access import Access
@@ -29,7 +30,6 @@ from supervisor.network.credential_server import CredentialServer
 from supervisor.network.dns_sockets import DnsSockets
 from supervisor.network.forwarder import Forwarder
 from supervisor.network.hosts import shorten
-from supervisor.network.listeners import Listeners
 from supervisor.network.narrowing import narrow
 from supervisor.network.network_state import (
     ChildNetworkState,
@@ -100,7 +100,7 @@ class Outside:
     pace: Pace = field(default_factory=Pace)
     credentials: Mapping[str, Credential] = field(default_factory=dict)
     fence: Fence = field(default_factory=Fence)
-    listeners: Listeners = field(default_factory=Listeners)
+    listeners: ListenerSet = field(default_factory=lambda: ListenerSet("network"))
 
     async def run(self) -> NoReturn:
         """Accept connections of all children, and let them go on, until cancelled."""

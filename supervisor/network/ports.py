@@ -14,16 +14,16 @@ import socket
 from typing import TYPE_CHECKING
 
 from supervisor.network.settings import DNS_PORT, OWN_PORTS
-from supervisor.network.sockets import close_socket
+from supervisor.network.sockets import close_socket, reset_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import trio
 
+    from hostlib.listener_set import ListenerSet
     from supervisor.network.forwarder import Forwarder
     from supervisor.network.inner_sockets import InnerSockets
-    from supervisor.network.listeners import Listeners
 
 BACKLOG = 1024
 """Connections that wait to be accepted; the kernel has a bound of its own as well."""
@@ -46,7 +46,7 @@ class Ports:
         self,
         sockets: InnerSockets,
         forwarder: Forwarder,
-        listeners: Listeners,
+        listeners: ListenerSet,
         closed: Iterable[int] = (),
     ) -> None:
         self._sockets = sockets
@@ -60,7 +60,12 @@ class Ports:
 
     def start(self, nursery: trio.Nursery) -> None:
         """Begin to accept; connections are served in a nursery."""
-        self._handle = lambda sock: nursery.start_soon(self._forwarder.serve, sock)
+
+        def handle(sock: socket.socket) -> None:
+            reset_at_exit(sock)
+            nursery.start_soon(self._forwarder.serve, sock)
+
+        self._handle = handle
         for sock in self._open_sockets():
             self._serve(sock)
 

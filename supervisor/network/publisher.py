@@ -31,10 +31,10 @@ from supervisor.network.tunnel import Tunnel
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from hostlib.listener_set import ListenerSet
     from supervisor.network.connections import Connections
     from supervisor.network.hosts import Address
     from supervisor.network.inner_sockets import InnerSockets
-    from supervisor.network.listeners import Listeners
     from supervisor.network.settings import Publication
     from supervisor.network.tunnel import Pipes
 
@@ -127,7 +127,7 @@ class Publisher:
         sockets: InnerSockets,
         connections: Connections,
         pipes: Pipes,
-        listeners: Listeners,
+        listeners: ListenerSet,
         taken_over: Iterable[tuple[int, int]] | None = None,
     ) -> None:
         self._has_v6 = sockets.has_v6
@@ -163,8 +163,11 @@ class Publisher:
     def start(self, nursery: trio.Nursery) -> None:
         """Begin to accept; connections are served in a nursery."""
         for port, listener in self._listeners:
-            serve = partial(self._serve, port)
-            self._watched_by.add(listener, partial(nursery.start_soon, serve))
+            self._watched_by.add(listener, partial(self._begin, nursery, port))
+
+    def _begin(self, nursery: trio.Nursery, port: int, sock: socket.socket) -> None:
+        reset_at_exit(sock)
+        nursery.start_soon(self._serve, port, sock)
 
     def stop(self) -> None:
         """Accept no more."""

@@ -213,7 +213,7 @@ class Fleet:
         until(partial(self._is, name, state="ended"))
         numbers = [int(word) for word in lines.read_text().split()]
         assert numbers == sorted(numbers), f"{name} ran twice"
-        for one in (self.head, machine):
+        for one in (self.head, *self.others):
             assert not one.pids(str(lines))
             assert not os.listdir(f"/proc/{one.init}/root/dev/shm")
             until(lambda: host(one, "doctor", "--leaks").returncode == 0)  # noqa: B023

@@ -1,6 +1,6 @@
-"""The listeners of all children of a host, watched by one epoll and one task.
+"""Many listeners watched by one epoll, and accepted from by one task.
 
-1. A listener costs a watch and no task: a child may have 64 ports, two listeners each.
+1. A listener costs a watch and no task: a child may have 128 of them.
 2. In each turn of the loop `BATCH` connections are accepted, one a listener: a child that
    connects without end leaves others their turn.
 3. While the process lacks a resource, connections wait in the kernel's queues.
@@ -17,7 +17,6 @@ import trio
 from hostlib.event_rate import EventRate
 from hostlib.listener import ACCEPT_PAUSE_S, OUT_OF_RESOURCES, accept_waiting
 from hostlib.readiness import LOOK_PAUSE_S, note_unwatched, wait_readable
-from supervisor.network.sockets import reset_at_exit
 
 if TYPE_CHECKING:
     import socket
@@ -26,15 +25,20 @@ if TYPE_CHECKING:
     from hostlib.log import Log
 
 BATCH = 16
-"""As many as are served in a turn (`pace`)."""
+"""Connections that are accepted in a turn of the loop."""
 
 _SHORTAGES_PER_S = 1 / 60
 
 
-class Listeners:
-    """Accepts for all children, in `run`."""
+class ListenerSet:
+    """Accepts connections of its listeners, in `run`.
 
-    def __init__(self) -> None:
+    Args:
+        what: the name of the service, for the log.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._shortages = EventRate(1, _SHORTAGES_PER_S)
         self._epoll = select.epoll()
         self._listeners: dict[
@@ -130,10 +134,9 @@ class Listeners:
                 self.remove(listener)
             raise
         if sock is not None:
-            reset_at_exit(sock)
             handle(sock)
 
     def _tell(self, log: Log, why: OSError) -> None:
         if self._shortages.take(trio.current_time()):
-            text = f"network: cannot accept a connection: {why.strerror}"
+            text = f"{self._what}: cannot accept a connection: {why.strerror}"
             log.write("ERROR", f"{text}; those that come wait")

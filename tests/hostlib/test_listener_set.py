@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
+from hostlib.listener_set import BATCH, ListenerSet
 from hostlib.log import Log
-from supervisor.network.listeners import BATCH, Listeners
 from tests.hostlib.test_watches import FewWatches
 
 IN_TIME_S = 10.0
@@ -22,10 +22,10 @@ Add = Callable[[socket.socket], Accepted]
 
 @asynccontextmanager
 async def accepting(
-    listeners: Listeners | None = None,
-) -> AsyncIterator[tuple[Listeners, Add]]:
+    listeners: ListenerSet | None = None,
+) -> AsyncIterator[tuple[ListenerSet, Add]]:
     """Run listeners; yield what adds one, and returns what is accepted there."""
-    listeners = listeners or Listeners()
+    listeners = listeners or ListenerSet("network")
 
     def add(listener: socket.socket) -> Accepted:
         sends, receives = trio.open_memory_channel[socket.socket](1000)
@@ -142,8 +142,8 @@ async def test_a_listener_without_a_watch_is_polled(
 ) -> None:
     few = FewWatches(select.epoll())
     with monkeypatch.context() as patched:
-        patched.setattr("supervisor.network.listeners.select.epoll", lambda: few)
-        made = Listeners()
+        patched.setattr("hostlib.listener_set.select.epoll", lambda: few)
+        made = ListenerSet("network")
     async with accepting(made) as (listeners, add):
         with listen() as first, listen() as second, listen() as third:
             channels = [add(first), add(second)]
