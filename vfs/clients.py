@@ -379,17 +379,17 @@ class Tables:
         filenos: numbers that no file has had (I4).
     """
 
-    __slots__ = ("_client_ids", "clients", "filenos", "files")
+    __slots__ = ("client_ids", "clients", "filenos", "files")
 
     def __init__(self) -> None:
         self.clients: dict[str, Client] = {}
         self.files: dict[int, OpenFile] = {}
-        self._client_ids = count(1)
+        self.client_ids = count(1)
         self.filenos = count(FIRST_FILENO)
 
     def new_client_id(self) -> str:
         """Return an id that no client has had."""
-        return f"c{next(self._client_ids)}"
+        return f"c{next(self.client_ids)}"
 
     def client_rows(self) -> list[dict[str, object]]:
         """Return the client table as JSON objects."""

@@ -19,7 +19,7 @@ import msgspec
 
 from hostlib.accounts import Reservation
 from vfs.backends import MODES, HostDirectory, MountDirectory
-from vfs.backends.host_file import HostHandle, StagedHandle
+from vfs.backends.host_file import HostHandle, StagedHandle, StagedState
 from vfs.clients import Client, OpenFile
 from vfs.errors import HandoverError
 from vfs.ledger import Ledger
@@ -60,16 +60,6 @@ class PolicyState(msgspec.Struct):
     places: list[int]
     root: int | None
     more: dict[str, Any] = {}
-
-
-class StagedState(msgspec.Struct):
-    """The state of a staged file beside its descriptor; see ``StagedHandle``."""
-
-    place_fd: int
-    dir_fd: int
-    last: bytes
-    temporary: bytes
-    temporary_fd: int
 
 
 class FileState(msgspec.Struct):
@@ -177,8 +167,8 @@ def place_state(place: Place) -> PlaceState:
         raise HandoverError(f"a place of kind {type(backend).__name__} stays here")
     return PlaceState(
         fd=backend.dir_fd,
-        beneath=backend._beneath,
-        flags=backend._flags,
+        beneath=backend.beneath,
+        flags=backend.flags,
         prefixes=place.prefixes,
         only=place.only,
         read=place.read,
@@ -217,13 +207,7 @@ def file_state(file: OpenFile, place: int | None) -> FileState:
         raise HandoverError(f"file {file.fileno} is not one that can change hands")
     staged = None
     if isinstance(handle, StagedHandle):
-        staged = StagedState(
-            place_fd=handle._place_fd,
-            dir_fd=handle._dir_fd,
-            last=handle._last,
-            temporary=handle._temporary,
-            temporary_fd=handle._temporary_fd,
-        )
+        staged = handle.snapshot()
     return FileState(
         fileno=file.fileno,
         name=file.name,
@@ -259,7 +243,7 @@ def client_state(client: Client, policy: int) -> ClientState:
 def counter_state(fs: Filesystem) -> CounterState:
     """Return the state of the counters; each skips a number."""
     tables = fs.tables
-    return CounterState(next(tables._client_ids), next(tables.filenos))
+    return CounterState(next(tables.client_ids), next(tables.filenos))
 
 
 # Restoring
@@ -270,7 +254,7 @@ def place_from(state: PlaceState) -> Place:
     backend = HostDirectory(state.fd, beneath=state.beneath)
     if state.is_mount:
         backend = MountDirectory(state.fd, state.user)
-    backend._flags = state.flags
+    backend.flags = state.flags
     return Place(
         backend,
         state.prefixes,
@@ -361,26 +345,17 @@ def enter_file(
 
 
 def _handle_from(state: FileState, place: Place | None) -> HostHandle:
-    opened = os.fstat(state.fd)
-    staged = state.staged
-    if staged is None:
-        return HostHandle(state.fd, opened)
-    # Not by its constructor, which would open a new file.
-    handle = StagedHandle.__new__(StagedHandle)
-    HostHandle.__init__(handle, state.fd, opened)
+    if state.staged is None:
+        return HostHandle(state.fd, os.fstat(state.fd))
+    handle = StagedHandle(state.fd, state.staged)
     backend = None if place is None else place.backend
     handle.user = backend.user if isinstance(backend, MountDirectory) else None
-    handle._place_fd = staged.place_fd
-    handle._dir_fd = staged.dir_fd
-    handle._last = staged.last
-    handle._temporary = staged.temporary
-    handle._temporary_fd = staged.temporary_fd
     return handle
 
 
 def enter_counters(fs: Filesystem, state: CounterState) -> None:
     """Set the counters to continue those of the program before (I4)."""
-    fs.tables._client_ids = count(state.client)
+    fs.tables.client_ids = count(state.client)
     fs.tables.filenos = count(state.fileno)
 
 

@@ -72,16 +72,21 @@ class HostDirectory:
             where names have the same meaning as for the host.
         follow: follow a link in the last component; False for one granted entry, which
             was resolved before and must not become a link to another one.
+
+    Attributes:
+        dir_fd: as above.
+        beneath: as above.
+        flags: O_* flags of every open.
     """
 
-    __slots__ = ("_beneath", "_flags", "_identity", "_mount", "dir_fd")
+    __slots__ = ("_identity", "_mount", "beneath", "dir_fd", "flags")
 
     def __init__(
         self, dir_fd: int, *, beneath: bool = True, follow: bool = True
     ) -> None:
         self.dir_fd = dir_fd
-        self._beneath = beneath
-        self._flags = 0 if follow else os.O_NOFOLLOW
+        self.beneath = beneath
+        self.flags = 0 if follow else os.O_NOFOLLOW
         self._identity: tuple[int, int] | None = None  # constant for an open directory
         self._mount: Mount | None = None  # the held mount
 
@@ -96,8 +101,8 @@ class HostDirectory:
         return self
 
     def _open(self, name: bytes, flags: int) -> int:
-        flags |= self._flags
-        if not self._beneath:
+        flags |= self.flags
+        if not self.beneath:
             if b"\0" in name:
                 raise _error(errno.EINVAL)
             return os.open(name, flags | OPEN_FLAGS, 0o666, dir_fd=self.dir_fd)
@@ -122,7 +127,7 @@ class HostDirectory:
             if status.st_mode & _KIND_AND_SET_ID != stat.S_IFREG:
                 _check_regular(status.st_mode)
                 _clear_set_id(fd, status.st_mode, flags)
-            if self._beneath:
+            if self.beneath:
                 if self._mount is None:  # a directory of a hand-over
                     self.hold()
             elif not status.st_nlink:
@@ -152,7 +157,7 @@ class HostDirectory:
         dir_fd, last = self._resolve_entry(name)
         try:
             mode = _mode_to_replace(dir_fd, last)
-            return StagedHandle(self.dir_fd, dir_fd, last, mode)
+            return StagedHandle.begin(self.dir_fd, dir_fd, last, mode)
         except BaseException:
             os.close(dir_fd)
             raise
@@ -177,7 +182,7 @@ class HostDirectory:
                 os.close(dir_fd)
                 raise
             os.close(dir_fd)
-            if self._flags & os.O_NOFOLLOW:
+            if self.flags & os.O_NOFOLLOW:
                 raise AccessDeniedError
             name = target if target.startswith(b"/") else directory + b"/" + target
         raise AccessDeniedError

@@ -21,6 +21,7 @@ import os
 import secrets
 import stat
 import time
+from typing import NamedTuple, Self
 
 from hostlib.file_closing import close_file, frees_much
 from hostlib.linux.resolve import OPEN_FLAGS
@@ -148,14 +149,30 @@ class HostHandle:
             close_file(fd)
 
 
+class StagedState(NamedTuple):
+    """The state of a staged file beside its descriptor.
+
+    Attributes:
+        place_fd: the directory of its place; owned by the caller, and open for longer.
+        dir_fd: the directory of its name; owned by the handle.
+        last: its name there.
+        temporary: its hidden name; empty if it has none.
+        temporary_fd: the directory of that name.
+    """
+
+    place_fd: int
+    dir_fd: int
+    last: bytes
+    temporary: bytes
+    temporary_fd: int
+
+
 class StagedHandle(HostHandle):
     """A file that gets its name only at ``publish`` (spec A3b).
 
     Args:
-        place_fd: the directory of its place; owned by the caller, and open for longer.
-        dir_fd: the directory of its name; owned from now on.
-        last: its name there.
-        mode: permission bits of the file that it will replace; None if there is none.
+        fd: the file; owned from now on.
+        state: the rest of its state.
 
     Attributes:
         user: the user that publishes it; None for this process's user.
@@ -170,24 +187,45 @@ class StagedHandle(HostHandle):
         "user",
     )
 
-    def __init__(
-        self, place_fd: int, dir_fd: int, last: bytes, mode: int | None
-    ) -> None:
+    def __init__(self, fd: int, state: StagedState) -> None:
+        super().__init__(fd, os.fstat(fd))
         self.user: int | None = None
-        self._place_fd = place_fd
-        self._dir_fd = dir_fd
-        self._last = last
-        self._temporary_fd = dir_fd
-        fd, self._temporary = _open_unnamed(dir_fd)
+        self._place_fd = state.place_fd
+        self._dir_fd = state.dir_fd
+        self._last = state.last
+        self._temporary = state.temporary
+        self._temporary_fd = state.temporary_fd
+
+    @classmethod
+    def begin(cls, place_fd: int, dir_fd: int, last: bytes, mode: int | None) -> Self:
+        """Return a new file; ``dir_fd`` is owned from now on.
+
+        Args:
+            place_fd: see ``StagedState``.
+            dir_fd: likewise.
+            last: likewise.
+            mode: permission bits of the file that it will replace; None if there is none.
+        """
+        fd, temporary = _open_unnamed(dir_fd)
         try:
             # Lock it before it has a name: see `remove_stale`.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if mode is not None:
                 os.fchmod(fd, mode)
-            super().__init__(fd, os.fstat(fd))
+            return cls(fd, StagedState(place_fd, dir_fd, last, temporary, dir_fd))
         except BaseException:
             os.close(fd)
             raise
+
+    def snapshot(self) -> StagedState:
+        """Return the state beside the descriptor."""
+        return StagedState(
+            self._place_fd,
+            self._dir_fd,
+            self._last,
+            self._temporary,
+            self._temporary_fd,
+        )
 
     def publish(self, *, durable: bool) -> Removed | None:
         if durable:

@@ -67,7 +67,7 @@ class MountDirectory(HostDirectory):
     def _open(self, name: bytes, flags: int) -> int:
         try:
             with act_as(self.user):
-                return open_in_mount(self.dir_fd, name, flags | self._flags)
+                return open_in_mount(self.dir_fd, name, flags | self.flags)
         except OSError as why:
             if why.errno in DENIED:
                 raise AccessDeniedError from why
