@@ -238,7 +238,7 @@ def in_own_thread(call: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 def in_daemon_thread(call: Callable[[*Ts], None], *args: *Ts) -> None:
-    """Run a call for ever in a thread of its own; the program does not wait for it.
+    """Run a long call in a thread of its own; the program does not wait for its end.
 
     Raises:
         OSError: EAGAIN: no thread can be started.

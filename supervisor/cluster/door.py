@@ -139,6 +139,13 @@ class _Recorder:
     journal: Journal
 
 
+class _Held(NamedTuple):
+    """The children that a program holds, by name, and the scope of its connection."""
+
+    children: dict[str, ShownChild]
+    scope: trio.CancelScope
+
+
 class Door:
     """The door of one node.
 
@@ -148,7 +155,7 @@ class Door:
 
     def __init__(self, node: NodeService) -> None:
         self._node = node
-        self._held: dict[str, dict[str, ShownChild]] = {}
+        self._held: dict[str, _Held] = {}
 
     async def serve(
         self,
@@ -301,20 +308,21 @@ class Door:
         also where this node actor does not outlive the holder.
         """
         holder = msgspec.convert(words, HoldArgs).holder
-        held = self._held[holder] = {}
+        held = self._held[holder] = _Held({}, trio.CancelScope())
         try:
-            await send({})
-            while True:
-                await trio.sleep(ALIVE_S)
-                with trio.move_on_after(ALIVE_S):
-                    async with trio.open_nursery() as nursery:
-                        for child in held.values():
-                            nursery.start_soon(self._tell_alive, child)
+            with held.scope:
+                await send({})
+                while True:
+                    await trio.sleep(ALIVE_S)
+                    with trio.move_on_after(ALIVE_S):
+                        async with trio.open_nursery() as nursery:
+                            for child in held.children.values():
+                                nursery.start_soon(self._tell_alive, child)
         finally:
             if self._held.get(holder) is held:  # else the program is here again
                 del self._held[holder]
                 with trio.move_on_after(LONGEST_LEAVE_S, shield=True):
-                    for child in held.values():
+                    for child in held.children.values():
                         await self._end_held(child)
 
     async def _tell_alive(self, child: ShownChild) -> None:
@@ -331,16 +339,21 @@ class Door:
                 await self._ask("kill", {"name": child.name, "signal": "KILL"})
 
     async def _note_held(self, words: dict[str, Any]) -> bool:
-        """Note what a program holds; return False if it has no connection here."""
+        """Note what a program holds; return False if it has no connection here.
+
+        The connection of one that holds nothing any more ends.
+        """
         args = msgspec.convert(words, HeldArgs)
         child = await self._find(args.name) if args.is_held else None
         held = self._held.get(args.holder)
         if held is None:
             return False
         if child is None:
-            held.pop(args.name, None)
+            held.children.pop(args.name, None)
+            if not held.children:
+                held.scope.cancel()
         else:
-            held[args.name] = child
+            held.children[args.name] = child
         return True
 
     # Nodes

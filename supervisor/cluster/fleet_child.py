@@ -174,11 +174,13 @@ class FleetChild:
 
     def stop(self) -> None:
         """End the child with all that runs in it; a second call does nothing."""
-        if self.state() not in {"ended", "lost"}:  # else the name may be another's
-            ask_again(self._client, "kill", {"name": self.name, "signal": "KILL"})
-            ask_again(self._client, "wait", {"name": self.name})
-        if self._holder is not None:
-            self._holder.release(self.name)
+        try:
+            if self.state() not in {"ended", "lost"}:  # else the name may be another's
+                ask_again(self._client, "kill", {"name": self.name, "signal": "KILL"})
+                ask_again(self._client, "wait", {"name": self.name})
+        finally:
+            if self._holder is not None:
+                self._holder.release(self.name)
 
     def state(self) -> str:
         """Return its state as `fleet ps` shows it; ``ended`` if it is not there."""
@@ -273,6 +275,8 @@ def create(  # noqa: PLR0913 - one argument each, all by name
     except BaseException:
         with suppress(ControlError):
             client.ask("kill", {"name": name, "signal": "KILL"})
+        if holder is not None:
+            holder.release(name)
         raise
     return child
 
@@ -332,15 +336,16 @@ class Holder:
             pause()  # the connection is being made again
 
     def release(self, name: str) -> None:
-        """Hold a child no more: it has ended."""
+        """Hold a child no more: it has ended, or is about to."""
         with self._lock:
             self._names.discard(name)
-        with suppress(ControlError):
-            self._tell(name, is_held=False)
+        words = {"holder": self._id, "name": name, "is_held": False}
+        with suppress(ControlError):  # a door that is not there holds nothing, either
+            self._client.ask("held", words)
 
-    def _tell(self, name: str, *, is_held: bool = True) -> bool:
+    def _tell(self, name: str) -> bool:
         """Tell the door what is held; return False where it does not know this program."""
-        words = {"holder": self._id, "name": name, "is_held": is_held}
+        words = {"holder": self._id, "name": name}
         return bool(ask_again(self._client, "held", words))
 
     def _connect(self) -> Iterator[object]:
@@ -350,11 +355,15 @@ class Holder:
         return connection
 
     def _run(self, connection: Iterator[object]) -> None:
-        """Wait for the end of a connection, then make another one, for ever."""
+        """Keep a connection, and make it anew, for as long as something is held."""
         while True:
             with suppress(ControlError):
                 for _ in connection:
                     pass
+            with self._lock:
+                if not self._names:
+                    self._is_running = False
+                    return
             pause()
             with suppress(ControlError):
                 connection = self._connect()

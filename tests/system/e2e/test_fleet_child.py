@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from supervisor.fleet.messages import VERSION
 from tests.helpers.command import ENVIRONMENT, Outcome, outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetdoors import Doors, fleet_of
+from tests.helpers.hosts import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +63,7 @@ SANDHOST_RUN = (str(Path(sys.executable).with_name("sandhost")), "fleet", "run")
 
 # spec FL3
 async def test_a_program_runs_commands_in_a_child_of_its_own(tmp_path: Path) -> None:
+    before = own_threads()
     with node(tmp_path / "a") as one:
         async with fleet_of(tmp_path, a=one) as scene:
             child = await scene.call(
@@ -82,12 +85,18 @@ async def test_a_program_runs_commands_in_a_child_of_its_own(tmp_path: Path) -> 
             await scene.call(child.stop)
             await scene.call(child.stop)
             assert await scene.call(child.state) == "ended"
+            await eventually(lambda: own_threads() <= before)  # nothing is held
             with pytest.raises(fleet.FleetChildError, match="box on node a is ended"):
                 await scene.call(child.exec, ["true"])
             (row,) = await scene.call(one.client.workspaces)
             assert (row.name, row.changed) == ("box", 3)
             await scene.call(child.discard)
             assert await scene.call(one.client.workspaces) == []
+
+
+def own_threads() -> set[threading.Thread]:
+    """Return the threads of this program that Trio has not made."""
+    return {one for one in threading.enumerate() if "(in_worker)" in one.name}
 
 
 COUNTING = (
@@ -333,6 +342,8 @@ async def test_top_and_commit_are_those_of_one_host(tmp_path: Path) -> None:
             result = await scene.call(child.commit)
             assert (result.applied, result.left) == (["a.txt"], [])
             assert (base / "a.txt").read_text() == "from b\n"
+            for held in names.values():
+                await scene.call(held.stop)
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "fleet.md"
