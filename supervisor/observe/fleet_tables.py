@@ -1,4 +1,4 @@
-"""The tables of `fleet ps`: nodes, then children."""
+"""The tables of `fleet ps`, nodes and then children, and of `fleet quota`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def _of(key: str) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
         value = row[key]
         return NOTHING if value in (None, "") else str(value)
+
+    return cell
+
+
+def _amount_of(key: str) -> Callable[[Row], str]:
+    """Return a cell of tokens or dollars: cents where it is no whole number."""
+
+    def cell(row: Row) -> str:
+        value = float(row[key])
+        return f"{value:.0f}" if value.is_integer() else f"{value:.2f}"
 
     return cell
 
@@ -56,9 +66,9 @@ CHILDREN = (
 
 ACCOUNTS = (
     Column("ACCOUNT", _of("name")),
-    Column("LIMIT", _of("limit"), is_right=True),
-    Column("SPENT", _of("spent"), is_right=True),
-    Column("FREE", _of("free"), is_right=True),
+    Column("LIMIT", _amount_of("limit"), is_right=True),
+    Column("SPENT", _amount_of("spent"), is_right=True),
+    Column("FREE", _amount_of("free"), is_right=True),
     Column("WINDOW", _of("window")),
     Column("SLICES", lambda row: str(len(row["slices"])), is_right=True),
 )
