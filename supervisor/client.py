@@ -189,7 +189,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True):
 
     Attributes:
         changed: paths; None where it could not be looked at.
-        bytes: of them; None likewise.
+        bytes: of these paths; None where it could not be looked at.
         cut_off: its last run (``durable = false``) was cut off before it was synced.
     """
 

@@ -259,7 +259,7 @@ class ContentMap(mmap.mmap):
 
         Raises:
             OSError: it cannot be mapped; the file is closed.
-            ValueError: likewise: the file is shorter.
+            ValueError: the file is shorter; it is closed, too.
         """
         try:
             found = cls(fd, size, prot=mmap.PROT_READ)

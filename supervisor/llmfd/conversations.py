@@ -153,7 +153,7 @@ class Conversations:
                         "File descriptors it sees: ids, or {fd, start_line, end_line}",
                     ),
                     Param("additional_preload_files", STRINGS, "Files it sees"),
-                    Param("additional_preload_temp_files", STRINGS, "Likewise"),
+                    Param("additional_preload_temp_files", STRINGS, "Temporary files"),
                 ),
                 self.spawn,
                 is_async=True,

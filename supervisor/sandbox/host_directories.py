@@ -1,8 +1,6 @@
 """Directories of a host's own, which its children see empty wherever they lie.
 
-Where they are at this moment.
-
-Files of keys likewise: nobody can open them there.
+Where they are at this moment.  Files of keys are hidden from children, too.
 
 Rule: a directory is known by what it is, not by its name.  A tool that may write around it
 can move what it lies in; it is held, and the kernel says what it is called now.  A file of

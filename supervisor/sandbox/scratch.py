@@ -39,7 +39,7 @@ PREFIX = "sandhost-"
 """How the names of scratch directories begin."""
 
 KEPT_PREFIX = "sandhost-kept-"
-"""Likewise, where the root in it is to be kept; tempfile never puts a dash after
+"""How they begin where the root in it is to be kept; tempfile never puts a dash after
 ``PREFIX``."""
 
 REMOVE_TIMEOUT_S = 30.0

@@ -51,9 +51,9 @@ NO_MOUNTNS = "its profile has no layer 'mountns'"
 ASK_DOCTOR = "see 'sandhost doctor' for the modes that work here"
 
 HOLD = "hold of its groups"
-"""Likewise, and no more than said: a warning is for the limits that it is missed for."""
+"""Named in the report alone: the limits that miss it have warnings of their own."""
 ADDRESSES = "judgement of addresses"
-"""Likewise: it is left to the proxy of the host's own that looks names up (spec NET8)."""
+"""Named in the report alone: with `upstream` that proxy judges addresses (spec NET8)."""
 
 _LEAVES = f"it can leave its groups, for want of {HOLDERS}"
 

@@ -309,7 +309,7 @@ def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
         is_last: no other child has it.
 
     Raises:
-        WorkspaceError: it is not there any more, or a command does not let go of it.
+        WorkspaceError: it is not there any more, or a command has held it for too long.
         OSError: something in it cannot be read.
     """
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
@@ -325,7 +325,7 @@ def drop_ended(use: WorkspaceUse) -> int | None:
         None if it stays: something was changed in it, or another child has it.
 
     Raises:
-        WorkspaceError: it is not there any more, or a command does not let go of it.
+        WorkspaceError: it is not there any more, or a command has held it for too long.
         OSError: something in it cannot be read or removed.
     """
     with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:

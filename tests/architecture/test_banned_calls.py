@@ -67,7 +67,7 @@ BANS = (
         ("subprocess.Popen", "subprocess.run", "subprocess.call", "os.system"),
         "children are spawned by the launcher",
         # git(1) and the command itself, by the command line, which has no launchpad.
-        # Ray's likewise, and by its actors. Commands inside a child.
+        # Ray by commands and actors, for neither has one. Commands inside a child.
         but=(
             "supervisor/cluster/command_server.py",
             "supervisor/workspace/git.py",

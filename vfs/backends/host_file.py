@@ -202,8 +202,8 @@ class StagedHandle(HostHandle):
 
         Args:
             place_fd: see ``StagedState``.
-            dir_fd: likewise.
-            last: likewise.
+            dir_fd: see ``StagedState``.
+            last: see ``StagedState``.
             mode: permission bits of the file that it will replace; None if there is none.
         """
         fd, temporary = _open_unnamed(dir_fd)

@@ -207,7 +207,7 @@ class Stage:
             self._root.make_file(path, content)
 
     def make_program(self, path: bytes, content: bytes) -> None:
-        """Make one that can be executed, likewise."""
+        """Make an executable file of ours, before anything is attached."""
         self._root.make_file(path, content, 0o755)
 
     def _make_links(self, ours: _Ours) -> None:
