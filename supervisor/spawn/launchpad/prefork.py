@@ -32,7 +32,7 @@ SHAPES = 4
 # A shape that was ordered so often will be ordered again.
 _ORDERS_BEFORE_STOCK = 2
 # Paths that mean another directory once the fresh root is made.
-_OF_A_NAMESPACE = (b"/", b"/proc", b"/dev/shm", b"/dev/pts", b"/etc")
+_OF_A_NAMESPACE = (b"/", b"/proc", b"/dev/shm", b"/dev/pts", b"/etc", b"/tmp")
 
 
 class Kind:
@@ -75,7 +75,7 @@ class Stock:
         self._kinds[shape] = kind
         kind.asked += 1
         kind.layers = {name: layers[name] for name, _ in shape}
-        _keep_common_rules(kind, layers.get("landlock"))
+        _keep_common_rules(kind, layers)
         groups = layers.get("cgroup", ())
         for other in self._kinds.values():
             # A waiting child in the groups of another kind is in its way.
@@ -147,14 +147,21 @@ def _shape_of(layers: dict[str, Any]) -> Shape:
     )
 
 
-def _keep_common_rules(kind: Kind, landlock: tuple[Rules, bool] | None) -> None:
+def _keep_common_rules(kind: Kind, layers: dict[str, Any]) -> None:
     """Keep of a kind's Landlock rules those that an order has as well."""
-    if landlock is None:
+    if "landlock" not in layers:
         kind.rules = ()
         return
-    rules, kind.no_tcp = landlock
+    rules, kind.no_tcp = layers["landlock"]
+    if "mountns" in layers:
+        # What is only listed is a directory of the fresh root itself.
+        rules = tuple(
+            rule
+            for rule in rules
+            if rule[1] != "list" and rule[0] not in _OF_A_NAMESPACE
+        )
     if kind.rules is None:
-        kind.rules = tuple(rule for rule in rules if rule[0] not in _OF_A_NAMESPACE)
+        kind.rules = rules
         return
     now = set(rules)
     kind.rules = tuple(rule for rule in kind.rules if rule in now)

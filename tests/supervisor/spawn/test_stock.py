@@ -305,8 +305,19 @@ def test_groups_that_another_kind_gets_are_left_by_who_waits_there() -> None:
 def test_rules_are_those_that_all_orders_had() -> None:
     stock = Stock()
     usr, one, two = (b"/usr", "execute"), (b"/a", "write"), (b"/b", "write")
-    stock.take({"landlock": ((usr, one, (b"/proc", "read")), True)})
-    stock.take({"landlock": ((usr, two, (b"/proc", "read")), True)})
+    stock.take({"landlock": ((usr, one), True)})
+    stock.take({"landlock": ((usr, two), True)})
+    kind = stock.find_missing()
+    assert kind is not None
+    assert stock.order_for(kind).common == ((usr,), True)
+
+
+def test_rules_of_what_the_fresh_root_has_anew_are_not_made_beforehand() -> None:
+    stock = Stock()
+    usr, packages = (b"/usr", "execute"), (b"/srv/packages", "list")
+    rules = (usr, packages, (b"/proc", "read"), (b"/tmp", "write"))
+    for _ in range(2):
+        stock.take({"mountns": ((), ()), "landlock": (rules, True)})
     kind = stock.find_missing()
     assert kind is not None
     assert stock.order_for(kind).common == ((usr,), True)
