@@ -15,6 +15,8 @@ from __future__ import annotations
 # `signal` imports `enum`, 4 ms of the 9 that the launchpad takes to start.
 import _signal  # type: ignore[import-not-found]
 import os
+import select
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,12 +124,8 @@ def trees_beneath(parent: int, roots: Iterable[int]) -> list[ProcessIdentity]:
     return found
 
 
-def signal_process(process: ProcessIdentity, signal: int) -> bool:
-    """Send `signal` to exactly this process; pidfd_send_signal(2).
-
-    Returns:
-        False if it is gone, or if this user may not signal it (a set-uid program
-        started by the child of a host that is not root).
+def open_process(process: ProcessIdentity) -> int | None:
+    """Return a pidfd of exactly this process; None if it is gone.
 
     Raises:
         OSError: no pidfd can be opened (EMFILE, ENFILE, ENOMEM).
@@ -136,16 +134,67 @@ def signal_process(process: ProcessIdentity, signal: int) -> bool:
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        return False
+        return None
+    stat = read_parent_and_start(pid)
+    if stat is not None and stat[1] == create_time:
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def signal_pidfd(pidfd: int, signal: int) -> bool:
+    """Send `signal` to a pidfd's process; pidfd_send_signal(2).
+
+    Returns:
+        False if it is gone, or if this user may not signal it (a set-uid program
+        started by the child of a host that is not root).
+    """
     try:
-        stat = read_parent_and_start(pid)
-        if stat is None or stat[1] != create_time:
-            return False
         _signal.pidfd_send_signal(pidfd, signal)
     except (ProcessLookupError, PermissionError):
         return False
+    return True
+
+
+def signal_process(process: ProcessIdentity, signal: int) -> bool:
+    """Send `signal` to exactly this process.
+
+    Returns:
+        As ``signal_pidfd``; False if it is gone.
+
+    Raises:
+        OSError: as ``open_process``.
+    """
+    pidfd = open_process(process)
+    if pidfd is None:
+        return False
+    try:
+        return signal_pidfd(pidfd, signal)
     finally:
         os.close(pidfd)
+
+
+def end_processes(pidfds: Collection[int], signal: int, timeout_s: float) -> bool:
+    """Signal processes and wait for their ends; return whether all have ended in time.
+
+    Args:
+        pidfds: any processes', the caller's children or not; they stay open.
+        signal: 0 only waits.
+        timeout_s: longest wait.
+    """
+    until_s = time.monotonic() + timeout_s
+    poll = select.poll()
+    left = set(pidfds)
+    for pidfd in left:
+        signal_pidfd(pidfd, signal)
+        poll.register(pidfd, select.POLLIN)
+    while left:
+        ended = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
+        if not ended:
+            return False
+        for pidfd, _ in ended:
+            poll.unregister(pidfd)
+            left.discard(pidfd)
     return True
 
 
@@ -164,9 +213,7 @@ def kill_children(pids: Collection[int]) -> None:
     for pid in reversed(tuple(pids)):
         pidfd = os.pidfd_open(pid)
         try:
-            _signal.pidfd_send_signal(pidfd, _signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue  # dead already; or a set-uid program that only root may kill
+            signal_pidfd(pidfd, _signal.SIGKILL)
         finally:
             os.close(pidfd)
 

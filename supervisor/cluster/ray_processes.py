@@ -21,10 +21,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from hostlib.linux.processes import end_processes
 from hostlib.paths import CONTROL_VARIABLE
 from hostlib.private_files import open_private
 from hostlib.unix_names import is_deaf
@@ -289,21 +289,11 @@ def end(directory: str) -> None:
         RayError: something does not end.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        until_s = time.monotonic() + GRACE_S
-        signalled = _signal_all(directory, number)
-        try:
-            _wait_ends(signalled, until_s)
-        finally:
-            for pidfd in signalled:
-                os.close(pidfd)
+        _end_marked(directory, number)
     # Processes that one of them had just started.
     for _ in range(10):
-        left = _signal_all(directory, signal.SIGKILL)
-        if not left:
+        if not _end_marked(directory, signal.SIGKILL):
             break
-        _wait_ends(left, time.monotonic() + GRACE_S)
-        for pidfd in left:
-            os.close(pidfd)
     else:
         raise RayError(
             f"cannot end Ray of {directory!r}: its processes do not go; see its"
@@ -313,27 +303,15 @@ def end(directory: str) -> None:
     Path(f"{directory}/{TOKEN}").unlink(missing_ok=True)
 
 
-def _signal_all(directory: str, number: int) -> list[int]:
-    """Signal what was started for a node; return its pidfds, which are the caller's."""
-    found = [pidfd for _, pidfd in _marked(directory)]
-    for pidfd in found:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, number)
-    return found
-
-
-def _wait_ends(pidfds: list[int], until_s: float) -> None:
-    poll = select.poll()
-    left = set(pidfds)
-    for pidfd in pidfds:
-        poll.register(pidfd, select.POLLIN)
-    while left:
-        found = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
-        if not found:
-            return
-        for pidfd, _ in found:
-            poll.unregister(pidfd)
-            left.discard(pidfd)
+def _end_marked(directory: str, number: int) -> bool:
+    """Signal what was started for a node and await its end; return whether any was."""
+    with contextlib.ExitStack() as stack:
+        pidfds = []
+        for _, pidfd in _marked(directory):
+            stack.callback(os.close, pidfd)
+            pidfds.append(pidfd)
+        end_processes(pidfds, number, GRACE_S)
+    return bool(pidfds)
 
 
 def _marked(directory: str) -> Iterator[tuple[int, int]]:

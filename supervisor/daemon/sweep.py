@@ -14,12 +14,11 @@ Rules of this file.
 from __future__ import annotations
 
 import os
-import select
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hostlib.linux import holdings
+from hostlib.linux import holdings, processes
 from hostlib.unix_names import is_deaf
 from supervisor.doctor.leftovers import LAUNCHPAD_NAME, STAGED_PREFIX, Search
 from supervisor.sandbox import groups as sandbox_groups
@@ -84,25 +83,19 @@ def _end_launchpad(before: Predecessor) -> Iterator[str]:
         LAUNCHPAD_NAME,
     ):
         return
-    ended = _wait_end(pid, create_time, LAUNCHPAD_S)
+    ended = _end((pid, create_time), LAUNCHPAD_S)
     yield f"its launchpad (pid {pid}) {'ended' if ended else 'was killed'}"
 
 
-def _wait_end(pid: int, create_time: int, patience_s: float) -> bool:
+def _end(process: processes.ProcessIdentity, patience_s: float) -> bool:
     """Wait for a process's end, then kill it; return whether it ended by itself."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
+    pidfd = processes.open_process(process)
+    if pidfd is None:
         return True
     try:
-        if not holdings.is_same_process(pid, create_time):
+        if processes.end_processes([pidfd], 0, patience_s):
             return True
-        if select.select([pidfd], [], [], patience_s)[0]:
-            return True
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        select.select([pidfd], [], [], LAUNCHPAD_S)
-    except ProcessLookupError:
-        return True
+        processes.end_processes([pidfd], signal.SIGKILL, LAUNCHPAD_S)
     finally:
         os.close(pidfd)
     return False
@@ -131,7 +124,7 @@ def _end_orphans(abandoned: Iterable[Path]) -> Iterator[str]:
         if facts is None or facts.state == holdings.ZOMBIE:
             continue
         if any(text.startswith(homes) for text in environment.split(b"\0")):
-            _wait_end(pid, facts.create_time, 0.0)
+            _end((pid, facts.create_time), 0.0)
             yield f"an orphan: pid {pid} ({facts.name}) (killed)"
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,22 +137,16 @@ async def end_former(row: LaunchpadRow) -> None:
         return
     stat = processes.read_parent_and_start(row.pid)
     parent = 0 if stat is None else stat[0]
-    pidfds = []
-    try:
-        for pid, create_time in processes.trees_beneath(parent, [row.pid]):
-            try:
-                pidfd = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            pidfds.append(pidfd)
-            if is_same_process(pid, create_time):
-                with suppress(ProcessLookupError):  # it has ended since
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    with ExitStack() as stack:
+        pidfds = []
+        for process in processes.trees_beneath(parent, [row.pid]):
+            pidfd = processes.open_process(process)
+            if pidfd is not None:
+                stack.callback(os.close, pidfd)
+                pidfds.append(pidfd)
+                processes.signal_pidfd(pidfd, signal.SIGKILL)
         for pidfd in pidfds:
             await wait_readable(pidfd)
-    finally:
-        for pidfd in pidfds:
-            os.close(pidfd)
 
 
 def _end_unused(launchpad: LaunchpadProcess) -> None:

@@ -91,6 +91,30 @@ def test_a_list_that_is_open_tells_the_children_of_now(
         assert set(own.pids()) - before == {crowd[0]}  # not waited for, so still there
 
 
+def test_processes_are_ended_by_signal_within_a_time() -> None:
+    program = """
+import signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(flush=True)
+signal.pause()
+"""
+    words = [sys.executable, "-I", "-S", "-c", program]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        stat = processes.read_parent_and_start(process.pid)
+        assert stat is not None
+        assert processes.open_process((process.pid, stat[1] + 1)) is None
+        pidfd = processes.open_process((process.pid, stat[1]))
+        assert pidfd is not None
+        assert not processes.end_processes([pidfd], signal.SIGTERM, 0.0)
+        assert processes.end_processes([pidfd], signal.SIGKILL, 10.0)
+        process.wait()
+        assert not processes.signal_pidfd(pidfd, signal.SIGKILL)
+        assert processes.end_processes([pidfd], 0, 0.0)
+        os.close(pidfd)
+
+
 def test_children_of_nobody_are_none() -> None:
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", ""]) as process:
         process.wait()
