@@ -260,7 +260,7 @@ class Door:
             raise RequestError(
                 f"cannot signal {args.name!r}: it is {child.state}; see `fleet ps`"
             )
-        order = {"name": args.name, "signal": args.signal}
+        order = {**_life_of(child), "signal": args.signal}
         request = msgspec.json.encode(ControlRequest("kill", order))
         with trio.move_on_after(ANSWER_S):
             await self._node.ask(child.node, "control", request)
@@ -327,9 +327,8 @@ class Door:
 
     async def _tell_alive(self, child: ShownChild) -> None:
         data = base64.b64encode(b'{"do": "alive"}\n').decode()
-        args: dict[str, Any] = {"name": child.name, "data": data, "child": child.id}
-        args["incarnation"] = child.incarnation
-        request = msgspec.json.encode(ControlRequest("input", args))
+        order = {**_life_of(child), "data": data}
+        request = msgspec.json.encode(ControlRequest("input", order))
         with suppress(RequestError):  # it has ended, or its node is not reached now
             await self._node.ask(str(child.node), "control", request)
 
@@ -462,6 +461,15 @@ def _refusing(order: Order) -> Order:
             raise OrderError(str(why)) from None
 
     return do
+
+
+def _life_of(child: ShownChild) -> dict[str, object]:
+    """Return the words of an order for this life of a child, and for no later one."""
+    return {
+        "name": child.name,
+        "child": child.id,
+        "incarnation": child.incarnation,
+    }
 
 
 def _check_empty(words: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from supervisor.children.child import Child
     from supervisor.config.directories import Places
     from supervisor.config.document import Config
+    from supervisor.fleet.fence import FleetLife
     from supervisor.host import Host
     from supervisor.kept_children.kept_child import KeptChild
     from supervisor.kept_children.roster import Changes, Children
@@ -53,10 +54,22 @@ class SpawnArgs(msgspec.Struct, forbid_unknown_fields=True):
     stop_signal: str = "TERM"
 
 
-class KillArgs(msgspec.Struct, forbid_unknown_fields=True):
-    """``kill``."""
+class LifeArgs(msgspec.Struct, forbid_unknown_fields=True):
+    """The child that an order is for, and of a fleet's child which of its lives.
+
+    Attributes:
+        child: its id in its fleet; None for whatever it is, as is the next one.
+        incarnation: of the child.
+    """
 
     name: str
+    child: str | None = None
+    incarnation: int | None = None
+
+
+class KillArgs(LifeArgs, forbid_unknown_fields=True):
+    """``kill``."""
+
     signal: str = "TERM"
     tree: bool = False
 
@@ -68,23 +81,18 @@ class StopChildArgs(msgspec.Struct, forbid_unknown_fields=True):
     grace: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
-class InputArgs(msgspec.Struct, forbid_unknown_fields=True):
+class InputArgs(LifeArgs, forbid_unknown_fields=True):
     """``input``: a piece of what a child reads on its standard input.
 
     Attributes:
         data: in base64.
         at: its offset in all input; None for a piece behind whatever is there.
         end: the input ends with it.
-        child: its id in its fleet; None for whatever it is, as is the next one.
-        incarnation: of the child.
     """
 
-    name: str
     data: str = ""
     at: Annotated[int, msgspec.Meta(ge=0)] | None = None
     end: bool = False
-    child: str | None = None
-    incarnation: int | None = None
 
 
 class NoArgs(msgspec.Struct, forbid_unknown_fields=True):
@@ -219,6 +227,7 @@ class DaemonOrders:
     async def _kill(self, words: dict[str, Any]) -> dict[str, object]:
         args = msgspec.convert(words, KillArgs)
         child = self._running(args.name)
+        _check_life(f"cannot signal {args.name!r}", child.spec.fleet, args)
         number = _signal(args.signal)
         if child.process is None:
             raise OrderError(f"cannot kill {args.name}: it is being started; try again")
@@ -255,12 +264,7 @@ class DaemonOrders:
         kept = self._children.find(args.name)
         if kept is None or kept.child is None:
             raise OrderError(f"{what}: it does not run; see sandhost ps")
-        life = None if kept.placed is None else kept.placed.life
-        found = (None, None) if life is None else (life.child, life.incarnation)
-        if args.child is not None and found != (args.child, args.incarnation):
-            raise OrderError(
-                f"{what}: incarnation {args.incarnation} of it does not run here"
-            )
+        _check_life(what, kept.child.spec.fleet, args)
         if kept.input is None:
             raise OrderError(f"{what}: its standard input is empty")
         log_end = kept.log.segments.end
@@ -337,6 +341,19 @@ class DaemonOrders:
 
 def _warnings(*configs: Config) -> list[list[tuple[str, str]]]:
     return [list(warnings(config)) for config in configs]
+
+
+def _check_life(what: str, life: FleetLife | None, args: LifeArgs) -> None:
+    """Refuse an order for another life of a child than the one that runs.
+
+    Raises:
+        OrderError: it is for another one.
+    """
+    found = (None, None) if life is None else (life.child, life.incarnation)
+    if args.child is not None and found != (args.child, args.incarnation):
+        raise OrderError(
+            f"{what}: incarnation {args.incarnation} of it does not run here"
+        )
 
 
 def _describe_spawned(kept: KeptChild, child: Child) -> dict[str, object]:

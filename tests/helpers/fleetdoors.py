@@ -6,7 +6,7 @@
 Directory and node actors live in the test's loop, and call each other there.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,10 +40,12 @@ class Others:
 
     Attributes:
         is_killed: the actor is gone; nothing that it says on its way arrives.
+        meanwhile: done once, before the next answer of the directory to what it names.
     """
 
     scene: "Doors"
     is_killed: bool = False
+    meanwhile: tuple[str, Callable[[], Awaitable[object]]] | None = None
 
     def send(self, messages: list[bytes]) -> None:
         """Pass what the node sends to the directory."""
@@ -53,7 +55,11 @@ class Others:
     async def ask_directory(self, do: str, args: bytes) -> bytes:
         """Ask the directory."""
         self._check()
-        return done(await self.scene.directory.answer(VERSION, do, args))
+        answer = await self.scene.directory.answer(VERSION, do, args)
+        if self.meanwhile is not None and self.meanwhile[0] == do:
+            (_, happen), self.meanwhile = self.meanwhile, None
+            await happen()
+        return done(answer)
 
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
         """Ask another node."""
@@ -95,6 +101,12 @@ class Doors:
     async def call(self, do: Callable[..., T], *args: Any, **words: Any) -> T:
         """Call a blocking function in a thread."""
         return await in_thread(partial(do, *args, **words))
+
+    def meanwhile(
+        self, node: str, do: str, happen: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Have something happen before a node has the next answer of the directory."""
+        self._others[node].meanwhile = do, happen
 
     # Node actors
 

@@ -142,6 +142,35 @@ async def test_a_signal_that_ends_nothing_is_sent_once(tmp_path: Path) -> None:
                 await scene.call(client.ask, "kill", {"name": "w", "signal": "USR1"})
 
 
+# spec FL4, FL6
+async def test_a_signal_is_for_one_life_of_a_child(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            client = scene.client("a")
+
+            async def start(script: str) -> None:
+                program = {"command": ["sh", "-c", script]}
+                await scene.call(client.ask, "spawn", {"name": "w", "program": program})
+
+            async def replace() -> None:
+                await scene.call(client.ask, "kill", {"name": "w", "signal": "KILL"})
+                await scene.call(client.ask, "wait", {"name": "w"})
+                await start(COUNTING.replace("ready", "again"))
+                await scene.call(wait_for_line, client, b"again")
+
+            await start(COUNTING)
+            await scene.call(wait_for_line, client, b"ready")
+
+            scene.meanwhile("a", "find", replace)
+            args = {"name": "w", "signal": "USR1"}
+            with pytest.raises(fleet.ControlError, match="incarnation 1 of it does no"):
+                await scene.call(client.ask, "kill", args)
+            await scene.call(client.ask, "kill", args)
+            await scene.call(wait_for_line, client, b"got")
+            log = await scene.call(one.log, "w")
+            assert log.splitlines() == [b"ready", b"again", b"got"]
+
+
 # spec FL2: the directory ends with its node's Ray.
 async def test_the_head_does_not_leave(tmp_path: Path) -> None:
     # Ray's sockets take short paths alone.
