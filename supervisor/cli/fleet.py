@@ -226,9 +226,7 @@ def _leave(control: str | None, do: str, *, as_json: bool) -> int:
                 "cannot leave: the fleet's directory is on this node, and ends with it;"
                 " end the fleet by `sandhost fleet down`"
             )
-        failed.update(client.ask(do) or {} if do == "down" else {})
-        if do != "down":
-            client.ask(do)
+        _end_nodes(client, do, failed)
 
     try:
         said = leave(find_place(control), control, ask)
@@ -244,6 +242,14 @@ def _leave(control: str | None, do: str, *, as_json: bool) -> int:
     if as_json:
         print_text(json.dumps({"failed": failed}) + "\n")
     return 1 if failed else 0
+
+
+def _end_nodes(client: FleetClient, do: str, failed: dict[str, str]) -> None:
+    """Have nodes leave; tell which are waited for, and add others that did not."""
+    for item in client.leave(do):
+        failed.update(item.get("failed", {}))
+        for name in item.get("waiting", ()):
+            print_stderr(f"sandhost fleet {do}", f"waiting: node {name!r} leaves")
 
 
 @fleet.command(cls=Command, epilog="Example: sandhost fleet leave")

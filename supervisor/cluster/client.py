@@ -55,6 +55,28 @@ class FleetClient:
         except ControlError:
             raise self._silence() from None
 
+    def leave(self, do: str) -> Iterator[dict[str, Any]]:
+        """Have this node leave, or by `down` all; yield how far that is.
+
+        Yields:
+            ``waiting``: the nodes that have not left yet; in the last item ``failed``:
+            other nodes that did not leave, and why.
+
+        Raises:
+            ControlError: it is refused, or nobody answers in time.
+        """
+        is_over = False
+        try:
+            for item in control.stream(self.door, do):
+                is_over = "failed" in item
+                yield item
+        except RefusedError as why:
+            raise RefusedError(refusal(str(why))) from None
+        except ControlError:
+            raise self._silence() from None
+        if not is_over:
+            raise self._silence()
+
     def items(
         self, args: dict[str, Any], reader: int | None = None, **more: Any
     ) -> Iterator[Any]:

@@ -1,9 +1,10 @@
 """The door of a node: a socket beside the control socket, for `sandhost fleet`.
 
 The conversation is the control socket's, and so are the rules on who may ask. The
-requests: `ps`, `quota`, `find`, `workspace`, `here`, `spawn`, `kill`, `forget`, `wait`, `leave`,
-`down`; `on` and the stream `items` ask the daemon of any node what its control socket
-answers; the stream `hold` keeps children for a program.
+requests: `ps`, `quota`, `find`, `workspace`, `here`, `spawn`, `kill`, `forget`, `wait`; `on`
+and the stream `items` ask the daemon of any node what its control socket answers; the
+streams `leave` and `down` tell which nodes they wait for; the stream `hold` keeps children
+for a program.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import trio
@@ -36,6 +37,8 @@ from supervisor.control.server import ControlServer, OrderError, Orders
 from supervisor.fleet.directory import ShownChild, ShownFleet, ShownNode, SpawnRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hostlib.log import Log
     from supervisor.cluster.node_service import NodeService
     from supervisor.control.server import Order, Send, Stream
@@ -68,6 +71,7 @@ _READING = (
 """Requests that are not told; what they ask of a daemon it tells itself."""
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class ChildArgs(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,6 +126,18 @@ class ShownWork(msgspec.Struct):
 
     rows: list[dict[str, Any]] = []
     missing: dict[str, str] = {}
+
+
+class Leaving(msgspec.Struct, omit_defaults=True):
+    """An item of `leave` and `down`.
+
+    Attributes:
+        waiting: nodes that have not left yet.
+        failed: in the last item: other nodes that did not leave, and why.
+    """
+
+    waiting: tuple[str, ...] = ()
+    failed: dict[str, str] | None = None
 
 
 class _Target(NamedTuple):
@@ -184,18 +200,21 @@ class Door:
             "workspace": partial(self._pass_on, "workspace"),
             "spawn": self._spawn,
             "wait": self._wait,
-            "leave": self._leave,
-            "down": self._down,
             "on": self._on,
             "here": self._here,
             "top": self._top,
             "held": self._note_held,
         }
-        streams: dict[str, Stream] = {"items": self._items, "hold": self._hold}
+        streams: dict[str, Stream] = {
+            "items": self._items,
+            "hold": self._hold,
+            "leave": self._leave,
+            "down": self._down,
+        }
         return Orders(
             orders={do: _refusing(order) for do, order in orders.items()},
             waiting=frozenset(("spawn", "wait", "on", "held", "top")),
-            streams=streams,
+            streams={do: _refusing(stream) for do, stream in streams.items()},
             reading=dict.fromkeys(_READING, _always),
         )
 
@@ -386,28 +405,49 @@ class Door:
         _check_empty(words)
         return {"node": self._node.name, "is_head": self._node.is_head}
 
-    async def _leave(self, words: dict[str, Any]) -> msgspec.Raw:
+    async def _leave(self, words: dict[str, Any], send: Send) -> None:
         """Have this node leave; the command that asks ends its Ray."""
         _check_empty(words)
-        left = await self._node.ask(self._node.name, "leave", _NO_ARGS)
-        await self._node.ask(self._node.name, "end-ray", _NO_ARGS)
-        return msgspec.Raw(left)
+        await self._end_nodes((), send)
 
-    async def _down(self, words: dict[str, Any]) -> dict[str, str]:
-        """Have all nodes leave and end their Ray; return those that did not, and why."""
+    async def _down(self, words: dict[str, Any], send: Send) -> None:
+        """Have all nodes leave and end their Ray."""
         _check_empty(words)
         fleet = await self._read("ps", {}, ShownFleet)
-        failed: dict[str, str] = {}
-        async with trio.open_nursery() as nursery:
-            for node in fleet.nodes:
-                if node.name != self._node.name and node.state != "left":
-                    nursery.start_soon(self._take_down, node, failed)
-        await self._node.ask(self._node.name, "leave", _NO_ARGS)
-        await self._node.ask(self._node.name, "end-ray", _NO_ARGS)
-        return failed
+        own = self._node.name
+        others = (one for one in fleet.nodes if one.name != own and one.state != "left")
+        await self._end_nodes(tuple(others), send)
 
-    async def _take_down(self, node: ShownNode, failed: dict[str, str]) -> None:
-        """Have another node leave and end its Ray; note it if it does not."""
+    async def _end_nodes(self, others: tuple[ShownNode, ...], send: Send) -> None:
+        """Have nodes leave and end their Ray, this one behind the others.
+
+        Raises:
+            RequestError: this one does not leave; of others the last item tells that.
+        """
+        failed: dict[str, str] = {}
+        left: set[str] = set()
+        own = self._node.name
+        refusal: RequestError | None = None
+        async with trio.open_nursery() as nursery:
+            names = (*(node.name for node in others), own)
+            nursery.start_soon(_tell_waiting, names, left, send)
+            async with trio.open_nursery() as taking:
+                for node in others:
+                    taking.start_soon(self._take_down, node, left, failed)
+            try:
+                await self._node.ask(own, "leave", _NO_ARGS)
+                await self._node.ask(own, "end-ray", _NO_ARGS)
+            except RequestError as why:
+                refusal = why
+            nursery.cancel_scope.cancel()
+        await send(Leaving(failed=failed))
+        if refusal is not None:
+            raise refusal
+
+    async def _take_down(
+        self, node: ShownNode, left: set[str], failed: dict[str, str]
+    ) -> None:
+        """Have another node leave and end its Ray; note how that went."""
         # Nothing runs any more on a lost one: its fence has ended it.
         wait_s = ALIVE_S if node.state == "lost" else LONGEST_LEAVE_S
         try:
@@ -421,6 +461,7 @@ class Door:
                 f"it has not left within {wait_s:g} s; see its daemon, and do"
                 " `sandhost fleet leave` there"
             )
+        left.add(node.name)
 
     async def _on(self, words: dict[str, Any]) -> msgspec.Raw:
         target = await self._target(msgspec.convert(words, OnArgs))
@@ -428,14 +469,11 @@ class Door:
         return msgspec.Raw(await self._node.ask(target.node, "control", args))
 
     async def _items(self, words: dict[str, Any], send: Send) -> None:
-        try:
-            node, request = await self._target(msgspec.convert(words, OnArgs))
-            found = self._node.items(node, request.do, request.args)
-            async with aclosing(found) as items:
-                async for item in items:
-                    await send(item)
-        except RequestError as why:
-            raise OrderError(str(why)) from None
+        node, request = await self._target(msgspec.convert(words, OnArgs))
+        found = self._node.items(node, request.do, request.args)
+        async with aclosing(found) as items:
+            async for item in items:
+                await send(item)
 
     async def _target(self, args: OnArgs) -> _Target:
         if args.child is None:
@@ -451,16 +489,28 @@ class Door:
         return _Target(child.node, ControlRequest(args.do, words))
 
 
-def _refusing(order: Order) -> Order:
-    """Return an order whose refusals are told to who asked."""
+def _refusing(do: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Return an order or a stream whose refusals are told to who asked."""
 
-    async def do(words: dict[str, Any]) -> object:
+    async def told(*args: P.args, **words: P.kwargs) -> T:
         try:
-            return await order(words)
+            return await do(*args, **words)
         except RequestError as why:
             raise OrderError(str(why)) from None
 
-    return do
+    return told
+
+
+async def _tell_waiting(names: tuple[str, ...], left: set[str], send: Send) -> None:
+    """Tell every now and then which nodes have not left, until cancelled."""
+    told: tuple[str, ...] = ()
+    with suppress(trio.BrokenResourceError):
+        while True:
+            await trio.sleep(ALIVE_S)
+            waiting = tuple(name for name in names if name not in left)
+            if waiting != told:
+                await send(Leaving(waiting))
+                told = waiting
 
 
 def _life_of(child: ShownChild) -> dict[str, object]:

@@ -44,7 +44,7 @@ ORDERS = (
 STREAMS = ("logs", "events", "stop", "workspace-patch", "workspace-export")
 """The streams of a daemon."""
 
-LASTING = frozenset((*ORDERS, "down", "held", "leave", "on", "top", "wait"))
+LASTING = frozenset((*ORDERS, "held", "on", "top", "wait"))
 """Requests that may take longer than a question: orders, and more at a fleet's door."""
 
 QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")
@@ -256,7 +256,7 @@ def stream(
                 answer = json.loads(reply)
                 if answer.get("ok") is False:
                     text = answer.get("error")
-                    raise ControlError(f"the host at {path!r} refused: {text}")
+                    raise RefusedError(f"the host at {path!r} refused: {text}")
                 if answer.get("end"):
                     return
                 yield answer["item"]

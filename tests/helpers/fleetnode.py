@@ -40,6 +40,7 @@ class StandIn:
         children: those that run, by the fleet's ids.
         version: that it says it has.
         missing: policies that its configuration has not.
+        may_leave: it does not leave before.
     """
 
     ledger: str
@@ -50,6 +51,7 @@ class StandIn:
     link: trio.SocketStream | None = None
     missing: tuple[str, ...] = ()
     left: trio.Event = field(default_factory=trio.Event)
+    may_leave: trio.Event | None = None
 
     async def serve(
         self,
@@ -93,9 +95,7 @@ class StandIn:
             args = msgspec.json.decode(question.args, type=LinkArgs)
             await self._serve_link(args, stream, rest)
         elif question.do == "fleet-leave":
-            if self.node is not None:
-                await self._do(self.node.leave(read_clocks()))
-                await self.left.wait()
+            await self._leave()
             await reply(stream, ok=True, result={"node": None})
         elif question.do == "count":
             for number in range(3):
@@ -133,6 +133,13 @@ class StandIn:
                 break
         if self.link is stream:
             self.link = None
+
+    async def _leave(self) -> None:
+        if self.may_leave is not None:
+            await self.may_leave.wait()
+        if self.node is not None:
+            await self._do(self.node.leave(read_clocks()))
+            await self.left.wait()
 
     async def _do(self, step: NodeStep) -> None:
         assert self.node is not None

@@ -100,6 +100,13 @@ class Scene:
         """Return what the door of a node answers."""
         return await in_thread(call, f"{self.where}/{node}/{DOOR}", what, args)
 
+    async def end(self, node: str, do: str) -> dict[str, str]:
+        """Leave or end the fleet at a node; return other nodes that did not leave."""
+        items = await in_thread(
+            lambda: list(client.FleetClient(f"{self.where}/{node}/control").leave(do))
+        )
+        return dict(items[-1]["failed"])
+
 
 async def run_within(scope: trio.CancelScope, node: NodeService) -> None:
     with scope:
@@ -318,7 +325,7 @@ async def test_a_node_that_is_not_heard_is_unknown_then_lost(
         assert (again["state"], again["incarnation"]) == ("waiting", 1)
         scene.hung.add("b")
         monkeypatch.setattr(door, "ALIVE_S", 1.0)
-        failed = await scene.ask("a", "down")
+        failed = await scene.end("a", "down")
         assert list(failed) == ["b"]
         assert "it has not left within 1 s; see its daemon" in failed["b"]
         await scene.ask("a", "forget", node="b")
@@ -329,7 +336,7 @@ async def test_a_node_that_leaves_is_shown_as_left(tmp_path: Path) -> None:
     async with fleet(tmp_path) as scene:
         await scene.add("a")
         await scene.add("b")
-        await scene.ask("b", "leave")
+        assert await scene.end("b", "leave") == {}
         states: dict[str, str] = {}
         while states.get("b") != "left":
             nodes = (await scene.ask("a", "ps"))["nodes"]
@@ -343,7 +350,7 @@ async def test_down_has_all_nodes_leave_and_end_their_ray(tmp_path: Path) -> Non
     async with fleet(tmp_path) as scene:
         for name in ("a", "b", "c"):
             await scene.add(name)
-        assert await scene.ask("b", "down") == {}
+        assert await scene.end("b", "down") == {}
         while sorted(scene.ended) != ["a", "b", "c"]:
             await trio.lowlevel.checkpoint()
 
@@ -357,11 +364,53 @@ async def test_down_waits_for_no_node_for_ever(
         for name in ("a", "b", "c"):
             await scene.add(name)
         scene.hung.add("b")
-        failed = await scene.ask("a", "down")
+        failed = await scene.end("a", "down")
         assert list(failed) == ["b"]
         assert "it has not left within 1 s; see its daemon" in failed["b"]
         while sorted(scene.ended) != ["a", "c"]:
             await trio.lowlevel.checkpoint()
+
+
+# spec FL11
+@pytest.mark.parametrize(("do", "at"), [("down", "a"), ("leave", "b")])
+async def test_a_node_that_leaves_slowly_is_told_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str, at: str
+) -> None:
+    # It tells before a client would give up.
+    assert door.ALIVE_S < TIMEOUT_S
+    monkeypatch.setattr(door, "ALIVE_S", 0.1)
+    async with fleet(tmp_path) as scene:
+        for name in ("a", "b"):
+            await scene.add(name)
+        scene.daemons["b"].may_leave = trio.Event()
+        fleet_client = client.FleetClient(f"{tmp_path}/{at}/control")
+        items = fleet_client.leave(do)
+        first = await in_thread(next, items)
+        assert "b" in first["waiting"]
+        assert scene.ended == []
+        scene.daemons["b"].may_leave.set()
+        last = await in_thread(lambda: list(items)[-1])
+        assert last == {"failed": {}}
+
+
+# spec FL11
+async def test_a_door_that_ends_before_all_have_left_is_told(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/{DOOR}")
+        listener.listen()
+        items = client.FleetClient(f"{tmp_path}/control").leave("down")
+
+        async def end() -> None:
+            accepted, _ = await in_thread(listener.accept)
+            with accepted:
+                accepted.recv(4096)
+                accepted.sendall(b'{"v":1,"item":{"waiting":["b"]}}\n')
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end)
+            assert await in_thread(next, items) == {"waiting": ["b"]}
+        with pytest.raises(ControlError, match="cannot ask the fleet"):
+            await in_thread(next, items)
 
 
 # spec FL11
