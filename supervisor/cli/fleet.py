@@ -214,7 +214,7 @@ def _enter(control: str | None, options: Options) -> Entered:
 
 
 def _leave(control: str | None, do: str, *, as_json: bool) -> int:
-    from supervisor.cluster.admission import find_place, leave  # noqa: PLC0415
+    from supervisor.cluster.admission import find_left_place, leave  # noqa: PLC0415
     from supervisor.cluster.ray_processes import RayError  # noqa: PLC0415
     from supervisor.control.client import ControlError  # noqa: PLC0415
 
@@ -229,7 +229,7 @@ def _leave(control: str | None, do: str, *, as_json: bool) -> int:
         _end_nodes(client, do, failed)
 
     try:
-        said = leave(find_place(control), control, ask)
+        said = leave(find_left_place(control), ask)
     except (ControlError, RayError) as why:
         raise FleetRefusal(str(why)) from None
     for name, reason in failed.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -111,6 +112,26 @@ def find_place(control: str | None) -> Place:
         ) from None
     directory = ray_processes.directory_of(figures.state_dir)
     return Place(path, directory, figures.max_children, figures.fleet)
+
+
+def find_left_place(control: str | None) -> Place:
+    """Return the daemon that is meant, or the place of one that does not answer.
+
+    Its node's door tells the directory: the node actor outlives the daemon.
+
+    Raises:
+        ControlError: neither answers.
+        RayError: as for `find_place`.
+    """
+    try:
+        return find_place(control)
+    except ControlError:
+        path = find_control(control)
+        if is_there(door_of(path)):
+            with suppress(ControlError):
+                directory = FleetClient(path).ask("here")["directory"]
+                return Place(path, directory, 0, None)
+        raise
 
 
 def enter(place: Place, options: Options) -> Entered:
@@ -239,14 +260,11 @@ def _set_up(order: SetupOrder) -> Entered:
     return Entered(outcome.address, order.token_file, outcome.open_ports)
 
 
-def leave(
-    place: Place, control: str | None, ask: Callable[[FleetClient], object]
-) -> str | None:
+def leave(place: Place, ask: Callable[[FleetClient], object]) -> str | None:
     """Take this node out of its fleet, and end its Ray; return why it was not asked.
 
     Args:
         place: the daemon.
-        control: as `find_place` got it.
         ask: asks the fleet first; its children end.
 
     Raises:
@@ -256,7 +274,7 @@ def leave(
     door = door_of(place.control)
     with ray_processes.locked(place.directory):
         try:
-            ask(FleetClient(control))
+            ask(FleetClient(place.control))
         except ControlError as why:
             said = str(why)
             if not ray_processes.is_there(place.directory):

@@ -401,9 +401,14 @@ class Door:
                 work.rows.append({**row, "node": node, "id": f"{node}/{row['id']}"})
 
     async def _here(self, words: dict[str, Any]) -> dict[str, object]:
-        """Return the name of this node, and whether the fleet's directory is here."""
+        """Return what this node is, and where it keeps what Ray needs."""
         _check_empty(words)
-        return {"node": self._node.name, "is_head": self._node.is_head}
+        order = self._node.order
+        return {
+            "node": order.node,
+            "is_head": order.is_head,
+            "directory": order.directory,
+        }
 
     async def _leave(self, words: dict[str, Any], send: Send) -> None:
         """Have this node leave; the command that asks ends its Ray."""

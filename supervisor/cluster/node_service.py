@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from hostlib.log import Log
+    from supervisor.cluster.orders import NodeOrder
 
 RELINK_S = 0.1
 """From a link that was lost to the next attempt: children live 4 s without it."""
@@ -125,31 +126,24 @@ class NodeService:
     """One node actor, in the loop of its process.
 
     Args:
-        name: of the node.
-        labels: what children may need.
-        control: the daemon's control socket.
+        order: the node, and its daemon.
         others: the directory and the other node actors.
         log: for what cannot be told to anybody.
         end_ray: ends what runs of Ray for this node, this process too, soon.
-        is_head: the fleet's directory is here.
     """
 
-    def __init__(  # noqa: PLR0913 - each from another place
+    def __init__(
         self,
-        name: str,
-        labels: tuple[str, ...],
-        control: str,
+        order: NodeOrder,
         others: Others,
         log: Log,
         end_ray: Callable[[], None],
-        *,
-        is_head: bool = False,
     ) -> None:
-        self.name = name
-        self.is_head = is_head
+        self.order = order
+        self.name = order.node
         self.others = others
-        self._labels = labels
-        self._control = control
+        self._labels = order.labels
+        self._control = order.control
         self._log = log
         self._to_daemon: trio.MemorySendChannel[FromDirectory] | None = None
         self._end_ray = end_ray

@@ -317,15 +317,7 @@ class NodeActor:
         self._order = order
         self._log = _open_log(order.directory)
         self._others = _RayOthers()
-        self._service = NodeService(
-            order.node,
-            order.labels,
-            order.control,
-            self._others,
-            self._log,
-            self._end,
-            is_head=order.is_head,
-        )
+        self._service = NodeService(order, self._others, self._log, self._end)
         self._loop = LoopThread(self._run, _teller(self._log))
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> None:

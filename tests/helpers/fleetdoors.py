@@ -23,6 +23,8 @@ from supervisor.cluster.directory_service import DirectoryService
 from supervisor.cluster.door import Door
 from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import JoinState, NodeService
+from supervisor.cluster.orders import NodeOrder
+from supervisor.cluster.ray_processes import DIRECTORY
 from supervisor.cluster.requests import RequestError
 from supervisor.fleet.messages import VERSION
 from supervisor.fleet.store import FleetStore
@@ -115,9 +117,9 @@ class Doors:
         control = self.control(node)
         self._others[node] = others = Others(self)
         is_head = node == next(iter(self.daemons))
-        service = NodeService(
-            node, (node, "gpu"), control, others, LOG, lambda: None, is_head=is_head
-        )
+        directory = f"{self.daemons[node].where}/state/{DIRECTORY}"
+        order = NodeOrder(node, (node, "gpu"), control, directory, is_head=is_head)
+        service = NodeService(order, others, LOG, lambda: None)
         state = JoinState(is_up=node in self._ended)
         self._ended[node] = trio.Event()
         await self.nursery.start(self._live, node, service)

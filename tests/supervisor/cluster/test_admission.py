@@ -132,7 +132,7 @@ def test_a_node_that_was_ended_from_elsewhere_is_in_no_fleet(tmp_path: Path) -> 
     with pytest.raises(ControlError, match="else `sandhost fleet leave`"):
         FleetClient(one.control).ask("ps")
     with pytest.raises(RayError, match="this node is in none"):
-        leave(one, one.control, lambda client: client.ask("leave"))
+        leave(one, lambda client: list(client.leave("leave")))
     assert not os.path.lexists(door)
     with pytest.raises(ControlError, match="this node is in none"):
         FleetClient(one.control)

@@ -16,6 +16,7 @@ from hostlib.log import Log
 from supervisor.cluster import daemon_socket
 from supervisor.cluster.daemon_socket import DaemonError
 from supervisor.cluster.node_service import JoinState, NodeService
+from supervisor.cluster.orders import NodeOrder
 from supervisor.cluster.requests import RequestError
 from supervisor.fleet.messages import VERSION
 from tests.helpers.fleetnode import StandIn
@@ -37,7 +38,8 @@ class NoOthers:
 
 
 def service(control: str) -> NodeService:
-    return NodeService("n1", (), control, NoOthers(), Log("ERROR"), lambda: None)
+    order = NodeOrder("n1", (), control, "/nonexistent")
+    return NodeService(order, NoOthers(), Log("ERROR"), lambda: None)
 
 
 async def state_of(node: NodeService) -> JoinState:

@@ -21,6 +21,7 @@ from supervisor.cluster.directory_service import DirectoryService
 from supervisor.cluster.door import Door
 from supervisor.cluster.names import DOOR
 from supervisor.cluster.node_service import NodeService
+from supervisor.cluster.orders import NodeOrder
 from supervisor.cluster.requests import RequestError
 from supervisor.control.client import ControlError, call, stream
 from supervisor.control.server import MAX_WAITING
@@ -85,9 +86,8 @@ class Scene:
         place.mkdir()
         daemon = StandIn(f"ledger-{name}", capacity)
         await self.nursery.start(daemon.serve, f"{place}/control")
-        node = NodeService(
-            name, labels, f"{place}/control", self, LOG, lambda: self.ended.append(name)
-        )
+        order = NodeOrder(name, labels, f"{place}/control", f"{place}/fleet")
+        node = NodeService(order, self, LOG, lambda: self.ended.append(name))
         self.nodes[name], self.daemons[name] = node, daemon
         self.scopes[name] = trio.CancelScope()
         self.nursery.start_soon(run_within, self.scopes[name], node)
@@ -427,9 +427,8 @@ async def test_parts_of_other_versions_are_refused_by_both_names(
             assert f"'{VERSION}'" in data.decode()
         scene.daemons["a"].version = "fleet-9"
         place = tmp_path / "a"
-        again = NodeService(
-            "z", (), f"{place}/control", scene, LOG, lambda: scene.ended.append("z")
-        )
+        order = NodeOrder("z", (), f"{place}/control", f"{place}/fleet")
+        again = NodeService(order, scene, LOG, lambda: scene.ended.append("z"))
         scene.nursery.start_soon(again.run)
         state = json.loads(done(await again.answer(VERSION, "join-state", b"{}")))
         assert state["is_final"]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,9 @@ from tempfile import TemporaryDirectory
 import pytest
 import trio
 
+from hostlib.threads import in_thread
 from sandhost import fleet
+from supervisor.cluster import ray_processes
 from supervisor.cluster.client import FleetClient
 from supervisor.fleet.messages import VERSION
 from tests.helpers.command import ENVIRONMENT, Outcome, outcome, sandhost
@@ -182,6 +185,29 @@ async def test_the_head_does_not_leave(tmp_path: Path) -> None:
             assert b"end the fleet by `sandhost fleet down`" in done.err
             shown = await scene.call(scene.client("a").ask, "ps")
             assert [row["state"] for row in shown["nodes"]] == ["up"]
+
+
+# spec FL8: the node actor outlives the daemon, and with it all of Ray here.
+async def test_a_node_leaves_whose_daemon_was_killed(tmp_path: Path) -> None:
+    # Ray's sockets take short paths alone.
+    with (
+        TemporaryDirectory(dir="/tmp") as where,
+        node(tmp_path / "a") as one,
+        node(Path(where)) as other,
+    ):
+        directory = f"{where}/state/{ray_processes.DIRECTORY}"
+        async with fleet_of(tmp_path, a=one, b=other) as scene:
+            with ray_processes.locked(directory):
+                token = ray_processes.make_token(directory)
+            words, control = ("sleep", "600"), scene.control("b")
+            ray = ray_processes.start(words, directory, token, control)
+            other.process.kill()
+            done = await scene.call(sandhost, "fleet", "leave", "--control", control)
+            assert (done.status, done.out) == (0, b"")
+            assert b"; Ray here is ended" in done.err
+            assert await scene.call(ray.wait) == -signal.SIGTERM
+            assert not ray_processes.is_there(directory)
+            assert not await in_thread(os.path.exists, token)
 
 
 def wait_for_line(client: FleetClient, line: bytes) -> None:
