@@ -16,12 +16,12 @@ import stat
 import tarfile
 from typing import IO, NamedTuple
 
+from hostlib.linux.files import closing_fd, open_directory
 from hostlib.linux.syscalls import open_exactly
 from supervisor.workspace.export import WHITEOUT, add_node, written_tar
 from supervisor.workspace.layers import LayeredTree, split, walk_sorted
 from supervisor.workspace.store import WorkspaceError
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PACKED = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK})
 _HEADERS_BYTES = 1024
@@ -129,12 +129,9 @@ class _Unpacker:
         except (tarfile.TarError, ValueError, OverflowError) as why:
             raise WorkspaceError(f"cannot unpack: {why}; send it again") from None
         for directory in reversed(self._directories):
-            fd = open_exactly(directory.path or b".", self._top, _DIRECTORY)
-            try:
+            with closing_fd(open_directory(directory.path, self._top)) as fd:
                 os.fchmod(fd, directory.mode)
                 os.utime(fd, (directory.mtime_s, directory.mtime_s))
-            finally:
-                os.close(fd)
 
     def _put(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         path = os.fsencode(member.name)
@@ -144,21 +141,18 @@ class _Unpacker:
         if not {b"", b".", b".."}.isdisjoint(path.split(b"/")):
             raise _refused(member, "it leads elsewhere")
         parent, name = split(path)
-        directory = self._open_parent(parent)
-        try:
+        with closing_fd(self._open_parent(parent)) as directory:
             if self._base is not None and name.startswith(WHITEOUT):
                 os.mknod(name.removeprefix(WHITEOUT), stat.S_IFCHR, dir_fd=directory)
             else:
                 self._make(tar, member, name, directory)
                 self._finish(member, path, name, directory)
                 self.paths.append(path)
-        finally:
-            os.close(directory)
 
     def _open_parent(self, parent: bytes) -> int:
         """Open a directory; one of a layer that has no entry is made as the base's."""
         try:
-            return open_exactly(parent or b".", self._top, _DIRECTORY)
+            return open_directory(parent, self._top)
         except FileNotFoundError:
             if self._base is None:
                 raise
@@ -169,15 +163,12 @@ class _Unpacker:
                 " such directory any more; put it back"
             )
         above, name = split(parent)
-        directory = self._open_parent(above)
-        try:
+        with closing_fd(self._open_parent(above)) as directory:
             os.mkdir(name, 0o700, dir_fd=directory)
             self._give(name, directory, parent)
-        finally:
-            os.close(directory)
         mode = stat.S_IMODE(status.st_mode)
         self._directories.append(_Directory(parent, mode, status.st_mtime))
-        return open_exactly(parent, self._top, _DIRECTORY)
+        return open_directory(parent, self._top)
 
     def _make(
         self, tar: tarfile.TarFile, member: tarfile.TarInfo, name: bytes, directory: int
@@ -201,8 +192,7 @@ class _Unpacker:
 
     def _link(self, member: tarfile.TarInfo, name: bytes, directory: int) -> None:
         parent, other = split(os.fsencode(member.linkname))
-        source = open_exactly(parent or b".", self._top, _DIRECTORY)
-        try:
+        with closing_fd(open_directory(parent, self._top)) as source:
             os.link(
                 other,
                 name,
@@ -210,8 +200,6 @@ class _Unpacker:
                 dst_dir_fd=directory,
                 follow_symlinks=False,
             )
-        finally:
-            os.close(source)
 
     def _finish(
         self, member: tarfile.TarInfo, path: bytes, name: bytes, directory: int
@@ -248,10 +236,8 @@ def _status_in(base: int, path: bytes) -> os.stat_result | None:
         fd = open_exactly(path, base, os.O_PATH | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
+    with closing_fd(fd):
         return os.fstat(fd)
-    finally:
-        os.close(fd)
 
 
 def _refused(member: tarfile.TarInfo, why: str) -> WorkspaceError:

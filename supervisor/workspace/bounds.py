@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from hostlib.threads import in_thread
 from supervisor.workspace.settings import disk_room
 from supervisor.workspace.store import path_of
@@ -34,8 +35,6 @@ PAUSE_LOOKS = 20
 
 _BYTES_PER_S = 4 << 30
 """More than a disk of today takes: so much room is not used up before the next look."""
-
-_UPPER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Passed(NamedTuple):
@@ -91,15 +90,12 @@ class LayerBounds:
             OSError: the layer cannot be read.
         """
         began_s = time.monotonic()
-        upper = os.open(self._path, _UPPER)
-        try:
+        with closing_fd(os.open(self._path, DIRECTORY)) as upper:
             passed = self._look_at_disk(upper)
             if self._counts and passed is None:
                 passed = self._look_at_limits(upper)
                 took_s = time.monotonic() - began_s
                 self._pause_s = max(PAUSE_S, PAUSE_LOOKS * took_s)
-        finally:
-            os.close(upper)
         return passed
 
     def _look_at_limits(self, upper: int) -> Passed | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import closing_fd
 from supervisor.workspace.layers import TOP, LayeredTree, Node, join, split
 from supervisor.workspace.linux import data_ranges
 from vfs.policy import is_staged
@@ -280,15 +281,11 @@ class _Comparison:
     def _has_equal_content(self, new: Node, old: Node) -> bool:
         if new.status.st_size != old.status.st_size:
             return False
-        first = self._merged.open_file(new)
-        try:
-            second = self._base.open_file(old)
-            try:
-                return is_equal_content(first, second, new.status.st_size)
-            finally:
-                os.close(second)
-        finally:
-            os.close(first)
+        with (
+            closing_fd(self._merged.open_file(new)) as first,
+            closing_fd(self._base.open_file(old)) as second,
+        ):
+            return is_equal_content(first, second, new.status.st_size)
 
 
 class _ViewComparison(_Comparison):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.attributes import user_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.commit_journal import (
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from supervisor.workspace.layers import LayeredTree, Node
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +137,8 @@ class Staging:
         node = self._base.find(path)
         if node is None:
             raise BaseChangedError(path, "it is not there any more")
-        fd = self._base.open(node.parts[0])
-        try:
+        with closing_fd(self._base.open(node.parts[0])) as fd:
             found = identity_of(os.fstat(fd))
-        finally:
-            os.close(fd)
         if is_whole and node.is_directory:
             # A path that is renamed out of it is gone by then.
             inside = digest_inside(self._base, node, self._moved)
@@ -243,27 +239,15 @@ class Staging:
 
     def _make_directory(self, name: bytes, node: Node) -> None:
         os.mkdir(name, 0o700, dir_fd=self._staging)
-        target = os.open(name, _DIRECTORY, dir_fd=self._staging)
-        try:
-            source = self._merged.open(node.parts[0], _DIRECTORY)
-            try:
+        with closing_fd(os.open(name, DIRECTORY, dir_fd=self._staging)) as target:
+            with closing_fd(self._merged.open(node.parts[0], DIRECTORY)) as source:
                 _copy_xattrs(source, target)
-            finally:
-                os.close(source)
-        finally:
-            os.close(target)
 
     def _copy(self, name: bytes, node: Node) -> None:
-        target = self._open_new(name)
-        try:
-            source = self._merged.open_file(node)
-            try:
+        with closing_fd(self._open_new(name)) as target:
+            with closing_fd(self._merged.open_file(node)) as source:
                 copy_content(source, target)
                 _copy_xattrs(source, target)
-            finally:
-                os.close(source)
-        finally:
-            os.close(target)
 
     def _copy_attributes(self, name: bytes, node: Node) -> None:
         status = node.status
@@ -297,12 +281,12 @@ def _facts(status: os.stat_result) -> tuple[int, int, int]:
 
 def _xattrs_in(tree: LayeredTree, node: Node) -> dict[str, bytes]:
     """Return the attributes of the user namespace of a file or a directory."""
-    is_directory = node.is_directory
-    fd = tree.open(node.parts[0], _DIRECTORY) if is_directory else tree.open_file(node)
-    try:
+    if node.is_directory:
+        fd = tree.open(node.parts[0], DIRECTORY)
+    else:
+        fd = tree.open_file(node)
+    with closing_fd(fd):
         return dict(user_attributes(fd))
-    finally:
-        os.close(fd)
 
 
 def _copy_xattrs(source: int, target: int) -> None:

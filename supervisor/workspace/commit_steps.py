@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from hostlib.linux.syscalls import open_exactly
+from hostlib.linux.files import closing_fd, open_directory
 from supervisor.workspace.attributes import attribute_names
 from supervisor.workspace.commit_journal import (
     STAGING_PREFIX,
@@ -52,7 +52,6 @@ from supervisor.workspace.record import digest_inside
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NAME_BYTES = 255
 """Of a name, at most, as ``NAME_MAX`` says."""
 
@@ -397,15 +396,13 @@ class Steps:
         """Hold the directory of a path, and its name there."""
         directory, name = split(path)
         try:
-            fd = open_exactly(directory or b".", self._base, _DIRECTORY)
+            fd = open_directory(directory, self._base)
         except OSError as why:
             if why.errno not in _GONE:
                 raise
             raise BaseChangedError(path, "its directory is not there") from None
-        try:
+        with closing_fd(fd):
             yield fd, name
-        finally:
-            os.close(fd)
 
 
 def _find_directories(top: int, handles: Collection[bytes]) -> dict[bytes, bytes]:
@@ -420,15 +417,12 @@ def _find_directories(top: int, handles: Collection[bytes]) -> dict[bytes, bytes
     while pending and wanted:
         path = pending.pop()
         with contextlib.suppress(OSError):  # gone meanwhile, or not to be read
-            fd = open_exactly(path or b".", top, _DIRECTORY)
-            try:
+            with closing_fd(open_directory(path, top)) as fd:
                 handle = read_file_handle(fd)
                 if handle in wanted:
                     wanted.discard(handle)
                     found[handle] = path
                 pending += [join(path, name) for name in _directories_in(fd)]
-            finally:
-                os.close(fd)
     return found
 
 

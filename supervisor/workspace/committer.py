@@ -18,6 +18,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.commit_journal import (
     STAGING_PREFIX,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from supervisor.workspace.changes import Row
     from supervisor.workspace.record import RecordUpdate
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _MARK_BYTES = 8
 
 
@@ -128,14 +128,11 @@ class Committer:
         self._save(journal)
         os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
         try:
-            staging = self._open_staging(journal)
-            try:
+            with closing_fd(self._open_staging(journal)) as staging:
                 stage = Staging(staging, merged, self._tree, chosen.merges)
                 journal.steps = stage.prepare(chosen.rows)
                 judge()
                 sync_file_system(staging)
-            finally:
-                os.close(staging)
             journal.state = "applying"
             self._save(journal)
         except BaseException:
@@ -173,13 +170,10 @@ class Committer:
         """End a commit; return why it was undone, if that was decided now."""
         reason = None
         if journal.state in {"applying", "undoing"}:
-            staging = self._open_staging(journal)
-            try:
+            with closing_fd(self._open_staging(journal)) as staging:
                 if journal.state == "applying":
                     reason = self.apply(journal, staging)
                 self._undo(journal, staging)
-            finally:
-                os.close(staging)
         self._remove(journal)
         return reason
 
@@ -228,9 +222,7 @@ class Committer:
         return self._base if journal.holder == "base" else self._own
 
     def _open_staging(self, journal: CommitJournal) -> int:
-        fd = os.open(
-            journal.staging, _DIRECTORY | os.O_CLOEXEC, dir_fd=self._holder_fd(journal)
-        )
+        fd = os.open(journal.staging, DIRECTORY, dir_fd=self._holder_fd(journal))
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             # It was swapped: in another's directory names could be, while it is filled.

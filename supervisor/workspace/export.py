@@ -18,6 +18,7 @@ import stat
 import tarfile
 from typing import IO, TYPE_CHECKING, Literal
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.attributes import program_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import join, split
@@ -209,12 +210,8 @@ def add_node(
 
 
 def _xattrs(merged: LayeredTree, node: Node) -> dict[str, str]:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    fd = merged.open(node.parts[0], flags)
-    try:
+    with closing_fd(merged.open(node.parts[0], DIRECTORY)) as fd:
         return _headers(fd)
-    finally:
-        os.close(fd)
 
 
 def _headers(fd: int) -> dict[str, str]:

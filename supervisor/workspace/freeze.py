@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import closing_fd
 from hostlib.linux.net_namespace import (
     is_own_user_namespace,
     open_user_namespace,
@@ -250,14 +251,11 @@ def _enter_space_of(pid: int) -> None:
 
 def _exit_status(pid: int, timeout_ms: int | None = None) -> int:
     """Wait for a forked process; one that takes too long is killed."""
-    process = os.pidfd_open(pid)
-    try:
+    with closing_fd(os.pidfd_open(pid)) as process:
         if not _is_readable(process, timeout_ms):
             signal.pidfd_send_signal(process, signal.SIGKILL)
         ended = os.waitid(os.P_PIDFD, process, os.WEXITED)
         return -1 if ended is None else ended.si_status
-    finally:
-        os.close(process)
 
 
 def _is_readable(fd: int, timeout_ms: int | None) -> bool:

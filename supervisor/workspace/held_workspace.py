@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.changes import Row, compare
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.hiding import load_origins, visible_rows
@@ -36,8 +37,6 @@ from supervisor.workspace.upper import detach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
@@ -134,7 +133,7 @@ class HeldWorkspace:
         """
         shown = os.fsdecode(self.state.base)
         try:
-            fd = os.open(self.state.base, _DIRECTORY)
+            fd = os.open(self.state.base, DIRECTORY)
         except OSError as why:
             text = f"cannot open the base {shown!r}: {why.strerror}"
             raise BaseGoneError(
@@ -165,20 +164,16 @@ class HeldWorkspace:
         Raises:
             WorkspaceError: one of them is not there.
         """
-        base = self.open_base()
-        try:
-            upper = os.open("upper", _DIRECTORY, dir_fd=self.directory.fd)
-            try:
-                with self.store.open_layers(self.state.layers) as sealed:
-                    is_sealed = for_commit and bool(sealed)
-                    tops = (*sealed, base) if is_sealed else (upper, *sealed, base)
-                    merged = LayeredTree(tops, self.state.marks)
-                    alone = LayeredTree((base,))
-                    yield Trees(alone, merged, base, tops[0], is_sealed)
-            finally:
-                os.close(upper)
-        finally:
-            os.close(base)
+        with (
+            closing_fd(self.open_base()) as base,
+            closing_fd(os.open("upper", DIRECTORY, dir_fd=self.directory.fd)) as upper,
+            self.store.open_layers(self.state.layers) as sealed,
+        ):
+            is_sealed = for_commit and bool(sealed)
+            tops = (*sealed, base) if is_sealed else (upper, *sealed, base)
+            merged = LayeredTree(tops, self.state.marks)
+            alone = LayeredTree((base,))
+            yield Trees(alone, merged, base, tops[0], is_sealed)
 
     def top_below(self, store: int, layers: Sequence[str]) -> Top:
         """Return the top of what an upper lies on.
@@ -187,13 +182,12 @@ class HeldWorkspace:
             store: a descriptor of the layers' store.
             layers: the sealed layers below it, newest first.
         """
-        fd = (
-            os.open(layers[0], _DIRECTORY, dir_fd=store) if layers else self.open_base()
-        )
-        try:
-            return read_top(fd)
-        finally:
-            os.close(fd)
+        if layers:
+            below = os.open(layers[0], DIRECTORY, dir_fd=store)
+        else:
+            below = self.open_base()
+        with closing_fd(below):
+            return read_top(below)
 
     def changes(self, trees: Trees) -> list[Row]:
         """Return what was changed, and record what the base has there."""
@@ -274,11 +268,8 @@ class HeldWorkspace:
             if not self.state.texts:
                 self.state.texts = name
                 self.directory.write_state(self.state)
-            texts = os.open(name, _DIRECTORY, dir_fd=store)
-            try:
+            with closing_fd(os.open(name, DIRECTORY, dir_fd=store)) as texts:
                 yield texts
-            finally:
-                os.close(texts)
 
     def sweep_store(self) -> None:
         """Remove the layers that no workspace names, and the texts that no record does."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.linux.files import DIRECTORY, closing_fd, open_directory
 from hostlib.linux.syscalls import open_exactly
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.attributes import read_acls, set_acls
@@ -40,7 +41,6 @@ LAYER = "hidden"
 """The name of the layer in a workspace's directory."""
 
 _DIRECTORIES, _INHERITED = "hidden-directories", "hidden-origins"
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SKIPPED = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES}
 )
@@ -139,11 +139,10 @@ def _matching(
     if not _WILD & set(parts[-1]):
         name = os.fsencode(parts[-1])
         with contextlib.suppress(*_UNREACHABLE):
-            fd = open_exactly(join(directory, name), base, os.O_PATH | os.O_NOFOLLOW)
-            try:
+            with closing_fd(
+                open_exactly(join(directory, name), base, os.O_PATH | os.O_NOFOLLOW)
+            ) as fd:
                 yield name, stat.S_ISDIR(os.fstat(fd).st_mode)
-            finally:
-                os.close(fd)
         return
     pattern = Patterns(["/" + "/".join(parts)])
     for name, is_directory in _entries(base, directory):
@@ -157,19 +156,16 @@ _UNREACHABLE = (FileNotFoundError, NotADirectoryError, PermissionError)
 def _entries(base: int, directory: bytes) -> list[tuple[bytes, bool]]:
     """Return (name, is it a directory); nothing of what a child cannot reach either."""
     try:
-        fd = open_exactly(directory or b".", base, _DIRECTORY)
+        fd = open_directory(directory, base)
     except OSError as why:
         if why.errno not in _SKIPPED:
             raise
         return []
-    try:
-        with os.scandir(fd) as entries:
-            return [
-                (os.fsencode(one.name), one.is_dir(follow_symlinks=False))
-                for one in entries
-            ]
-    finally:
-        os.close(fd)
+    with closing_fd(fd), os.scandir(fd) as entries:
+        return [
+            (os.fsencode(one.name), one.is_dir(follow_symlinks=False))
+            for one in entries
+        ]
 
 
 def write_layer(directory: WorkspaceDirectory, base: int, paths: list[bytes]) -> None:
@@ -186,11 +182,8 @@ def write_layer(directory: WorkspaceDirectory, base: int, paths: list[bytes]) ->
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(LAYER, 0o700, dir_fd=directory.fd)
-    top = os.open(LAYER, _DIRECTORY, dir_fd=directory.fd)
-    try:
+    with closing_fd(os.open(LAYER, DIRECTORY, dir_fd=directory.fd)) as top:
         twins = _Layer(top, base, _load(directory)).write(paths)
-    finally:
-        os.close(top)
     directory.write(_DIRECTORIES, msgspec.msgpack.encode(twins))
 
 
@@ -254,16 +247,14 @@ class _Layer:
         if path and parent not in made:
             return None
         try:
-            old = open_exactly(path or b".", self._base, _DIRECTORY)
+            old = open_directory(path, self._base)
         except OSError as why:
             if why.errno not in _SKIPPED:
                 raise
             self._remove(path)
             return None
-        try:
+        with closing_fd(old):
             status, handle = os.fstat(old), read_file_handle(old) or b""
-        finally:
-            os.close(old)
         known = self._twins.get(path)
         same = (status.st_dev, status.st_ino, handle)
         if known is not None and (known.device, known.inode, known.handle) == same:
@@ -303,26 +294,22 @@ class _Layer:
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=fd)
 
     def _copy_attributes(self, path: bytes) -> None:
-        old = open_exactly(path or b".", self._base, _DIRECTORY)
-        try:
-            with self._directory(path) as fd:
-                status, now = os.fstat(old), os.fstat(fd)
-                owner = (status.st_uid, status.st_gid)
-                if (now.st_uid, now.st_gid) != owner:
-                    os.chown(fd, *owner)
-                os.chmod(fd, stat.S_IMODE(status.st_mode))
-                set_acls(fd, read_acls(old))
-                os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
-        finally:
-            os.close(old)
+        with (
+            closing_fd(open_directory(path, self._base)) as old,
+            self._directory(path) as fd,
+        ):
+            status, now = os.fstat(old), os.fstat(fd)
+            owner = (status.st_uid, status.st_gid)
+            if (now.st_uid, now.st_gid) != owner:
+                os.chown(fd, *owner)
+            os.chmod(fd, stat.S_IMODE(status.st_mode))
+            set_acls(fd, read_acls(old))
+            os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     @contextlib.contextmanager
-    def _directory(self, path: bytes, flags: int = _DIRECTORY) -> Iterator[int]:
-        fd = open_exactly(path or b".", self._top, flags)
-        try:
+    def _directory(self, path: bytes, flags: int = DIRECTORY) -> Iterator[int]:
+        with closing_fd(open_exactly(path or b".", self._top, flags)) as fd:
             yield fd
-        finally:
-            os.close(fd)
 
 
 def visible_rows(

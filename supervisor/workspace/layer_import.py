@@ -11,6 +11,7 @@ import os
 import secrets
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.archive import unpack_layer
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.linux import has_entry
@@ -71,20 +72,14 @@ def commit_layer(
 def _fill(state_dir: str, name: str, base: PackedBase, layer: IO[bytes]) -> None:
     with Workspace(state_dir, name) as workspace:
         own = workspace.directory
-        top = workspace.open_base()
-        try:
-            upper = os.open("upper", os.O_RDONLY | os.O_DIRECTORY, dir_fd=own.fd)
-            try:
+        with closing_fd(workspace.open_base()) as top:
+            with closing_fd(os.open("upper", DIRECTORY, dir_fd=own.fd)) as upper:
                 paths = unpack_layer(layer, upper, top)
-            finally:
-                os.close(upper)
             gone = {
                 path: CHANGED
                 for path in paths
                 if path in base.paths and not has_entry(top, path)
             }
-        finally:
-            os.close(top)
         if gone:
             RecordFiles(own).save(gone)
         workspace.state.started_ns = base.packed_ns

@@ -19,13 +19,12 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.store import WorkspaceError, read_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def new_layer_id() -> str:
@@ -48,12 +47,9 @@ class LayerStore:
     def hold(self) -> Iterator[int]:
         """Keep sweeps away; gives a descriptor of the store's directory."""
         os.makedirs(self.path, 0o700, exist_ok=True)
-        fd = os.open(self.path, _DIRECTORY)
-        try:
+        with closing_fd(os.open(self.path, DIRECTORY)) as fd:
             fcntl.flock(fd, fcntl.LOCK_SH)
             yield fd
-        finally:
-            os.close(fd)
 
     def paths(self, layers: Sequence[str]) -> list[str]:
         """Return where layers are, without links."""
@@ -72,7 +68,7 @@ class LayerStore:
             fds = []
             for layer in layers:
                 try:
-                    fds.append(os.open(os.path.join(self.path, layer), _DIRECTORY))
+                    fds.append(os.open(os.path.join(self.path, layer), DIRECTORY))
                 except FileNotFoundError:
                     text = f"cannot read the sealed layer {layer}: it is gone"
                     raise WorkspaceError(f"{text}; restore an older snapshot") from None
@@ -88,21 +84,20 @@ class LayerStore:
             OSError: one cannot be removed.
         """
         try:
-            fd = os.open(self.path, _DIRECTORY)
+            fd = os.open(self.path, DIRECTORY)
         except FileNotFoundError:
             return 0
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            used: set[str] = set()
-            for state in read_states(self._state_dir):
-                used |= state.layers_named()
-            unused = sorted(set(os.listdir(fd)) - used)
-            for layer in unused:
-                why = remove_tree(Path(layer), fd)
-                if why is not None:
-                    raise why
-        except (BlockingIOError, WorkspaceError):
-            return 0
-        finally:
-            os.close(fd)
+        with closing_fd(fd):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                used: set[str] = set()
+                for state in read_states(self._state_dir):
+                    used |= state.layers_named()
+                unused = sorted(set(os.listdir(fd)) - used)
+                for layer in unused:
+                    why = remove_tree(Path(layer), fd)
+                    if why is not None:
+                        raise why
+            except (BlockingIOError, WorkspaceError):
+                return 0
         return len(unused)

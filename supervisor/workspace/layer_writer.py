@@ -19,7 +19,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from hostlib.linux.syscalls import open_exactly
+from hostlib.linux.files import DIRECTORY, closing_fd, open_directory
 from supervisor.workspace.attributes import attribute_names, is_escaped
 from supervisor.workspace.hiding import shows_hidden
 from supervisor.workspace.layers import LayeredTree, Node, Part, split
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from supervisor.workspace.layers import DirectoryReader
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT = ("user.", "system.posix_acl_", "security.capability")
 NOTHING_HIDDEN = Patterns(())
 _NOT_KEPT = frozenset({errno.EOPNOTSUPP, errno.ENODATA, errno.EPERM})
@@ -95,17 +94,11 @@ class _Writer:
         """Write it; return how many bytes were copied."""
         directories = [self._tree.top()]
         for directory in directories:  # which grow
-            fd = open_exactly(directory.path or b".", self._target, _DIRECTORY)
-            try:
+            with closing_fd(open_directory(directory.path, self._target)) as fd:
                 directories += self._fill(directory, fd)
-            finally:
-                os.close(fd)
         for directory in reversed(directories):
-            fd = open_exactly(directory.path or b".", self._target, _DIRECTORY)
-            try:
+            with closing_fd(open_directory(directory.path, self._target)) as fd:
                 self._finish(directory, fd)
-            finally:
-                os.close(fd)
         return self._size_bytes
 
     def _is_over_base(self, node: Node) -> bool:
@@ -138,11 +131,8 @@ class _Writer:
         return inner
 
     def _set_opaque(self, directory: int, name: bytes) -> None:
-        fd = os.open(name, _DIRECTORY, dir_fd=directory)
-        try:
+        with closing_fd(os.open(name, DIRECTORY, dir_fd=directory)) as fd:
             os.setxattr(fd, f"{self._mark}opaque", b"y")
-        finally:
-            os.close(fd)
 
     def _check_origin(self, node: Node) -> None:
         """Refuse a directory whose redirect leads nowhere.
@@ -197,30 +187,21 @@ class _Writer:
 
     def _copy_file(self, node: Node, directory: int, name: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        target = os.open(name, flags, 0o600, dir_fd=directory)
-        try:
-            source = self._tree.open_file(node)
-            try:
+        with closing_fd(os.open(name, flags, 0o600, dir_fd=directory)) as target:
+            with closing_fd(self._tree.open_file(node)) as source:
                 copy_content(source, target)
                 set_owner(directory, name, node.status)
                 self._copy_xattrs(source, target)
-            finally:
-                os.close(source)
             self._size_bytes += os.fstat(target).st_size
-        finally:
-            os.close(target)
 
     def _finish(self, directory: Node, fd: int) -> None:
         """Give a directory its owner, attributes, mode and times."""
         status = directory.status
-        source = self._tree.open(directory.parts[0], _DIRECTORY)
-        try:
+        with closing_fd(self._tree.open(directory.parts[0], DIRECTORY)) as source:
             now = os.fstat(fd)
             if (now.st_uid, now.st_gid) != (status.st_uid, status.st_gid):
                 os.chown(fd, status.st_uid, status.st_gid)
             self._copy_xattrs(source, fd)
-        finally:
-            os.close(source)
         self._copy_origin(directory, fd)
         os.chmod(fd, stat.S_IMODE(status.st_mode))
         os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))

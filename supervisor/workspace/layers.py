@@ -18,6 +18,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from hostlib.linux.syscalls import open_exactly
 from supervisor.workspace.attributes import (
     TRUSTED_MARKS,
@@ -36,7 +37,6 @@ TOP = b""
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 _GONE = _ABSENT | {errno.ELOOP}
 _NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM})
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class GoneError(OSError):
@@ -205,23 +205,20 @@ class LayeredTree:
         """
         part = node.parts[0]
         directory, name = split(part.path)
-        fd = self.open(Part(part.layer, directory), _DIRECTORY)
-        try:
-            return os.readlink(name, dir_fd=fd)
-        except OSError as why:
-            if why.errno not in {errno.ENOENT, errno.EINVAL}:
-                raise
-            raise GoneError(why.errno, why.strerror, part.path) from None
-        finally:
-            os.close(fd)
+        with closing_fd(self.open(Part(part.layer, directory), DIRECTORY)) as fd:
+            try:
+                return os.readlink(name, dir_fd=fd)
+            except OSError as why:
+                if why.errno not in {errno.ENOENT, errno.EINVAL}:
+                    raise
+                raise GoneError(why.errno, why.strerror, part.path) from None
 
     def read_mark(self, part: Part, mark: bytes) -> bytes | None:
         """Return one of overlayfs's attributes of a directory or file; None for none."""
-        fd = self.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
+        with closing_fd(
+            self.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        ) as fd:
             return self._mark_of(fd, mark)
-        finally:
-            os.close(fd)
 
     def has_escaped_marks(self, node: Node) -> bool:
         """Tell whether a program gave an object attributes that are named like user marks.
@@ -232,12 +229,9 @@ class LayeredTree:
         part = node.parts[0]
         if self._marks != USER_MARKS or part.layer == self.base_layer:
             return False
-        fd = self.open(part)
-        try:
+        with closing_fd(self.open(part)) as fd:
             # By its path in /proc, which asks for no right to read the object.
             return any(map(is_escaped, attribute_names(f"/proc/self/fd/{fd}")))
-        finally:
-            os.close(fd)
 
     def _mark_of(self, fd: int, mark: bytes) -> bytes | None:
         try:
@@ -256,12 +250,9 @@ class LayeredTree:
         """
         if part.layer == self.base_layer:
             return False, None
-        fd = self.open(part, _DIRECTORY)
-        try:
+        with closing_fd(self.open(part, DIRECTORY)) as fd:
             is_opaque = self._mark_of(fd, b"opaque") == b"y"
             redirect = self._mark_of(fd, b"redirect") if part.layer == 0 else None
-        finally:
-            os.close(fd)
         self.has_redirects |= redirect is not None
         return is_opaque, redirect
 
@@ -316,11 +307,8 @@ class LayeredTree:
                 yield moved, self._status(moved)
 
     def _status(self, part: Part) -> os.stat_result:
-        fd = self.open(part)
-        try:
+        with closing_fd(self.open(part)) as fd:
             return os.fstat(fd)
-        finally:
-            os.close(fd)
 
 
 class DirectoryReader:
@@ -334,7 +322,7 @@ class DirectoryReader:
     def __enter__(self) -> Self:
         try:
             for part in self._directory.parts:
-                self._fds[part] = self._tree.open(part, _DIRECTORY)
+                self._fds[part] = self._tree.open(part, DIRECTORY)
         except OSError:
             self.__exit__()
             raise

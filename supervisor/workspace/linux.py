@@ -15,6 +15,7 @@ import stat
 import struct
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import closing_fd
 from hostlib.linux.syscalls import caller
 
 if TYPE_CHECKING:
@@ -84,11 +85,8 @@ def held_entry(directory: int, name: bytes) -> Iterator[int]:
         OSError: there is none.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(name or b".", flags, dir_fd=directory)
-    try:
+    with closing_fd(os.open(name or b".", flags, dir_fd=directory)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def has_entry(directory: int, name: bytes | str) -> bool:

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import closing_fd
 from supervisor.workspace.attributes import program_attributes
 from supervisor.workspace.commit_journal import identity_of
 from supervisor.workspace.commit_staging import MergedFile
@@ -112,14 +113,11 @@ class Merger:
 
     def _read_base(self, node: Node) -> tuple[os.stat_result, bytes, Attributes]:
         """Return status, content and attributes of a file of the base that rests."""
-        fd = self._base.open_file(node)
-        try:
+        with closing_fd(self._base.open_file(node)) as fd:
             status = os.fstat(fd)
             _wait_for_tick(status.st_ctime_ns)
             content, attributes = _read(fd), _attributes(fd)
             now = os.fstat(fd)
-        finally:
-            os.close(fd)
         if (identity_of(now), now.st_ctime_ns) != (
             identity_of(status),
             status.st_ctime_ns,
@@ -128,11 +126,8 @@ class Merger:
         return status, content, attributes
 
     def _read_workspace(self, node: Node) -> tuple[bytes, Attributes]:
-        fd = self._merged.open_file(node)
-        try:
+        with closing_fd(self._merged.open_file(node)) as fd:
             return _read(fd), _attributes(fd)
-        finally:
-            os.close(fd)
 
 
 def merge_text(ours: bytes, begun: bytes, theirs: bytes) -> bytes:

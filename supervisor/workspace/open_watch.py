@@ -17,6 +17,7 @@ import os
 import struct
 from typing import NamedTuple
 
+from hostlib.linux.files import closing_fd
 from hostlib.linux.syscalls import caller
 
 _IS_X86_64 = os.uname().machine == "x86_64"
@@ -130,14 +131,13 @@ def read_opened(fd: int) -> Batch:
         if file < 0:
             unknown += not mask & _OVERFLOW
             continue
-        try:
-            if pid != own:
-                is_open, is_written = bool(mask & _OPEN), bool(mask & _CLOSE_WRITE)
-                found.append(Opened(_path_of(file), pid, is_open, is_written))
-        except OSError:  # longer than the kernel can say
-            unknown += 1
-        finally:
-            os.close(file)
+        with closing_fd(file):
+            try:
+                if pid != own:
+                    is_open, is_written = bool(mask & _OPEN), bool(mask & _CLOSE_WRITE)
+                    found.append(Opened(_path_of(file), pid, is_open, is_written))
+            except OSError:  # longer than the kernel can say
+                unknown += 1
     return Batch(tuple(found), unknown, is_overflowed)
 
 

@@ -12,6 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.layers import (
     LayeredTree,
     Node,
@@ -126,11 +127,8 @@ class Origins:
 
     def born_ns(self, node: Node) -> int:
         """Return when an object came into the upper layer, in nanoseconds."""
-        fd = self._merged.open(node.parts[0])
-        try:
+        with closing_fd(self._merged.open(node.parts[0])) as fd:
             born_ns = read_birth_time_ns(fd)
-        finally:
-            os.close(fd)
         # A file system that keeps no birth times: the run's beginning is earlier.
         return self._started_ns if born_ns is None else born_ns
 
@@ -193,11 +191,8 @@ class Origins:
 
     def _has_inode(self, tree: LayeredTree, handle: bytes) -> bool | None:
         """Tell whether the file system of a tree's top has an inode; None: not known."""
-        top = tree.open(tree.top().parts[0], os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with closing_fd(tree.open(tree.top().parts[0], DIRECTORY)) as top:
             return has_inode(top, handle)
-        finally:
-            os.close(top)
 
     def _handles_beneath(self) -> frozenset[bytes]:
         """Return the handles of what the base has where the layer has something.
@@ -266,11 +261,8 @@ def _lies_on_sealed(node: Node, base_layer: int) -> bool:
 
 
 def _handle_of(tree: LayeredTree, part: Part) -> bytes | None:
-    fd = tree.open(part)
-    try:
+    with closing_fd(tree.open(part)) as fd:
         return read_file_handle(fd)
-    finally:
-        os.close(fd)
 
 
 def _parts_of(tree: LayeredTree, layer: int) -> Iterator[Part]:
@@ -278,13 +270,10 @@ def _parts_of(tree: LayeredTree, layer: int) -> Iterator[Part]:
     pending = [b""]
     while pending:
         directory = pending.pop()
-        fd = tree.open(Part(layer, directory), os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with closing_fd(tree.open(Part(layer, directory), DIRECTORY)) as fd:
             with os.scandir(fd) as entries:
                 for entry in entries:
                     part = Part(layer, join(directory, os.fsencode(entry.name)))
                     yield part
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(part.path)
-        finally:
-            os.close(fd)

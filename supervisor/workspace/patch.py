@@ -20,6 +20,7 @@ import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from hostlib.linux.files import closing_fd
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.git import find_git, run_git
 from supervisor.workspace.layers import walk_sorted
@@ -84,12 +85,9 @@ class _Side:
         if self.node.kind == stat.S_IFLNK:
             yield self.tree.read_link(self.node)
             return
-        fd = self.tree.open_file(self.node)
-        try:
+        with closing_fd(self.tree.open_file(self.node)) as fd:
             while data := os.read(fd, size_bytes):
                 yield data
-        finally:
-            os.close(fd)
 
     def count_lines(self) -> tuple[int, bool]:
         """Return how many lines there are, and whether the last one ends."""

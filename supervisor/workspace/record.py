@@ -7,12 +7,12 @@ end of a run, look and commit.
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.attributes import user_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import things_beneath
@@ -189,11 +189,8 @@ def digest_inside(
 
 def digest_attributes(base: LayeredTree, directory: Node) -> bytes:
     """Return a digest of the extended attributes of one of the base's directories."""
-    fd = base.open(directory.parts[0], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with closing_fd(base.open(directory.parts[0], DIRECTORY)) as fd:
         facts = list(user_attributes(fd))
-    finally:
-        os.close(fd)
     return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=16).digest()
 
 

@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import closing_fd
 from supervisor.sandbox.held_mount import hold_directory, hold_overlay
 from supervisor.spawn.launchpad.layers.overlay import (
     SEALED_FILE,
@@ -171,11 +172,9 @@ def find_base(path: str, state_dir: str) -> str:
         reason = "it is no directory" if why.errno == errno.ENOTDIR else why.strerror
         text = f"cannot use {path!r} as a workspace: {reason}"
         raise WorkspaceError(f"{text}; name a directory") from None
-    try:
+    with closing_fd(fd):
         base = os.readlink(f"/proc/self/fd/{fd}")
         status = os.fstat(fd)
-    finally:
-        os.close(fd)
     for reason in _faults_of_base(base, status, state_dir):
         raise WorkspaceError(f"cannot use {path!r} as a workspace: {reason}")
     return base
@@ -261,13 +260,11 @@ def mount_for_child(
     if use.mode != "review":
         if not is_root:
             return MountedWorkspace()
-        base = os.open(use.base, _DIRECTORY)
-        try:
-            return MountedWorkspace(hold_directory(base, owners))
-        except OwnersError:
-            raise _no_owners(use, is_of_layer=False) from None
-        finally:
-            os.close(base)
+        with closing_fd(os.open(use.base, _DIRECTORY)) as base:
+            try:
+                return MountedWorkspace(hold_directory(base, owners))
+            except OwnersError:
+                raise _no_owners(use, is_of_layer=False) from None
     with _open_or_make(use.state_dir, use.name, use.base, use.settings) as workspace:
         # All before the lock: else the layer would count as in use.
         workspace.finish_commit()
@@ -281,20 +278,21 @@ def mount_for_child(
             workspace.directory.write(SEALED_FILE, paths)
             is_volatile = not use.settings.durable
             workspace.directory.write(VOLATILE_FILE, b"" if is_volatile else None)
-            base = workspace.open_base()
-            try:
-                if not is_root:
-                    own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
-                    return MountedWorkspace(None, lock, own, walked_s, went_back)
-                fd = workspace.directory.fd
-                with workspace.store.open_layers(layers) as sealed:
-                    mount = _hold_overlay(
-                        use, Layers(base, fd, sealed), owners, is_volatile=is_volatile
-                    )
-            except OSError as why:
-                raise _no_overlay(use, why) from None
-            finally:
-                os.close(base)
+            with closing_fd(workspace.open_base()) as base:
+                try:
+                    if not is_root:
+                        own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
+                        return MountedWorkspace(None, lock, own, walked_s, went_back)
+                    fd = workspace.directory.fd
+                    with workspace.store.open_layers(layers) as sealed:
+                        mount = _hold_overlay(
+                            use,
+                            Layers(base, fd, sealed),
+                            owners,
+                            is_volatile=is_volatile,
+                        )
+                except OSError as why:
+                    raise _no_overlay(use, why) from None
         except BaseException:
             os.close(lock)
             raise

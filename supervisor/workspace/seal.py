@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.changes import Change, Row, compare
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layer_writer import LostOriginError, write_layer
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 MAX_LAYERS = 64
 LAYERS_AFTER_MERGE = 32
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNKNOWN = Seen(stat.S_IFDIR, inside=b"unknown")
 """Seen of a directory in which something is in conflict: it equals none."""
 
@@ -100,13 +100,11 @@ def write_united(
             if row.path in conflicts:
                 raise _cannot_copy(held, row.path, "it was in the base")
         layer = new_layer_id()
-        fd = _make_layer(store, layer)
-        try:
-            copied_bytes = write_layer(trees.merged, fd, copied, held.hide)
-        except LostOriginError as why:
-            raise _cannot_copy(held, why.path, "it was there") from None
-        finally:
-            os.close(fd)
+        with closing_fd(_make_layer(store, layer)) as fd:
+            try:
+                copied_bytes = write_layer(trees.merged, fd, copied, held.hide)
+            except LostOriginError as why:
+                raise _cannot_copy(held, why.path, "it was there") from None
         sealed = Sealed((layer,), copied_bytes=copied_bytes)
         if moved:
             sealed.record = _record_of_copies(held, layer, moved, conflicts)
@@ -125,35 +123,28 @@ def _bounded(held: HeldWorkspace, store: int) -> tuple[str, ...]:
     if len(layers) < MAX_LAYERS:
         return layers
     newer, older = layers[:LAYERS_AFTER_MERGE], layers[LAYERS_AFTER_MERGE:]
-    base = held.open_base()
-    try:
-        with held.store.open_layers(older) as tops:
-            layer = new_layer_id()
-            fd = _make_layer(store, layer)
-            try:
-                write_layer(LayeredTree((*tops, base), held.state.marks), fd)
-            finally:
-                os.close(fd)
-    finally:
-        os.close(base)
+    layer = new_layer_id()
+    with (
+        closing_fd(held.open_base()) as base,
+        held.store.open_layers(older) as tops,
+        closing_fd(_make_layer(store, layer)) as fd,
+    ):
+        write_layer(LayeredTree((*tops, base), held.state.marks), fd)
     return (*newer, layer)
 
 
 def _make_layer(store: int, layer: str) -> int:
     os.mkdir(layer, 0o700, dir_fd=store)
-    return os.open(layer, _DIRECTORY, dir_fd=store)
+    return os.open(layer, DIRECTORY, dir_fd=store)
 
 
 def _is_upper_empty(held: HeldWorkspace, store: int) -> bool:
     """Tell whether the upper shows nothing of its own."""
-    fd = os.open("upper", _DIRECTORY, dir_fd=held.directory.fd)
-    try:
+    with closing_fd(os.open("upper", DIRECTORY, dir_fd=held.directory.fd)) as fd:
         with os.scandir(fd) as entries:
             if next(entries, None) is not None:
                 return False
         return read_top(fd) == held.top_below(store, held.state.layers)
-    finally:
-        os.close(fd)
 
 
 def _record_of_copies(
@@ -174,18 +165,17 @@ def _record_of_copies(
         for row in moved
         if any(_is_within(path, row.path) for path in conflicts)
     ]
-    base = held.open_base()
-    try:
-        with held.store.open_layers((layer,)) as tops:
-            alone = LayeredTree((base,))
-            merged = LayeredTree((*tops, base), held.state.marks)
-            for row in compare(alone, merged):
-                if any(_is_within(row.path, place) for place in places):
-                    record[row.path] = look_at_base(alone, row)
-                if any(_is_within(origin, row.path) for origin in torn):
-                    record[row.path] = _UNKNOWN
-    finally:
-        os.close(base)
+    with (
+        closing_fd(held.open_base()) as base,
+        held.store.open_layers((layer,)) as tops,
+    ):
+        alone = LayeredTree((base,))
+        merged = LayeredTree((*tops, base), held.state.marks)
+        for row in compare(alone, merged):
+            if any(_is_within(row.path, place) for place in places):
+                record[row.path] = look_at_base(alone, row)
+            if any(_is_within(origin, row.path) for origin in torn):
+                record[row.path] = _UNKNOWN
     return record
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.spawn.launchpad.layers.overlay import VOLATILE_FILE
 from supervisor.workspace.attributes import read_acls, set_acls
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from hostlib.linux.processes import ProcessIdentity
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORKSPACES = "workspaces"
 COPIES = "fleet-bases"
@@ -191,7 +191,7 @@ class WorkspaceDirectory:
 
     def _open(self) -> None:
         try:
-            self.fd = os.open(self._path, _DIRECTORY)
+            self.fd = os.open(self._path, DIRECTORY)
         except OSError as why:
             if why.errno != errno.ENOENT:
                 raise
@@ -351,11 +351,10 @@ class WorkspaceDirectory:
             InUseError: that is so.
         """
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open("lock", os.O_RDWR | os.O_CLOEXEC, dir_fd=self.fd)
-            try:
+            with closing_fd(
+                os.open("lock", os.O_RDWR | os.O_CLOEXEC, dir_fd=self.fd)
+            ) as fd:
                 self._share(fd)
-            finally:
-                os.close(fd)
 
     def _lock_alone(self, fd: int) -> None:
         while True:
@@ -607,7 +606,7 @@ def _look_at_base(base: bytes) -> tuple[os.stat_result, Top, int | None]:
     except OSError as why:
         text = f"cannot use {shown!r} as a workspace: {why.strerror}"
         raise WorkspaceError(f"{text}; name a directory") from None
-    try:
+    with closing_fd(fd):
         status = os.fstat(fd)
         if not stat.S_ISDIR(status.st_mode):
             text = f"cannot use {shown!r} as a workspace: it is no directory"
@@ -616,8 +615,6 @@ def _look_at_base(base: bytes) -> tuple[os.stat_result, Top, int | None]:
         # On an overlay it is that of a copy, which the first change makes.
         born_ns = None if is_on_overlay(held) else read_birth_time_ns(fd)
         return status, read_top(held), born_ns
-    finally:
-        os.close(fd)
 
 
 def read_top(of: int | str) -> Top:
@@ -634,11 +631,8 @@ def read_top(of: int | str) -> Top:
 def make_upper(directory: int, name: str, below: Top) -> None:
     """Make an empty upper layer that is as what it lies on."""
     os.mkdir(name, 0o700, dir_fd=directory)
-    fd = os.open(name, _DIRECTORY, dir_fd=directory)
-    try:
+    with closing_fd(os.open(name, DIRECTORY, dir_fd=directory)) as fd:
         if below.owner != (os.geteuid(), os.getegid()):
             os.chown(fd, *below.owner)
         os.chmod(fd, below.mode)
         set_acls(fd, below.acls)  # after the mode, which is a part of them
-    finally:
-        os.close(fd)

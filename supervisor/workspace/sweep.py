@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.commit_journal import STAGING_PREFIX, CommitJournal
 from supervisor.workspace.layer_store import LayerStore
@@ -31,7 +32,6 @@ from supervisor.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKING_S = 60.0
 """A workspace is made in some milliseconds, however busy the machine is."""
 
@@ -147,15 +147,14 @@ def _stages(base: bytes, known: set[bytes]) -> Iterator[Left]:
 def _is_locked(path: str) -> bool:
     """Tell whether a process works on a directory, or it cannot be looked at."""
     try:
-        fd = os.open(path, _DIRECTORY)
+        fd = os.open(path, DIRECTORY)
     except OSError:
         return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
+    with closing_fd(fd):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 

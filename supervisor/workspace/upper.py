@@ -19,6 +19,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hostlib.linux.files import closing_fd, open_directory
 from hostlib.linux.syscalls import open_exactly
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.changes import Change, Row, compare
@@ -36,7 +37,6 @@ from supervisor.workspace.linux import held_entry, is_whiteout, set_mode
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _UPPER = 0
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP})
@@ -144,16 +144,15 @@ def detach(upper: int, marks: bytes, paths: Collection[bytes]) -> None:
         paths: of the objects.
     """
     for path in paths:
-        fd = open_exactly(path, upper, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
+        with closing_fd(
+            open_exactly(path, upper, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        ) as fd:
             if _has_mark(fd, marks + b"redirect"):
                 os.setxattr(fd, marks + b"opaque", b"y")
             for mark in (b"redirect", b"origin"):
                 _remove_mark(fd, marks + mark)
             if stat.S_ISDIR(os.fstat(fd).st_mode):
                 _remove_whiteouts(fd)
-        finally:
-            os.close(fd)
 
 
 def _remove_whiteouts(directory: int) -> None:
@@ -267,11 +266,8 @@ def drop_changes(upper: int, rows: Sequence[Row]) -> None:
 def _directory_of(upper: int, path: bytes) -> Iterator[tuple[int, bytes]]:
     """Hold the layer's directory that a path is in; gives it, and the name there."""
     directory, name = split(path)
-    fd = open_exactly(directory or b".", upper, _DIRECTORY)
-    try:
+    with closing_fd(open_directory(directory, upper)) as fd:
         yield fd, name
-    finally:
-        os.close(fd)
 
 
 def _remove_mark_of(upper: int, path: bytes, mark: bytes) -> None:
@@ -285,16 +281,14 @@ def _remove_mark_of(upper: int, path: bytes, mark: bytes) -> None:
 def _directory_at(upper: int, path: bytes) -> Iterator[int | None]:
     """Hold one of the layer's directories; gives None where it has none at a path."""
     try:
-        fd = open_exactly(path or b".", upper, _DIRECTORY)
+        fd = open_directory(path, upper)
     except OSError as why:
         if why.errno not in _NOT_THERE:
             raise
         yield None
         return
-    try:
+    with closing_fd(fd):
         yield fd
-    finally:
-        os.close(fd)
 
 
 class _Pruning:
@@ -338,14 +332,11 @@ class _Pruning:
         return {part.path for part in node.parts} == {node.path}
 
     def _prune_directory(self, directory: Node) -> None:
-        fd = open_exactly(directory.path or b".", self._upper, _DIRECTORY)
-        try:
+        with closing_fd(open_directory(directory.path, self._upper)) as fd:
             below = Node(directory.path, directory.status, directory.parts[1:])
             with self._merged.read(below) as older:
                 for name in map(os.fsencode, os.listdir(fd)):
                     self._prune_entry(fd, name, directory, older.look_up(name))
-        finally:
-            os.close(fd)
 
     def _prune_entry(
         self, fd: int, name: bytes, directory: Node, below: Node | None
