@@ -18,11 +18,11 @@ from typing import IO, NamedTuple
 
 from hostlib.linux.files import closing_fd, open_directory
 from hostlib.linux.syscalls import open_exactly
+from supervisor.workspace.copier import NEW_FILE
 from supervisor.workspace.export import WHITEOUT, add_node, written_tar
 from supervisor.workspace.layers import LayeredTree, split, walk_sorted
 from supervisor.workspace.store import WorkspaceError
 
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PACKED = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK})
 _HEADERS_BYTES = 1024
 """Of a file, with what fills its last block."""
@@ -185,7 +185,7 @@ class _Unpacker:
             content = tar.extractfile(member)
             if content is None:
                 raise _refused(member, "it has no content")
-            with open(os.open(name, _NEW_FILE, 0o600, dir_fd=directory), "wb") as file:
+            with open(os.open(name, NEW_FILE, 0o600, dir_fd=directory), "wb") as file:
                 shutil.copyfileobj(content, file)
         else:
             raise _refused(member, "it is no file, directory or link")

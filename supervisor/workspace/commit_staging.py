@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.linux.files import DIRECTORY, closing_fd
+from hostlib.linux.files import closing_fd
 from supervisor.workspace.attributes import user_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.commit_journal import (
@@ -27,7 +27,7 @@ from supervisor.workspace.commit_journal import (
     content_of,
     identity_of,
 )
-from supervisor.workspace.linux import copy_content, held_entry, set_mode, set_owner
+from supervisor.workspace.copier import NEW_FILE, Copier
 from supervisor.workspace.record import digest_inside
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Staging:
         self._merges = merges
         self._count = 0
         self._moved: frozenset[bytes] = frozenset()
-        self._links: dict[tuple[int, int], bytes] = {}
+        self._copier = Copier(merged, staging, _copy_xattrs)
 
     def prepare(self, rows: Sequence[Row]) -> list[Step]:
         """Return the steps; the base is as it was."""
@@ -192,14 +192,15 @@ class Staging:
         if row.old is not None:
             expected = self._expect(row.old.path, is_whole=True)
         name = self._name()
-        self._make(name, new)
+        self._copier.copy(new, self._staging, name)
         status = os.stat(name, dir_fd=self._staging, follow_symlinks=False)
         content = content_of(status)
         return Put(row.path, name, status.st_ino, expected, content=content)
 
     def _put_merged(self, path: bytes, merged: MergedFile) -> Put:
         name = self._name()
-        with open(self._open_new(name), "wb") as file:
+        fd = os.open(name, NEW_FILE, 0o600, dir_fd=self._staging)
+        with open(fd, "wb") as file:
             file.write(merged.content)
             file.flush()
             os.fchown(file.fileno(), *merged.expected.owner)
@@ -209,60 +210,6 @@ class Staging:
             status = os.fstat(file.fileno())
         content = content_of(status)
         return Put(path, name, status.st_ino, merged.expected, content=content)
-
-    def _open_new(self, name: bytes) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return os.open(name, flags, 0o600, dir_fd=self._staging)
-
-    def _make(self, name: bytes, node: Node) -> None:
-        status = node.status
-        key = (status.st_dev, status.st_ino)
-        if status.st_nlink > 1 and not node.is_directory and key in self._links:
-            os.link(
-                self._links[key],
-                name,
-                src_dir_fd=self._staging,
-                dst_dir_fd=self._staging,
-                follow_symlinks=False,
-            )
-            return
-        self._links[key] = name
-        if node.is_directory:
-            self._make_directory(name, node)
-        elif stat.S_ISREG(status.st_mode):
-            self._copy(name, node)
-        elif stat.S_ISLNK(status.st_mode):
-            os.symlink(self._merged.read_link(node), name, dir_fd=self._staging)
-        else:
-            os.mknod(name, status.st_mode, status.st_rdev, dir_fd=self._staging)
-        self._copy_attributes(name, node)
-
-    def _make_directory(self, name: bytes, node: Node) -> None:
-        os.mkdir(name, 0o700, dir_fd=self._staging)
-        with closing_fd(os.open(name, DIRECTORY, dir_fd=self._staging)) as target:
-            with closing_fd(self._merged.open(node.parts[0], DIRECTORY)) as source:
-                _copy_xattrs(source, target)
-
-    def _copy(self, name: bytes, node: Node) -> None:
-        with closing_fd(self._open_new(name)) as target:
-            with closing_fd(self._merged.open_file(node)) as source:
-                copy_content(source, target)
-                _copy_xattrs(source, target)
-
-    def _copy_attributes(self, name: bytes, node: Node) -> None:
-        status = node.status
-        set_owner(self._staging, name, status)
-        if not stat.S_ISLNK(status.st_mode):
-            # After the owner: chown(2) takes set-user-ID away.
-            with held_entry(self._staging, name) as fd:
-                set_mode(fd, stat.S_IMODE(status.st_mode))
-        if not node.is_directory:
-            os.utime(
-                name,
-                ns=(status.st_atime_ns, status.st_mtime_ns),
-                dir_fd=self._staging,
-                follow_symlinks=False,
-            )
 
 
 def _times(row: Row, put: Put) -> list[Step]:
@@ -281,11 +228,7 @@ def _facts(status: os.stat_result) -> tuple[int, int, int]:
 
 def _xattrs_in(tree: LayeredTree, node: Node) -> dict[str, bytes]:
     """Return the attributes of the user namespace of a file or a directory."""
-    if node.is_directory:
-        fd = tree.open(node.parts[0], DIRECTORY)
-    else:
-        fd = tree.open_file(node)
-    with closing_fd(fd):
+    with closing_fd(tree.open_node(node)) as fd:
         return dict(user_attributes(fd))
 
 

@@ -18,7 +18,7 @@ import stat
 import tarfile
 from typing import IO, TYPE_CHECKING, Literal
 
-from hostlib.linux.files import DIRECTORY, closing_fd
+from hostlib.linux.files import closing_fd
 from supervisor.workspace.attributes import program_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import join, split
@@ -210,7 +210,7 @@ def add_node(
 
 
 def _xattrs(merged: LayeredTree, node: Node) -> dict[str, str]:
-    with closing_fd(merged.open(node.parts[0], DIRECTORY)) as fd:
+    with closing_fd(merged.open_node(node)) as fd:
         return _headers(fd)
 
 

@@ -28,7 +28,13 @@ from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.attributes import read_acls, set_acls
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import TOP, join, parents, split, things_beneath
-from supervisor.workspace.linux import is_whiteout, read_file_handle
+from supervisor.workspace.linux import (
+    is_whiteout,
+    read_file_handle,
+    set_mode,
+    set_owner,
+    set_times,
+)
 from supervisor.workspace.selection import Patterns
 
 if TYPE_CHECKING:
@@ -269,7 +275,7 @@ class _Layer:
 
     def _open_for_change(self, path: bytes) -> None:
         with self._directory(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
-            os.chmod(f"/proc/self/fd/{fd}", 0o700)
+            set_mode(fd, 0o700)
 
     def _remove(self, path: bytes) -> None:
         parent, name = split(path)
@@ -298,13 +304,11 @@ class _Layer:
             closing_fd(open_directory(path, self._base)) as old,
             self._directory(path) as fd,
         ):
-            status, now = os.fstat(old), os.fstat(fd)
-            owner = (status.st_uid, status.st_gid)
-            if (now.st_uid, now.st_gid) != owner:
-                os.chown(fd, *owner)
-            os.chmod(fd, stat.S_IMODE(status.st_mode))
+            status = os.fstat(old)
+            set_owner(fd, status.st_uid, status.st_gid)
+            set_mode(fd, stat.S_IMODE(status.st_mode))
             set_acls(fd, read_acls(old))
-            os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+            set_times(fd, (status.st_atime_ns, status.st_mtime_ns))
 
     @contextlib.contextmanager
     def _directory(self, path: bytes, flags: int = DIRECTORY) -> Iterator[int]:

@@ -21,15 +21,10 @@ from typing import TYPE_CHECKING
 
 from hostlib.linux.files import DIRECTORY, closing_fd, open_directory
 from supervisor.workspace.attributes import attribute_names, is_escaped
+from supervisor.workspace.copier import Copier
 from supervisor.workspace.hiding import shows_hidden
 from supervisor.workspace.layers import LayeredTree, Node, Part, split
-from supervisor.workspace.linux import (
-    copy_content,
-    has_entry,
-    held_entry,
-    set_mode,
-    set_owner,
-)
+from supervisor.workspace.linux import has_entry
 from supervisor.workspace.selection import Patterns
 
 if TYPE_CHECKING:
@@ -87,8 +82,7 @@ class _Writer:
         self._target = target
         self._copied = frozenset((*copied, tree.base_layer))
         self._mark = os.fsdecode(tree.marks)
-        self._links: dict[tuple[int, int], bytes] = {}
-        self._size_bytes = 0
+        self._copier = Copier(tree, target, self._copy_xattrs)
 
     def write(self) -> int:
         """Write it; return how many bytes were copied."""
@@ -99,7 +93,7 @@ class _Writer:
         for directory in reversed(directories):
             with closing_fd(open_directory(directory.path, self._target)) as fd:
                 self._finish(directory, fd)
-        return self._size_bytes
+        return self._copier.size_bytes
 
     def _is_over_base(self, node: Node) -> bool:
         """Tell whether a directory shows what the base has at its own path."""
@@ -153,58 +147,12 @@ class _Writer:
                 src_dir_fd=source, dst_dir_fd=fd, follow_symlinks=False,
             )  # fmt: skip
             return
-        status = node.status
-        key = (status.st_dev, status.st_ino)
-        if status.st_nlink > 1 and key in self._links:
-            first = self._links[key]
-            os.link(
-                first, name,
-                src_dir_fd=self._target, dst_dir_fd=fd, follow_symlinks=False,
-            )  # fmt: skip
-            return
-        self._links[key] = node.path
-        self._copy(node, fd, name)
-
-    def _copy(self, node: Node, directory: int, name: bytes) -> None:
-        status = node.status
-        if stat.S_ISREG(status.st_mode):
-            self._copy_file(node, directory, name)
-        elif stat.S_ISLNK(status.st_mode):
-            os.symlink(self._tree.read_link(node), name, dir_fd=directory)
-        else:
-            os.mknod(name, status.st_mode, status.st_rdev, dir_fd=directory)
-        if not stat.S_ISREG(status.st_mode):
-            set_owner(directory, name, status)
-        if not stat.S_ISLNK(status.st_mode):
-            with held_entry(directory, name) as fd:
-                set_mode(fd, stat.S_IMODE(status.st_mode))
-        os.utime(
-            name,
-            ns=(status.st_atime_ns, status.st_mtime_ns),
-            dir_fd=directory,
-            follow_symlinks=False,
-        )
-
-    def _copy_file(self, node: Node, directory: int, name: bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with closing_fd(os.open(name, flags, 0o600, dir_fd=directory)) as target:
-            with closing_fd(self._tree.open_file(node)) as source:
-                copy_content(source, target)
-                set_owner(directory, name, node.status)
-                self._copy_xattrs(source, target)
-            self._size_bytes += os.fstat(target).st_size
+        self._copier.copy(node, fd, node.path)
 
     def _finish(self, directory: Node, fd: int) -> None:
-        """Give a directory its owner, attributes, mode and times."""
-        status = directory.status
-        with closing_fd(self._tree.open(directory.parts[0], DIRECTORY)) as source:
-            now = os.fstat(fd)
-            if (now.st_uid, now.st_gid) != (status.st_uid, status.st_gid):
-                os.chown(fd, status.st_uid, status.st_gid)
-            self._copy_xattrs(source, fd)
+        """Give a directory what its object has, and the mark of its origin."""
         self._copy_origin(directory, fd)
-        os.chmod(fd, stat.S_IMODE(status.st_mode))
-        os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+        self._copier.finish_directory(directory, fd)
 
     def _copy_origin(self, directory: Node, fd: int) -> None:
         """Keep which directory of the base one was copied from."""

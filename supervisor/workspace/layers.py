@@ -197,6 +197,12 @@ class LayeredTree:
             raise GoneError(errno.ESTALE, os.strerror(errno.ESTALE), node.path)
         return fd
 
+    def open_node(self, node: Node) -> int:
+        """Open a regular file or a directory for reading; as ``open_file``."""
+        if node.is_directory:
+            return self.open(node.parts[0], DIRECTORY)
+        return self.open_file(node)
+
     def read_link(self, node: Node) -> bytes:
         """Return where a symbolic link leads, as it says.
 

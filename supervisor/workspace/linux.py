@@ -98,21 +98,23 @@ def has_entry(directory: int, name: bytes | str) -> bool:
     return True
 
 
-def set_owner(directory: int, name: bytes, status: os.stat_result) -> None:
-    """Give an entry of a directory, a link itself, the user and group of a status."""
-    now = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    owner = status.st_uid, status.st_gid
-    if (now.st_uid, now.st_gid) != owner:
-        os.chown(name, *owner, dir_fd=directory, follow_symlinks=False)
+# By its path in /proc a link itself is changed, and what is held by O_PATH.
+
+
+def set_owner(held: int, user: int, group: int) -> None:
+    """Set the user and group of what a descriptor holds."""
+    now = os.fstat(held)
+    if (now.st_uid, now.st_gid) != (user, group):
+        os.chown(f"/proc/self/fd/{held}", user, group)
 
 
 def set_mode(held: int, mode: int) -> None:
-    """Set the permission bits of what ``held_entry`` holds; a link has none."""
+    """Set the permission bits of what a descriptor holds; a link has none."""
     os.chmod(f"/proc/self/fd/{held}", mode)
 
 
 def set_times(held: int, times_ns: tuple[int, int]) -> None:
-    """Set when what ``held_entry`` holds was last read and last written."""
+    """Set when what a descriptor holds was last read and last written."""
     os.utime(f"/proc/self/fd/{held}", ns=times_ns)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hostlib.linux.files import DIRECTORY, closing_fd
+from hostlib.linux.files import closing_fd
 from supervisor.workspace.attributes import user_attributes
 from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import things_beneath
@@ -189,7 +189,7 @@ def digest_inside(
 
 def digest_attributes(base: LayeredTree, directory: Node) -> bytes:
     """Return a digest of the extended attributes of one of the base's directories."""
-    with closing_fd(base.open(directory.parts[0], DIRECTORY)) as fd:
+    with closing_fd(base.open_node(directory)) as fd:
         facts = list(user_attributes(fd))
     return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=16).digest()
 

@@ -26,7 +26,12 @@ from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.spawn.launchpad.layers.overlay import VOLATILE_FILE
 from supervisor.workspace.attributes import read_acls, set_acls
-from supervisor.workspace.linux import is_on_overlay, read_birth_time_ns
+from supervisor.workspace.linux import (
+    is_on_overlay,
+    read_birth_time_ns,
+    set_mode,
+    set_owner,
+)
 from supervisor.workspace.settings import USUAL, WorkspaceSettings
 
 if TYPE_CHECKING:
@@ -632,7 +637,6 @@ def make_upper(directory: int, name: str, below: Top) -> None:
     """Make an empty upper layer that is as what it lies on."""
     os.mkdir(name, 0o700, dir_fd=directory)
     with closing_fd(os.open(name, DIRECTORY, dir_fd=directory)) as fd:
-        if below.owner != (os.geteuid(), os.getegid()):
-            os.chown(fd, *below.owner)
-        os.chmod(fd, below.mode)
+        set_owner(fd, *below.owner)
+        set_mode(fd, below.mode)
         set_acls(fd, below.acls)  # after the mode, which is a part of them
