@@ -32,6 +32,7 @@ from supervisor.workspace import view
 from supervisor.workspace.audit import WorkspaceAudit, watch_use, watch_word
 from supervisor.workspace.bounds import LayerBounds
 from supervisor.workspace.run import (
+    MountedWorkspace,
     clear_volatile_mark,
     drop_ended,
     mount_for_child,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from supervisor.sandbox.plan import Wanted
     from supervisor.spawn.process import SpawnedProcess
     from supervisor.workspace.branches import Rollback
-    from supervisor.workspace.held_mount import MountedWorkspace
     from supervisor.workspace.use import WorkspaceUse
     from vfs.policy import Place
 

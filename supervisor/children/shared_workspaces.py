@@ -19,7 +19,7 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.sandbox.held_mount import HeldMount
-from supervisor.workspace.held_mount import MountedWorkspace
+from supervisor.workspace.run import MountedWorkspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -20,8 +20,7 @@ from supervisor.workspace.layer_store import LayerStore, new_layer_id
 from supervisor.workspace.layers import LayeredTree
 from supervisor.workspace.linux import read_birth_time_ns
 from supervisor.workspace.origins import Origins
-from supervisor.workspace.record import CHANGED
-from supervisor.workspace.record_files import RecordFiles
+from supervisor.workspace.record import CHANGED, RecordFiles
 from supervisor.workspace.selection import Patterns
 from supervisor.workspace.store import (
     BaseGoneError,

@@ -15,8 +15,7 @@ from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.archive import unpack_layer
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
 from supervisor.workspace.linux import has_entry
-from supervisor.workspace.record import CHANGED
-from supervisor.workspace.record_files import RecordFiles
+from supervisor.workspace.record import CHANGED, RecordFiles
 from supervisor.workspace.run import find_base
 from supervisor.workspace.store import make_workspace, path_of
 from supervisor.workspace.verbs import Done, do_verb, word_errors

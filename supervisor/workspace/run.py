@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hostlib.linux.files import closing_fd
@@ -17,7 +17,6 @@ from supervisor.spawn.launchpad.layers.overlay import (
     OwnersError,
 )
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
-from supervisor.workspace.held_mount import MountedWorkspace
 from supervisor.workspace.linux import is_on_overlay
 from supervisor.workspace.settings import USUAL
 from supervisor.workspace.store import (
@@ -37,11 +36,49 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from supervisor.sandbox.held_mount import HeldMount
+    from supervisor.workspace.branches import Rollback
     from supervisor.workspace.changes import Row
     from supervisor.workspace.settings import WorkspaceSettings
     from supervisor.workspace.use import Mode
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_BASE = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+"""Flags of open(2) for a base, whose path may end in a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountedWorkspace:
+    """A workspace while a child sees it: the descriptors that its host holds.
+
+    Attributes:
+        mount: None where the child makes it.
+        lock: of the workspace's lock; -1 of modes that have none.
+        own: the directory of the layer, where the child makes the mount.
+        walked_s: how long the base was walked for names to hide; None if it was not.
+        went_back: to which snapshot it went before, as its last child had asked.
+    """
+
+    mount: HeldMount | None = None
+    lock: int = -1
+    own: str = ""
+    walked_s: float | None = None
+    went_back: Rollback | None = None
+
+    @property
+    def fd(self) -> int:
+        """Return the descriptor of the mount; -1 for none."""
+        return -1 if self.mount is None else self.mount.fd
+
+    @property
+    def namespace(self) -> int:
+        """Return the descriptor of the mount's namespace; -1 for none."""
+        return -1 if self.mount is None else self.mount.namespace
+
+    def close(self) -> None:
+        """Give back the mount and the lock."""
+        if self.mount is not None:
+            self.mount.close()
+        if self.lock >= 0:
+            os.close(self.lock)
 
 
 def prepare_use(
@@ -167,7 +204,7 @@ def find_base(path: str, state_dir: str) -> str:
         WorkspaceError: it cannot.
     """
     try:
-        fd = os.open(path, _DIRECTORY)
+        fd = os.open(path, _BASE)
     except OSError as why:
         reason = "it is no directory" if why.errno == errno.ENOTDIR else why.strerror
         text = f"cannot use {path!r} as a workspace: {reason}"
@@ -260,7 +297,7 @@ def mount_for_child(
     if use.mode != "review":
         if not is_root:
             return MountedWorkspace()
-        with closing_fd(os.open(use.base, _DIRECTORY)) as base:
+        with closing_fd(os.open(use.base, _BASE)) as base:
             try:
                 return MountedWorkspace(hold_directory(base, owners))
             except OwnersError:

@@ -8,7 +8,6 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from supervisor.workspace import commit_plan as plan_module
 from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace import committer as committer_module
-from supervisor.workspace import record_files as record_files_module
 from supervisor.workspace.commit import CommitResult
 from supervisor.workspace.committer import Committer, UnfinishedCommitError
 from supervisor.workspace.linux import (
@@ -25,6 +23,7 @@ from supervisor.workspace.linux import (
     rename,
     sync_file_system,
 )
+from supervisor.workspace.record import RecordFiles
 from supervisor.workspace.selection import NoMatchError
 from supervisor.workspace.store import WorkspaceError
 from tests.helpers.rounds import LONG
@@ -509,12 +508,12 @@ def test_an_editor_that_is_quicker_than_the_staging_makes_a_conflict(
     ("owner", "moment"),
     [
         (plan_module, "choose_rows"),
-        (record_files_module, "save_record"),
+        (RecordFiles, "save"),
         (committer_module, "CommitJournal"),
     ],
 )
 def test_what_vanishes_while_a_commit_judges_it_is_a_conflict(
-    edited: Scene, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, moment: str
+    edited: Scene, monkeypatch: pytest.MonkeyPatch, owner: object, moment: str
 ) -> None:
     write(edited.base / "d/e/x", "old\n")
     with edited.run() as top:
