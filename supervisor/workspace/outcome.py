@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from supervisor.workspace.commit import CommitResult
     from supervisor.workspace.use import WorkspaceUse
 
-    Tell = Callable[[str], None]
-
 _HOST_FAILED = 125
 """The exit status of a run whose child was not started."""
 
@@ -30,7 +28,7 @@ def end_run(
     use: WorkspaceUse,
     status: int,
     commit: str,
-    tell: Tell,
+    tell: Callable[[str], None],
     write_event: Callable[..., None],
 ) -> None:
     """Record what was changed, and commit it if that is asked for.
@@ -49,23 +47,7 @@ def end_run(
         return
     try:
         with Workspace(use.state_dir, use.name, PATIENCE_S) as workspace:
-            # Another child may have it: then this one was refused, or another one started
-            # since it ended. The end of that run is recorded when it comes.
-            is_others = bool(workspace.directory.user())
-            if is_others and status == _HOST_FAILED:
-                return
-            if not is_others:
-                _finish_restore(workspace, use, tell, write_event)
-            changed = len(workspace.changes() if is_others else workspace.end_run())
-            if not changed:
-                _drop(workspace, use)
-            elif commit == "on-success" and status == 0:
-                _commit(workspace, use, changed, tell, write_event)
-            else:
-                hint = f"'sandhost workspace diff {use.name}'"
-                tell(f"workspace {use.name}: {changed} changed; {hint}")
-                if commit == "ask":
-                    _ask(workspace, use, tell, write_event)
+            _Outcome(workspace, use, tell, write_event).end_run(status, commit)
     except (WorkspaceError, OSError) as why:
         tell(_fault(use, why))
 
@@ -76,20 +58,6 @@ def _fault(use: WorkspaceUse, why: WorkspaceError | OSError) -> str:
     name = shown_path(why) or "it"
     text = f"workspace {use.name}: cannot look at {name}: {why.strerror}"
     return f"{text}; see 'sandhost workspace diff {use.name}'"
-
-
-def _finish_restore(
-    workspace: Workspace,
-    use: WorkspaceUse,
-    tell: Tell,
-    write_event: Callable[..., None],
-) -> None:
-    """Go back to the snapshot that the child has asked for, if it has."""
-    if done := workspace.finish_restore():
-        counts = {"label": done.label, "lost": done.lost}
-        write_event("workspace.restored", workspace=use.name, **counts)
-        text = f"went back to snapshot {done.label}, as its program asked"
-        tell(f"workspace {use.name}: {text}: {done.lost} changes dropped")
 
 
 def drop_unused(use: WorkspaceUse) -> None:
@@ -112,55 +80,102 @@ def _drop(workspace: Workspace, use: WorkspaceUse) -> None:
         workspace.discard()
 
 
-def _commit(
-    workspace: Workspace,
-    use: WorkspaceUse,
-    changed: int,
-    tell: Tell,
-    write_event: Callable[..., None],
-) -> None:
-    """Commit what was changed; drop the workspace if nothing is left in it."""
-    result = workspace.commit(Selection())
-    event, counts = event_of_commit(result)
-    write_event(event, workspace=use.name, **counts)
-    tell(_commit_outcome(use.name, changed, result))
-    if not result.left:
-        _drop(workspace, use)
+class _Outcome:
+    """The outcome of one workspace, told to a person and to the journal.
+
+    Args:
+        workspace: it.
+        use: the run's use of it.
+        tell: says one line.
+        write_event: writes an event of the journal.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        use: WorkspaceUse,
+        tell: Callable[[str], None],
+        write_event: Callable[..., None],
+    ) -> None:
+        self._workspace = workspace
+        self._use = use
+        self._tell_line = tell
+        self._write_event = write_event
+
+    def end_run(self, status: int, commit: str) -> None:
+        """Record what was changed; drop it, commit it, or say that it is there."""
+        workspace = self._workspace
+        # Another child may have it: then this one was refused, or another one started
+        # since it ended. The end of that run is recorded when it comes.
+        is_others = bool(workspace.directory.user())
+        if is_others and status == _HOST_FAILED:
+            return
+        if not is_others:
+            self._finish_restore()
+        changed = len(workspace.changes() if is_others else workspace.end_run())
+        if not changed:
+            _drop(workspace, self._use)
+        elif commit == "on-success" and status == 0:
+            self._commit(changed)
+        else:
+            hint = f"'sandhost workspace diff {workspace.name}'"
+            self._tell(f"{changed} changed; {hint}")
+            if commit == "ask":
+                self._ask()
+
+    def _tell(self, text: str) -> None:
+        self._tell_line(f"workspace {self._workspace.name}: {text}")
+
+    def _finish_restore(self) -> None:
+        """Go back to the snapshot that the child has asked for, if it has."""
+        if done := self._workspace.finish_restore():
+            name, counts = (
+                self._workspace.name,
+                {"label": done.label, "lost": done.lost},
+            )
+            self._write_event("workspace.restored", workspace=name, **counts)
+            text = f"went back to snapshot {done.label}, as its program asked"
+            self._tell(f"{text}: {done.lost} changes dropped")
+
+    def _commit(self, changed: int) -> None:
+        """Commit what was changed; drop the workspace if nothing is left in it."""
+        result = self._workspace.commit(Selection())
+        event, counts = event_of_commit(result)
+        self._write_event(event, workspace=self._workspace.name, **counts)
+        self._tell(_word_commit(self._workspace.name, changed, result))
+        if not result.left:
+            _drop(self._workspace, self._use)
+
+    def _ask(self) -> None:
+        """Ask on the terminal what becomes of the changes; without an answer they stay."""
+        workspace = self._workspace
+        while True:
+            sys.stderr.write("commit, diff, discard, or keep? [c/d/x/K] ")
+            sys.stderr.flush()
+            answer = sys.stdin.readline().strip().lower()[:1]
+            if answer == "d":
+                coloured = "NO_COLOR" not in os.environ
+                for data in show_patch(workspace.patch(), coloured=coloured):
+                    sys.stderr.buffer.write(data)
+                continue
+            if answer == "c":
+                self._commit(len(workspace.changes()))
+            elif answer == "x":
+                name, changed = workspace.name, len(workspace.changes())
+                workspace.discard()
+                self._write_event(
+                    "workspace.discarded", workspace=name, changed=changed
+                )
+                self._tell("discarded")
+            return
 
 
-def _commit_outcome(name: str, changed: int, result: CommitResult) -> str:
+def _word_commit(name: str, changed: int, result: CommitResult) -> str:
     if not result.is_refused:
-        return f"workspace {name}: {len(result.applied)} of {changed} committed"
+        return f"{len(result.applied)} of {changed} committed"
     found = [(one.path, one.reason) for one in result.conflicts]
     found += [(path, "it is guarded") for path in result.guarded]
     path, reason = found[0]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    text = f"workspace {name}: nothing committed: {os.fsdecode(path)!r}: {reason}{more}"
+    text = f"nothing committed: {os.fsdecode(path)!r}: {reason}{more}"
     return f"{text}; 'sandhost workspace commit {name}'"
-
-
-def _ask(
-    workspace: Workspace,
-    use: WorkspaceUse,
-    tell: Tell,
-    write_event: Callable[..., None],
-) -> None:
-    """Ask on the terminal what becomes of the changes; without an answer they stay."""
-    while True:
-        sys.stderr.write("commit, diff, discard, or keep? [c/d/x/K] ")
-        sys.stderr.flush()
-        answer = sys.stdin.readline().strip().lower()[:1]
-        if answer == "d":
-            coloured = "NO_COLOR" not in os.environ
-            for data in show_patch(workspace.patch(), coloured=coloured):
-                sys.stderr.buffer.write(data)
-            continue
-        if answer == "c":
-            _commit(workspace, use, len(workspace.changes()), tell, write_event)
-        elif answer == "x":
-            changed = len(workspace.changes())
-            workspace.discard()
-            name = workspace.name
-            write_event("workspace.discarded", workspace=name, changed=changed)
-            tell(f"workspace {workspace.name}: discarded")
-        return
