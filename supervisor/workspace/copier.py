@@ -1,6 +1,6 @@
 """Copies of a tree's objects in another directory, each with its attributes.
 
-What is one file under several names in the tree is one in the copies.
+A file that has several names in the tree is one file in the copies as well.
 """
 
 from __future__ import annotations
