@@ -21,8 +21,8 @@ from typing import Any
 import trio
 
 from tests.architecture.tree import PACKAGES, ROOT
-from tests.helpers import llmscene, toolscene
-from tests.helpers.hosts import opened
+from tests.helpers.stage import open_model_stage, open_stage
+from tests.helpers.toolscene import opened_scene
 
 SETTLE_S = 0.05
 """How long a host is left alone before a request, so that what came before is done."""
@@ -79,7 +79,7 @@ def traced(route: Route) -> Iterator[None]:
 async def trace_write(where: Path) -> Route:
     """Return the route of a WRITE of 4 KiB."""
     route = Route()
-    async with opened(where) as stage:
+    async with open_stage(where) as stage:
         child = await stage.puppet()
         fileno = await child.open(b"a", b"w")
         assert await child.write(fileno, bytes(4096)) == b"OK 4096"
@@ -93,7 +93,7 @@ async def trace_write(where: Path) -> Route:
 async def trace_kill(where: Path) -> Route:
     """Return the route of a child's end by SIGKILL, until nothing of it is left."""
     route = Route()
-    async with opened(where) as stage:
+    async with open_stage(where) as stage:
         for measured in (False, True):
             child = await stage.puppet()
             await child.ask(b"PING\n")
@@ -106,7 +106,7 @@ async def trace_kill(where: Path) -> Route:
 async def trace_tool(where: Path) -> Route:
     """Return the route of `printf` over ToolExec."""
     route = Route()
-    async with toolscene.opened_scene(where) as scene:
+    async with opened_scene(where) as scene:
         for measured in (False, True):
             await trio.sleep(SETTLE_S)
             with traced(route) if measured else traced(Route()):
@@ -118,8 +118,8 @@ async def trace_tool(where: Path) -> Route:
 async def trace_chat(where: Path) -> Route:
     """Return the route of an LLM_CHAT, to a provider on loopback."""
     route = Route()
-    async with llmscene.open_scene(where) as scene:
-        line = scene.connect()
+    async with open_model_stage(where) as stage:
+        line = stage.connect()
         for measured in (False, True):
             await trio.sleep(SETTLE_S)
             with traced(route) if measured else traced(Route()):

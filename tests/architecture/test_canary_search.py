@@ -34,7 +34,7 @@ from tests.helpers.canary import (
     told,
 )
 from tests.helpers.canary_plugin import ENOUGH_HOSTS, PLACES, Watch, faults
-from tests.helpers.hosts import PYTHON, Stage, eventually, opened, stage
+from tests.helpers.stage import PYTHON, Stage, eventually, open_stage, stage
 
 __all__ = ["stage"]
 
@@ -201,7 +201,7 @@ async def test_the_watcher_finds_the_key_in_a_child(
     tmp_path: Path, place: str, options: tuple[str, ...]
 ) -> None:
     watch = Watch(FORMS, *options)
-    async with opened(tmp_path) as stage:
+    async with open_stage(tmp_path) as stage:
         # One that is the tests' own, and no host's child, may have it.
         await trio.run_process([*PYTHON, "-c", "", OTHER])
         await plant(stage, place)

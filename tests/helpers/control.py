@@ -1,7 +1,7 @@
 """A stage's control socket, and both ways to ask: the client, and byte for byte.
 
 Used by `tests/supervisor/control/`; import the fixture `path` together with
-`stage` of `tests.helpers.hosts`.
+`stage` of `tests.helpers.stage`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import trio
 
 from supervisor.control.client import call
 from supervisor.control.server import serve_control
-from tests.helpers.hosts import Stage
+from tests.helpers.stage import Stage
 
 
 @contextlib.asynccontextmanager

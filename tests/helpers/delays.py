@@ -11,8 +11,15 @@ second number, in nanoseconds), and the time that a hypervisor gave to others
 import os
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.helpers.stage import Puppet, Stage
 
 NS_IN_S = 1_000_000_000
+NEIGHBOUR_S = 0.1
+"""The longest that another client's READ may take, whatever anybody does (spec S5)."""
+
 TICKS_IN_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -44,6 +51,40 @@ class Stopwatch:
     def own_s(self) -> float:
         """Return what passed beside what kept this process from running, seconds."""
         return self.passed_s - (kept_waiting_s() - self._kept_s)
+
+
+LONGER = 3
+"""So many times as long a second look is: what the host does will be there again."""
+
+
+async def slowest_read(
+    stage: "Stage", child: "Puppet", fileno: int, count: int, at_once: int = 10
+) -> float:
+    """Have a child READ many times; return the slowest, in seconds.
+
+    From what is late is taken off what the machine's other load had of the processors
+    meanwhile. A late event is looked for once more, and longer.
+
+    Args:
+        stage: its host.
+        child: who READs.
+        fileno: of a file that it has open.
+        count: how often.
+        at_once: READs between two looks at the kernel's account, which is for all of them.
+    """
+    slowest_s = 0.0
+    pids = os.getpid(), stage.pid_of(child, await child.do("os.getpid()"))
+    for reads in (count, LONGER * count):
+        slowest_s = 0.0
+        for _ in range(reads // at_once):
+            kept_s = kept_waiting_s(*pids)
+            took_s = await child.do(f"slowest({fileno}, {at_once})")
+            if took_s >= NEIGHBOUR_S:
+                took_s -= kept_waiting_s(*pids) - kept_s
+            slowest_s = max(slowest_s, took_s)
+        if slowest_s < NEIGHBOUR_S:
+            break
+    return slowest_s
 
 
 def _ready_ns(pid: int) -> int:

@@ -1,17 +1,20 @@
-"""A host with children and the model's endpoint (real HTTP, processes)."""
+"""A child's way to the model's endpoint, used by the test in the child's place.
+
+async with open_door_stage(tmp_path) as stage:
+door = await open_door(stage)
+status, body = await door.ask(ask("hello"))
+"""
 
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from tests.helpers.hosts import Puppet
-from tests.helpers.modelhost import ModelHost, open_model_host
+from tests.helpers.stage import Puppet, Stage, open_stage
 
 NAMES = (
     "OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN",
@@ -19,23 +22,11 @@ NAMES = (
 )  # fmt: skip
 
 
-class Scene(ModelHost):
-    """A host with an endpoint."""
-
-    async def puppet(self, **changes: Any) -> "Door":
-        """Start a child; return its way to the endpoint."""
-        run_dir = self.stage.where / f"run{len(os.listdir(self.stage.where))}"
-        run_dir.mkdir()
-        child = await self.stage.puppet(run_dir=str(run_dir), **changes)
-        env = {name: await child.do(f"os.environ.get({name!r})") for name in NAMES}
-        return Door(self, child, env)
-
-
 @dataclass
 class Door:
     """A child's endpoint, used by the test in the child's place."""
 
-    scene: Scene
+    stage: Stage
     puppet: Puppet
     env: dict[str, str]
 
@@ -105,14 +96,21 @@ def ask(text: str, **more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
 
 
-@asynccontextmanager
-async def open_scene(where: Path, **changes: object) -> AsyncIterator[Scene]:
+def open_door_stage(where: Path, **changes: Any) -> AbstractAsyncContextManager[Stage]:
     """Open a host with an endpoint and a quota; `changes` are of `[llm]`."""
-    values: dict[str, Any] = {
+    model = {
         "endpoint": True,
         "max_tokens": 50,
         "quota": {"max_tokens": 10_000},
         **changes,
     }
-    async with open_model_host(where, **values) as host:
-        yield Scene(host.stage, host.provider, host.service)
+    return open_stage(where, model=model)
+
+
+async def open_door(stage: Stage, **changes: Any) -> Door:
+    """Start a child; return its way to the endpoint."""
+    run_dir = stage.where / f"run{len(os.listdir(stage.where))}"
+    run_dir.mkdir()
+    child = await stage.puppet(run_dir=str(run_dir), **changes)
+    env = {name: await child.do(f"os.environ.get({name!r})") for name in NAMES}
+    return Door(stage, child, env)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.helpers import canary
 from tests.helpers.command import read_until
-from tests.helpers.hosts import CHILDREN
+from tests.helpers.stage import CHILDREN
 
 GROWN_WITHIN_S = 30.0
 """How soon trees of processes have grown, however busy the machine is."""

@@ -23,7 +23,7 @@ from supervisor.client import HostClient
 from tests.helpers import ruleworld
 from tests.helpers.certificates import certificate
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S
-from tests.helpers.hosts import CHILDREN
+from tests.helpers.stage import CHILDREN
 
 SAID = "from the world"
 BIG_BYTES = 300_000

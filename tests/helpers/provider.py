@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.architecture.tree import ROOT
-from tests.helpers.canary import KEY, VARIABLE
+from tests.helpers.canary import KEY, VARIABLE, leave_out
 from tests.helpers.command import ENVIRONMENT
 
 BARE = {name: text for name, text in ENVIRONMENT.items() if name != VARIABLE}
@@ -22,6 +22,15 @@ if "--in-every-form" in words:
     words.remove("--in-every-form")
 trio.run(main, words, sys.stdin.readline().strip(), tell)
 """
+
+
+def key_file(where: Path, key: str = KEY) -> str:
+    """Write a key file that only its owner may read."""
+    path = where / "key"
+    path.write_text(key + "\n")
+    path.chmod(0o600)
+    leave_out(str(path))
+    return str(path)
 
 
 @contextmanager

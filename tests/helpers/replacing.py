@@ -19,7 +19,7 @@ from typing import Any
 from supervisor.control.client import call
 from tests.helpers.command import read_until
 from tests.helpers.daemon import Daemon
-from tests.helpers.hosts import CHILDREN, PYTHON
+from tests.helpers.stage import CHILDREN, PYTHON
 
 SEQUENCE = (*PYTHON, str(CHILDREN / "sequence.py"))
 

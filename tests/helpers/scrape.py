@@ -1,7 +1,7 @@
 """A stage's metrics listener, and `curl` as a stranger who asks it.
 
 Used by `tests/supervisor/observe/`; import `stage` of
-`tests.helpers.hosts` with it.
+`tests.helpers.stage` with it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from supervisor.config.metrics import MetricsSection
 from supervisor.observe.listener import serve_metrics
 from supervisor.observe.registry import Metrics
 from tests.helpers import canary
-from tests.helpers.hosts import Stage
+from tests.helpers.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)

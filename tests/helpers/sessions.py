@@ -1,6 +1,6 @@
-r"""A host without processes.
+r"""Clients that a test drives, of a pump, sessions and a VFS; no processes.
 
-Pump, sessions and VFS behind real sockets, in one test.
+A `Hall` has what serves FD 3 and nothing above it; `stage.py` puts one on a whole host.
 
     async def test_x(hall: Hall) -> None:
         line = hall.connect()
@@ -11,12 +11,14 @@ socketpair, or of two pipes, in the test's hands. When the hall is left every ta
 ledger and budget must be as before.
 """
 
+import json
 import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import trio
@@ -31,8 +33,49 @@ from vfs.filesystem import Client, Filesystem
 from vfs.payload import PayloadBudget
 from vfs.policy import Ledger, Place, Policy, close_places, open_place
 
-NEIGHBOUR_S = 0.1
-"""The longest that another client's READ may take, whatever anybody does (spec S5)."""
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """The answer to LLM_CHAT.
+
+    Attributes:
+        line: the reply line, without its LF.
+        body: the bytes that followed.
+    """
+
+    line: bytes
+    body: bytes = b""
+
+    @property
+    def completion(self) -> dict[str, Any]:
+        """The completion."""
+        assert self.line.startswith(b"OK "), self.line
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+    @property
+    def text(self) -> str:
+        """The answer of the model."""
+        content: str = self.completion["choices"][0]["message"]["content"]
+        return content
+
+    @property
+    def status(self) -> str:
+        """The quota, as the reply tells it."""
+        return self.line.split(b" ", 2)[2].decode()
+
+
+def chat_request(
+    prompt: bytes = b"",
+    preset: bytes = b"",
+    inputs: bytes = b"",
+    outputs: bytes = b"",
+    flag: bytes = b"false",
+) -> bytes:
+    """Return an LLM_CHAT with exact counts."""
+    texts = (inputs, outputs, prompt, preset)
+    sizes = b" ".join(b"%d" % len(text) for text in texts)
+    return b"LLM_CHAT %b %b\n" % (flag, sizes) + b"".join(texts)
 
 
 class Line:
@@ -133,6 +176,40 @@ class Line:
         """WRITE; return the reply line."""
         return await self.ask(b"WRITE %d %d\n%b" % (fileno, len(data), data))
 
+    async def chat(
+        self,
+        prompt: bytes = b"",
+        preset: bytes = b"",
+        inputs: bytes = b"",
+        outputs: bytes = b"",
+        flag: bytes = b"false",
+    ) -> ChatReply:
+        """Ask the model."""
+        await self.send(chat_request(prompt, preset, inputs, outputs, flag))
+        return await self.chat_reply()
+
+    async def chat_reply(self) -> ChatReply:
+        """Take the reply of an LLM_CHAT."""
+        head = await self.line()
+        if not head.startswith(b"OK "):
+            return ChatReply(head)
+        return ChatReply(head, await self.exactly(int(head.split()[1])))
+
+    async def quota(self) -> str:
+        """Ask for the quota of the model."""
+        return (await self.ask(b"LLM_QUOTA\n")).decode()
+
+    async def llm_config(self) -> dict[str, Any]:
+        """Ask for the configuration of the model."""
+        await self.send(b"LLM_CONFIG\n")
+        found: dict[str, Any] = json.loads(await self.body())
+        return found
+
+    async def narrow(self, **rights: object) -> bytes:
+        """Give up rights."""
+        text = json.dumps(rights).encode()
+        return await self.ask(b"NARROW %d\n%b" % (len(text), text))
+
     def close(self) -> None:
         """Close this end."""
         fds, self.reader, self.writer = {self.reader, self.writer}, -1, -1
@@ -157,19 +234,28 @@ class Hall:
         fs: its VFS.
         pump: its pump.
         budget: its memory for payloads.
+        services: what its sessions are offered beside files.
         ledger: what clients that are given no ledger are charged to.
         denials: what clients reached for in vain, in order.
         closed: sessions that are over.
     """
 
-    def __init__(self, where: Path, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        where: Path,
+        nursery: trio.Nursery,
+        fs: Filesystem,
+        pump: Pump,
+        budget: PayloadBudget,
+        services: Services,
+    ) -> None:
         self.where = where
         self.root = where / "root"
-        self.root.mkdir()
-        self.fs = Filesystem()
-        self.fs.on_denied = self._note_denial
-        self.pump = Pump()
-        self.budget = PayloadBudget(spool_dir=os.fspath(where))
+        self.root.mkdir(exist_ok=True)
+        self.fs = fs
+        self.pump = pump
+        self.budget = budget
+        self.services = services
         self.ledger = Ledger()
         self.denials: list[tuple[str, str, bytes]] = []
         self.closed: list[Session] = []
@@ -177,9 +263,15 @@ class Hall:
         self._nursery = nursery
         self._places: list[Place] = []
         self._cwd = os.open(where, os.O_PATH | os.O_DIRECTORY)
+        self._on_denied = fs.on_denied
+        fs.on_denied = self._note_denial
+        for task in (pump.run, pump.watch_deadlines, pump.look_at_unwatched):
+            nursery.start_soon(task)
 
     def _note_denial(self, client: Client, what: str, name: bytes) -> None:
         self.denials.append((client.id, what, name))
+        if self._on_denied is not None:
+            self._on_denied(client, what, name)
 
     def place(self, path: Path, **rights: object) -> Place:
         """Hold a place until the hall is left."""
@@ -219,7 +311,7 @@ class Hall:
             *theirs,
             self.budget,
             handlers=HANDLERS,
-            services=Services(),
+            services=self.services,
             dialect=dialect,
             max_write_bytes=max_write_bytes,
             deadline_s=deadline_s,
@@ -241,6 +333,14 @@ class Hall:
         assert self.budget.reserved_bytes == 0
         assert self.ledger.memory_bytes == 0
         return self
+
+    async def leave(self) -> None:
+        """Close every client's end, and tell the services."""
+        for line in self.lines:
+            line.close()
+            await line.gone()
+            for service in self.services:
+                service.client_gone(line.client)
 
     async def close(self) -> None:
         """End every session, and check what is left."""
@@ -269,10 +369,8 @@ def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
 async def open_hall(where: Path) -> AsyncIterator[Hall]:
     """Open a hall in a directory; everything in it ends with the block."""
     async with trio.open_nursery() as nursery:
-        hall = Hall(where, nursery)
-        nursery.start_soon(hall.pump.run)
-        nursery.start_soon(hall.pump.watch_deadlines)
-        nursery.start_soon(hall.pump.look_at_unwatched)
+        budget = PayloadBudget(spool_dir=os.fspath(where))
+        hall = Hall(where, nursery, Filesystem(), Pump(), budget, Services())
         try:
             yield hall
             await hall.close()

@@ -23,7 +23,7 @@ from supervisor.spawn.request import SpawnRequest
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.sidecar_section import SidecarSection, check_sidecars
 from supervisor.toolexec.sidecars import Sidecars, open_sidecars
-from tests.helpers.hosts import Stage
+from tests.helpers.stage import Stage
 
 WAIT = ("/bin/sleep", "1000")
 """A child that is only there to have tools run for it."""

@@ -31,11 +31,8 @@ from supervisor.toolexec.service import (
     TOKEN,
     URL,
     ToolExec,
-    open_toolexec,
 )
-from supervisor.toolexec.settings import ToolExecSettings
-from tests.helpers.hosts import Puppet, Stage, eventually, opened
-from tests.helpers.stock import strangers
+from tests.helpers.stage import Puppet, Stage, open_stage
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 ALLOWED = frozenset(
@@ -368,23 +365,12 @@ async def make_tenant(stage: Stage, where: Path, **changes: Any) -> Tenant:
 
 @asynccontextmanager
 async def opened_scene(where: Path, **settings: Any) -> AsyncIterator[Scene]:
-    """Open a host that runs tools, and check at the end that nothing is left."""
+    """Open a host that runs tools, with one child."""
     workspace = where / "workspace"
     workspace.mkdir()
     routes = DirectoryRoutes(workspace)
-    configured = ToolExecSettings(**{"log_dir": str(where), **settings})
-    async with opened(where) as stage:
-        async with open_toolexec(stage.host, configured, routes) as tool:
-            child = await make_tenant(stage, workspace)
-            try:
-                yield Scene(stage, tool, routes, child)
-            finally:
-                await stage.host.stop(grace_s=0.0)
-                # One that execve(2) refused is reaped a moment after it was told of.
-                await eventually(lambda: not strangers(stage.launchpad))
-            # Those of a shared listener may still be told why they were refused.
-            held = sum(len(server.descriptors()) for server in tool.servers)
-            assert tool.slots.descriptors.held == held
+    async with open_stage(where, tools=routes, toolexec=settings) as stage:
+        yield Scene(stage, stage.tools, routes, await make_tenant(stage, workspace))
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from hostlib import unix_listener
 from hostlib.listener import Server, accept, accept_socket, contain_fault
 from hostlib.log import Log
 from tests.helpers.control import ask, connected, path
-from tests.helpers.hosts import Stage, stage
 from tests.helpers.leaks import open_here
 from tests.helpers.scrape import listening
+from tests.helpers.stage import Stage, stage
 
 pytestmark = pytest.mark.slow
 

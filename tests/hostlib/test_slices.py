@@ -8,8 +8,8 @@ import pytest
 
 from hostlib.linux.syscalls import SHORT_SLICE_NS
 from tests.architecture.tree import ROOT
-from tests.helpers.hosts import Stage, stage
 from tests.helpers.slices import NICE, RUNTIME, attributes, has_slices
+from tests.helpers.stage import Stage, stage
 
 __all__ = ["stage"]
 

@@ -13,7 +13,7 @@ import trio
 from hostlib.unix_listener import MAX_NAME_BYTES
 from supervisor.control.server import serve_control
 from tests.helpers.control import ask, controlled, path
-from tests.helpers.hosts import Stage, eventually, stage
+from tests.helpers.stage import Stage, eventually, stage
 
 pytestmark = pytest.mark.slow
 

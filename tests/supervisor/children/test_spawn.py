@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from supervisor.sandbox.plan import PROFILES
-from tests.helpers.hosts import Stage, eventually, stage
+from tests.helpers.stage import Stage, eventually, stage
 
 __all__ = ["stage"]
 

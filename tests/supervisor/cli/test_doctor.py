@@ -32,8 +32,8 @@ from supervisor.sandbox.probes import (
     probe_machine,
 )
 from supervisor.workspace.use import MODES
-from tests.helpers.hosts import stage
 from tests.helpers.spawning import ROOT
+from tests.helpers.stage import stage
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from supervisor.config.loader import load_config
 from supervisor.config.profile_trials import Findings, try_profiles
 from supervisor.sandbox import start
 from supervisor.sandbox.groups import PREFIX, Groups, Hierarchy, Reserve, hierarchies
-from tests.helpers.hosts import Stage, descriptors, eventually, stage
+from tests.helpers.stage import Stage, descriptors, eventually, stage
 from tests.helpers.stock import strangers
 
 __all__ = ["stage"]

@@ -18,8 +18,8 @@ from hostlib import paths
 from supervisor.control.client import ControlError, call, control_path, find_control
 from tests.helpers.command import shell
 from tests.helpers.control import ask, path
-from tests.helpers.hosts import stage
 from tests.helpers.spawning import ROOT
+from tests.helpers.stage import stage
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,9 @@ from supervisor.control.server import LINE_BYTES, MAX_CONNECTIONS
 from supervisor.doctor.leaks import named_descriptors
 from supervisor.usage.samples import Samples, Watcher
 from tests.helpers.control import Line, ask, connected, controlled, path
-from tests.helpers.hosts import NEIGHBOUR_S, Stage, eventually, slowest_read, stage
+from tests.helpers.delays import NEIGHBOUR_S, slowest_read
 from tests.helpers.leaks import open_here
+from tests.helpers.stage import Stage, eventually, stage
 
 pytestmark = pytest.mark.slow
 

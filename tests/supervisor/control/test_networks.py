@@ -16,7 +16,7 @@ from supervisor.network.section import NetworkSection
 from supervisor.network.service import open_network
 from supervisor.sandbox.plan import PROFILES
 from tests.helpers.command import Outcome, sandhost
-from tests.helpers.hosts import Puppet, Stage, opened
+from tests.helpers.stage import Puppet, Stage, open_stage
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ class Scene:
 async def scene(where: Path, **keys: object) -> AsyncIterator[Scene]:
     """Run a host whose child has the network that the keys say."""
     where.chmod(0o755)  # noqa: ASYNC240 - of the test's own
-    async with opened(where, log_level="WARNING") as stage:
+    async with open_stage(where, log_level="WARNING") as stage:
         stage.sandbox = PROFILES["auto"]
         async with open_network(stage.host), trio.open_nursery() as nursery:
             orders = Orders()

@@ -15,7 +15,7 @@ from supervisor.control.orders import DaemonOrders
 from supervisor.control.server import OrderError, Orders
 from supervisor.kept_children.roster import Children
 from supervisor.sandbox.scratch import Scratch
-from tests.helpers.hosts import Stage, eventually, stage
+from tests.helpers.stage import Stage, eventually, stage
 
 __all__ = ["stage"]
 

@@ -23,9 +23,8 @@ from supervisor.doctor import leaks
 from supervisor.doctor.leaks import check_host, named_descriptors
 from supervisor.sandbox.plan import named
 from supervisor.sandbox.scratch import Scratch
-from tests.helpers.explained import clean, leaked, own, stage
-from tests.helpers.hosts import Stage, eventually
 from tests.helpers.spawning import ROOT, watching
+from tests.helpers.stage import Stage, eventually, stage
 from tests.helpers.stock import stock_of
 from vfs.payload import PayloadBudget
 
@@ -38,6 +37,31 @@ ASKING = (
     " text, status = find_leaks(sys.argv[1], as_text=False);"
     " open(sys.argv[2], 'w').write(text); sys.exit(status)"
 )
+
+
+def own(stage: Stage, *numbers: int) -> None:
+    """Say that descriptors of this process are the test's and not the host's."""
+    stage.host.holders.add(lambda: [(fd, "test") for fd in numbers])
+
+
+@contextlib.contextmanager
+def leaked() -> Iterator[int]:
+    """A descriptor that nobody explains."""
+    fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+async def clean(stage: Stage) -> dict[str, Any]:
+    """Check, and expect to find nothing; gives the report."""
+    report: dict[str, Any] = await check_host(stage.host)
+    found = {k: v for k, v in report.items() if isinstance(v, list) and v}
+    assert report["clean"], found
+    assert not found
+    assert not any(report["counts"].values())
+    return report
 
 
 # ---------------------------------------------------------------- nothing to find

@@ -8,8 +8,8 @@ import pytest
 
 from supervisor.doctor.leaks import check_host
 from supervisor.doctor.leftovers import STAGED_PREFIX
-from tests.helpers.explained import clean, stage
-from tests.helpers.hosts import Stage
+from tests.helpers.stage import Stage, stage
+from tests.supervisor.doctor.test_leaks import clean
 from vfs.backends import host_file
 
 pytestmark = pytest.mark.slow

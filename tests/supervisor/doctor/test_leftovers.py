@@ -23,8 +23,8 @@ from supervisor.cli.doctor import find_leaks, leaks_text
 from supervisor.doctor.leftovers import find_leftovers
 from supervisor.sandbox import ownership
 from supervisor.sandbox.scratch import Scratch
-from tests.helpers.hosts import Stage, stage
 from tests.helpers.spawning import ROOT, all_ended_within, host_command, watching
+from tests.helpers.stage import Stage, stage
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,7 @@ from supervisor.network.traffic import Traffic
 from supervisor.network.tunnel import Pipes, Tunnel
 from supervisor.sandbox.plan import PROFILES
 from supervisor.workspace.use import WorkspaceUse
-from tests.helpers.hosts import Stage, stage
-from tests.helpers.llmscene import open_scene
+from tests.helpers.stage import Stage, open_model_stage, stage
 from tests.helpers.toolscene import opened_scene
 
 __all__ = ["stage"]
@@ -136,31 +135,31 @@ async def test_a_child_of_no_fleet_is_not_asked_about(stage: Stage) -> None:
 
 # spec FL6
 async def test_no_model_is_asked_when_the_lease_is_over(tmp_path: Path) -> None:
-    async with open_scene(tmp_path) as scene:
-        line = scene.connect()
-        fence = scene.fence
+    async with open_model_stage(tmp_path) as stage:
+        line = stage.connect()
+        fence = stage.host.fence
         lease = Lease(fence)
         fence.add(line.client.pipe_id.partition(":")[0], LIFE)
         assert (await line.chat(b"a")).line.startswith(b"OK ")
         lease.is_over = True
         refused = await line.chat(b"a")
         assert b"the lease of node 'a' is over" in refused.line
-        assert len(scene.provider.served) == 1
+        assert len(stage.provider.served) == 1
 
 
 # spec FL6: an answer that comes, and a second attempt at a provider that has failed.
 @pytest.mark.parametrize("prompt", [b"!endless !slow=0.01", b"!once=500"])
 async def test_a_call_ends_with_the_lease(tmp_path: Path, prompt: bytes) -> None:
-    async with open_scene(tmp_path) as scene:
-        line = scene.connect()
-        served = scene.provider.served
+    async with open_model_stage(tmp_path) as stage:
+        line = stage.connect()
+        served = stage.provider.served
 
         def judge(life: FleetLife) -> None:
             if served:
                 raise FencedError(f"cannot let {life.child!r} act: its lease is over")
 
-        scene.fence.judge = judge
-        scene.fence.add(line.client.pipe_id.partition(":")[0], LIFE)
+        stage.host.fence.judge = judge
+        stage.host.fence.add(line.client.pipe_id.partition(":")[0], LIFE)
         with trio.fail_after(60):
             refused = await line.chat(prompt)
         assert b"its lease is over" in refused.line

@@ -11,8 +11,8 @@ from protocol import COMMANDS
 from protocol.messages import Read
 from supervisor.fsproxy.counts import BOUNDS_S, INDEX, NAMES, SAMPLE_TURNS, Histogram
 from supervisor.fsproxy.dispatch import HANDLERS
-from tests.helpers.hosts import eventually
 from tests.helpers.sessions import Hall, Line, hall
+from tests.helpers.stage import eventually
 
 __all__ = ["hall"]
 

@@ -10,8 +10,8 @@ import trio
 
 from supervisor.fsproxy.replies import SLOW
 from tests.helpers.delays import Stopwatch
-from tests.helpers.hosts import eventually
 from tests.helpers.sessions import Hall, hall
+from tests.helpers.stage import eventually
 
 __all__ = ["hall"]
 

@@ -18,8 +18,8 @@ import pytest
 import trio
 
 from supervisor.fsproxy.replies import EOF, SLOW
-from tests.helpers.delays import kept_waiting_s
-from tests.helpers.sessions import NEIGHBOUR_S, Hall, Line, hall
+from tests.helpers.delays import NEIGHBOUR_S, kept_waiting_s
+from tests.helpers.sessions import Hall, Line, hall
 from vfs.ledger import Ledger
 
 __all__ = ["hall"]

@@ -19,8 +19,8 @@ from supervisor.llm.apis import CHAT, MESSAGES, RESPONSES, Api
 from supervisor.llm.deltas import EventRedactor
 from supervisor.llm.gateway import LARGE_BYTES
 from tests.helpers.doors import answered, unchunked
-from tests.helpers.hosts import eventually
 from tests.helpers.rounds import some_of
+from tests.helpers.stage import eventually
 from tests.supervisor.llm.test_doors import EVENTS_HEAD, opened_with, raw, told
 from tests.supervisor.llm.test_wire import reply, request
 
@@ -267,7 +267,7 @@ async def test_such_an_answer_is_a_failure_of_the_provider(
         frames = [b"data: %b\n\n" % json.dumps(one).encode() for one in events]
         await stream.send_all(EVENTS_HEAD + b"".join(frames))
 
-    async with opened_with(tmp_path, handle, way) as (scene, door):
+    async with opened_with(tmp_path, handle, way) as (stage, door):
         for path, row in DOORS:
             reason = "16 choices" if way == "chat" else ROWS[row][2]
             asked = "input" if path == "/v1/responses" else "messages"
@@ -283,4 +283,4 @@ async def test_such_an_answer_is_a_failure_of_the_provider(
             last = unchunked(data) if data[:1] != b"{" else data
             assert f"more than {reason}".encode() in last
             assert b"[DONE]" not in last
-        await eventually(lambda: not scene.stage.host.budget.reserved_bytes)
+        await eventually(lambda: not stage.host.budget.reserved_bytes)

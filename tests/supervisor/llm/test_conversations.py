@@ -11,8 +11,8 @@ from supervisor.config.document import Config
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
 from supervisor.llm import conversations
 from supervisor.llmfd.toolloop import MOST_ROUNDS
-from tests.helpers.hosts import eventually
-from tests.helpers.llmscene import Scene, open_scene, request
+from tests.helpers.sessions import chat_request
+from tests.helpers.stage import Stage, eventually, open_model_stage
 
 FAILED = b"ERROR OpenAI API call failed: "
 EXCEEDED = b"ERROR quota exceeded: cannot make LLM call"
@@ -39,41 +39,41 @@ def script(*answers: object) -> bytes:
     return b"!script=" + text.encode()
 
 
-def messages(scene: Scene, number: int = -1) -> list[dict[str, Any]]:
+def messages(stage: Stage, number: int = -1) -> list[dict[str, Any]]:
     """Return what one request to the provider said."""
-    found: list[dict[str, Any]] = scene.provider.served[number].body["messages"]
+    found: list[dict[str, Any]] = stage.provider.served[number].body["messages"]
     return found
 
 
-def said(scene: Scene, number: int = -1) -> list[tuple[str, str]]:
+def said(stage: Stage, number: int = -1) -> list[tuple[str, str]]:
     """Return the roles and words of one request."""
-    return [(one["role"], one["content"]) for one in messages(scene, number)]
+    return [(one["role"], one["content"]) for one in messages(stage, number)]
 
 
 @pytest.fixture
-async def agents(tmp_path: Path, no_leaks: None) -> AsyncIterator[Scene]:
+async def agents(tmp_path: Path, no_leaks: None) -> AsyncIterator[Stage]:
     """A host with tools, and a model for each view."""
     del no_leaks
     models = {"default_model": "big", "restricted_model": "small"}
-    async with open_scene(
+    async with open_model_stage(
         tmp_path, fds=configured(), presets=PRESETS, max_tokens=50, **models
-    ) as scene:
-        yield scene
+    ) as stage:
+        yield stage
 
 
 # spec L5, L7, L4: tools until there is an answer; that one is the reply.
 async def test_a_preset_with_tools_runs_them_and_replies_with_the_last(
-    agents: Scene,
+    agents: Stage,
 ) -> None:
     line = agents.connect()
-    (agents.hall.root / "log").write_text(LOG)
+    (agents.root / "log").write_text(LOG)
     write = ["fd_to_file", {"fd": "fd:1", "file_path": "copy"}]
     read = ["read_fd", {"fd": "fd:1", "page": 2}]
     prompt = script([write, read], "all_is_written")
     reply = await line.chat(prompt, b"agent", b"log", b"answer")
     assert reply.text == "all is written"
-    assert (agents.hall.root / "answer").read_text() == "all is written"
-    assert (agents.hall.root / "copy").read_text() == LOG
+    assert (agents.root / "answer").read_text() == "all is written"
+    assert (agents.root / "copy").read_text() == LOG
     first, second = (messages(agents, number) for number in (0, 1))
     assert first[0]["content"].startswith("You have tools.\n\n<file_descriptor_instr")
     # The prompt is read as it is; the file that came with it is a descriptor.
@@ -88,26 +88,26 @@ async def test_a_preset_with_tools_runs_them_and_replies_with_the_last(
     assert "search_fd" not in names  # it is not listed
     # Both calls are paid by who asked.
     assert (line.client.id, 2) in [
-        (row["client_id"], row["calls"]) for row in agents.service.quota_rows()
+        (row["client_id"], row["calls"]) for row in agents.llm.quota_rows()
     ]
 
 
 # spec L5: a long prompt is paged; where it is not wanted, it is not.
 @pytest.mark.parametrize("pages", [True, False])
 async def test_a_long_prompt_is_paged(tmp_path: Path, pages: bool) -> None:
-    async with open_scene(
+    async with open_model_stage(
         tmp_path, fds=configured(page_user_input=pages), presets=PRESETS
-    ) as scene:
-        await scene.connect().chat(LOG.encode(), b"agent")
-        content = messages(scene)[1]["content"]
+    ) as stage:
+        await stage.connect().chat(LOG.encode(), b"agent")
+        content = messages(stage)[1]["content"]
         assert content.startswith('<fd_result fd="fd:1"' if pages else "line 0\n")
         # A model without tools could not read a descriptor.
-        await scene.connect().chat(LOG.encode(), b"expert")
-        assert said(scene)[1] == ("user", LOG)
+        await stage.connect().chat(LOG.encode(), b"expert")
+        assert said(stage)[1] == ("user", LOG)
 
 
 # spec A1, L6: the loop asks and writes in the effective view.
-async def test_the_loop_drops_what_its_caller_drops(agents: Scene) -> None:
+async def test_the_loop_drops_what_its_caller_drops(agents: Stage) -> None:
     hall = agents.hall
     outside = hall.where / "outside"
     line = agents.connect(hall.policy(top_level=True))
@@ -127,17 +127,17 @@ async def test_the_loop_drops_what_its_caller_drops(agents: Scene) -> None:
 # spec L10: every round is paid, and the quota ends the loop.
 async def test_the_quota_ends_a_loop(tmp_path: Path) -> None:
     forever = script(*[[["list_fds", {}]]] * 9)
-    async with open_scene(
+    async with open_model_stage(
         tmp_path, fds=configured(), presets=PRESETS, max_calls=3
-    ) as scene:
-        line = scene.connect()
+    ) as stage:
+        line = stage.connect()
         assert (await line.chat(forever, b"agent@a")).line == EXCEEDED
-        assert len(scene.provider.served) == 3
+        assert len(stage.provider.served) == 3
 
 
 # spec L5, L11: a loop without an end is ended, and its conversation is as before.
 async def test_rounds_are_bounded_and_a_failure_is_not_said_twice(
-    agents: Scene,
+    agents: Stage,
 ) -> None:
     line = agents.connect()
     assert (await line.chat(b"!say=hello", b"agent@a")).text == "hello"
@@ -156,24 +156,24 @@ async def test_rounds_are_bounded_and_a_failure_is_not_said_twice(
 
 
 # spec L10: who is gone is asked for no more, in the middle of a loop too.
-async def test_a_loop_ends_with_its_client(agents: Scene) -> None:
+async def test_a_loop_ends_with_its_client(agents: Stage) -> None:
     line = agents.connect()
     prompts = ["!hang", "!hang"]
-    await line.send(request(script([["fork", {"prompts": prompts}]]), b"agent"))
+    await line.send(chat_request(script([["fork", {"prompts": prompts}]]), b"agent"))
     await agents.provider.wait_for(3)
-    line.line.close()
-    await line.line.gone()
-    await eventually(lambda: not agents.service.models.accounts.root.calls.reservations)
+    line.close()
+    await line.gone()
+    await eventually(lambda: not agents.llm.models.accounts.root.calls.reservations)
     assert len(agents.provider.served) == 3
 
 
 # spec L5: children of a fork run at once, each under the caller's quota.
-async def test_children_of_a_loop_run_side_by_side(agents: Scene) -> None:
+async def test_children_of_a_loop_run_side_by_side(agents: Stage) -> None:
     line = agents.connect()
     prompts = ["!wait=0.5 !say=one", "!status=400", "!wait=0.5"]
     spawn = ["spawn", {"program": "expert", "query": "!say=spawned"}]
     summary = ["summarize_fd", {"fd": "fd:1"}]
-    (agents.hall.root / "log").write_text("!say=short\n" + LOG)
+    (agents.root / "log").write_text("!say=short\n" + LOG)
     fork = ["fork", {"prompts": prompts}]
     reply = await line.chat(script([fork, spawn, summary], "done"), b"agent", b"log")
     assert reply.text == "done"
@@ -187,16 +187,16 @@ async def test_children_of_a_loop_run_side_by_side(agents: Scene) -> None:
     assert "spawned" in spawned
     assert '<fd_summary fd="fd:1" available="true">\nshort' in summed
     assert agents.provider.most_at_once >= 2
-    assert agents.service.models.accounts.node_of(line.client).calls.used == 6
+    assert agents.llm.models.accounts.node_of(line.client).calls.used == 6
 
 
 async def test_a_result_comes_with_a_summary(tmp_path: Path) -> None:
     fds = configured(auto_summarize=True)
-    async with open_scene(tmp_path, fds=fds, presets=PRESETS) as scene:
-        line = scene.connect()
+    async with open_model_stage(tmp_path, fds=fds, presets=PRESETS) as stage:
+        line = stage.connect()
         text = "!say=short\n" + LOG
         await line.chat(text.encode(), b"agent")
-        assert "<summary>short</summary>" in messages(scene)[1]["content"]
+        assert "<summary>short</summary>" in messages(stage)[1]["content"]
 
 
 # Kept conversations, with LLM fds and without.
@@ -205,17 +205,17 @@ async def test_a_result_comes_with_a_summary(tmp_path: Path) -> None:
 @pytest.fixture(params=[True, False], ids=["fds", "plain"])
 async def keeping(
     request: pytest.FixtureRequest, tmp_path: Path, no_leaks: None
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[Stage]:
     """A host that keeps conversations."""
     del no_leaks
     presets = PRESETS if request.param else {"expert": PRESETS["expert"]}
     fds = configured() if request.param else None
-    async with open_scene(tmp_path, fds=fds, presets=presets) as scene:
-        yield scene
+    async with open_model_stage(tmp_path, fds=fds, presets=presets) as stage:
+        yield stage
 
 
 # spec L5
-async def test_a_conversation_goes_on(keeping: Scene) -> None:
+async def test_a_conversation_goes_on(keeping: Stage) -> None:
     line, other = keeping.connect(), keeping.connect()
     await line.chat(b"!say=one", b"expert@a")
     await line.chat(b"!say=two", b"expert@a")
@@ -242,7 +242,7 @@ async def test_a_conversation_goes_on(keeping: Scene) -> None:
 @pytest.mark.parametrize(
     "preset", [b"expert@", b"@a", b"no@a", b"expert@" + b"n" * 101]
 )
-async def test_a_name_that_is_none_is_refused(keeping: Scene, preset: bytes) -> None:
+async def test_a_name_that_is_none_is_refused(keeping: Stage, preset: bytes) -> None:
     reply = await keeping.connect().chat(b"a", preset)
     assert reply.line == b"ERROR invalid preset: " + preset
     assert not keeping.provider.served
@@ -250,7 +250,7 @@ async def test_a_name_that_is_none_is_refused(keeping: Scene, preset: bytes) -> 
 
 # spec L5, S7, I9
 async def test_what_is_kept_is_bounded_for_a_child_and_all_beneath(
-    keeping: Scene, monkeypatch: pytest.MonkeyPatch
+    keeping: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversations, "MOST_KEPT", 2)
     monkeypatch.setattr(conversations, "MOST_KEPT_CHARS", 3000)
@@ -266,20 +266,20 @@ async def test_what_is_kept_is_bounded_for_a_child_and_all_beneath(
     assert b"characters of conversations, more than 3000" in reply.line
     assert len(keeping.provider.served) == 3
     # A client's conversations end with it.
-    keeping.service.client_gone(nested.client)
+    keeping.llm.client_gone(nested.client)
     assert (await line.chat(b"a", b"expert@c")).line.startswith(b"OK ")
 
 
 # spec L5: messages have descriptors, and a conversation keeps what it was given.
 async def test_descriptors_belong_to_a_kept_conversation(tmp_path: Path) -> None:
     fds = configured(conversation_fds=True)
-    async with open_scene(tmp_path, fds=fds, presets=PRESETS) as scene:
-        line = scene.connect()
+    async with open_model_stage(tmp_path, fds=fds, presets=PRESETS) as stage:
+        line = stage.connect()
         await line.chat(b"!say=hello", b"agent@a")
         read = ["read_fd", {"fd": "fd:2"}]
         await line.chat(script([read], "done"), b"agent@a")
-        assert said(scene)[1] == ("user", '!say=hello\n<message fd="fd:2"/>')
-        result = next(one for one in messages(scene) if one["role"] == "tool")
+        assert said(stage)[1] == ("user", '!say=hello\n<message fd="fd:2"/>')
+        result = next(one for one in messages(stage) if one["role"] == "tool")
         assert "\n!say=hello\n" in result["content"]
-        system = messages(scene)[0]["content"]
+        system = messages(stage)[0]["content"]
         assert system.count("<file_descriptor_instructions>") == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.helpers.llmscene import Scene, open_scene
+from tests.helpers.stage import Stage, open_model_stage
 from vfs import mounts
 from vfs.backends.host_file import HostHandle, StagedHandle
 from vfs.mounts import Mount
@@ -25,7 +25,7 @@ CLOSED = ("close", "drop", "pread_wait", "append")
 @pytest.fixture
 async def distant(
     tmp_path: Path, no_leaks: None, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[Stage]:
     """Return a host with a model whose files are distant."""
     del no_leaks
     monkeypatch.setitem(mounts.MOUNTS, os.stat(tmp_path).st_dev, Mount("nfs4"))
@@ -45,7 +45,7 @@ async def distant(
     for name in CLOSED:
         watch(HostHandle, name)
     watch(StagedHandle, "publish")
-    async with open_scene(tmp_path) as opened:
+    async with open_model_stage(tmp_path) as opened:
         yield opened
     assert not caught
 
@@ -53,9 +53,9 @@ async def distant(
 # spec L14, S5
 @pytest.mark.parametrize("publish", ["direct", PUBLISH_ON_CLOSE])
 async def test_files_of_a_call_are_closed_in_threads(
-    distant: Scene, publish: str
+    distant: Stage, publish: str
 ) -> None:
-    root = distant.hall.root
+    root = distant.root
     (root / "in").write_text("text")
     (root / "old").write_text("old")
     line = distant.connect(distant.hall.policy(publish=publish))
@@ -70,7 +70,7 @@ async def test_files_of_a_call_are_closed_in_threads(
     assert (await line.chat(b"a", inputs=b"in\nno")).line == (
         b"ERROR failed to read input files data"
     )
-    assert not line.line.session.files
+    assert not line.session.files
 
 
 # A host whose user has all the threads it may have: the call is refused, the client stays.
@@ -85,7 +85,7 @@ async def test_files_of_a_call_are_closed_in_threads(
     ],
 )
 async def test_without_a_thread_a_call_is_refused(
-    distant: Scene,
+    distant: Stage,
     files: dict[str, bytes],
     expected: bytes,
     monkeypatch: pytest.MonkeyPatch,
@@ -93,7 +93,7 @@ async def test_without_a_thread_a_call_is_refused(
     def none(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    (distant.hall.root / "in").write_text("text")
+    (distant.root / "in").write_text("text")
     line = distant.connect()
     with monkeypatch.context() as patched:
         patched.setattr(trio.to_thread, "run_sync", none)

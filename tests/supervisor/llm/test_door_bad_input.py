@@ -8,8 +8,13 @@ import pytest
 import trio
 
 from hostlib.documents import MOST_DEPTH
-from tests.helpers.doors import answered_with_head, open_scene, unchunked
-from tests.helpers.hosts import eventually
+from tests.helpers.doors import (
+    answered_with_head,
+    open_door,
+    open_door_stage,
+    unchunked,
+)
+from tests.helpers.stage import eventually
 from tests.supervisor.llm.test_doors import WAYS, opened, raw, told
 from tests.supervisor.llm.test_wire import request, server
 
@@ -69,7 +74,7 @@ NAMELESS: dict[str, list[dict[str, object]]] = {
 async def test_what_no_reader_takes_is_refused_at_each_door(
     tmp_path: Path, way: dict[str, Any]
 ) -> None:
-    async with opened(tmp_path, **way) as (scene, door):
+    async with opened(tmp_path, **way) as (stage, door):
         for path in (*PATHS, COUNT):
             for name, text in TEXTS.items():
                 status, _, answer = await told(door, "POST", path, text)
@@ -89,13 +94,13 @@ async def test_what_no_reader_takes_is_refused_at_each_door(
         status, head, answer = await told(door, "GET", COUNT)
         assert (status, head[b"allow"]) == (405, b"post")
         check_form(COUNT, answer)
-        assert not scene.provider.served
-        assert not scene.stage.host.budget.reserved_bytes
+        assert not stage.provider.served
+        assert not stage.host.budget.reserved_bytes
 
 
 # spec MD2: a body that ends anywhere is no other request.
 async def test_a_body_is_cut_at_every_byte(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (scene, door):
+    async with opened(tmp_path) as (stage, door):
         for path in (*PATHS, COUNT):
             body = json.dumps(asking(path, "a{}")).encode()
             async with await door.connect() as stream:
@@ -112,8 +117,8 @@ async def test_a_body_is_cut_at_every_byte(tmp_path: Path) -> None:
                     await stream.send_eof()
                     while await stream.receive_some():
                         pass
-        assert not scene.provider.served
-        await eventually(lambda: not scene.stage.host.budget.reserved_bytes)
+        assert not stage.provider.served
+        await eventually(lambda: not stage.host.budget.reserved_bytes)
 
 
 # spec MD1: Claude Code would ask about it; the host's own stays the host's.
@@ -137,7 +142,7 @@ async def test_a_provider_that_redirects_has_failed(
     async def handle(stream: trio.abc.Stream) -> None:
         asked.append(await request(stream))
 
-    async with server(handle) as port, opened(tmp_path, **way) as (scene, door):
+    async with server(handle) as port, opened(tmp_path, **way) as (stage, door):
         for path in PATHS:
             for stream in (False, True):
                 order = f"!redirect=http://127.0.0.1:{port}/v1"
@@ -147,7 +152,7 @@ async def test_a_provider_that_redirects_has_failed(
                 assert b"location" not in head
                 kind = "api_error" if path == MESSAGES else "provider_error"
                 check_form(path, answer, kind)
-        assert not scene.service.models.accounts.root.tokens.used
+        assert not stage.llm.models.accounts.root.tokens.used
     assert not asked
 
 
@@ -180,8 +185,8 @@ async def test_an_answer_without_end_is_a_failure(
 ) -> None:
     ends = {CHAT: b'data: {"error"', RESPONSES: b"event: response.failed"}
     ends[MESSAGES] = b"event: error"
-    async with open_scene(tmp_path, max_tokens=None, timeout="1s", **way) as scene:
-        door = await scene.puppet()
+    async with open_door_stage(tmp_path, max_tokens=None, timeout="1s", **way) as stage:
+        door = await open_door(stage)
         for path in PATHS:
             body = asking(path, "!endless !slow=0.01", stream=True)
             async with await door.connect() as stream:
@@ -193,10 +198,10 @@ async def test_an_answer_without_end_is_a_failure(
             assert b"no complete answer within 1 s" in last
     long = tmp_path / "long"
     long.mkdir()
-    async with opened(long, **way) as (scene, door):
+    async with opened(long, **way) as (stage, door):
         for path in PATHS:
             body = asking(path, "!huge=20")
             status, _, answer = await told(door, "POST", path, body)
             assert status == 502, path
             assert "longer than" in answer["error"]["message"]
-        assert not scene.service.models.accounts.root.tokens.reserved
+        assert not stage.llm.models.accounts.root.tokens.reserved

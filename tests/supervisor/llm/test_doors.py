@@ -17,15 +17,14 @@ from supervisor.llm.endpoint import PER_CHILD
 from tests.helpers.canary import KEY
 from tests.helpers.doors import (
     Door,
-    Scene,
     answered,
     answered_with_head,
-    open_scene,
+    open_door,
+    open_door_stage,
     unchunked,
 )
-from tests.helpers.hosts import eventually
-from tests.helpers.llmscene import key_file
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
+from tests.helpers.stage import Stage, eventually
 from tests.helpers.turns import watched
 from tests.supervisor.llm.test_wire import Handler, server
 
@@ -69,10 +68,10 @@ async def told(
 
 
 @asynccontextmanager
-async def opened(where: Path, **changes: Any) -> AsyncIterator[tuple[Scene, Door]]:
+async def opened(where: Path, **changes: Any) -> AsyncIterator[tuple[Stage, Door]]:
     """Open a host with one child."""
-    async with open_scene(where, max_tokens=None, **changes) as scene:
-        yield scene, await scene.puppet()
+    async with open_door_stage(where, max_tokens=None, **changes) as stage:
+        yield stage, await open_door(stage)
 
 
 EVENTS_HEAD = (
@@ -84,7 +83,7 @@ EVENTS_HEAD = (
 @asynccontextmanager
 async def opened_with(
     where: Path, handle: Handler, way: str
-) -> AsyncIterator[tuple[Scene, Door]]:
+) -> AsyncIterator[tuple[Stage, Door]]:
     """Open a host with one child, no quota, and a provider that a test controls.
 
     Args:
@@ -95,8 +94,8 @@ async def opened_with(
     apis = NATIVE["api"] if way == "native" else ["chat"]
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}"
-        async with open_scene(where, base_url=url, api=apis, quota={}) as scene:
-            yield scene, await scene.puppet()
+        async with open_door_stage(where, base_url=url, api=apis, quota={}) as stage:
+            yield stage, await open_door(stage)
 
 
 def official(door: Door) -> openai.AsyncOpenAI:
@@ -120,9 +119,9 @@ def anthropic(door: Door) -> AsyncAnthropic:
     )
 
 
-def charged(scene: Scene) -> float:
+def charged(stage: Stage) -> float:
     """Return what the stand-in counted, weighted."""
-    return scene.provider.tokens().cost()
+    return stage.provider.tokens().cost()
 
 
 # spec MD2, MD3, MD4, MD5: plain and streamed, with tools, and paid exactly.
@@ -130,7 +129,7 @@ def charged(scene: Scene) -> float:
 async def test_the_official_client_asks_responses(
     tmp_path: Path, way: dict[str, Any]
 ) -> None:
-    async with opened(tmp_path, **way) as (scene, door), official(door) as client:
+    async with opened(tmp_path, **way) as (stage, door), official(door) as client:
         plain = await client.responses.create(
             model="gpt-99", input="!say=all_is_well !cached=3", instructions="x"
         )
@@ -150,15 +149,15 @@ async def test_the_official_client_asks_responses(
         (call,) = (one for one in last.response.output if one.type == "function_call")
         assert (call.name, json.loads(call.arguments)) == ("shell", {"command": "ls"})
         assert any(event.type == "response.output_item.done" for event in events)
-        assert scene.service.models.accounts.root.tokens.used == charged(scene)
-        rows = scene.stage.events("llm.called")
+        assert stage.llm.models.accounts.root.tokens.used == charged(stage)
+        rows = stage.events("llm.called")
         api = "responses" if way is NATIVE else "chat"
         assert [row["api"] for row in rows] == [api, api]
         assert {row["asked"] for row in rows} == {"gpt-99"}
         assert rows[0]["cached_tokens"] == 3
         assert (
             sum(row["cost"] for row in rows)
-            == scene.service.models.accounts.root.tokens.used
+            == stage.llm.models.accounts.root.tokens.used
         )
 
 
@@ -167,7 +166,7 @@ async def test_the_official_client_asks_responses(
 async def test_the_official_client_asks_messages(
     tmp_path: Path, way: dict[str, Any]
 ) -> None:
-    async with opened(tmp_path, **way) as (scene, door), anthropic(door) as client:
+    async with opened(tmp_path, **way) as (stage, door), anthropic(door) as client:
         request: dict[str, Any] = {"model": "claude-9", "max_tokens": 3000}
         said: Any = [
             {"role": "user", "content": "!say=all_is_well !cached=3 !written=2"}
@@ -184,12 +183,12 @@ async def test_the_official_client_asks_messages(
         assert whole.model == "claude-9"
         assert whole.stop_reason == "tool_use"
         assert whole.content[-1].to_dict()["input"] == {"command": "ls"}
-        assert scene.service.models.accounts.root.tokens.used == charged(scene)
-        row = scene.stage.events("llm.called")[0]
+        assert stage.llm.models.accounts.root.tokens.used == charged(stage)
+        row = stage.events("llm.called")[0]
         assert (row["cached_tokens"], row["cache_write_tokens"]) == (3, 2)
         count = await client.messages.count_tokens(messages=said, model="claude-9")
         assert count.input_tokens > 10
-        assert len(scene.provider.served) == 2
+        assert len(stage.provider.served) == 2
 
 
 # spec MD2: what the host does not have to change is sent on byte for byte.
@@ -227,12 +226,12 @@ async def test_the_official_client_asks_messages(
 async def test_a_request_is_passed_on(
     tmp_path: Path, path: str, body: bytes, sent: bytes
 ) -> None:
-    async with opened(tmp_path, **NATIVE) as (scene, door):
+    async with opened(tmp_path, **NATIVE) as (stage, door):
         headers = {"anthropic-beta": "a,b", "anthropic-version": "2023-01-01"}
         more = {"openai-beta": "c", "x-stainless-lang": "js", "cookie": "d"}
         status, _, _ = await told(door, "POST", path, body, **headers, **more)
         assert status == 200
-        (served,) = scene.provider.served
+        (served,) = stage.provider.served
         assert served.data == sent
         passed = {name: served.headers.get(name) for name in (*headers, *more)}
         is_messages = "messages" in path
@@ -244,7 +243,7 @@ async def test_a_request_is_passed_on(
         assert passed == expected
         has_key = served.headers.get("x-api-key" if is_messages else "authorization")
         assert has_key == (KEY if is_messages else f"Bearer {KEY}")
-        assert scene.service.models.accounts.root.tokens.used == charged(scene)
+        assert stage.llm.models.accounts.root.tokens.used == charged(stage)
 
 
 # spec MD2: the budget for thinking stays below a bound that is lowered.
@@ -259,16 +258,16 @@ async def test_a_request_is_passed_on(
 async def test_a_budget_is_lowered_with_its_bound(
     tmp_path: Path, most: int, thinking: dict[str, Any]
 ) -> None:
-    async with open_scene(
+    async with open_door_stage(
         tmp_path, max_tokens=most, api="messages", quota={"max_tokens": 10**7}
-    ) as scene:
-        door = await scene.puppet()
+    ) as stage:
+        door = await open_door(stage)
         asked = {"type": "enabled", "budget_tokens": 31_999}
         said = [{"role": "user", "content": "!words=1"}]
         body = {"max_tokens": 32_000, "thinking": asked, "messages": said}
         status, _, answer = await told(door, "POST", "/v1/messages", body)
         assert status == 200, answer
-        sent = scene.provider.served[0].body
+        sent = stage.provider.served[0].body
         assert (sent["max_tokens"], sent["thinking"]) == (most, thinking)
 
 
@@ -372,24 +371,24 @@ REFUSED_NATIVELY: list[tuple[str, Any, str]] = [
 async def test_what_may_not_be_asked_is_named(
     tmp_path: Path, way: dict[str, Any]
 ) -> None:
-    async with opened(tmp_path, **way) as (scene, door):
+    async with opened(tmp_path, **way) as (stage, door):
         for path, body, name in REFUSED:
             status, head, answer = await told(door, "POST", path, body)
             assert (status, head[b"x-should-retry"]) == (400, b"false"), body
             assert name in answer["error"]["message"], body
             assert (answer.get("type") == "error") is (path == "/v1/messages"), body
             assert answer["error"]["type"] == "invalid_request_error", body
-        assert not scene.provider.served
+        assert not stage.provider.served
 
 
 # spec MD2: what a translation has no use for is refused where a request is sent on.
 async def test_what_may_not_be_sent_on_is_named(tmp_path: Path) -> None:
-    async with opened(tmp_path, **NATIVE) as (scene, door):
+    async with opened(tmp_path, **NATIVE) as (stage, door):
         for path, body, name in REFUSED_NATIVELY:
             status, _, answer = await told(door, "POST", path, body)
             assert status == 400, body
             assert name in answer["error"]["message"], body
-        assert not scene.provider.served
+        assert not stage.provider.served
 
 
 RUN_BY_THE_CHILD: list[Any] = [
@@ -424,25 +423,25 @@ async def test_what_agents_send_is_sent_on(tmp_path: Path) -> None:
     ]
     dated = ("bash_20250124", "text_editor_20250728", "computer_20251124", "custom")
     tools = [{"type": kind, "name": kind} for kind in dated]
-    async with opened(tmp_path, **NATIVE) as (scene, door):
+    async with opened(tmp_path, **NATIVE) as (stage, door):
         for path, body in (
             ("/v1/responses", {"input": calls, "tools": RUN_BY_THE_CHILD}),
             ("/v1/messages", {**SAYS, "tools": [BASH, *tools]}),
         ):
             status, _, answer = await told(door, "POST", path, body)
             assert status == 200, answer
-            sent = scene.provider.served[-1].body
+            sent = stage.provider.served[-1].body
             assert {name: sent[name] for name in body} == body
 
 
 # spec MD2: hosted tools are left out where they stand, in the input too.
 async def test_hosted_tools_are_left_out_of_the_input(tmp_path: Path) -> None:
-    async with opened(tmp_path, **NATIVE, hosted_tools="drop") as (scene, door):
+    async with opened(tmp_path, **NATIVE, hosted_tools="drop") as (stage, door):
         said = {"role": "user", "content": "!words=1"}
         more = {"type": "additional_tools", "tools": [*PROVIDER_TOOLS[:-1], SHELL]}
         body = {"input": [more, said], "tools": [SHELL]}
         assert (await told(door, "POST", "/v1/responses", body))[0] == 200
-        sent = scene.provider.served[0].body
+        sent = stage.provider.served[0].body
         assert sent["input"] == [{**more, "tools": [SHELL]}, said]
 
 
@@ -452,16 +451,16 @@ async def test_the_official_clients_ask_a_failing_provider_again(
     tmp_path: Path, status: int, asked: int
 ) -> None:
     order: Any = [{"role": "user", "content": f"!status={status}"}]
-    async with opened(tmp_path, **NATIVE) as (scene, door):
+    async with opened(tmp_path, **NATIVE) as (stage, door):
         async with official(door).with_options(max_retries=1) as client:
             with pytest.raises(openai.APIStatusError):
                 await client.chat.completions.create(model="m", messages=order)
-        assert len(scene.provider.served) == asked
+        assert len(stage.provider.served) == asked
         async with anthropic(door).with_options(max_retries=1) as other:
             with pytest.raises(APIStatusError):
                 await other.messages.create(model="m", messages=order, max_tokens=9)
-        assert len(scene.provider.served) == 2 * asked
-        assert scene.service.models.accounts.root.tokens.used == 0
+        assert len(stage.provider.served) == 2 * asked
+        assert stage.llm.models.accounts.root.tokens.used == 0
 
 
 # spec MD2: unknown fields are refused by name where a request is translated.
@@ -469,7 +468,7 @@ async def test_the_official_clients_ask_a_failing_provider_again(
 async def test_an_unknown_field_is_named_where_it_is_translated(
     tmp_path: Path, path: str
 ) -> None:
-    async with opened(tmp_path, **TRANSLATED) as (scene, door):
+    async with opened(tmp_path, **TRANSLATED) as (stage, door):
         body: dict[str, Any] = {"messages": SAID}
         if "responses" in path:
             body = {"input": "a"}
@@ -477,7 +476,7 @@ async def test_an_unknown_field_is_named_where_it_is_translated(
         status, _, answer = await told(door, "POST", path, {**body, "brand_new": 1})
         assert status == 400
         assert "brand_new" in answer["error"]["message"]
-        assert not scene.provider.served
+        assert not stage.provider.served
 
 
 # spec MD3: an answer without a form in the API is a fault of the provider's.
@@ -498,15 +497,15 @@ async def test_an_answer_that_cannot_be_translated_is_an_error(tmp_path: Path) -
 
 # spec MD2: fields that change nothing are dropped, counted, and told once.
 async def test_what_changes_nothing_is_dropped_and_told(tmp_path: Path) -> None:
-    async with opened(tmp_path, **TRANSLATED) as (scene, door):
+    async with opened(tmp_path, **TRANSLATED) as (stage, door):
         body = {"input": "!words=1", "store": False, "prompt_cache_key": "k"}
         for _ in range(2):
             assert (await told(door, "POST", "/v1/responses", body))[0] == 200
-        rows = scene.stage.events("llm.dropped")
+        rows = stage.events("llm.dropped")
         assert [sorted(row["fields"]) for row in rows] == [
             ["prompt_cache_key", "store"]
         ] * 2
-        assert "prompt_cache_key" not in scene.provider.served[0].body
+        assert "prompt_cache_key" not in stage.provider.served[0].body
 
 
 # spec MD2: headers of the API are passed on, or dropped and told as fields are.
@@ -518,13 +517,13 @@ async def test_what_changes_nothing_is_dropped_and_told(tmp_path: Path) -> None:
 async def test_a_beta_is_passed_on_or_told(
     tmp_path: Path, way: dict[str, Any], path: str, name: str
 ) -> None:
-    async with opened(tmp_path, **way) as (scene, door):
+    async with opened(tmp_path, **way) as (stage, door):
         body: dict[str, Any] = {"input": "!words=1"}
         if path == "/v1/messages":
             body = {"messages": SAID, "max_tokens": 9}
         beta = {name.replace("-", "_"): "new-1"}
         assert (await told(door, "POST", path, body, **beta))[0] == 200
-        dropped = [row["fields"] for row in scene.stage.events("llm.dropped")]
+        dropped = [row["fields"] for row in stage.events("llm.dropped")]
         assert dropped == ([] if way is NATIVE else [[name]])
 
 
@@ -533,7 +532,7 @@ async def test_a_beta_is_passed_on_or_told(
 async def test_an_effort_is_asked_of_models_that_have_one(
     tmp_path: Path, has_reasoning: bool
 ) -> None:
-    async with opened(tmp_path, **TRANSLATED, reasoning=has_reasoning) as (scene, door):
+    async with opened(tmp_path, **TRANSLATED, reasoning=has_reasoning) as (stage, door):
         thinking = {"type": "enabled", "budget_tokens": 9000}
         for path, body, name in (
             ("/v1/responses", {"input": "a", "reasoning": {"effort": "low"}}, "low"),
@@ -544,18 +543,18 @@ async def test_an_effort_is_asked_of_models_that_have_one(
             ),
         ):
             assert (await told(door, "POST", path, body))[0] == 200
-            sent = scene.provider.served[-1].body.get("reasoning_effort")
+            sent = stage.provider.served[-1].body.get("reasoning_effort")
             assert sent == (name if has_reasoning else None)
-        dropped = [row["fields"] for row in scene.stage.events("llm.dropped")]
+        dropped = [row["fields"] for row in stage.events("llm.dropped")]
         expected = [["reasoning.effort"], ["thinking"]]
         assert dropped == ([] if has_reasoning else expected)
 
 
 async def test_a_long_name_of_a_model_is_told_in_part(tmp_path: Path) -> None:
-    async with opened(tmp_path, **NATIVE) as (scene, door):
+    async with opened(tmp_path, **NATIVE) as (stage, door):
         body = {"model": "m" * 50_000, "input": "!words=1"}
         assert (await told(door, "POST", "/v1/responses", body))[0] == 200
-        (row,) = scene.stage.events("llm.called")
+        (row,) = stage.events("llm.called")
         assert row["asked"] == "m" * 200
 
 
@@ -567,11 +566,11 @@ async def test_a_long_name_of_a_model_is_told_in_part(tmp_path: Path) -> None:
 async def test_hosted_tools_are_what_is_configured(
     tmp_path: Path, hosted: str, sent: list[str]
 ) -> None:
-    async with opened(tmp_path, **NATIVE, hosted_tools=hosted) as (scene, door):
+    async with opened(tmp_path, **NATIVE, hosted_tools=hosted) as (stage, door):
         tools = [{"type": "web_search"}, SHELL]
         body = {"input": "!words=1", "tools": tools}
         assert (await told(door, "POST", "/v1/responses", body))[0] == 200
-        found = [tool["type"] for tool in scene.provider.served[0].body["tools"]]
+        found = [tool["type"] for tool in stage.provider.served[0].body["tools"]]
         assert found == sent
 
 
@@ -655,16 +654,16 @@ PAID: dict[str, Any] = {"quota": {"max_tokens": 10**9}}
 
 # spec MD7: a long image is asked about; what can never fit is told so, once and for all.
 async def test_a_long_image_is_translated(tmp_path: Path) -> None:
-    async with opened(tmp_path, **PAID) as (scene, door):
+    async with opened(tmp_path, **PAID) as (stage, door):
         source = {"type": "base64", "media_type": "image/png", "data": "A" * 15 * MIB}
         said = [{"role": "user", "content": [{"type": "image", "source": source}]}]
         status, _, answer = await told(
             door, "POST", "/v1/messages", {"messages": said, "max_tokens": 9}
         )
         assert status == 200, answer
-        (served,) = scene.provider.served
+        (served,) = stage.provider.served
         assert len(str(served.body)) > 15 * MIB
-    assert scene.stage.host.budget.reserved_bytes == 0
+    assert stage.host.budget.reserved_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -679,7 +678,7 @@ async def test_a_long_image_is_translated(tmp_path: Path) -> None:
 async def test_a_request_that_never_fits_is_too_large(
     tmp_path: Path, way: dict[str, Any], path: str
 ) -> None:
-    async with opened(tmp_path, **way) as (scene, door):
+    async with opened(tmp_path, **way) as (stage, door):
         text = "a" * 12 * MIB + "\N{GRINNING FACE}"
         said = [{"role": "user", "content": text}]
         body = json.dumps({"messages": said, "max_tokens": 9}, ensure_ascii=False)
@@ -688,7 +687,7 @@ async def test_a_request_that_never_fits_is_too_large(
         assert head[b"x-should-retry"] == b"false"
         assert b"retry-after" not in head
         assert "has 96 MiB for one" in answer["error"]["message"]
-        assert not scene.provider.served
+        assert not stage.provider.served
 
 
 async def test_what_is_not_there_is_told(tmp_path: Path) -> None:
@@ -712,7 +711,7 @@ async def test_a_model_is_named_by_rights_and_aliases(tmp_path: Path) -> None:
     models = {"big": {"model": "b"}, "cheap": {"model": "c"}, "gpt-own": {}}
     restricted = {"messages": "cheap", "default": "small"}
     alias = {"gpt-*": "big", "gpt-5-*": "cheap", "*": "big"}
-    async with open_scene(
+    async with open_door_stage(
         tmp_path,
         models=models,
         default_model="big",
@@ -720,15 +719,15 @@ async def test_a_model_is_named_by_rights_and_aliases(tmp_path: Path) -> None:
         alias=alias,
         api=["chat", "messages"],
         quota={"max_tokens": 10**6},
-    ) as scene:
-        top = await scene.puppet(top_level=True)
-        low = await scene.puppet()
+    ) as stage:
+        top = await open_door(stage, top_level=True)
+        low = await open_door(stage)
         asked = ["cheap", "gpt-own", "gpt-4", "gpt-5-mini", "claude", None]
         for door, expected in (
             (top, ["c", "gpt-own", "b", "c", "b", "b"]),
             (low, ["small"] * 6),
         ):
-            del scene.provider.served[:]
+            del stage.provider.served[:]
             for name in asked:
                 body = {"messages": SAID} | ({} if name is None else {"model": name})
                 status, _, answer = await told(
@@ -736,12 +735,12 @@ async def test_a_model_is_named_by_rights_and_aliases(tmp_path: Path) -> None:
                 )
                 assert status == 200, answer
                 assert name is None or answer["model"] == name
-            assert [one.body["model"] for one in scene.provider.served] == expected
-        del scene.provider.served[:]
+            assert [one.body["model"] for one in stage.provider.served] == expected
+        del stage.provider.served[:]
         body = {"messages": SAID, "max_tokens": 9, "model": "big"}
         status, _, answer = await told(low, "POST", "/v1/messages", body)
         assert (status, answer["model"]) == (200, "big")
-        assert scene.provider.served[0].body["model"] == "c"
+        assert stage.provider.served[0].body["model"] == "c"
 
 
 def events_of(body: bytes) -> list[dict[str, Any]]:
@@ -780,9 +779,9 @@ async def streamed(
 async def test_an_error_in_the_middle_is_the_apis_own(
     tmp_path: Path, way: dict[str, Any], path: str
 ) -> None:
-    async with opened(tmp_path, **way) as (scene, door):
+    async with opened(tmp_path, **way) as (stage, door):
         for order in ("!error", "!truncated", "!cut=900"):
-            before = scene.service.models.accounts.root.tokens.used
+            before = stage.llm.models.accounts.root.tokens.used
             _, events = await streamed(door, path, f"!words=40 {order}")
             last = events[-1]
             if path == "/v1/messages":
@@ -794,19 +793,17 @@ async def test_an_error_in_the_middle_is_the_apis_own(
                 assert set(last["response"]["error"]) == {"code", "message"}
                 numbers = [event["sequence_number"] for event in events]
                 assert numbers == list(range(len(events))), order
-            await eventually(
-                lambda: not scene.service.models.accounts.root.tokens.reserved
-            )
-            assert scene.service.models.accounts.root.tokens.used > before
+            await eventually(lambda: not stage.llm.models.accounts.root.tokens.reserved)
+            assert stage.llm.models.accounts.root.tokens.used > before
             # The received output is charged, whatever the first report said (spec MD5).
-            row = scene.stage.events("llm.called")[-1]
-            assert row["completion_tokens"] >= scene.provider.served[-1].pieces, order
+            row = stage.events("llm.called")[-1]
+            assert row["completion_tokens"] >= stage.provider.served[-1].pieces, order
         # Nothing of an answer has come: the status tells it.
         other = "chat" if way is NATIVE else "responses"
         status, events = await streamed(door, path, f"!words=9 !foreign={other}")
         assert status == 502
         assert "another API" in events[0]["error"]["message"]
-        assert scene.service.models.accounts.root.calls.used == 4
+        assert stage.llm.models.accounts.root.calls.used == 4
 
 
 # spec MD3: the provider's own code is told, for some programs end at it at once.
@@ -860,9 +857,9 @@ async def test_a_code_that_is_the_key_is_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = "sk-plain-word-0123456789"
-    monkeypatch.setattr("tests.helpers.modelhost.KEY", key)
+    monkeypatch.setattr("tests.helpers.stage.KEY", key)
     monkeypatch.setattr(
-        "tests.helpers.modelhost.key_file", lambda where: key_file(where, key)
+        "tests.helpers.stage.key_file", lambda where: key_file(where, key)
     )
     async with opened(tmp_path, **NATIVE) as (_, door):
         order = f"!words=4 !error=failed !code={key}"
@@ -877,14 +874,14 @@ async def test_a_code_that_is_the_key_is_not_told(
 async def test_an_answer_is_whole_when_its_last_event_has_come(
     tmp_path: Path, way: dict[str, Any], order: str
 ) -> None:
-    async with opened(tmp_path, **way) as (scene, door):
+    async with opened(tmp_path, **way) as (stage, door):
         for path, end in (
             ("/v1/messages", "message_stop"),
             ("/v1/responses", "response.completed"),
         ):
             _, events = await streamed(door, path, f"!words=3 {order}")
             assert events[-1]["type"] == end
-        rows = scene.stage.events("llm.called")
+        rows = stage.events("llm.called")
         assert [row["outcome"] for row in rows] == ["ok", "ok"]
         assert [row["completion_tokens"] for row in rows] == [3, 3]
 
@@ -925,7 +922,7 @@ async def test_the_gaps_of_an_answer_are_filled(tmp_path: Path) -> None:
 
 # spec MD3: an order of events that the API does not have ends the answer.
 async def test_events_out_of_order_end_the_answer(tmp_path: Path) -> None:
-    async with opened(tmp_path, **NATIVE) as (scene, door):
+    async with opened(tmp_path, **NATIVE) as (stage, door):
         orders = [("/v1/messages", one) for one in ("!twice=0", "!twice=1", "!swap=0")]
         orders += [("/v1/responses", one) for one in ("!twice=0", "!twice=2")]
         for count, (path, order) in enumerate(orders, 1):
@@ -933,7 +930,7 @@ async def test_events_out_of_order_end_the_answer(tmp_path: Path) -> None:
             last = events[-1]
             assert status == 502 or last["type"] in ("error", "response.failed"), order
             assert "invalid response" in json.dumps(last), order
-            assert scene.service.models.accounts.root.calls.used == count
+            assert stage.llm.models.accounts.root.calls.used == count
 
 
 LEAKS = (
@@ -968,8 +965,8 @@ def piece_of(event: dict[str, Any]) -> str:
 # spec MD6: each door refuses in its own form, and 400 from the fourth time on.
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 async def test_a_quota_is_refused_in_the_apis_form(tmp_path: Path, path: str) -> None:
-    async with opened(tmp_path, **NATIVE) as (scene, door):
-        scene.service.models.accounts.root.tokens.used = 1e9
+    async with opened(tmp_path, **NATIVE) as (stage, door):
+        stage.llm.models.accounts.root.tokens.used = 1e9
         found = []
         for _ in range(5):
             status, events = await streamed(door, path, "a")
@@ -986,44 +983,44 @@ async def test_a_quota_is_refused_in_the_apis_form(tmp_path: Path, path: str) ->
 
 # spec MD6: a provider's failure is asked about once: the agent asks again by itself.
 async def test_the_host_leaves_trying_again_to_the_agent(tmp_path: Path) -> None:
-    async with opened(tmp_path, **NATIVE) as (scene, door):
+    async with opened(tmp_path, **NATIVE) as (stage, door):
         for count, (sent, seen) in enumerate(((429, 429), (500, 502), (529, 529)), 1):
             status, _ = await streamed(door, "/v1/messages", f"!status={sent}")
             assert status == seen
-            assert len(scene.provider.served) == count
-        assert scene.service.models.accounts.root.calls.used == 0
+            assert len(stage.provider.served) == count
+        assert stage.llm.models.accounts.root.calls.used == 0
 
 
 # spec MD5: once a provider has counted more than bytes were sent, that is reserved.
 async def test_a_provider_that_counts_more_is_reserved_for(tmp_path: Path) -> None:
     limit = 12_000
-    async with open_scene(
+    async with open_door_stage(
         tmp_path, api="messages", max_tokens=10, quota={"max_tokens": limit}
-    ) as scene:
-        door = await scene.puppet()
+    ) as stage:
+        door = await open_door(stage)
         text = "!words=1 !wait=0.2 !prompt-tokens=2000"
         await streamed(door, "/v1/messages", text)
         # Children that have asked nothing yet are of the same account, the host's.
-        doors = [door, await scene.puppet(), await scene.puppet()]
+        doors = [door, await open_door(stage), await open_door(stage)]
         async with trio.open_nursery() as nursery:
             for number in range(42):
                 which = doors[number % len(doors)]
                 nursery.start_soon(streamed, which, "/v1/messages", text)
-        assert scene.service.models.accounts.root.tokens.used <= limit + 2000 + 40
+        assert stage.llm.models.accounts.root.tokens.used <= limit + 2000 + 40
 
 
 # spec MD5: with a small quota a call goes alone if the estimate fits.
 async def test_a_call_whose_worst_case_does_not_fit_goes_alone(tmp_path: Path) -> None:
-    async with open_scene(
+    async with open_door_stage(
         tmp_path, api="messages", max_tokens=None, quota={"max_tokens": 6000}
-    ) as scene:
-        door = await scene.puppet()
+    ) as stage:
+        door = await open_door(stage)
         text = "!words=5 " + "many words " * 900  # 9,900 bytes, 2,000 tokens
         status, events = await streamed(door, "/v1/messages", text)
         assert status == 200
         assert events[-1]["type"] == "message_stop"
-        assert scene.provider.served[0].body["max_tokens"] > 500
-        assert scene.service.models.accounts.root.tokens.used == charged(scene)
+        assert stage.provider.served[0].body["max_tokens"] > 500
+        assert stage.llm.models.accounts.root.tokens.used == charged(stage)
 
 
 # spec MD7: requests that never come whole keep no other from an answer.

@@ -16,7 +16,7 @@ from supervisor.llm import endpoint_call, gateway, models, translations
 from supervisor.llm.answer_writers import ChatWriter
 from supervisor.llm.json_request import INLINE_BYTES, INLINE_VALUES
 from supervisor.llm.native_request import Changes
-from tests.helpers.doors import Door, answered, open_scene
+from tests.helpers.doors import Door, answered, open_door, open_door_stage
 
 NATIVE = {"api": ["chat", "responses", "messages"]}
 TRANSLATED: dict[str, object] = {}
@@ -90,8 +90,8 @@ async def test_a_long_body_is_gone_through_in_worker_threads(
     for owner, name in (*STEPS, *ENCODERS):
         watch(owner, name)
     names = {name for _, name in STEPS}
-    async with open_scene(tmp_path, max_tokens=9, quota=QUOTA, **way) as scene:
-        door = await scene.puppet()
+    async with open_door_stage(tmp_path, max_tokens=9, quota=QUOTA, **way) as stage:
+        door = await open_door(stage)
         for length, texts in TEXTS.items():
             seen.clear()
             assert await ask(door, path, texts) == 200
@@ -122,8 +122,8 @@ async def test_a_long_answer_is_gone_through_in_worker_threads(
     for name in ("finish", "whole"):
         watch(ChatWriter, name)
     watch(gateway.Gateway, "redact_completion")
-    async with open_scene(tmp_path, max_tokens=None, quota=QUOTA) as scene:
-        door = await scene.puppet()
+    async with open_door_stage(tmp_path, max_tokens=None, quota=QUOTA) as stage:
+        door = await open_door(stage)
         for order, is_inline in (("!words=2", True), ("!words=50000 !plain", False)):
             seen.clear()
             content = [{"role": "user", "content": order}]

@@ -16,14 +16,14 @@ from tests.helpers.canary import KEY
 from tests.helpers.canary_forms import NAMES, in_every_form, searched_forms
 from tests.helpers.doors import (
     Door,
-    Scene,
     answered,
     answered_with_head,
     ask,
-    open_scene,
+    open_door,
+    open_door_stage,
 )
-from tests.helpers.hosts import eventually
 from tests.helpers.provider import provider_process
+from tests.helpers.stage import Stage, eventually
 from tests.helpers.turns import watched
 from vfs.ledger import MOST_MEMORY_BYTES
 
@@ -38,56 +38,56 @@ CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_ASKED), _ASKED)
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     """Return a host with an endpoint and a quota."""
-    async with open_scene(tmp_path) as opened_scene:
+    async with open_door_stage(tmp_path) as opened_scene:
         yield opened_scene
 
 
-async def test_a_token_is_worth_nothing_after_its_child(scene: Scene) -> None:
+async def test_a_token_is_worth_nothing_after_its_child(stage: Stage) -> None:
     # spec L10, L13: what is under way ends with the child, and is charged.
-    door = await scene.puppet()
-    other = await scene.puppet()
+    door = await open_door(stage)
+    other = await open_door(stage)
     assert door.env["OPENAI_API_KEY"] != other.env["OPENAI_API_KEY"]
     status, body = await door.ask(ask("hello"))
     assert (status, json.loads(body)["object"]) == (200, "chat.completion")
-    before = scene.service.models.accounts.root.tokens.used
+    before = stage.llm.models.accounts.root.tokens.used
     async with await door.connect() as stream:
         await stream.send_all(door.request(ask("!hang-after=3 !words=9")))
         await eventually(
             lambda: (
-                len(scene.provider.served) == 2 and scene.provider.served[1].pieces == 3
+                len(stage.provider.served) == 2 and stage.provider.served[1].pieces == 3
             )
         )
         await door.puppet.kill()
         assert (await answered(stream))[0] == 0
-    assert scene.service.models.accounts.root.tokens.used > before + 4 * 3
-    assert not scene.service.models.accounts.root.tokens.reserved
-    await eventually(lambda: not scene.provider.at_once)
+    assert stage.llm.models.accounts.root.tokens.used > before + 4 * 3
+    assert not stage.llm.models.accounts.root.tokens.reserved
+    await eventually(lambda: not stage.provider.at_once)
     status, body = await door.ask(ask("hello"))
     assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
     assert not os.listdir(os.path.dirname(door.env["SANDHOST_LLM_SOCKET"]))
     assert (await other.ask(ask("hello")))[0] == 200
-    told = scene.stage.events("llm.called")
+    told = stage.events("llm.called")
     assert [row["outcome"] for row in told] == ["ok", "cancelled", "ok"]
 
 
 @pytest.mark.parametrize("more", [(), (b"\r\n",), (b"GET ", b"/v1/models")])
 async def test_closing_the_connection_ends_the_call(
-    scene: Scene, more: tuple[bytes, ...]
+    stage: Stage, more: tuple[bytes, ...]
 ) -> None:
     # spec L10: whatever else it has sent before.
-    door = await scene.puppet()
+    door = await open_door(stage)
     for stream in (False, True):
-        count = len(scene.provider.served)
+        count = len(stage.provider.served)
         line = await door.connect()
         await line.send_all(door.request(ask("!hang-after=2 !words=5", stream=stream)))
-        await scene.provider.wait_for(count + 1)
+        await stage.provider.wait_for(count + 1)
         for piece in more:
             await line.send_all(piece)
         await line.aclose()
-        await eventually(lambda: not scene.provider.at_once)
-        await eventually(lambda: not scene.service.models.accounts.root.tokens.reserved)
+        await eventually(lambda: not stage.provider.at_once)
+        await eventually(lambda: not stage.llm.models.accounts.root.tokens.reserved)
 
 
 @pytest.mark.parametrize(
@@ -111,29 +111,29 @@ async def test_closing_the_connection_ends_the_call(
     ],
 )
 async def test_errors_have_the_form_of_the_api(
-    scene: Scene, body: object, status: int, said: str
+    stage: Stage, body: object, status: int, said: str
 ) -> None:
     # spec L11, L15
-    door = await scene.puppet()
+    door = await open_door(stage)
     found, text = await door.ask(body)
     assert found == status
     assert said in json.loads(text)["error"]["message"]
 
 
-async def test_a_text_may_be_long_whatever_it_holds(scene: Scene) -> None:
-    door = await scene.puppet()
+async def test_a_text_may_be_long_whatever_it_holds(stage: Stage) -> None:
+    door = await open_door(stage)
     text = '[{,\\"' * 100_000
     assert (await door.ask(ask(text)))[0] == 200
-    assert scene.provider.served[0].body["messages"][0]["content"] == text
+    assert stage.provider.served[0].body["messages"][0]["content"] == text
 
 
 # spec L6: the bound and the model are the smaller ones.
-async def test_a_request_cannot_widen_what_the_child_has(scene: Scene) -> None:
-    door = await scene.puppet()
-    scene.service.models.section.temperature = 0.25
+async def test_a_request_cannot_widen_what_the_child_has(stage: Stage) -> None:
+    door = await open_door(stage)
+    stage.llm.models.section.temperature = 0.25
     await door.ask(ask("a", max_tokens=7, temperature=1.5))
     await door.ask(ask("a", max_completion_tokens=900, model="gpt-99"))
-    first, second = (one.body for one in scene.provider.served)
+    first, second = (one.body for one in stage.provider.served)
     assert (first["max_tokens"], first["temperature"]) == (7, 1.5)
     assert second["temperature"] == 0.25  # as configured, where nothing is asked for
     assert (second["max_tokens"], second["model"]) == (50, "gpt-4o-mini")
@@ -141,9 +141,9 @@ async def test_a_request_cannot_widen_what_the_child_has(scene: Scene) -> None:
 
 
 # spec L10: the same quota as over FD 3.
-async def test_the_quota_is_that_of_the_child(scene: Scene) -> None:
-    door = await scene.puppet(quota=30.0)
-    other = await scene.puppet()
+async def test_the_quota_is_that_of_the_child(stage: Stage) -> None:
+    door = await open_door(stage, quota=30.0)
+    other = await open_door(stage)
     await door.ask(ask("!prompt-tokens=30 !words=0"))
     assert await door.puppet.ask(b"LLM_QUOTA\n") == (
         b"OK 30.0/30 weighted tokens (100.0% used, 0.0 remaining)"
@@ -172,13 +172,11 @@ USED_UP = "insufficient_quota"
 
 
 # spec MD6: from the fourth refusal in a row on the status is 400, until a call is made.
-async def test_refusals_in_a_row_become_final(scene: Scene) -> None:
-    door = await scene.puppet(quota=30.0)
+async def test_refusals_in_a_row_become_final(stage: Stage) -> None:
+    door = await open_door(stage, quota=30.0)
     await door.ask(ask("!prompt-tokens=30 !words=0"))
     (node,) = (
-        n
-        for n in scene.service.models.accounts.nodes().values()
-        if n.tokens.limit == 30.0
+        n for n in stage.llm.models.accounts.nodes().values() if n.tokens.limit == 30.0
     )
     async with await door.connect() as stream:
         for round_ in range(2):
@@ -188,13 +186,13 @@ async def test_refusals_in_a_row_become_final(scene: Scene) -> None:
             node.forget_spending()
             status, _ = await door.ask(ask("!prompt-tokens=30 !words=0"))
             assert status == 200
-    assert len(scene.provider.served) == 3
+    assert len(stage.provider.served) == 3
 
 
 # spec MD6: `quota_status = 400` gives that status to the first refusal, too.
 async def test_the_first_refusal_may_be_final(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, quota_status=400, max_calls=1) as scene:
-        door = await scene.puppet()
+    async with open_door_stage(tmp_path, quota_status=400, max_calls=1) as stage:
+        door = await open_door(stage)
         await door.ask(ask("a"))
         async with await door.connect() as stream:
             assert await refused(door, stream, ask("a")) == (
@@ -203,23 +201,23 @@ async def test_the_first_refusal_may_be_final(tmp_path: Path) -> None:
 
 
 # spec MD6: quota that other calls hold comes back, and such a refusal is not counted.
-async def test_what_calls_under_way_hold_is_asked_for_again(scene: Scene) -> None:
-    door = await scene.puppet(quota=300.0)
+async def test_what_calls_under_way_hold_is_asked_for_again(stage: Stage) -> None:
+    door = await open_door(stage, quota=300.0)
     async with await door.connect() as first, await door.connect() as second:
         await first.send_all(door.request(ask("!hang-after=1 !words=2")))
-        await scene.provider.wait_for(1)
+        await stage.provider.wait_for(1)
         for _ in range(6):
             assert await refused(door, second, ask("a")) == (
                 429, "rate_limit_exceeded", "1", None,
             )  # fmt: skip
-    await eventually(lambda: not scene.service.models.accounts.root.tokens.reserved)
+    await eventually(lambda: not stage.llm.models.accounts.root.tokens.reserved)
     assert (await door.ask(ask("a")))[0] == 200
 
 
 # spec MD6: the provider's 429 is never taken for the child's own quota.
 @pytest.mark.parametrize("after", ["1", "soon"])
-async def test_a_providers_limit_stays_one(scene: Scene, after: str) -> None:
-    door = await scene.puppet()
+async def test_a_providers_limit_stays_one(stage: Stage, after: str) -> None:
+    door = await open_door(stage)
     order = f"!status=429 !retry-after={after}"
     async with await door.connect() as stream:
         with trio.fail_after(30):
@@ -247,19 +245,19 @@ async def test_a_providers_limit_stays_one(scene: Scene, after: str) -> None:
     ],
 )
 async def test_a_failure_that_may_pass_is_asked_again(
-    scene: Scene, order: str, status: int, after: str | None, advice: str | None
+    stage: Stage, order: str, status: int, after: str | None, advice: str | None
 ) -> None:
-    door = await scene.puppet()
+    door = await open_door(stage)
     async with await door.connect() as stream:
         found = await refused(door, stream, ask(order))
     assert found == (status, None, after, advice)
-    assert len(scene.provider.served) == 1
+    assert len(stage.provider.served) == 1
 
 
 # spec MD6
 async def test_a_provider_that_is_away_is_asked_again(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, base_url="http://127.0.0.1:1/v1") as scene:
-        door = await scene.puppet()
+    async with open_door_stage(tmp_path, base_url="http://127.0.0.1:1/v1") as stage:
+        door = await open_door(stage)
         async with await door.connect() as stream:
             found = await refused(door, stream, ask("a"))
     assert found == (502, None, None, None)
@@ -268,10 +266,10 @@ async def test_a_provider_that_is_away_is_asked_again(tmp_path: Path) -> None:
 # spec MD6, L10: a day's quota is renewed at the endpoint, too, and its end is told.
 async def test_a_day_ends_at_the_endpoint(tmp_path: Path) -> None:
     quota = {"max_tokens": 30, "window": "day"}
-    async with open_scene(tmp_path, quota=quota) as scene:
+    async with open_door_stage(tmp_path, quota=quota) as stage:
         now = [1_700_000_000.0 // 86_400 * 86_400 + 86_400 - 61]
-        scene.service.models.accounts.spending.clock = lambda: now[0]
-        door = await scene.puppet()
+        stage.llm.models.accounts.spending.clock = lambda: now[0]
+        door = await open_door(stage)
         await door.ask(ask("!prompt-tokens=30 !words=0"))
         async with await door.connect() as stream:
             for left, header in ((61, None), (60, "60"), (0.5, "1")):
@@ -305,10 +303,10 @@ SCHEMA = {
     ids=["images", "schema", "stop"],
 )
 async def test_many_calls_at_once_do_not_pass_the_quota(
-    scene: Scene, body: dict[str, object], stream: bool
+    stage: Stage, body: dict[str, object], stream: bool
 ) -> None:
-    door = await scene.puppet()
-    root = scene.service.models.accounts.root
+    door = await open_door(stage)
+    root = stage.llm.models.accounts.root
     root.tokens.limit = 5000.0
     statuses: list[int] = []
 
@@ -319,29 +317,29 @@ async def test_many_calls_at_once_do_not_pass_the_quota(
     async with trio.open_nursery() as nursery:
         for _ in range(endpoint.PER_CHILD):
             nursery.start_soon(call)
-    most = max(one.prompt_tokens for one in scene.provider.served)
+    most = max(one.prompt_tokens for one in stage.provider.served)
     assert most > 900  # the provider counts what it may
     assert root.tokens.used <= root.tokens.limit + most + 40.0
     assert sorted(set(statuses)) == [200, 429]
 
 
 # spec L10: the policy says what a part that is not text may cost.
-async def test_the_tokens_of_an_image_are_a_policys(scene: Scene) -> None:
-    cheap, dear = await scene.puppet(image_tokens=100), await scene.puppet()
+async def test_the_tokens_of_an_image_are_a_policys(stage: Stage) -> None:
+    cheap, dear = await open_door(stage, image_tokens=100), await open_door(stage)
     content = [{"type": "text", "text": "and?"}, PICTURES[1]]
     body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-    scene.service.models.accounts.root.tokens.limit = 1000.0
+    stage.llm.models.accounts.root.tokens.limit = 1000.0
     assert (await cheap.ask(body))[0] == 200
     assert (await dear.ask(body))[0] == 200  # alone, with one token of output
-    bounds = [one.body["max_tokens"] for one in scene.provider.served]
+    bounds = [one.body["max_tokens"] for one in stage.provider.served]
     assert bounds == [50, 1]
 
 
 # spec L13, I10: a key in a stream, one character a piece.
 @pytest.mark.parametrize("order", ["!leak", "!leak !plain", "!leak !usage=none"])
-async def test_a_stream_is_redacted(scene: Scene, order: str) -> None:
-    scene.service.models.section.max_tokens = None
-    door = await scene.puppet()
+async def test_a_stream_is_redacted(stage: Stage, order: str) -> None:
+    stage.llm.models.section.max_tokens = None
+    door = await open_door(stage)
     status, body = await door.ask(ask(order, stream=True))
     assert status == 200
     events = [
@@ -367,8 +365,8 @@ def events_of(body: bytes) -> list[dict[str, Any]]:
 
 # spec L13, I10: the same in the arguments of a tool, whose name comes whole.
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_tools_arguments_are_redacted(scene: Scene, stream: bool) -> None:
-    door = await scene.puppet()
+async def test_a_tools_arguments_are_redacted(stage: Stage, stream: bool) -> None:
+    door = await open_door(stage)
     tools = [{"type": "function", "function": {"name": "tell", "parameters": {}}}]
     _, body = await door.ask(ask("!leak-tool", stream=stream, tools=tools))
     if stream:
@@ -389,11 +387,11 @@ async def test_a_tools_arguments_are_redacted(scene: Scene, stream: bool) -> Non
 )
 @pytest.mark.parametrize("stream", [True, False])
 async def test_no_form_of_the_key_passes(
-    scene: Scene, order: str, stream: bool
+    stage: Stage, order: str, stream: bool
 ) -> None:
-    scene.provider.tell = in_every_form
-    scene.service.models.section.max_tokens = None
-    door = await scene.puppet()
+    stage.provider.tell = in_every_form
+    stage.llm.models.section.max_tokens = None
+    door = await open_door(stage)
     _, body = await door.ask(ask(order, stream=stream))
     found = [json.loads(body)] if body.startswith(b"{") else events_of(body)
     said = "".join(texts_of(found))
@@ -419,9 +417,9 @@ def texts_of(value: object) -> Iterator[str]:
 # spec L13, I10: what spells a text out, token by token, goes or stays with it.
 @pytest.mark.parametrize("stream", [True, False])
 async def test_log_probabilities_do_not_spell_the_key(
-    scene: Scene, stream: bool
+    stage: Stage, stream: bool
 ) -> None:
-    door = await scene.puppet()
+    door = await open_door(stage)
     for order, told in (("!leak", ""), ("!say=my_sk-ca_is_not_it", None)):
         _, body = await door.ask(ask(order, stream=stream, logprobs=True))
         events = events_of(body) if stream else [json.loads(body)]
@@ -443,11 +441,11 @@ async def test_log_probabilities_do_not_spell_the_key(
 
 
 async def test_a_fault_ends_its_connection_and_the_host_goes_on(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    door = await scene.puppet()
+    door = await open_door(stage)
     with monkeypatch.context() as patched:
-        patched.setattr(scene.service.models, "models_of", "no function")
+        patched.setattr(stage.llm.models, "models_of", "no function")
         assert await door.ask(ask("my secret")) == (0, b"")
     log = capfd.readouterr().err
     assert "Fault serving the endpoint: TypeError in " in log
@@ -455,9 +453,9 @@ async def test_a_fault_ends_its_connection_and_the_host_goes_on(
     assert (await door.ask(ask("a")))[0] == 200
 
 
-async def test_a_stream_that_breaks_says_so(scene: Scene) -> None:
+async def test_a_stream_that_breaks_says_so(stage: Stage) -> None:
     # spec L15
-    door = await scene.puppet()
+    door = await open_door(stage)
     _, body = await door.ask(ask("!error !words=8", stream=True))
     assert b"OpenAI API call failed: it broke in two" in body
     assert b"[DONE]" not in body
@@ -483,14 +481,14 @@ async def test_a_stream_that_breaks_says_so(scene: Scene) -> None:
         b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_is_refused(scene: Scene, head: bytes) -> None:
-    door = await scene.puppet()
+async def test_what_is_no_request_is_refused(stage: Stage, head: bytes) -> None:
+    door = await open_door(stage)
     data = head.replace(b"TOKEN", door.env["OPENAI_API_KEY"].encode())
     async with await door.connect() as stream:
         await stream.send_all(data)
         status, _ = await answered(stream)
         assert status in (400, 401, 431, 501)
-    assert not scene.provider.served
+    assert not stage.provider.served
     assert (await door.ask(ask("a")))[0] == 200
 
 
@@ -508,8 +506,8 @@ async def until_end(door: Door, line: str, token: str | None) -> bytes:
 
 
 # RFC 9110, 9.3.2: HEAD is GET without a body; what takes POST alone says so.
-async def test_head_is_answered_as_get_without_a_body(scene: Scene) -> None:
-    door = await scene.puppet()
+async def test_head_is_answered_as_get_without_a_body(stage: Stage) -> None:
+    door = await open_door(stage)
     own = door.env["OPENAI_API_KEY"]
     for path, token, status in (
         ("/v1/models", own, 200),
@@ -527,8 +525,8 @@ async def test_head_is_answered_as_get_without_a_body(scene: Scene) -> None:
 
 
 # spec S5, S7: strangers make room for each other, and never for a child.
-async def test_strangers_do_not_keep_a_child_out(scene: Scene) -> None:
-    door = await scene.puppet()
+async def test_strangers_do_not_keep_a_child_out(stage: Stage) -> None:
+    door = await open_door(stage)
     strangers = [await door.connect() for _ in range(endpoint.STRANGERS + 20)]
     try:
         assert (await door.ask(ask("a")))[0] == 200
@@ -541,10 +539,10 @@ async def test_strangers_do_not_keep_a_child_out(scene: Scene) -> None:
 
 # spec S7: one child's connections are bounded, another's are its own.
 async def test_a_childs_connections_are_bounded(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "PER_CHILD", 2)
-    door, other = await scene.puppet(), await scene.puppet()
+    door, other = await open_door(stage), await open_door(stage)
     held = []
     for expected in (200, 200, 200):
         stream = await door.connect()
@@ -554,66 +552,66 @@ async def test_a_childs_connections_are_bounded(
     assert await held[0].receive_some() == b""  # the oldest made room
     for stream in held[1:]:
         await stream.send_all(door.request(ask("!hang")))
-    await scene.provider.wait_for(5)
+    await stage.provider.wait_for(5)
     assert (await door.ask(ask("a")))[0] == 503
     assert (await other.ask(ask("a")))[0] == 200
     for stream in held:
         await stream.aclose()
-    served = scene.service.endpoint
+    served = stage.llm.endpoint
     assert served is not None
     await eventually(lambda: not served.statistics().connections)
     assert (await door.ask(ask("a")))[0] == 200
 
 
 # attack 18: where the host lacks descriptors a child has one, and its next when it can.
-async def test_connections_are_of_the_account_that_files_are_of(scene: Scene) -> None:
-    fs, door = scene.stage.host.fs, await scene.puppet()
+async def test_connections_are_of_the_account_that_files_are_of(stage: Stage) -> None:
+    fs, door = stage.host.fs, await open_door(stage)
     fs.set_aside(fs.spare)
     async with await door.connect() as stream:
         await stream.send_all(door.request(ask("!hang")))
-        await scene.provider.wait_for(1)
+        await stage.provider.wait_for(1)
         assert (await door.ask(ask("a")))[0] == 503
     await eventually(lambda: fs.spare == 0)
     assert (await door.ask(ask("a")))[0] == 200
 
 
-async def test_a_child_that_does_not_start_leaves_no_token(scene: Scene) -> None:
-    run_dir = scene.stage.where / "run-x"
+async def test_a_child_that_does_not_start_leaves_no_token(stage: Stage) -> None:
+    run_dir = stage.where / "run-x"
     run_dir.mkdir()
-    spec = scene.stage.spec(("/no/such/program",), run_dir=str(run_dir))
-    child = await scene.stage.host.spawn(spec)
+    spec = stage.spec(("/no/such/program",), run_dir=str(run_dir))
+    child = await stage.host.spawn(spec)
     assert child.failure is not None
     await child.gone.wait()
-    assert scene.service.endpoint is not None
-    assert scene.service.endpoint.statistics().accounts == 0
+    assert stage.llm.endpoint is not None
+    assert stage.llm.endpoint.statistics().accounts == 0
     assert not os.listdir(run_dir)
 
 
 # A token that the program before has given out is unknown until its child is entered.
 async def test_calls_wait_until_all_that_was_handed_over_is_there(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = await scene.puppet()
+    door = await open_door(stage)
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
     left = EndpointState(listener.detach(), {}, [])
-    async with endpoint.open_endpoint(scene.service.models, left) as following:
-        monkeypatch.setattr(scene.service, "endpoint", following)
+    async with endpoint.open_endpoint(stage.llm.models, left) as following:
+        monkeypatch.setattr(stage.llm, "endpoint", following)
         async with await trio.open_tcp_stream(*address) as stream:
             await stream.send_all(door.request({}, token="not-yet"))
             heard = b""
             with trio.move_on_after(0.1):
                 heard = await stream.receive_some(100)
             assert heard == b""
-            await scene.service.all_entered()
+            await stage.llm.all_entered()
             assert b" 401 " in await stream.receive_some(100)
         monkeypatch.undo()
 
 
-async def test_a_token_is_looked_at_before_a_body_comes(scene: Scene) -> None:
+async def test_a_token_is_looked_at_before_a_body_comes(stage: Stage) -> None:
     # attack 42: nothing of a stranger's body is kept.
-    door = await scene.puppet()
-    budget = scene.stage.host.budget
+    door = await open_door(stage)
+    budget = stage.host.budget
     async with await door.connect() as stream:
         head = door.request(b" " * 1_000_000, token="nobody-s")[:-1_000_000]
         await stream.send_all(head)
@@ -627,14 +625,14 @@ async def test_a_token_is_looked_at_before_a_body_comes(scene: Scene) -> None:
 
 
 async def test_a_body_for_which_there_is_no_memory_is_taken_and_refused(
-    scene: Scene,
+    stage: Stage,
 ) -> None:
     # attack 42: at once, the client is told when to ask again, and can on this connection.
-    door = await scene.puppet()
-    other = await scene.puppet()
+    door = await open_door(stage)
+    other = await open_door(stage)
     session = door.puppet.child.session
     assert session is not None
-    host = scene.stage.host
+    host = stage.host
     long = door.request(ask("x" * 3_000_000))
     async with await door.connect() as stream:
         with host.budget.reservation(
@@ -655,10 +653,10 @@ async def test_a_body_for_which_there_is_no_memory_is_taken_and_refused(
 
 @pytest.mark.parametrize("digits", [5_000, 12_000_000])
 async def test_a_number_of_many_digits_is_an_error_of_ours(
-    scene: Scene, digits: int
+    stage: Stage, digits: int
 ) -> None:
     # attack 43
-    door = await scene.puppet()
+    door = await open_door(stage)
     status, body = await door.ask(b'{"messages":[1],"seed":' + b"1" * digits + b"}")
     assert status == 400
     said = b"overflows" if digits < 10_000 else b"beside its long texts"
@@ -669,9 +667,9 @@ async def test_a_number_of_many_digits_is_an_error_of_ours(
     assert status == 400
 
 
-async def test_a_length_of_many_digits_is_an_error_of_ours(scene: Scene) -> None:
+async def test_a_length_of_many_digits_is_an_error_of_ours(stage: Stage) -> None:
     # attack 43
-    door = await scene.puppet()
+    door = await open_door(stage)
     async with await door.connect() as stream:
         token = door.env["OPENAI_API_KEY"].encode()
         request = POST + BEARER.replace(b"TOKEN", token)
@@ -683,10 +681,10 @@ async def test_a_length_of_many_digits_is_an_error_of_ours(scene: Scene) -> None
 
 @pytest.mark.parametrize("piece", [b"1\r\n \r\n", b"2\r\n[]\r\n"])
 async def test_chunks_of_a_byte_are_taken_in_short_turns(
-    scene: Scene, piece: bytes
+    stage: Stage, piece: bytes
 ) -> None:
     # attack 43, spec S5: a receive holds ten thousand of them.
-    door = await scene.puppet()
+    door = await open_door(stage)
     token = door.env["OPENAI_API_KEY"].encode()
     head = (
         POST + BEARER.replace(b"TOKEN", token) + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -716,8 +714,8 @@ BODIES = {
 async def test_a_long_body_has_short_turns(tmp_path: Path, name: str) -> None:
     # attack 43, spec S5
     with provider_process() as base_url:
-        async with open_scene(tmp_path, base_url=base_url, quota={}) as scene:
-            door = await scene.puppet()
+        async with open_door_stage(tmp_path, base_url=base_url, quota={}) as stage:
+            door = await open_door(stage)
             await door.ask(ask("hello"))
             async with await door.connect() as stream:
                 with watched() as turns:

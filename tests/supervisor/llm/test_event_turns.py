@@ -14,7 +14,7 @@ from supervisor.llm.answer import Answer
 from supervisor.llm.answer_reader import TURN_LINES
 from supervisor.llm.apis import CHAT
 from supervisor.llm.prompt_size import size_of_body
-from tests.helpers.llmscene import open_scene
+from tests.helpers.stage import open_model_stage
 from tests.supervisor.llm.test_wire import request, server
 
 EVENTS = 40
@@ -71,11 +71,11 @@ async def test_others_have_a_turn_between_two_events(
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            service = scene.service
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            service = stage.llm
             name = service.models.section.default_model
             call = service.models.call_for_body(
-                scene.connect().client,
+                stage.connect().client,
                 name,
                 BODY,
                 size=size_of_body(BODY),
@@ -131,9 +131,9 @@ async def test_what_comes_at_once_is_taken_apart_in_turns(
     api = replace(CHAT, reader=Counting)
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            models = scene.service.models
-            client, name = scene.connect().client, models.section.default_model
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            models = stage.llm.models
+            client, name = stage.connect().client, models.section.default_model
             size = size_of_body(BODY)
             call = models.call_for_body(client, name, BODY, size=size, max_tokens=None)
             call = replace(call, api=api, model=replace(call.model, apis=(api,)))

@@ -11,8 +11,8 @@ from supervisor.config.document import Config
 from supervisor.config.fds import FileDescriptorSection, ToolsSection
 from supervisor.fsproxy.replies import PROCESS_EXIT, REPLACED
 from supervisor.llmfd.service import FdService
-from tests.helpers.hosts import eventually
-from tests.helpers.llmscene import ChatLine, Scene, open_scene
+from tests.helpers.sessions import Line
+from tests.helpers.stage import Stage, eventually, open_model_stage
 
 TOOLS = ["read_fd", "fork", "spawn", "summarize_fd"]
 HANGS = "!hang " * 2000
@@ -28,27 +28,27 @@ CALLS = [
 
 
 @pytest.fixture
-async def scene(tmp_path: Path, no_leaks: None) -> AsyncIterator[Scene]:
+async def stage(tmp_path: Path, no_leaks: None) -> AsyncIterator[Stage]:
     """A host with a model and LLM fds."""
     del no_leaks
     fds = Config(
         tools=ToolsSection(enabled=TOOLS),
         file_descriptor=FileDescriptorSection(auto_summarize=True),
     )
-    async with open_scene(tmp_path, fds=fds) as opened:
+    async with open_model_stage(tmp_path, fds=fds) as opened:
         yield opened
 
 
-async def begin(line: ChatLine, name: str, arguments: object) -> None:
+async def begin(line: Line, name: str, arguments: object) -> None:
     """Send a call, and wait for nothing."""
     document = json.dumps({"name": name, "arguments": arguments}).encode()
     await line.send(b"FD_CALL %d\n%b" % (len(document), document))
 
 
-async def connected(scene: Scene) -> ChatLine:
+async def connected(stage: Stage) -> Line:
     """Connect a client that has a content, which is stored without a summary."""
-    line = scene.connect()
-    fds = scene._services.fds
+    line = stage.connect()
+    fds = stage.host.services.fds
     assert isinstance(fds, FdService)
     fds.process_of(line.client).add_text(HANGS, "test")
     return line
@@ -57,53 +57,53 @@ async def connected(scene: Scene) -> ChatLine:
 # spec L10, S4: the end of its process ends it, as it does an LLM_CHAT.
 @pytest.mark.parametrize(("name", "arguments", "asked"), CALLS)
 async def test_a_call_that_asks_the_model_ends_with_its_process(
-    scene: Scene, name: str, arguments: object, asked: int
+    stage: Stage, name: str, arguments: object, asked: int
 ) -> None:
-    line = await connected(scene)
+    line = await connected(stage)
     await begin(line, name, arguments)
-    await scene.provider.wait_for(asked)
+    await stage.provider.wait_for(asked)
     with trio.fail_after(30):  # the model's own time-out comes much later
-        await line.line.session.finish(PROCESS_EXIT)
-    await eventually(lambda: not scene.provider.at_once)
-    assert {row["outcome"] for row in scene.told("llm.called")} == {"cancelled"}
-    assert not scene.service.models.accounts.root.tokens.reserved
-    assert scene.service.models.accounts.root.tokens.used > 0
+        await line.session.finish(PROCESS_EXIT)
+    await eventually(lambda: not stage.provider.at_once)
+    assert {row["outcome"] for row in stage.events("llm.called")} == {"cancelled"}
+    assert not stage.llm.models.accounts.root.tokens.reserved
+    assert stage.llm.models.accounts.root.tokens.used > 0
 
 
 # spec L10: and so does the end of its connection.
 @pytest.mark.parametrize(("name", "arguments", "asked"), CALLS)
 async def test_a_call_that_asks_the_model_ends_with_its_connection(
-    scene: Scene, name: str, arguments: object, asked: int
+    stage: Stage, name: str, arguments: object, asked: int
 ) -> None:
-    line = await connected(scene)
+    line = await connected(stage)
     await begin(line, name, arguments)
-    await scene.provider.wait_for(asked)
-    line.line.close()
+    await stage.provider.wait_for(asked)
+    line.close()
     with trio.fail_after(30):
-        await line.line.gone()
-    await eventually(lambda: not scene.provider.at_once)
+        await line.gone()
+    await eventually(lambda: not stage.provider.at_once)
 
 
 # spec L10, S2: for who is gone none begins.
 async def test_a_call_that_was_sent_in_the_last_breath_asks_nobody(
-    scene: Scene,
+    stage: Stage,
 ) -> None:
-    line = await connected(scene)
+    line = await connected(stage)
     for name, arguments, _ in CALLS:
         await begin(line, name, arguments)
     with trio.fail_after(30):
-        await line.line.session.finish(PROCESS_EXIT)
-    assert not scene.provider.served
+        await line.session.finish(PROCESS_EXIT)
+    assert not stage.provider.served
 
 
 async def test_a_call_that_asks_the_model_does_not_keep_a_program_from_its_next(
-    scene: Scene,
+    stage: Stage,
 ) -> None:
-    line = await connected(scene)
+    line = await connected(stage)
     await begin(line, "spawn", {"program": "general", "query": "!hang"})
-    await scene.provider.wait_for(1)
-    line.line.session.interrupt()
+    await stage.provider.wait_for(1)
+    line.session.interrupt()
     with trio.fail_after(30):
-        assert await line.line.line() == REPLACED[:-1]
+        assert await line.line() == REPLACED[:-1]
     await begin(line, "list_fds", {})
-    assert b'<fd_list count="1">' in await line.line.body()
+    assert b'<fd_list count="1">' in await line.body()

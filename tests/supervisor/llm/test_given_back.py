@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.llm.answer_reader import AnswerReader
 from supervisor.llm.json_request import JsonRequest
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.supervisor.llm.test_doors import opened, raw, told
 
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -49,8 +49,8 @@ async def test_nothing_of_a_call_is_left(
 ) -> None:
     del no_collector
     limit = {} if is_paid else {"max_tokens": 1e9}
-    async with opened(tmp_path, quota=limit) as (scene, door):
-        scene.service.models.accounts.root.tokens.used = 1e9
+    async with opened(tmp_path, quota=limit) as (stage, door):
+        stage.llm.models.accounts.root.tokens.used = 1e9
         for path in PATHS:
             body: dict[str, object] = {"model": "m", "stream": stream}
             if path == "/v1/responses":
@@ -59,7 +59,7 @@ async def test_nothing_of_a_call_is_left(
                 said = [{"role": "user", "content": order}]
                 body |= {"max_tokens": 99, "messages": said}
             await told(door, "POST", path, body)
-            await eventually(lambda: not scene.stage.host.budget.reserved_bytes)
+            await eventually(lambda: not stage.host.budget.reserved_bytes)
             assert not held(), path
 
 
@@ -69,14 +69,12 @@ async def test_nothing_of_a_call_is_left_whose_client_is_gone(
     tmp_path: Path, no_collector: None, *, stream: bool
 ) -> None:
     del no_collector
-    async with opened(tmp_path, quota={}) as (scene, door):
+    async with opened(tmp_path, quota={}) as (stage, door):
         said = [{"role": "user", "content": "!words=3 !hang"}]
         body = json.dumps({"model": "m", "stream": stream, "messages": said}).encode()
         async with await door.connect() as one:
             await one.send_all(raw(door, "POST", PATHS[0], body))
-            await eventually(lambda: bool(scene.provider.served))
-        await eventually(lambda: not scene.stage.host.budget.reserved_bytes)
-        await eventually(
-            lambda: not scene.service.models.accounts.root.calls.reservations
-        )
+            await eventually(lambda: bool(stage.provider.served))
+        await eventually(lambda: not stage.host.budget.reserved_bytes)
+        await eventually(lambda: not stage.llm.models.accounts.root.calls.reservations)
         assert not held()

@@ -9,8 +9,8 @@ import trio
 from supervisor.fsproxy.replies import PROCESS_EXIT
 from tests.helpers import doors as endpoint
 from tests.helpers.certificates import certificate
-from tests.helpers.hosts import eventually
-from tests.helpers.llmscene import open_scene, request
+from tests.helpers.sessions import chat_request
+from tests.helpers.stage import eventually, open_model_stage
 from tests.supervisor.llm.test_conversations import PRESETS, configured
 from tests.supervisor.llm.test_wire import request as whole_request
 from tests.supervisor.llm.test_wire import server
@@ -42,28 +42,26 @@ def estimate(prompt: bytes) -> int:
 async def test_a_call_that_was_given_up_is_charged_and_counts(
     tmp_path: Path, order: bytes, output: float
 ) -> None:
-    async with open_scene(tmp_path, timeout=SOON, max_calls=1) as scene:
-        line = scene.connect()
+    async with open_model_stage(tmp_path, timeout=SOON, max_calls=1) as stage:
+        line = stage.connect()
         assert (await line.chat(order)).line.startswith(FAILED)
-        assert (
-            scene.service.models.accounts.root.tokens.used == estimate(order) + output
-        )
-        assert scene.service.models.accounts.root.calls.used == 1
+        assert stage.llm.models.accounts.root.tokens.used == estimate(order) + output
+        assert stage.llm.models.accounts.root.calls.used == 1
         assert (await line.chat(b"a")).line == EXCEEDED
-        (told,) = scene.told("llm.called")
+        (told,) = stage.events("llm.called")
         assert (told["outcome"], told["cost"]) == ("failed", estimate(order) + output)
 
 
 # attack 46: the tool loop's calls are calls like all others.
 async def test_a_call_of_the_tool_loop_is_charged_too(tmp_path: Path) -> None:
-    async with open_scene(
+    async with open_model_stage(
         tmp_path, fds=configured(), timeout=SOON, presets=PRESETS, max_calls=1
-    ) as scene:
-        line = scene.connect()
+    ) as stage:
+        line = stage.connect()
         reply = await line.chat(b"!hang", b"agent")
         assert reply.line.startswith(FAILED + b"no complete answer within")
-        assert scene.service.models.accounts.root.tokens.used > estimate(b"!hang")
-        assert scene.service.models.accounts.root.calls.used == 1
+        assert stage.llm.models.accounts.root.tokens.used > estimate(b"!hang")
+        assert stage.llm.models.accounts.root.calls.used == 1
         assert (await line.chat(b"a", b"agent")).line == EXCEEDED
 
 
@@ -74,11 +72,11 @@ async def test_a_server_that_hangs_up_is_charged(tmp_path: Path) -> None:
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url, max_calls=1) as scene:
-            line = scene.connect()
+        async with open_model_stage(tmp_path, base_url=url, max_calls=1) as stage:
+            line = stage.connect()
             assert (await line.chat(b"hello")).line.startswith(FAILED)
-            assert scene.service.models.accounts.root.tokens.used == estimate(b"hello")
-            assert scene.service.models.accounts.root.calls.used == 1
+            assert stage.llm.models.accounts.root.tokens.used == estimate(b"hello")
+            assert stage.llm.models.accounts.root.calls.used == 1
             assert (await line.chat(b"a")).line == EXCEEDED
 
 
@@ -100,10 +98,10 @@ async def test_an_encrypted_request_that_went_out_is_charged(
     timeout = SOON if hangs else "60s"
     async with server(handle, context) as port:
         url = f"https://localhost:{port}/v1"
-        async with open_scene(tmp_path, base_url=url, timeout=timeout) as scene:
-            assert (await scene.connect().chat(b"hello")).line.startswith(FAILED)
-            assert scene.service.models.accounts.root.tokens.used == estimate(b"hello")
-            assert scene.service.models.accounts.root.calls.used == 1
+        async with open_model_stage(tmp_path, base_url=url, timeout=timeout) as stage:
+            assert (await stage.connect().chat(b"hello")).line.startswith(FAILED)
+            assert stage.llm.models.accounts.root.tokens.used == estimate(b"hello")
+            assert stage.llm.models.accounts.root.calls.used == 1
 
 
 # spec L11: what asks a proxy for a way is no request.
@@ -125,11 +123,11 @@ async def test_a_proxy_that_gives_no_way_is_free(
     async with server(handle) as port:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
         url = "https://model.invalid/v1"
-        async with open_scene(tmp_path, base_url=url, timeout=timeout) as scene:
-            assert (await scene.connect().chat(b"hello")).line.startswith(FAILED)
+        async with open_model_stage(tmp_path, base_url=url, timeout=timeout) as stage:
+            assert (await stage.connect().chat(b"hello")).line.startswith(FAILED)
             assert (
-                scene.service.models.accounts.root.tokens.used,
-                scene.service.models.accounts.root.calls.used,
+                stage.llm.models.accounts.root.tokens.used,
+                stage.llm.models.accounts.root.calls.used,
             ) == (0.0, 0)
     assert asked[0].startswith(b"CONNECT model.invalid:443 ")
 
@@ -147,31 +145,31 @@ async def test_a_request_that_is_not_out_is_free(tmp_path: Path, end: str) -> No
     timeout = SOON if end == "time-out" else "60s"
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url, timeout=timeout) as scene:
-            line = scene.connect()
+        async with open_model_stage(tmp_path, base_url=url, timeout=timeout) as stage:
+            line = stage.connect()
             prompt = b"x" * 8_000_000  # more than the sockets hold
             with trio.fail_after(60):
-                await line.send(request(prompt))
+                await line.send(chat_request(prompt))
                 await begun.wait()
                 if end == "exit":
-                    await line.line.session.finish(PROCESS_EXIT)
+                    await line.session.finish(PROCESS_EXIT)
                 else:
-                    said = (await line.reply()).line
+                    said = (await line.chat_reply()).line
                     why = b"no complete" if end == "time-out" else b"cannot connect"
                     assert said.startswith(FAILED + why)
-            assert scene.service.models.accounts.root.tokens.used == 0.0
-            assert scene.service.models.accounts.root.calls.used == 0
+            assert stage.llm.models.accounts.root.tokens.used == 0.0
+            assert stage.llm.models.accounts.root.calls.used == 0
 
 
 # spec L11: what a provider refuses is free, also while it is to be tried again.
 async def test_a_refusal_before_a_time_out_is_free(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, timeout=SOON, max_calls=1) as scene:
-        line = scene.connect()
+    async with open_model_stage(tmp_path, timeout=SOON, max_calls=1) as stage:
+        line = stage.connect()
         reply = await line.chat(b"!status=429 !retry-after=30")
         assert reply.line.startswith(FAILED + b"no complete answer within")
         assert (
-            scene.service.models.accounts.root.tokens.used,
-            scene.service.models.accounts.root.calls.used,
+            stage.llm.models.accounts.root.tokens.used,
+            stage.llm.models.accounts.root.calls.used,
         ) == (0.0, 0)
         assert (await line.chat(b"a")).line.startswith(b"OK ")
 
@@ -185,12 +183,12 @@ async def test_a_refusal_before_a_time_out_is_free(tmp_path: Path) -> None:
 async def test_reasoning_that_was_given_up_costs_its_reservation(
     tmp_path: Path, effort: str | None, is_whole: bool, stream: bool
 ) -> None:
-    async with endpoint.open_scene(tmp_path, timeout=SOON) as scene:
-        door = await scene.puppet()
+    async with endpoint.open_door_stage(tmp_path, timeout=SOON) as stage:
+        door = await endpoint.open_door(stage)
         body = endpoint.ask("!hang", reasoning_effort=effort, stream=stream)
         status, _ = await door.ask(body)
         assert status == 502
-        root = scene.service.models.accounts.root
+        root = stage.llm.models.accounts.root
         assert root.calls.used == 1
         # A byte is a token at most, 16 are a message, and 50 tokens of output.
         assert (root.tokens.used > 16 + 50 * 4) is is_whole
@@ -203,35 +201,31 @@ async def test_reasoning_that_was_given_up_costs_its_reservation(
 async def test_a_reasoning_model_costs_its_reservation(
     tmp_path: Path, is_reasoning: bool
 ) -> None:
-    async with endpoint.open_scene(tmp_path, reasoning=is_reasoning) as scene:
-        door = await scene.puppet()
+    async with endpoint.open_door_stage(tmp_path, reasoning=is_reasoning) as stage:
+        door = await endpoint.open_door(stage)
         line = await door.connect()
         await line.send_all(door.request(endpoint.ask("!hang", stream=True)))
-        await scene.provider.wait_for(1)
-        reserved = scene.service.models.accounts.root.tokens.reserved
+        await stage.provider.wait_for(1)
+        reserved = stage.llm.models.accounts.root.tokens.reserved
         assert reserved > 16 + 50 * 4
         await line.aclose()
-        await eventually(
-            lambda: not scene.service.models.accounts.root.calls.reservations
-        )
-        assert (
-            scene.service.models.accounts.root.tokens.used == reserved
-        ) is is_reasoning
-        assert scene.service.models.accounts.root.tokens.used > 0
-        assert scene.service.models.accounts.root.calls.used == 1
+        await eventually(lambda: not stage.llm.models.accounts.root.calls.reservations)
+        assert (stage.llm.models.accounts.root.tokens.used == reserved) is is_reasoning
+        assert stage.llm.models.accounts.root.tokens.used > 0
+        assert stage.llm.models.accounts.root.calls.used == 1
 
 
 # attack 46, spec MD5: LLM_CHAT asks no effort, and pays the same.
 async def test_a_reasoning_model_of_llm_chat_costs_its_reservation(
     tmp_path: Path,
 ) -> None:
-    async with open_scene(
+    async with open_model_stage(
         tmp_path, timeout=SOON, reasoning=True, max_tokens=50
-    ) as scene:
-        line = scene.connect()
+    ) as stage:
+        line = stage.connect()
         assert (await line.chat(b"!hang")).line.startswith(FAILED)
-        assert scene.service.models.accounts.root.tokens.used > 50 * 4
-        assert scene.service.models.accounts.root.calls.used == 1
+        assert stage.llm.models.accounts.root.tokens.used > 50 * 4
+        assert stage.llm.models.accounts.root.calls.used == 1
 
 
 # attack 46: the same for a client that closes its connection.
@@ -240,17 +234,15 @@ async def test_a_reasoning_model_of_llm_chat_costs_its_reservation(
 async def test_closing_the_connection_costs_the_reservation(
     tmp_path: Path, stream: bool
 ) -> None:
-    async with endpoint.open_scene(tmp_path) as scene:
-        door = await scene.puppet()
+    async with endpoint.open_door_stage(tmp_path) as stage:
+        door = await endpoint.open_door(stage)
         body = endpoint.ask("!hang", reasoning_effort="low", stream=stream)
         line = await door.connect()
         await line.send_all(door.request(body))
-        await scene.provider.wait_for(1)
-        reserved = scene.service.models.accounts.root.tokens.reserved
+        await stage.provider.wait_for(1)
+        reserved = stage.llm.models.accounts.root.tokens.reserved
         assert reserved > 16 + 50 * 4
         await line.aclose()
-        await eventually(
-            lambda: not scene.service.models.accounts.root.calls.reservations
-        )
-        assert scene.service.models.accounts.root.tokens.used == reserved
-        assert scene.service.models.accounts.root.calls.used == 1
+        await eventually(lambda: not stage.llm.models.accounts.root.calls.reservations)
+        assert stage.llm.models.accounts.root.tokens.used == reserved
+        assert stage.llm.models.accounts.root.calls.used == 1

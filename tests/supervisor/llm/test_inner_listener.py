@@ -5,6 +5,7 @@ import math
 import os
 import re
 import socket
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,22 +22,88 @@ from supervisor.llm.endpoint import DoorState, EndpointState
 from supervisor.sandbox import start
 from supervisor.sandbox.plan import PROFILES, Profile, named
 from supervisor.spawn.inner_pair import InnerListener
-from tests.helpers.hosts import descriptors, eventually
-from tests.helpers.innerscene import Scene, descriptors_of, made, scene
 from tests.helpers.leaks import no_descriptor_left
+from tests.helpers.stage import Puppet, Stage, descriptors, eventually, open_stage
 from tests.helpers.stock import names_beneath
-
-__all__ = ["scene"]
 
 pytestmark = pytest.mark.slow
 
 _SYS_PIDFD_GETFD = 438
 
 
-def ready_in(scene: Scene) -> set[int]:
+# A puppet learns: HTTP by the address that it was told, and what listens beside it.
+WORDS = """
+import socket
+URL = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:0/v1")
+PORT = int(URL.split(":")[2].split("/")[0])
+TOKEN = os.environ.get("OPENAI_API_KEY", "")
+held = []
+
+def connect(port=PORT, path=None):
+    sock = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
+    sock.connect(path or ("127.0.0.1", port))
+    sock.settimeout(60)
+    return sock
+
+def hold(count, path=None):
+    held.extend(connect(path=path) for _ in range(count))
+
+def get(token=None, sock=None):
+    sock = sock or connect()
+    bearer = TOKEN if token is None else token
+    sock.sendall(f"GET /v1/models HTTP/1.1\\r\\nHost: x\\r\\n"
+                 f"Authorization: Bearer {bearer}\\r\\n\\r\\n".encode())
+    return int(sock.recv(65536).split()[1])
+
+def fault(call):
+    try:
+        call()
+    except OSError as why:
+        return why.errno
+
+def listening():
+    rows = [line.split() for line in open("/proc/net/tcp")][1:]
+    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A"]
+"""
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """Return a host with an endpoint, whose children run in all that the machine gives."""
+    tmp_path.chmod(0o755)  # noqa: ASYNC240 - of the test's own
+    model = {"endpoint": True}
+    async with open_stage(tmp_path, log_level="WARNING", model=model) as opened:
+        opened.sandbox = PROFILES["auto"]
+        yield opened
+
+
+async def open_puppet(stage: Stage, **changes: Any) -> Puppet:
+    """Start a child that knows the words above."""
+    puppet = await stage.puppet(**changes)
+    await puppet.do(f"exec({WORDS!r}, globals())")
+    return puppet
+
+
+def listeners(stage: Stage) -> int:
+    """Return how many listeners the endpoint has beside that of all."""
+    return stage.endpoint.statistics().listeners - 1
+
+
+def made(puppet: Puppet) -> str | None:
+    """The child's report about its listener."""
+    return dict(puppet.child.walls.applied).get("listener")
+
+
+def descriptors_of(puppet: Puppet) -> list[int]:
+    """The host's descriptors of the way by which the listener came."""
+    found = puppet.child.descriptors()
+    return [fd for fd, word in found if word == "inner listener"]
+
+
+def ready_in(stage: Stage) -> set[int]:
     """Return who waits in its last process, in a pid namespace, for an order."""
     found = set()
-    for pid, name in names_beneath(scene.stage.launchpad).items():
+    for pid, name in names_beneath(stage.launchpad).items():
         with suppress(FileNotFoundError, ProcessLookupError):
             status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
             (numbers,) = re.findall(r"NSpid:(.*)", status)
@@ -47,10 +114,10 @@ def ready_in(scene: Scene) -> set[int]:
 
 # Forked for its order, and then from the stock.
 @pytest.mark.nobody
-async def test_each_child_reaches_the_endpoint_at_its_address(scene: Scene) -> None:
+async def test_each_child_reaches_the_endpoint_at_its_address(stage: Stage) -> None:
     waited: set[int] = set()
     for number in range(4):
-        puppet = await scene.puppet()
+        puppet = await open_puppet(stage)
         assert not waited or puppet.pid in waited
         port = await puppet.do("PORT")
         assert made(puppet) == f"127.0.0.1:{port}, the host's"
@@ -59,21 +126,21 @@ async def test_each_child_reaches_the_endpoint_at_its_address(scene: Scene) -> N
         assert await puppet.do(
             "sorted(map(int, os.listdir('/proc/self/fd')))[:-1]"
         ) == [*range(4)]
-        assert scene.listeners() == 1
+        assert listeners(stage) == 1
         assert descriptors_of(puppet) == []
         await puppet.kill()
-        await eventually(lambda: not scene.listeners())
+        await eventually(lambda: not listeners(stage))
         if number:
-            await eventually(lambda: ready_in(scene))
-            waited = ready_in(scene)
+            await eventually(lambda: ready_in(stage))
+            waited = ready_in(stage)
 
 
 # attack 31: it is the model's port alone that has come in.
 @pytest.mark.nobody
-async def test_what_else_listens_on_the_machine_is_out_of_reach(scene: Scene) -> None:
+async def test_what_else_listens_on_the_machine_is_out_of_reach(stage: Stage) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        puppet = await scene.puppet()
+        puppet = await open_puppet(stage)
         assert await puppet.do(f"fault(lambda: connect({port}))") == errno.ECONNREFUSED
         other.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -81,8 +148,8 @@ async def test_what_else_listens_on_the_machine_is_out_of_reach(scene: Scene) ->
 
 
 # spec L13: a token is what counts, whatever way it comes by.
-async def test_a_token_opens_its_own_account_by_whatever_way(scene: Scene) -> None:
-    one, other = await scene.puppet(), await scene.puppet()
+async def test_a_token_opens_its_own_account_by_whatever_way(stage: Stage) -> None:
+    one, other = await open_puppet(stage), await open_puppet(stage)
     foreign = await other.do("TOKEN")
     assert await one.do("get('sk-none')") == 401
     assert await one.do(f"get({foreign!r})") == 200
@@ -92,34 +159,34 @@ async def test_a_token_opens_its_own_account_by_whatever_way(scene: Scene) -> No
 
 
 @pytest.mark.nobody
-async def test_what_a_child_has_begun_ends_with_it(scene: Scene) -> None:
-    spare = scene.stage.host.fs.spare
-    statistics = scene.endpoint.statistics
-    one, other = await scene.puppet(), await scene.puppet()
+async def test_what_a_child_has_begun_ends_with_it(stage: Stage) -> None:
+    spare = stage.host.fs.spare
+    statistics = stage.endpoint.statistics
+    one, other = await open_puppet(stage), await open_puppet(stage)
     await one.do("hold(3)")
     await one.do("held.append(connect()), get(sock=held[-1])")
     await other.do("hold(2)")
     await eventually(lambda: statistics().connections == 6)
     assert {"model endpoint"} == {
-        named_descriptors(scene.stage.host)[one.socket.fileno()]
-        for one in scene.endpoint.listeners
+        named_descriptors(stage.host)[one.socket.fileno()]
+        for one in stage.endpoint.listeners
     }
     await one.kill()
     await eventually(lambda: statistics().connections == 2)
-    assert scene.listeners() == 1
+    assert listeners(stage) == 1
     assert await other.do("get(sock=held[0])") == 200
     await other.leave()
-    await eventually(lambda: not statistics().connections and not scene.listeners())
-    assert scene.stage.host.fs.spare == spare
+    await eventually(lambda: not statistics().connections and not listeners(stage))
+    assert stage.host.fs.spare == spare
 
 
 # A process outside may hold an end of a connection that the child has made: the host
 # does not wait for it to close that, nor for its patience to end.
 async def test_connections_without_a_token_end_with_their_child(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "STRANGER_S", math.inf)
-    puppet = await scene.puppet()
+    puppet = await open_puppet(stage)
     await puppet.do("hold(1)")
     number = await puppet.do("held[0].fileno()")
     pidfd = os.pidfd_open(puppet.pid)
@@ -130,24 +197,24 @@ async def test_connections_without_a_token_end_with_their_child(
     finally:
         os.close(pidfd)
     with socket.socket(fileno=taken):
-        await eventually(lambda: scene.endpoint.statistics().connections)
+        await eventually(lambda: stage.endpoint.statistics().connections)
         await puppet.kill()
-        await eventually(lambda: not scene.endpoint.statistics().connections)
+        await eventually(lambda: not stage.endpoint.statistics().connections)
 
 
 # spec S5, S7: who floods its own listeners keeps nobody else out of theirs.
 @pytest.mark.parametrize("by_path", [False, True])
 async def test_a_flood_by_a_childs_own_listener_ends_nobody_elses_connection(
-    scene: Scene, by_path: bool
+    stage: Stage, by_path: bool
 ) -> None:
-    run_dir = scene.stage.where / "run"
+    run_dir = stage.where / "run"
     run_dir.mkdir()
-    patient = await scene.puppet()
+    patient = await open_puppet(stage)
     await patient.do("hold(1)")
-    await eventually(lambda: scene.endpoint.statistics().strangers == 1)
-    flood = await scene.puppet(run_dir=str(run_dir), sandbox=PROFILES["none"])
+    await eventually(lambda: stage.endpoint.statistics().strangers == 1)
+    flood = await open_puppet(stage, run_dir=str(run_dir), sandbox=PROFILES["none"])
     if not by_path:
-        flood = await scene.puppet()
+        flood = await open_puppet(stage)
     path = str(run_dir / endpoint.SOCKET_NAME) if by_path else None
     await flood.do(f"hold({endpoint.STRANGERS + 20}, {path!r})")
     assert await flood.do("get()") == 200
@@ -156,14 +223,14 @@ async def test_a_flood_by_a_childs_own_listener_ends_nobody_elses_connection(
 
 # spec S5: whatever becomes of one child's listener, the host and all others go on.
 async def test_a_listener_that_fails_ends_alone(
-    scene: Scene, capfd: pytest.CaptureFixture[str]
+    stage: Stage, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before = set(scene.endpoint.listeners)
-    puppet = await scene.puppet()
-    (first,) = scene.endpoint.listeners - before
-    other = await scene.puppet()
+    before = set(stage.endpoint.listeners)
+    puppet = await open_puppet(stage)
+    (first,) = stage.endpoint.listeners - before
+    other = await open_puppet(stage)
     first.socket.shutdown(socket.SHUT_RDWR)
-    await eventually(lambda: scene.listeners() == 1)
+    await eventually(lambda: listeners(stage) == 1)
     assert "closed a child's own listener: accept failed" in capfd.readouterr().err
     assert await puppet.do("fault(get)") == errno.ECONNREFUSED
     assert await other.do("get()") == 200
@@ -185,11 +252,11 @@ NONE, LANDLOCKED = PROFILES["none"], named("landlock", ["landlock", "seccomp"])
     ],
 )
 async def test_where_a_child_has_no_loopback_of_its_own_nothing_changes(
-    scene: Scene, changes: dict[str, Any], reached: int | None
+    stage: Stage, changes: dict[str, Any], reached: int | None
 ) -> None:
-    puppet = await scene.puppet(**changes)
+    puppet = await open_puppet(stage, **changes)
     assert made(puppet) is None
-    assert not scene.listeners()
+    assert not listeners(stage)
     # The report names exactly the unreachable listener.
     assert (start.LISTENER in puppet.child.walls.missing) == (reached is None)
     if reached is None:
@@ -210,12 +277,12 @@ INSTEAD = {
 
 @pytest.mark.parametrize("profile", INSTEAD, ids=["paths", "no paths"])
 async def test_a_machine_without_net_namespaces_has_none(
-    scene: Scene, capfd: pytest.CaptureFixture[str], profile: Profile
+    stage: Stage, capfd: pytest.CaptureFixture[str], profile: Profile
 ) -> None:
-    scene.stage.host.machine.lacking["netns"] = "not here"
-    puppet = await scene.puppet(sandbox=profile)
+    stage.host.machine.lacking["netns"] = "not here"
+    puppet = await open_puppet(stage, sandbox=profile)
     assert made(puppet) is None
-    assert not scene.listeners()
+    assert not listeners(stage)
     assert descriptors_of(puppet) == []
     assert puppet.child.walls.missing["netns"] == "not here"
     said = f"it has no net namespace; {INSTEAD[profile]}"
@@ -224,19 +291,19 @@ async def test_a_machine_without_net_namespaces_has_none(
 
 
 async def test_a_child_for_whom_nobody_listens_has_a_loopback_with_nobody_there(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scene.service, "endpoint", None)
-    puppet = await scene.puppet()
+    monkeypatch.setattr(stage.llm, "endpoint", None)
+    puppet = await open_puppet(stage)
     assert made(puppet) is None
     assert await puppet.do("listening()") == []
 
 
 # The next attempt is another process in another namespace.
 async def test_what_an_attempt_that_failed_has_sent_is_not_the_childs(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = scene.stage.host.machine
+    machine = stage.host.machine
     asked = start.request_layers
     broken: list[bool] = []
 
@@ -248,16 +315,16 @@ async def test_what_an_attempt_that_failed_has_sent_is_not_the_childs(
         return found, lost
 
     monkeypatch.setattr(start, "request_layers", asks)
-    puppet = await scene.puppet()
+    puppet = await open_puppet(stage)
     assert "seccomp" in machine.lacking
-    assert scene.listeners() == 1
+    assert listeners(stage) == 1
     assert await puppet.do("get()") == 200
 
 
 @pytest.mark.nobody
 @pytest.mark.parametrize("room", [0, 1])
 async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
-    scene: Scene,
+    stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     room: int,
@@ -276,7 +343,7 @@ async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
     with monkeypatch.context() as patched:
         patched.setattr(InnerListener, "receive", received)
         patched.setattr(InnerListener, "add_listener", added)
-        puppet = await scene.puppet()
+        puppet = await open_puppet(stage)
     why = puppet.child.walls.missing[start.LISTENER]
     assert why == (
         "this host cannot take it: Too many open files; raise the limit of open files"
@@ -284,7 +351,7 @@ async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
     )
     log = capfd.readouterr().err
     assert "goes without its listener on its loopback: this host cannot" in log
-    assert not scene.listeners()
+    assert not listeners(stage)
     for port in range(room + 1):
         fault = await puppet.do(f"fault(lambda: connect(PORT + {port}))")
         assert fault == errno.ECONNREFUSED
@@ -293,7 +360,7 @@ async def test_a_host_that_cannot_take_it_says_so_and_the_child_runs(
 
 @pytest.mark.parametrize("profile", INSTEAD, ids=["paths", "no paths"])
 async def test_a_child_that_cannot_make_it_goes_without(
-    scene: Scene,
+    stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     profile: Profile,
@@ -305,29 +372,29 @@ async def test_a_child_that_cannot_make_it_goes_without(
     made_so = InnerListener.__init__
     with monkeypatch.context() as patched:
         patched.setattr(InnerListener, "__init__", shut)
-        puppet = await scene.puppet(sandbox=profile)
+        puppet = await open_puppet(stage, sandbox=profile)
     assert puppet.child.walls.missing[start.LISTENER] == (
         f"it cannot be made: Broken pipe; {INSTEAD[profile]}"
     )
     assert "netns" in dict(puppet.child.walls.applied)
     assert "goes without its listener" in capfd.readouterr().err
-    assert (made(puppet), scene.listeners()) == (None, 0)
+    assert (made(puppet), listeners(stage)) == (None, 0)
     assert descriptors_of(puppet) == []
     assert await puppet.do("listening()") == []
-    assert await (await scene.puppet()).do("get()") == 200
+    assert await (await open_puppet(stage)).do("get()") == 200
 
 
 # I1: whatever happens in between, the pair and what came by it are closed.
 @pytest.mark.parametrize("end", ["not found", "cancelled"])
 async def test_a_child_that_does_not_start_leaves_no_pair(
-    scene: Scene, end: str
+    stage: Stage, end: str
 ) -> None:
-    host, before = scene.stage.host, descriptors()
+    host, before = stage.host, descriptors()
     if end == "not found":
-        missing = scene.stage.where / "missing"
+        missing = stage.where / "missing"
         missing.write_text("#!/no/such/interpreter\n")
         missing.chmod(0o755)
-        child = await host.spawn(scene.stage.spec((str(missing),)))
+        child = await host.spawn(stage.spec((str(missing),)))
         assert child.failure is not None
         assert child.failure.stage == "exec"
         await child.gone.wait()
@@ -335,13 +402,13 @@ async def test_a_child_that_does_not_start_leaves_no_pair(
         for turns in range(0, 400, 7):  # of the loop, into its start
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(host.spawn, scene.stage.spec(("/bin/true",)))
+                    nursery.start_soon(host.spawn, stage.spec(("/bin/true",)))
                     for _ in range(turns):
                         await trio.lowlevel.checkpoint()
                     scope.cancel()
     await eventually(lambda: not host.children)
-    await eventually(lambda: not scene.listeners())
-    assert scene.endpoint.statistics().accounts == 0
+    await eventually(lambda: not listeners(stage))
+    assert stage.endpoint.statistics().accounts == 0
     await eventually(lambda: descriptors() == before)
 
 

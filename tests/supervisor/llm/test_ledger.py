@@ -11,8 +11,8 @@ import trio
 from hostlib.paths import LEDGER
 from supervisor.llm.ledger import LedgerError, Spending
 from supervisor.llm.quota import Node, Usage, Weights
-from tests.helpers.hosts import eventually
-from tests.helpers.llmscene import open_scene, request
+from tests.helpers.sessions import chat_request
+from tests.helpers.stage import eventually, open_model_stage
 
 DAY_S = 86_400.0
 
@@ -35,10 +35,10 @@ async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         where = tmp_path / str(number)
         where.mkdir()
-        async with open_scene(
+        async with open_model_stage(
             where, state_dir=state, quota=quota, max_calls=3
-        ) as scene:
-            line = scene.connect()
+        ) as stage:
+            line = stage.connect()
             reply = await line.chat(b"!prompt-tokens=100 !words=0")
             assert reply.status == f"{number}00.0/1000 weighted tokens"
             # It is in the file before the answer is out.
@@ -47,7 +47,7 @@ async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
             base.close()
             assert row == [("never", number * 100.0, number)]
             if number == 3:
-                assert (await line.ask(request(b"a"))).startswith(b"ERROR quota")
+                assert (await line.ask(chat_request(b"a"))).startswith(b"ERROR quota")
     assert (Path(state) / LEDGER).stat().st_mode & 0o777 == 0o600
 
 
@@ -152,17 +152,17 @@ async def test_what_a_lost_call_cost_is_in_the_file(
 ) -> None:
     state = tmp_path / "state"
     quota = {"max_tokens": 1000, "window": "never"}
-    async with open_scene(tmp_path, state_dir=str(state), quota=quota) as scene:
-        line = scene.connect()
-        await line.send(request(order))
+    async with open_model_stage(tmp_path, state_dir=str(state), quota=quota) as stage:
+        line = stage.connect()
+        await line.send(chat_request(order))
         if order.startswith(b"!hang"):
-            await scene.provider.wait_for(1)
-            await eventually(lambda: scene.provider.served[0].pieces == 2)
-            line.line.close()
-            await line.line.gone()
+            await stage.provider.wait_for(1)
+            await eventually(lambda: stage.provider.served[0].pieces == 2)
+            line.close()
+            await line.gone()
         else:
-            assert (await line.reply()).line.startswith(b"ERROR OpenAI")
-        spent = scene.service.models.accounts.root.tokens.used
+            assert (await line.chat_reply()).line.startswith(b"ERROR OpenAI")
+        spent = stage.llm.models.accounts.root.tokens.used
         assert spent > 0
         # Now, and not with the next call that ends well.
         with sqlite3.connect(state / LEDGER) as base:
@@ -183,20 +183,20 @@ async def test_accounts_of_children_are_handed_over(
         where = tmp_path / name
         where.mkdir()
         directory = str(tmp_path / f"state-{name}")
-        async with open_scene(
+        async with open_model_stage(
             where, state_dir=directory, quota={"window": window}
-        ) as scene:
+        ) as stage:
             if state is not None:
-                await scene.service.take_over(state)
-            child = await scene.service.models.accounts.spending.node_of_child("a")
+                await stage.llm.take_over(state)
+            child = await stage.llm.models.accounts.spending.node_of_child("a")
             if state is None:
                 child.reserve(0, 1, Weights()).settle(Usage(10, 0))
                 child.learn("m", 3.0)
                 child.refusals = 2
             assert (child.tokens.used, child.calls.used) == (10.0, 1)
             assert (child.factor("m"), child.refusals) == (3.0, 2)
-            assert scene.service.models.accounts.root.tokens.used == 10.0
-            state, fds = scene.service.hand_over(ExitStack())
+            assert stage.llm.models.accounts.root.tokens.used == 10.0
+            state, fds = stage.llm.hand_over(ExitStack())
             assert not fds
             assert isinstance(state, dict)
 

@@ -17,9 +17,10 @@ import trio
 
 from supervisor.config.document import Config
 from supervisor.llm import conversations
-from tests.helpers.llmscene import ChatLine, Scene, open_scene, request
 from tests.helpers.provider import provider_process
 from tests.helpers.rounds import some_of
+from tests.helpers.sessions import Line, chat_request
+from tests.helpers.stage import Stage, open_model_stage
 from tests.helpers.turns import Reader, watched
 
 pytestmark = pytest.mark.slow
@@ -61,51 +62,57 @@ def narrow(**rights: object) -> bytes:
 ROWS: dict[str, tuple[Callable[[], bytes], bytes]] = {
     # The files of an LLM_CHAT
     "input line feeds": (
-        lambda: request(b"a", inputs=b"\n" * CHAT),
+        lambda: chat_request(b"a", inputs=b"\n" * CHAT),
         b"ERROR failed to read input files data",
     ),
     "input short names": (
-        lambda: request(b"a", inputs=b"ab\n" * (CHAT // 3)),
+        lambda: chat_request(b"a", inputs=b"ab\n" * (CHAT // 3)),
         b"ERROR failed to read input files data",
     ),
-    "input names": (lambda: request(b"a", inputs=b"one\n" * 2_000), b"OK "),
+    "input names": (lambda: chat_request(b"a", inputs=b"one\n" * 2_000), b"OK "),
     "input one name": (
-        lambda: request(b"a", inputs=b"a/" * (CHAT // 2)),
+        lambda: chat_request(b"a", inputs=b"a/" * (CHAT // 2)),
         b"ERROR failed to read input files data",
     ),
     "output line feeds": (
-        lambda: request(b"a", outputs=b"\n" * CHAT),
+        lambda: chat_request(b"a", outputs=b"\n" * CHAT),
         b"ERROR failed to read output files data",
     ),
     "output short names": (
-        lambda: request(b"a", outputs=b"ab\n" * (CHAT // 3)),
+        lambda: chat_request(b"a", outputs=b"ab\n" * (CHAT // 3)),
         b"ERROR failed to read output files data",
     ),
     "output one name": (
-        lambda: request(b"a", outputs=b"a/" * (CHAT // 2)),
+        lambda: chat_request(b"a", outputs=b"a/" * (CHAT // 2)),
         b"ERROR failed to read output files data",
     ),
     # The texts of an LLM_CHAT
-    "prompt of line feeds": (lambda: request(b"\n" * CHAT), b"OK "),
-    "prompt of CJK": (lambda: request(CJK.encode() * (CHAT // 3)), b"OK "),
-    "prompt with an emoji": (lambda: request(b"a" * CHAT + EMOJI.encode()), b"OK "),
+    "prompt of line feeds": (lambda: chat_request(b"\n" * CHAT), b"OK "),
+    "prompt of CJK": (lambda: chat_request(CJK.encode() * (CHAT // 3)), b"OK "),
+    "prompt with an emoji": (
+        lambda: chat_request(b"a" * CHAT + EMOJI.encode()),
+        b"OK ",
+    ),
     "prompt of no text": (
-        lambda: request(b"a" * CHAT + b"\xff"),
+        lambda: chat_request(b"a" * CHAT + b"\xff"),
         b"ERROR invalid prompt encoding",
     ),
-    "preset": (lambda: request(preset=b"\xff" * CHAT), b"ERROR invalid preset: "),
-    "input of CJK": (lambda: request(b"a", inputs=b"cjk"), b"OK "),
-    "input with an emoji": (lambda: request(b"a", inputs=b"emoji"), b"OK "),
-    "conversation": (lambda: request(b"a" * CHAT, b"general@one"), b"OK "),
+    "preset": (lambda: chat_request(preset=b"\xff" * CHAT), b"ERROR invalid preset: "),
+    "input of CJK": (lambda: chat_request(b"a", inputs=b"cjk"), b"OK "),
+    "input with an emoji": (lambda: chat_request(b"a", inputs=b"emoji"), b"OK "),
+    "conversation": (lambda: chat_request(b"a" * CHAT, b"general@one"), b"OK "),
     "conversation of CJK": (
-        lambda: request(b"", b"general@one", inputs=b"cjk"),
+        lambda: chat_request(b"", b"general@one", inputs=b"cjk"),
         b"OK ",
     ),
     "conversation of short files": (
-        lambda: request(b"a", b"agent@one", inputs=b"short\n" * 340),
+        lambda: chat_request(b"a", b"agent@one", inputs=b"short\n" * 340),
         b"OK ",
     ),
-    "conversation with tools": (lambda: request(b"a" * CHAT, b"agent@one"), b"OK "),
+    "conversation with tools": (
+        lambda: chat_request(b"a" * CHAT, b"agent@one"),
+        b"OK ",
+    ),
     # FD_CALL and FD_PUT
     "call of lists": (
         lambda: argument(b"[" + b"[]," * (CALL // 3) + b"1]"),
@@ -196,13 +203,13 @@ def base_url() -> Iterator[str]:
 
 
 @pytest.fixture
-async def scene(tmp_path: Path, base_url: str) -> AsyncIterator[Scene]:
+async def stage(tmp_path: Path, base_url: str) -> AsyncIterator[Stage]:
     """Return a host with LLM fds, whose provider is another process."""
     fds = msgspec.convert(FDS, Config)
-    async with open_scene(
+    async with open_model_stage(
         tmp_path, fds=fds, base_url=base_url, presets=TOOLS
     ) as opened:
-        root = opened.hall.root
+        root = opened.root
         (root / "one").write_text("1")
         (root / "cjk").write_text(CJK * (CHAT // 3))
         (root / "emoji").write_text("a" * CHAT + EMOJI)
@@ -211,12 +218,12 @@ async def scene(tmp_path: Path, base_url: str) -> AsyncIterator[Scene]:
         yield opened
 
 
-async def whole(line: ChatLine) -> bytes:
+async def whole(line: Line) -> bytes:
     """Take a reply; return its line."""
-    head = await line.line.line()
+    head = await line.line()
     words = head.split()
     if words[0] == b"OK" and words[1:] and words[1].isdigit():
-        await line.line.exactly(int(words[1]))
+        await line.exactly(int(words[1]))
     return head
 
 
@@ -224,22 +231,22 @@ async def whole(line: ChatLine) -> bytes:
 @pytest.mark.timeout(120)
 @pytest.mark.chaos
 @pytest.mark.parametrize("row", some_of(ROWS))
-async def test_what_is_long_has_short_turns(scene: Scene, row: str) -> None:
+async def test_what_is_long_has_short_turns(stage: Stage, row: str) -> None:
     make, expected = ROWS[row]
     if row == "list":
         for number in range(30_000):
-            (scene.hall.root / "many" / f"{number}").touch()
-    line, other = scene.connect(), scene.connect()
+            (stage.root / "many" / f"{number}").touch()
+    line, other = stage.connect(), stage.connect()
     await line.chat(b"hello")  # loads modules that are imported late
     await line.send(call("wrap_output", text="some words\n" * 100_000))
     await whole(line)
     data = make()
-    fileno = await other.line.open(b"one")
+    fileno = await other.open(b"one")
     turn_s, whose, read_s = inf, "", inf
     # The least of a few: a long turn is long each time, while the garbage of the tests before,
     # or a thread that other load keeps from giving the interpreter back, comes once.
     for _ in range(MOST_TRIES):
-        reader = Reader(other.line, fileno)
+        reader = Reader(other, fileno)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)
             with watched() as turns:
@@ -277,8 +284,8 @@ async def test_what_is_long_in_a_conversation_is_joined_in_a_worker_thread(
     for module in ("supervisor.llm.chat", "supervisor.llm.conversations"):
         monkeypatch.setattr(f"{module}.user_text", joined)
     config = None if fds is None else msgspec.convert(fds, Config)
-    async with open_scene(tmp_path, fds=config) as scene:
-        line = scene.connect()
-        await line.send(request(b"a" * size, b"general@one"))
+    async with open_model_stage(tmp_path, fds=config) as stage:
+        line = stage.connect()
+        await line.send(chat_request(b"a" * size, b"general@one"))
         assert (await whole(line)).startswith(b"OK ")
     assert seen == [is_inline]

@@ -16,8 +16,7 @@ import pytest
 
 from tests.architecture.tree import ROOT
 from tests.helpers.command import TIMEOUT_S, heard, running
-from tests.helpers.llmscene import key_file
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
 from tests.helpers.rounds import LONG_ALONE
 
 pytestmark = pytest.mark.slow

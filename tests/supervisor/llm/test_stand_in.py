@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, BadRequestError, RateLimitError
 
 from demo.provider import Provider, Tokens, serving
 from tests.helpers.canary import KEY
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 
 VERSION = {"anthropic-version": "2023-06-01"}
 APIS = ("chat", "responses", "messages")

@@ -17,9 +17,8 @@ from supervisor.fsproxy.replies import PROCESS_EXIT
 from supervisor.llm.wire import proxy_for
 from tests.helpers.canary import KEY
 from tests.helpers.certificates import certificate
-from tests.helpers.hosts import eventually
-from tests.helpers.llmscene import open_scene
-from tests.helpers.llmscene import request as llm_request
+from tests.helpers.sessions import chat_request
+from tests.helpers.stage import eventually, open_model_stage
 
 FAILED = b"ERROR OpenAI API call failed: "
 
@@ -99,12 +98,12 @@ async def test_a_request_goes_out_whole_and_connections_are_kept(
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            line = scene.connect()
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            line = stage.connect()
             for _ in range(3):
                 assert (await line.chat(b"a")).text == "hello"
             # Of what the host holds, this is the provider's.
-            told = dict(scene.service.models.default.descriptors())
+            told = dict(stage.llm.models.default.descriptors())
             assert list(told.values()) == ["model provider"]
     assert connections == 1
     assert [piece.count(b'"messages"') for piece in pieces] == [1, 1, 1]
@@ -122,8 +121,8 @@ async def test_a_connection_that_was_closed_is_made_anew(tmp_path: Path) -> None
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            line = scene.connect()
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            line = stage.connect()
             for number in range(1, 4):
                 assert (await line.chat(b"a")).text == "hello"
                 assert served == number
@@ -143,11 +142,9 @@ async def test_a_broken_connection_is_tried_again(tmp_path: Path) -> None:
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            assert (await scene.connect().chat(b"a")).text == "hello"
-            assert (
-                scene.service.models.accounts.root.tokens.used == 5.0
-            )  # once: 1 + 4 * 1
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            assert (await stage.connect().chat(b"a")).text == "hello"
+            assert stage.llm.models.accounts.root.tokens.used == 5.0  # once: 1 + 4 * 1
     assert tries == 2
 
 
@@ -172,17 +169,17 @@ async def test_a_report_is_charged_to_who_has_gone(tmp_path: Path, end: str) -> 
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            line = scene.connect()
-            await line.send(llm_request(b"a"))
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            line = stage.connect()
+            await line.send(chat_request(b"a"))
             await sent.wait()
             if end == "close":
-                line.line.close()
-                await line.line.gone()
+                line.close()
+                await line.gone()
             else:
-                await line.line.session.finish(PROCESS_EXIT)
-            assert scene.service.models.accounts.root.tokens.used == 70 + 4 * 20
-            (told,) = scene.told("llm.called")
+                await line.session.finish(PROCESS_EXIT)
+            assert stage.llm.models.accounts.root.tokens.used == 70 + 4 * 20
+            (told,) = stage.events("llm.called")
             assert (told["outcome"], told["completion_tokens"]) == ("cancelled", 20)
 
 
@@ -208,15 +205,15 @@ async def test_what_is_on_its_way_is_read(
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            line = scene.connect()
-            await line.send(llm_request(b"a"))
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            line = stage.connect()
+            await line.send(chat_request(b"a"))
             await began.wait()
-            line.line.close()
-            await eventually(lambda: line.line.session.is_closing)
+            line.close()
+            await eventually(lambda: line.session.is_closing)
             gone.set()
-            await line.line.gone()
-            assert scene.service.models.accounts.root.tokens.used == 70 + 4 * 20
+            await line.gone()
+            assert stage.llm.models.accounts.root.tokens.used == 70 + 4 * 20
 
 
 # spec L11: who refuses a long request early, and hangs up, is heard all the same.
@@ -230,10 +227,10 @@ async def test_an_early_refusal_is_heard(tmp_path: Path) -> None:
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            said = await scene.connect().chat(b"word " * 1_000_000)
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            said = await stage.connect().chat(b"word " * 1_000_000)
             assert said.line == FAILED + b"413 far too long"
-            assert scene.service.models.accounts.root.tokens.used == 0.0
+            assert stage.llm.models.accounts.root.tokens.used == 0.0
 
 
 # spec L11, L15: no answer, no HTTP, half of one.
@@ -257,8 +254,8 @@ async def test_what_is_no_answer_is_one_line(
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            line = scene.connect()
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            line = stage.connect()
             assert (await line.chat(b"a")).line.startswith(FAILED + said)
             assert await line.ask(b"PING\n") == b"OK"
 
@@ -283,8 +280,8 @@ async def test_an_encoded_answer_is_decoded(tmp_path: Path, stream: bool) -> Non
 
     async with server(handle) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            line = scene.connect()
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            line = stage.connect()
             for _ in range(2):
                 assert (await line.chat(b"a")).text == "packed"
             said = (await line.chat(b"a")).line
@@ -313,8 +310,8 @@ async def test_an_encrypted_provider_is_asked(
             where.mkdir()
             if trusted:
                 monkeypatch.setenv("SSL_CERT_FILE", str(path))
-            async with open_scene(where, base_url=url) as scene:
-                line = scene.connect()
+            async with open_model_stage(where, base_url=url) as stage:
+                line = stage.connect()
                 said = await line.chat(b"a")
                 if not trusted:
                     assert said.line.startswith(FAILED + b"cannot connect: ")
@@ -323,7 +320,7 @@ async def test_an_encrypted_provider_is_asked(
                     continue
                 assert said.text == "secret"
                 assert (await line.chat(b"a")).text == "secret"
-                assert len(scene.service.models.default.descriptors().__next__()) == 2
+                assert len(stage.llm.models.default.descriptors().__next__()) == 2
     assert len(served) == 2
 
 
@@ -336,8 +333,8 @@ async def test_a_proxy_of_the_environment_is_used(
     async with serving(KEY) as proxy:
         monkeypatch.setenv("http_proxy", f"http://user:pa%20ss@127.0.0.1:{proxy.port}")
         url = "http://model.invalid/v1"
-        async with open_scene(tmp_path, base_url=url) as scene:
-            assert (await scene.connect().chat(b"a b")).text.endswith("2 words.")
+        async with open_model_stage(tmp_path, base_url=url) as stage:
+            assert (await stage.connect().chat(b"a b")).text.endswith("2 words.")
         (served,) = proxy.served
         assert served.path == "http://model.invalid/v1/chat/completions"
         assert served.headers["proxy-authorization"] == "Basic dXNlcjpwYSBzcw=="

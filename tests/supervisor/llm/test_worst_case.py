@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from supervisor.llm.prompt_size import PromptSize, size_of_body
-from tests.helpers.llmscene import ChatLine, Reply, open_scene
+from tests.helpers.sessions import ChatReply, Line
+from tests.helpers.stage import open_model_stage
 
 EXCEEDED = b"ERROR quota exceeded: cannot make LLM call"
 
@@ -31,32 +32,34 @@ async def test_dense_prompts_at_once_do_not_pass_the_quota(
     tmp_path: Path, text: str
 ) -> None:
     quota = {"max_tokens": QUOTA}
-    async with open_scene(tmp_path, max_tokens=10, quota=quota) as scene:
+    async with open_model_stage(tmp_path, max_tokens=10, quota=quota) as stage:
         prompt = f"!dense !wait=0.5 !words=10 {text}".encode()
-        lines = [scene.connect() for _ in range(AT_ONCE)]
-        replies: list[Reply] = []
+        lines = [stage.connect() for _ in range(AT_ONCE)]
+        replies: list[ChatReply] = []
 
-        async def call(line: ChatLine) -> None:
+        async def call(line: Line) -> None:
             replies.append(await line.chat(prompt))
 
         async with trio.open_nursery() as nursery:
             for line in lines:
                 nursery.start_soon(call, line)
-        most = max(one.prompt_tokens for one in scene.provider.served)
+        most = max(one.prompt_tokens for one in stage.provider.served)
         assert most > len(prompt)  # the provider counts what it may
-        assert scene.service.models.accounts.root.tokens.used <= QUOTA + most + OUTPUT
+        assert stage.llm.models.accounts.root.tokens.used <= QUOTA + most + OUTPUT
         refused = [reply for reply in replies if reply.line == EXCEEDED]
-        assert len(refused) + len(scene.provider.served) == AT_ONCE
+        assert len(refused) + len(stage.provider.served) == AT_ONCE
         assert refused
 
 
 # spec L10: one token a byte, and 16 for the message.
 async def test_the_worst_case_is_a_token_for_each_byte(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, max_tokens=50, quota={"max_tokens": 112}) as scene:
-        line = scene.connect()
+    async with open_model_stage(
+        tmp_path, max_tokens=50, quota={"max_tokens": 112}
+    ) as stage:
+        line = stage.connect()
         await line.chat(b"!words=1 ___")  # 12 bytes, 1 message: 84 left
-        assert scene.provider.served[0].body["max_tokens"] == 21
-        assert scene.service.models.accounts.root.tokens.used == 3 + 4.0  # as reported
+        assert stage.provider.served[0].body["max_tokens"] == 21
+        assert stage.llm.models.accounts.root.tokens.used == 3 + 4.0  # as reported
 
 
 # spec L10: what is charged without a report stays the estimate.
@@ -64,10 +67,10 @@ async def test_the_charge_without_a_report_is_four_bytes_a_token(
     tmp_path: Path,
 ) -> None:
     quota = {"max_tokens": QUOTA}
-    async with open_scene(tmp_path, max_tokens=10, quota=quota) as scene:
+    async with open_model_stage(tmp_path, max_tokens=10, quota=quota) as stage:
         prompt = b"!usage=none !words=1 " + b"x" * 79
-        await scene.connect().chat(prompt)
-        assert scene.service.models.accounts.root.tokens.used == 25.0 + 8.0
+        await stage.connect().chat(prompt)
+        assert stage.llm.models.accounts.root.tokens.used == 25.0 + 8.0
 
 
 def body(*content: Any, **more: Any) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from supervisor.network.settings import settings_from
 from supervisor.sandbox import host_directories
 from supervisor.sandbox.plan import PROFILES, named
 from supervisor.spawn.inner_pair import InnerListener
-from tests.helpers.hosts import Puppet, Stage, descriptors, opened, stage
 from tests.helpers.leaks import no_descriptor_left
+from tests.helpers.stage import Puppet, Stage, descriptors, open_stage, stage
 
 __all__ = ["stage"]
 
@@ -120,7 +120,7 @@ class Scene:
 async def offering(where: Path) -> AsyncIterator[Scene]:
     """Open a host whose children run in all that the machine gives."""
     where.chmod(0o755)  # noqa: ASYNC240 - of the test's own
-    async with opened(where, log_level="WARNING") as stage:
+    async with open_stage(where, log_level="WARNING") as stage:
         stage.sandbox = PROFILES["auto"]
         async with open_network(stage.host) as service:
             yield Scene(stage, service)

@@ -11,7 +11,7 @@ import trio.testing
 from hostlib.sd_notify import Notifier, watchdog_interval_s
 from supervisor.observe.loop import LAG_WARNING_S, Conditions, Lag
 from supervisor.usage.samples import Sample, Samples, Watcher
-from tests.helpers.hosts import Stage, eventually, stage
+from tests.helpers.stage import Stage, eventually, stage
 
 __all__ = ["stage"]
 

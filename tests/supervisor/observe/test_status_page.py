@@ -21,8 +21,8 @@ from supervisor.observe.registry import RecentEvent
 from supervisor.observe.status_facts import MAX_NAMES, Bar, ChildFacts, Facts, Watch
 from supervisor.observe.status_page import MAX_CHARS, POLICY, live_part, page
 from supervisor.sandbox.plan import PROFILES
-from tests.helpers.hosts import Stage, stage
 from tests.helpers.scrape import listening
+from tests.helpers.stage import Stage, stage
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from supervisor.sandbox import start
 from supervisor.sandbox.plan import PROFILES, Profile, named
 from supervisor.sandbox.scratch import remove_tree
-from tests.helpers.hosts import Stage, stage
+from tests.helpers.stage import Stage, stage
 
 __all__ = ["stage"]
 

@@ -22,7 +22,7 @@ from supervisor.sandbox import start
 from supervisor.sandbox.fork_watch import CALM_S, CPUS, LOOK_S, REFUSALS, ForkWatch
 from supervisor.sandbox.plan import PROFILES, named
 from supervisor.spawn.request import SpawnRequest
-from tests.helpers.hosts import Stage, eventually, stage
+from tests.helpers.stage import Stage, eventually, stage
 
 if TYPE_CHECKING:
     from hostlib.journal import Journal

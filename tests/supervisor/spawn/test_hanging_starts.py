@@ -22,8 +22,8 @@ from supervisor.spawn.launcher import SPAWNS_UNDER_WAY, Launcher
 from supervisor.spawn.launchpad import wire
 from supervisor.spawn.launchpad.start import LaunchpadProcess
 from supervisor.spawn.request import SpawnError, SpawnRequest
-from tests.helpers.hosts import eventually
 from tests.helpers.spawning import Stage, Watched, staged
+from tests.helpers.stage import eventually
 
 pytestmark = pytest.mark.slow
 

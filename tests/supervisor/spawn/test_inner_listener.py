@@ -9,8 +9,8 @@ import pytest
 
 from supervisor.spawn.inner_pair import InnerListener
 from supervisor.spawn.launchpad import wire
-from tests.helpers.hosts import descriptors
 from tests.helpers.leaks import no_descriptor_left
+from tests.helpers.stage import descriptors
 
 
 def test_each_service_has_a_port_of_its_own() -> None:

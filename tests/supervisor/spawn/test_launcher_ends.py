@@ -20,7 +20,6 @@ from hostlib.linux import processes
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER
 from supervisor.spawn.process import LaunchpadLost, SpawnedProcess
 from supervisor.spawn.request import SpawnError
-from tests.helpers.hosts import eventually
 from tests.helpers.spawning import (
     FAMILY,
     FAMILY_SIZE,
@@ -35,6 +34,7 @@ from tests.helpers.spawning import (
     started,
     watching,
 )
+from tests.helpers.stage import eventually
 from tests.helpers.stock import only_stock_beneath, stock_of
 
 pytestmark = pytest.mark.slow

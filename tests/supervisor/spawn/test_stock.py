@@ -17,7 +17,7 @@ from hostlib.linux import processes
 from supervisor.sandbox.plan import PROFILES, named
 from supervisor.spawn.launchpad.order import Order
 from supervisor.spawn.launchpad.prefork import SHAPES, Stock
-from tests.helpers.hosts import Stage, eventually, opened
+from tests.helpers.stage import Stage, eventually, open_stage
 from tests.helpers.stock import names_beneath, only_stock_beneath, stock_of
 
 pytestmark = pytest.mark.slow
@@ -42,9 +42,9 @@ def readable(tmp_path: Path) -> Path:
 @pytest.fixture
 async def stage(readable: Path) -> AsyncIterator[Stage]:
     """A host."""
-    async with opened(readable) as open_stage:
-        open_stage.sandbox = KINDS["privileges"]
-        yield open_stage
+    async with open_stage(readable) as opened:
+        opened.sandbox = KINDS["privileges"]
+        yield opened
 
 
 async def waiting(stage: Stage) -> int:

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from supervisor.spawn.launchpad import wire
-from tests.helpers.hosts import descriptors
 from tests.helpers.leaks import no_descriptor_left
+from tests.helpers.stage import descriptors
 
 LONG = (wire.SPAWN, 7, "x" * wire.DATAGRAM_BYTES)
 

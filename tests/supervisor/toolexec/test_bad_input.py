@@ -7,7 +7,7 @@ import pytest
 
 from protocol.toolexec.body import MAX_BODY_BYTES, MAX_HEAD_BYTES, BodyReader
 from supervisor.toolexec import connection, wire
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, receive_until, send
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import trio
 
 from supervisor.spawn import process
 from supervisor.spawn.launchpad import wire
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, send
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.toolexec.service import open_toolexec
 from supervisor.toolexec.settings import ToolExecSettings
-from tests.helpers.hosts import opened
+from tests.helpers.stage import open_stage
 from tests.helpers.toolruns import program, sidecars_of
 from tests.helpers.toolscene import DirectoryRoutes, Scene, make_tenant
 
@@ -39,7 +39,7 @@ async def with_sidecar(where: Path, *, own_workspace: bool) -> AsyncIterator[Sce
     make_tree(top)
     if own_workspace:
         section["workspace"] = str(top)
-    async with opened(where) as stage, sidecars_of(stage, g=section) as routes:
+    async with open_stage(where) as stage, sidecars_of(stage, g=section) as routes:
         settings = ToolExecSettings(log_dir=str(where), tcp=None)
         async with open_toolexec(stage.host, settings, routes) as tool:
             child = await make_tenant(stage, where / "root")

@@ -8,7 +8,7 @@ import trio
 
 from supervisor.spawn.request import SpawnRequest
 from supervisor.toolexec.door import Door, open_door
-from tests.helpers.hosts import Stage, stage
+from tests.helpers.stage import Stage, stage
 from tests.helpers.toolruns import waiting_child
 
 __all__ = ["stage"]

@@ -13,7 +13,7 @@ from supervisor.spawn.launchpad import wire
 from supervisor.toolexec import door, executions
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.output.pump import OutputPump
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, send
 
 if TYPE_CHECKING:

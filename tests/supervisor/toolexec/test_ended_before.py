@@ -14,7 +14,7 @@ import trio
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.output.stores import HEAD_BYTES
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Scene, opened_scene
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import trio
 from protocol.toolexec.token import narrow_token
 from supervisor.spawn.launcher import Launcher
 from supervisor.toolexec import ending
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import (
     Scene,
     opened_scene,

@@ -19,7 +19,7 @@ from supervisor.toolexec import growth
 from supervisor.toolexec.ending import AT_ONCE
 from supervisor.toolexec.execution import PASSED_NOTE, Execution
 from supervisor.toolexec.service import read_state
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Reply, Scene, Tenant, opened_scene
 from vfs.growth import MovedError
 from vfs.places import Place

@@ -16,7 +16,7 @@ from supervisor.llmfd import Store
 from supervisor.llmfd.service import FdService
 from supervisor.toolexec.handles import Handles
 from tests.helpers.command import SANDHOST, sandhost
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolruns import program
 from tests.helpers.toolscene import Reply, Scene, opened_scene, send
 from vfs.filesystem import Client

@@ -24,7 +24,7 @@ from supervisor.toolexec.replies import Moment
 from supervisor.toolexec.server import Server
 from supervisor.toolexec.service import ToolExecState
 from supervisor.toolexec.wire import Wire
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Scene, parse, receive, receive_all, send
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import trio
 
 from supervisor.toolexec import connection, server, slots
 from supervisor.toolexec.slots import BusyError, Descriptors, Places, Slots
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import (
     Scene,
     Tenant,

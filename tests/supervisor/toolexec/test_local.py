@@ -11,7 +11,7 @@ import trio
 from protocol.toolexec.token import ALL
 from supervisor.toolexec.backends.local import tightest
 from supervisor.toolexec.routes import RefusedError
-from tests.helpers.hosts import Stage, eventually, stage
+from tests.helpers.stage import Stage, eventually, stage
 from tests.helpers.toolruns import program, run_tool, sidecars_of, waiting_child
 
 __all__ = ["stage"]

@@ -8,7 +8,7 @@ import pytest
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import QUOTA_LIMITS, ChildExecutions
 from supervisor.toolexec.output.quota import LEAST_FILE_BYTES
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Scene, opened_scene, receive_until, send
 
 pytestmark = pytest.mark.slow

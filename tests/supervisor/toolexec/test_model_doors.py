@@ -15,8 +15,7 @@ from protocol.toolexec.token import narrow_token
 from supervisor.control.client import call
 from supervisor.llm.section import DOOR_VARIABLES
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.llmscene import key_file
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
 from tests.helpers.replacing import assert_clean
 from tests.helpers.toolupgrade import Tools, rest
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from supervisor.toolexec.settings import NotifyCommand
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Reply, Scene, opened_scene, send
 
 pytestmark = pytest.mark.slow

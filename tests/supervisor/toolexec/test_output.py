@@ -15,7 +15,7 @@ from supervisor.toolexec.output import quota as output_quota
 from supervisor.toolexec.output import splice as output_splice
 from supervisor.toolexec.output import stores
 from supervisor.toolexec.routes import SpawnPlan
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import (
     Reply,
     Scene,

@@ -13,7 +13,7 @@ from protocol.toolexec import requests
 from supervisor.toolexec import replies
 from supervisor.toolexec.output.log import OutputLog
 from supervisor.toolexec.wire import Wire
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Scene, parse, receive_all, receive_until, send
 
 # Heads

@@ -26,7 +26,7 @@ from supervisor.toolexec.service import open_toolexec
 from supervisor.toolexec.settings import ToolExecSettings
 from supervisor.toolexec.tokens import Tokens
 from tests.helpers.command import sandhost
-from tests.helpers.hosts import opened
+from tests.helpers.stage import open_stage
 from tests.helpers.toolscene import Scene, opened_scene, parse, receive_all, send
 
 pytestmark = pytest.mark.slow
@@ -229,7 +229,7 @@ async def test_requests_wait_until_all_that_was_handed_over_is_there(
     left = {"shared": [listener.detach()], "children": [], "connections": []}
     settings = ToolExecSettings(unix=False)
     async with (
-        opened(tmp_path) as stage,
+        open_stage(tmp_path) as stage,
         open_toolexec(stage.host, settings, left=left) as tool,
     ):
         with socket.create_connection(address) as sock:

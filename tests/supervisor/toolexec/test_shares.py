@@ -6,7 +6,7 @@ Those of one child have one share of the thread between them.
 import pytest
 import trio
 
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Scene, Tenant
 
 

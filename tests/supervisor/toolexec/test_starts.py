@@ -25,8 +25,8 @@ from supervisor.toolexec.settings import NotifyCommand
 from supervisor.toolexec.slow_steps import LOOK_S, Lookout
 from supervisor.toolexec.starts import LEAST_S, Start
 from supervisor.toolexec.wire import LOOK_PIECES, Wire
-from tests.helpers.hosts import eventually
 from tests.helpers.spawning import stocked
+from tests.helpers.stage import eventually
 from tests.helpers.toolscene import (
     Scene,
     Tenant,

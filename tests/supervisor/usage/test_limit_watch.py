@@ -21,7 +21,7 @@ from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
 from supervisor.usage.limits import Level, LimitNews, Use, uses, uses_of
 from supervisor.usage.samples import Sample
-from tests.helpers.hosts import Puppet, Stage, eventually, stage
+from tests.helpers.stage import Puppet, Stage, eventually, stage
 from vfs.ledger import Ledger
 
 __all__ = ["stage"]

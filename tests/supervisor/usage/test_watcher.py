@@ -18,8 +18,8 @@ import trio.testing
 from hostlib.linux import processes
 from supervisor.usage import samples
 from supervisor.usage.samples import SLICE_PROCESSES, STATES, Sample, Watcher
-from tests.helpers.hosts import Stage, stage
 from tests.helpers.spawning import ROOT
+from tests.helpers.stage import Stage, stage
 
 pytestmark = pytest.mark.slow
 

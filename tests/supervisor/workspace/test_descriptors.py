@@ -4,7 +4,7 @@ from pathlib import Path
 
 from supervisor.sandbox.plan import PROFILES
 from supervisor.workspace.run import prepare_use
-from tests.helpers.hosts import Stage, stage
+from tests.helpers.stage import Stage, stage
 from vfs.filesystem import OWN_DESCRIPTORS
 
 __all__ = ["stage"]

@@ -19,7 +19,7 @@ from supervisor.workspace.run import prepare_use, record_end
 from supervisor.workspace.settings import WorkspaceSettings
 from supervisor.workspace.use import WorkspaceUse
 from supervisor.workspace.workspace import Workspace
-from tests.helpers.hosts import Stage, stage
+from tests.helpers.stage import Stage, stage
 
 __all__ = ["stage"]
 

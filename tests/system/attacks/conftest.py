@@ -25,8 +25,8 @@ from supervisor.sandbox import ownership
 from supervisor.sandbox.plan import FIRST_USER, PROFILES, named
 from tests.helpers.command import commands_are_forked
 from tests.helpers.figures import tell
-from tests.helpers.hosts import Stage, opened
 from tests.helpers.rounds import LONG
+from tests.helpers.stage import Stage, open_stage
 
 __all__ = [
     "commands_are_forked",
@@ -169,6 +169,6 @@ def put_behind(stage: Stage, kind: str) -> None:
 @pytest.fixture
 async def stage(readable: Path, kind: str) -> AsyncIterator[Stage]:
     """A host with the settings that `run` has, and children behind these walls."""
-    async with opened(readable) as open_stage:
-        put_behind(open_stage, kind)
-        yield open_stage
+    async with open_stage(readable) as opened:
+        put_behind(opened, kind)
+        yield opened

@@ -21,8 +21,8 @@ from tests.helpers.canary import VARIABLE
 from tests.helpers.canary_forms import NAMES, searched_forms
 from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.hosts import CHILDREN
 from tests.helpers.provider import provider_process
+from tests.helpers.stage import CHILDREN
 from tests.system.attacks.conftest import words_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]

@@ -25,8 +25,8 @@ from supervisor.parts import Settings
 from supervisor.sandbox.plan import named
 from supervisor.sandbox.scratch import Scratch
 from tests.helpers.command import sandhost
-from tests.helpers.hosts import opened
 from tests.helpers.rounds import LONG
+from tests.helpers.stage import open_stage
 from tests.system.attacks.test_walls import PRELUDE, Attacker
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
@@ -223,7 +223,7 @@ async def attacker(readable: Path) -> AsyncIterator[Attacker]:
     for name in ("note", "other", "gone"):
         (cwd / name).write_text("as it was")
     scratch = Scratch(None, where=str(readable))
-    async with opened(readable, Settings(grace_s=0.5)) as stage:
+    async with open_stage(readable, Settings(grace_s=0.5)) as stage:
         yield Attacker(stage, scratch)
     await scratch.remove()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.hosts import Puppet, Stage, eventually
+from tests.helpers.stage import Puppet, Stage, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 

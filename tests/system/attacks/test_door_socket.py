@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.helpers.hosts import NEIGHBOUR_S, Puppet, Stage, eventually, slowest_read
+from tests.helpers.delays import NEIGHBOUR_S, slowest_read
+from tests.helpers.stage import Puppet, Stage, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 

@@ -13,7 +13,7 @@ import trio
 from hostlib.linux import processes
 from supervisor.children.child import Child
 from supervisor.parts import Settings
-from tests.helpers.hosts import Stage, eventually, opened
+from tests.helpers.stage import Stage, eventually, open_stage
 from tests.helpers.stock import only_stock_beneath
 from tests.system.attacks.conftest import WALLS, only
 
@@ -32,7 +32,7 @@ async def run_example(stage: Stage, name: str) -> Child:
 async def test_seed_abnormal_termination(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with opened(tmp_path, log_level="INFO") as stage:
+    async with open_stage(tmp_path, log_level="INFO") as stage:
         child = await run_example(stage, "seed_abnormal.py")
         assert child.status == 1
         assert (tmp_path / "temp1.txt").read_bytes() == b"data1"
@@ -221,7 +221,7 @@ async def test_nested_processes_end_with_their_top_child(stage: Stage) -> None:
 
 # spec S6: SIGTERM first; who does not listen has its grace period, unless one insists.
 async def test_a_stopping_host_asks_before_it_kills(tmp_path: Path) -> None:
-    async with opened(tmp_path, Settings(grace_s=600.0)) as stage:
+    async with open_stage(tmp_path, Settings(grace_s=600.0)) as stage:
         deaf, obedient = await stage.puppet(), await stage.puppet()
         await deaf.do("deafen()")
         stage.host.request_stop()
@@ -235,7 +235,7 @@ async def test_a_stopping_host_asks_before_it_kills(tmp_path: Path) -> None:
 async def test_who_does_not_listen_is_killed_after_its_grace_period(
     tmp_path: Path,
 ) -> None:
-    async with opened(tmp_path, Settings(grace_s=0.3)) as stage:
+    async with open_stage(tmp_path, Settings(grace_s=0.3)) as stage:
         deaf = await stage.puppet()
         await deaf.do("deafen()")
         start = time.monotonic()

@@ -16,7 +16,7 @@ import pytest
 from supervisor.sandbox.plan import PROFILES, named
 from supervisor.sandbox.scratch import Scratch
 from supervisor.spawn.launchpad.layers import landlock
-from tests.helpers.hosts import opened
+from tests.helpers.stage import open_stage
 from tests.system.attacks.conftest import NAMESPACES
 from tests.system.attacks.test_reports import layers_of, said_by_it
 from tests.system.attacks.test_walls import LOOKING, Attacker, listening
@@ -35,7 +35,7 @@ async def attacker(readable: Path) -> AsyncIterator[Attacker]:
     """Somebody whose walls the test chooses."""
     (readable / "cwd").mkdir()
     scratch = Scratch(None)
-    async with opened(readable) as stage:
+    async with open_stage(readable) as stage:
         yield Attacker(stage, scratch)
     await scratch.remove()
 

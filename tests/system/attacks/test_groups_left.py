@@ -17,7 +17,7 @@ from supervisor.sandbox import start
 from supervisor.sandbox.forecast import is_held
 from supervisor.sandbox.plan import PROFILES, named
 from supervisor.sandbox.scratch import Scratch
-from tests.helpers.hosts import opened
+from tests.helpers.stage import open_stage
 from tests.system.attacks.conftest import AS_ROOT
 from tests.system.attacks.test_walls import Attacker
 
@@ -82,7 +82,7 @@ async def attacker(readable: Path) -> AsyncIterator[Attacker]:
     """Somebody whose walls the test chooses; another child is there, in none."""
     (readable / "cwd").mkdir()
     scratch = Scratch(None)
-    async with opened(readable) as stage:
+    async with open_stage(readable) as stage:
         stage.sandbox = named("bare", [])
         await stage.sh("sleep 1000")
         yield Attacker(stage, scratch)

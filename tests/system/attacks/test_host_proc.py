@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hostlib.linux.host_proc import shows_host
-from tests.helpers.hosts import Stage
+from tests.helpers.stage import Stage
 from vfs.backends import MODES, HostDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]

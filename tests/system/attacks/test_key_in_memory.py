@@ -13,8 +13,8 @@ import pytest
 
 from tests.helpers.canary_forms import searched_forms
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.hosts import CHILDREN
 from tests.helpers.provider import provider_process
+from tests.helpers.stage import CHILDREN
 from tests.helpers.toolupgrade import Tools, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]

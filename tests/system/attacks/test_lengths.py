@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from supervisor.parts import Settings
-from tests.helpers.hosts import Stage, descriptors, eventually, opened
 from tests.helpers.rounds import LONG
+from tests.helpers.stage import Stage, descriptors, eventually, open_stage
 from tests.system.attacks.conftest import only
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
@@ -173,7 +173,7 @@ async def test_descriptors_sent_behind_an_unread_reply_go_with_the_child(
 
 # attack 15, I9: the same with payloads that go to files, beyond the budget.
 async def test_payloads_beyond_the_budget_are_spooled_and_freed(tmp_path: Path) -> None:
-    async with opened(tmp_path, Settings(payload_budget_bytes=1 << 20)) as stage:
+    async with open_stage(tmp_path, Settings(payload_budget_bytes=1 << 20)) as stage:
         puppets = [await stage.puppet() for _ in range(6)]
         for puppet in puppets:
             fileno = await puppet.open(b"f%d" % puppet.pid, b"w")

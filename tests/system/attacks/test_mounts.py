@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import ENVIRONMENT, sandhost
-from tests.helpers.hosts import Stage
+from tests.helpers.stage import Stage
 from tests.helpers.swapping import can_exchange, swapped
 from tests.system.attacks.conftest import words_of
 

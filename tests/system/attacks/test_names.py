@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.hosts import Puppet, Stage, eventually
+from tests.helpers.stage import Puppet, Stage, eventually
 from tests.system.attacks.conftest import only
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]

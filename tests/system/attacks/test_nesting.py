@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.helpers.hosts import Puppet, Stage, eventually
+from tests.helpers.stage import Puppet, Stage, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 

@@ -29,9 +29,8 @@ from hypothesis import strategies as st
 from supervisor.llm.opening import open_llm
 from supervisor.llm.service import LlmService
 from tests.helpers.command import sandhost
-from tests.helpers.hosts import Puppet, Stage, opened
-from tests.helpers.llmscene import key_file, section
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
+from tests.helpers.stage import Puppet, Stage, llm_section, open_stage
 from vfs.clients import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack, pytest.mark.timeout(400)]
@@ -181,7 +180,7 @@ async def take_steps(lives: list[tuple[dict[str, Any], list[Step]]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         where = Path(name)
         grow(where)
-        async with opened(where) as stage, open_model(stage, where) as service:
+        async with open_stage(where) as stage, open_model(stage, where) as service:
             for policy, steps in lives:
                 grants = {
                     right: tuple(f"{where}/{top}/{spot}" for top, spot in policy[right])
@@ -216,7 +215,7 @@ async def take_steps_of(
 
 def open_model(stage: Stage, where: Path) -> Any:
     """Offer a model, which nobody asks, to the children of a host."""
-    llm = section(
+    llm = llm_section(
         base_url="http://127.0.0.1:9/v1",
         api_key_file=key_file(where),
         default_model="big",
@@ -246,7 +245,7 @@ def test_a_model_of_a_policy_is_the_only_one() -> None:
     async def asks(document: Step) -> tuple[bytes, frozenset[str]]:
         with tempfile.TemporaryDirectory() as name:
             where = Path(name)
-            async with opened(where) as stage, open_model(stage, where) as service:
+            async with open_stage(where) as stage, open_model(stage, where) as service:
                 child = await stage.puppet(**{**policy, "read": (), "write": ()})
                 reply = await narrow(child, None, where, document)
                 return reply, service.models_of(newest(stage))

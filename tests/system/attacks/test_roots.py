@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.hosts import Stage
+from tests.helpers.stage import Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 

@@ -15,16 +15,9 @@ import pytest
 
 from supervisor.fsproxy.session import Session
 from supervisor.parts import Settings
-from tests.helpers.hosts import (
-    NEIGHBOUR_S,
-    Puppet,
-    Stage,
-    descriptors,
-    eventually,
-    opened,
-    slowest_read,
-)
+from tests.helpers.delays import NEIGHBOUR_S, slowest_read
 from tests.helpers.rounds import LONG
+from tests.helpers.stage import Puppet, Stage, descriptors, eventually, open_stage
 from tests.system.attacks.conftest import put_behind
 from vfs.filesystem import OWN_DESCRIPTORS
 
@@ -40,7 +33,7 @@ FLOOD_S = 8.0
 @pytest.fixture
 async def hasty(readable: Path, kind: str) -> AsyncIterator[Stage]:
     """A host with a short deadline for what has begun (spec F8)."""
-    async with opened(readable, Settings(deadline_s=DEADLINE_S)) as stage:
+    async with open_stage(readable, Settings(deadline_s=DEADLINE_S)) as stage:
         put_behind(stage, kind)
         with (stage.root / "big").open("wb") as file:
             file.truncate(64 * 1024 * 1024)

@@ -20,7 +20,7 @@ from hostlib.linux.cgroup_files import describe_bounds
 from supervisor.children.child import Child
 from supervisor.sandbox.groups import make
 from supervisor.sandbox.scratch import Scratch
-from tests.helpers.hosts import Stage, opened
+from tests.helpers.stage import Stage, open_stage
 from tests.system.attacks.conftest import closed_bwrap, only, put_behind
 
 # A program prints its result: a value, or the name of an error.
@@ -341,7 +341,7 @@ for pid in filter(str.isdigit, os.listdir('/proc')):
 import resource
 print(found, resource.getrlimit(resource.RLIMIT_CORE)[0])
 """
-    async with opened(readable) as stage:
+    async with open_stage(readable) as stage:
         put_behind(stage, kind)
         said = await Attacker(stage, scratch).says(program)
     await scratch.remove()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.figures import tell
 from tests.helpers.hostprocess import Hosts, hosts
-from tests.helpers.hosts import stage
+from tests.helpers.stage import stage
 
 __all__ = ["stage", "tell"]
 

@@ -17,16 +17,9 @@ import trio
 
 from hostlib.threads import in_thread
 from supervisor.parts import Settings
-from tests.helpers.hosts import (
-    CHILDREN,
-    NEIGHBOUR_S,
-    Puppet,
-    Stage,
-    eventually,
-    opened,
-    slowest_read,
-)
+from tests.helpers.delays import NEIGHBOUR_S, slowest_read
 from tests.helpers.rounds import LONG, ROUNDS, SEED
+from tests.helpers.stage import CHILDREN, Puppet, Stage, eventually, open_stage
 from tests.system.chaos.records import Expected, Store, faults, record
 from vfs.policy import Ledger  # noqa: TC001
 
@@ -220,7 +213,7 @@ async def test_no_kill_of_a_child_leaves_anything_or_tears_a_write(
     seed = SEED or secrets.randbits(32)
     tell(f"CHAOS_SEED={seed}")
     small_budget = Settings(payload_budget_bytes=SMALL_BUDGET_BYTES)
-    async with opened(tmp_path, small_budget, log_level="ERROR") as stage:
+    async with open_stage(tmp_path, small_budget, log_level="ERROR") as stage:
         (stage.root / "calm").write_bytes(b"c" * 4096)
         with (stage.root / "big").open("wb") as big:
             big.truncate(64 << 20)

@@ -22,8 +22,8 @@ import pytest
 from tests.helpers.children.scripted import PIECES
 from tests.helpers.command import TIMEOUT_S, read_until
 from tests.helpers.hostprocess import HostProcess, Hosts
-from tests.helpers.hosts import CHILDREN
 from tests.helpers.rounds import LONG
+from tests.helpers.stage import CHILDREN
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 

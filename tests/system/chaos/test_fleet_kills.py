@@ -15,8 +15,8 @@ import pytest
 from hostlib.linux import processes
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetscene import Scene, fleet
-from tests.helpers.hosts import PYTHON
 from tests.helpers.spawning import Watched, watching
+from tests.helpers.stage import PYTHON
 from tests.helpers.toolruns import program
 
 pytestmark = pytest.mark.slow

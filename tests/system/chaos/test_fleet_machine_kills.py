@@ -32,8 +32,8 @@ from supervisor.cluster.client import FleetClient
 from supervisor.control.client import ControlError
 from tests.helpers import fleetmachines
 from tests.helpers.fleetmachines import SANDHOST, Machine, UnavailableError
-from tests.helpers.hosts import PYTHON
 from tests.helpers.rounds import FLEET_KILLS, LONG_ALONE, SEED
+from tests.helpers.stage import PYTHON
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200), *LONG_ALONE]

@@ -13,8 +13,8 @@ import pytest
 
 from tests.helpers.delays import Stopwatch
 from tests.helpers.hostprocess import HostProcess, Hosts, marked, wait_grown
-from tests.helpers.hosts import CHILDREN
 from tests.helpers.rounds import HOST_KILLS, SEED
+from tests.helpers.stage import CHILDREN
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

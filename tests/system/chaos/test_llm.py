@@ -9,10 +9,9 @@ import trio
 from demo.provider import Provider
 from supervisor.llm.quota import tokens_of
 from supervisor.llm.service import LlmService
-from tests.helpers.hosts import Stage, eventually
-from tests.helpers.llmscene import request
-from tests.helpers.modelhost import open_model_host
 from tests.helpers.rounds import LONG, ROUNDS, SEED
+from tests.helpers.sessions import chat_request
+from tests.helpers.stage import Stage, eventually, open_stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -49,9 +48,8 @@ async def test_dying_in_the_middle_of_a_call_overspends_nothing(
         "quota": {"max_tokens": QUOTA_A_CALL * CALLS},
     }
     payload = tmp_path / "payload"
-    payload.write_bytes(request(PROMPT))
-    async with open_model_host(tmp_path, **values) as host:
-        stage = host.stage
+    payload.write_bytes(chat_request(PROMPT))
+    async with open_stage(tmp_path, model=values) as stage:
         # The library's first call reads what it never closes again.
         limit = trio.CapacityLimiter(AT_ONCE)
         async with trio.open_nursery() as nursery:
@@ -64,7 +62,7 @@ async def test_dying_in_the_middle_of_a_call_overspends_nothing(
 
             for _ in range(CALLS):
                 nursery.start_soon(attend)
-        await check(stage, host.provider, host.service)
+        await check(stage, stage.provider, stage.llm)
 
 
 async def check(stage: Stage, provider: Provider, service: LlmService) -> None:
@@ -85,7 +83,7 @@ async def check(stage: Stage, provider: Provider, service: LlmService) -> None:
     # The rest is less than a call: it ends in "quota exceeded".
     root.tokens.used = max(root.tokens.used, root.tokens.limit)
     child = await stage.puppet()
-    reply = await child.ask(request(b"hello"))
+    reply = await child.ask(chat_request(b"hello"))
     assert reply == b"ERROR quota exceeded: cannot make LLM call"
     assert len(stage.events("quota.denied")) >= 1
     await child.leave()

@@ -19,8 +19,8 @@ import pytest
 from tests.helpers.daemon import Daemon, daemon, left_in
 from tests.helpers.delays import Stopwatch
 from tests.helpers.hostprocess import marked, wait_grown
-from tests.helpers.hosts import CHILDREN
 from tests.helpers.rounds import SEED, SERVE_KILLS
+from tests.helpers.stage import CHILDREN
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

@@ -22,9 +22,9 @@ from demo.provider.answer import ARGUMENT_PIECE_CHARS as PIECE_CHARS
 from demo.provider.answer import wrapped
 from demo.provider.question import BOUNDS
 from demo.provider.served import Served
-from tests.helpers.doors import Door, Scene, answered, open_scene, unchunked
-from tests.helpers.hosts import eventually
+from tests.helpers.doors import Door, answered, open_door, open_door_stage, unchunked
 from tests.helpers.rounds import LONG, ROUNDS, SEED
+from tests.helpers.stage import Stage, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -183,19 +183,21 @@ async def test_answers_are_cut_at_random_bytes(
     choice = random.Random(seed)
     quota = {"max_tokens": 10**12}
     outcomes: Counter[str] = Counter()
-    async with open_scene(tmp_path, api=apis, max_tokens=None, quota=quota) as scene:
-        door = await scene.puppet()
-        with scene.stage.journal.open() as journal:
+    async with open_door_stage(
+        tmp_path, api=apis, max_tokens=None, quota=quota
+    ) as stage:
+        door = await open_door(stage)
+        with stage.journal.open() as journal:
             for number in range(CUTS):
                 cut = drawn(choice)
                 try:
-                    outcomes[await cut_one(scene, door, cut, journal)] += 1
+                    outcomes[await cut_one(stage, door, cut, journal)] += 1
                 except AssertionError as why:
                     why.add_note(f"answer {number}: {cut}")
                     raise
         root, rows = (
-            scene.service.models.accounts.root,
-            scene.stage.events("llm.called"),
+            stage.llm.models.accounts.root,
+            stage.events("llm.called"),
         )
         assert root.calls.used == len(rows) == CUTS
         assert root.tokens.used == sum(row["cost"] for row in rows)
@@ -203,23 +205,23 @@ async def test_answers_are_cut_at_random_bytes(
         tell(f"{dict(outcomes)}")
 
 
-async def cut_one(scene: Scene, door: Door, cut: Cut, journal: TextIO) -> str:
+async def cut_one(stage: Stage, door: Door, cut: Cut, journal: TextIO) -> str:
     """Have one answer cut, and look at what is left of it; return what became of it.
 
     Args:
-        scene: where.
+        stage: where.
         door: of the child.
         cut: the request.
         journal: of the host, read up to here.
     """
-    root, budget = scene.service.models.accounts.root, scene.stage.host.budget
+    root, budget = stage.llm.models.accounts.root, stage.host.budget
     before = root.tokens.used
-    scene.provider.served.clear()
+    stage.provider.served.clear()
     status, body = await ask(door, cut)
-    await eventually(lambda: not root.calls.reservations and not scene.provider.at_once)
+    await eventually(lambda: not root.calls.reservations and not stage.provider.at_once)
     await eventually(lambda: not budget.reserved_bytes and not budget.used_bytes)
     assert not root.tokens.reserved
-    (served,) = scene.provider.served
+    (served,) = stage.provider.served
     rows = map(json.loads, journal)
     (row,) = (row for row in rows if row["event"] == "llm.called")
     assert root.tokens.used == before + row["cost"]

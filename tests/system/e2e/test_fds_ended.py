@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import TIMEOUT_S, finished, heard, running
-from tests.helpers.llmscene import key_file
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from supervisor.fleet.messages import VERSION
 from tests.helpers.command import ENVIRONMENT, Outcome, outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetdoors import Doors, fleet_of
-from tests.helpers.hosts import eventually
+from tests.helpers.stage import eventually
 
 pytestmark = pytest.mark.slow
 

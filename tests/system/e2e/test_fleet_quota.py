@@ -10,9 +10,9 @@ from supervisor.fleet.messages import AskSlice
 from supervisor.fleet.slices import ACCOUNT, NEVER
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetscene import CALM_S, Scene, fleet
-from tests.helpers.hosts import PYTHON
-from tests.helpers.llmscene import key_file, request
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
+from tests.helpers.sessions import chat_request
+from tests.helpers.stage import PYTHON
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,9 @@ def has_served(where: Path) -> bool:
 
 async def ask(scene: Scene, one: Daemon, name: str, node: str | None = None) -> bytes:
     """Run a child that asks the model once; return the reply."""
-    scene.spawn(name, *PYTHON, "-c", ASK.format(request=request(b"abcd")), node=node)
+    scene.spawn(
+        name, *PYTHON, "-c", ASK.format(request=chat_request(b"abcd")), node=node
+    )
     await scene.until(lambda: scene.child(name).state == "ended")
     return one.log(name)
 
@@ -120,7 +122,7 @@ async def test_a_directory_that_is_away_costs_a_call_and_no_money(
 async def test_what_is_reserved_when_a_daemon_dies_counts_as_spent(
     tmp_path: Path, llm: str
 ) -> None:
-    script = ASK.format(request=request(b"!wait=600 abcd"))
+    script = ASK.format(request=chat_request(b"!wait=600 abcd"))
     async with fleet(tmp_path / "head", lease_s=3.0) as scene:
         open_account(scene, 1000.0)
         with daemon(tmp_path, llm) as one:
@@ -149,7 +151,7 @@ async def test_one_calls_head_room_is_given_to_one_of_two_nodes(
             open_account(scene, 100.0)
             await joined(scene, one, "a")
             await joined(scene, other, "b")
-            script = ASK.format(request=request(b"!wait=1 abcd"))
+            script = ASK.format(request=chat_request(b"!wait=1 abcd"))
             for node in ("a", "b"):
                 scene.spawn(f"web-{node}", *PYTHON, "-c", script, node=node)
             await scene.until(lambda: scene.child("web-a").state == "ended")

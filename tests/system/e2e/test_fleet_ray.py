@@ -27,8 +27,8 @@ from hostlib.unix_names import is_deaf
 from supervisor.cluster import ray_processes
 from tests.helpers.command import Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.hosts import PYTHON
 from tests.helpers.rounds import LONG
+from tests.helpers.stage import PYTHON
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

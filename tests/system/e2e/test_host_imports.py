@@ -22,8 +22,7 @@ from tests.helpers.command import (
 )
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.imports import Imports
-from tests.helpers.llmscene import key_file
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
 from tests.helpers.scrape import curl
 from tests.helpers.toolruns import program
 

@@ -17,8 +17,7 @@ import pytest
 
 from tests.helpers.canary import KEY
 from tests.helpers.command import ENVIRONMENT, Outcome, heard, running, sandhost, shell
-from tests.helpers.llmscene import key_file
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,7 @@ import pytest
 from tests.helpers.canary import KEY
 from tests.helpers.command import PROGRAMS, sandhost, small_disk
 from tests.helpers.daemon import Daemon, daemon, left_in
-from tests.helpers.llmscene import key_file
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
 from tests.helpers.scrape import curl, parsed
 from tests.helpers.toolruns import program
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
-from tests.helpers.llmscene import key_file
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
 
 pytestmark = pytest.mark.slow
 

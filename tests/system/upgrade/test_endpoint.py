@@ -19,8 +19,7 @@ import pytest
 from supervisor.control.client import call
 from tests.helpers.command import TIMEOUT_S
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.llmscene import key_file
-from tests.helpers.provider import provider_process
+from tests.helpers.provider import key_file, provider_process
 from tests.helpers.replacing import assert_clean, replace_daemon
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.hosts import CHILDREN
 from tests.helpers.replacing import Hand, Replaced, hands, replaced
 from tests.helpers.sessions import pattern
+from tests.helpers.stage import CHILDREN
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.control.client import ControlError
-from tests.helpers.hosts import CHILDREN
+from tests.helpers.stage import CHILDREN
 from tests.helpers.toolruns import program
 from tests.helpers.toolupgrade import TELL, Tools, opened_tools, rest, until
 

@@ -11,8 +11,8 @@ import pytest
 
 from supervisor.workspace.run import prepare_use
 from tests.helpers.daemon import daemon
-from tests.helpers.hosts import CHILDREN, PYTHON
 from tests.helpers.replacing import Hand, assert_clean, hands, replaced
+from tests.helpers.stage import CHILDREN, PYTHON
 from tests.helpers.toolupgrade import TELL, Tools
 
 pytestmark = pytest.mark.slow
