@@ -3,6 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -57,10 +59,27 @@ def names_with(words: set[str], tree: ast.Module) -> list[str]:
     """Return "line: name" of each defined name that has one of some words."""
     return [
         f"{line}: {name}"
-        for line, name in defined_names(tree)
-        if name not in EXCEPTIONS
-        and words & {word.lower() for word in WORD.findall(name)}
+        for line, name, parts in split_names(tree)
+        if name not in EXCEPTIONS and words & parts
     ]
+
+
+def split_names(tree: ast.Module) -> tuple[tuple[int, str, frozenset[str]], ...]:
+    """Return (line, name, its words) of each name that a file defines or binds."""
+    return tuple(
+        (line, name, frozenset(word.lower() for word in WORD.findall(name)))
+        for line, name in defined_names(tree)
+    )
+
+
+@cache
+def product_names() -> tuple[tuple[Path, int, str, frozenset[str]], ...]:
+    """Return (file, line, name, its words) of each name of the product."""
+    return tuple(
+        (path, *found)
+        for path in product_files()
+        for found in split_names(parsed(path))
+    )
 
 
 HELD = rejected_words(GLOSSARY.read_text(encoding="utf-8")) - OTHER_MEANING.keys()
@@ -70,9 +89,9 @@ HELD = rejected_words(GLOSSARY.read_text(encoding="utf-8")) - OTHER_MEANING.keys
 @pytest.mark.parametrize("word", sorted(HELD))
 def test_a_rejected_word_is_no_part_of_a_name(word: str) -> None:
     assert not [
-        f"{relative(path)}:{found}"
-        for path in product_files()
-        for found in names_with({word}, parsed(path))
+        f"{relative(path)}:{line}: {name}"
+        for path, line, name, words in product_names()
+        if word in words and name not in EXCEPTIONS
     ]
 
 
@@ -83,9 +102,7 @@ def test_the_glossary_rejects_words_at_all() -> None:
 
 
 def test_each_exception_is_a_name_of_the_product() -> None:
-    names = {
-        name for path in product_files() for _, name in defined_names(parsed(path))
-    }
+    names = {name for _, _, name, _ in product_names()}
     assert names >= EXCEPTIONS.keys()
 
 

@@ -38,7 +38,7 @@ class Packets:
         reader, self._writer = os.pipe2(os.O_DIRECT | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)
         self._dialogue = Dialogue(root, read_fd=reader)
-        self._dialogue.ours.settimeout(5)
+        self._dialogue.ours.settimeout(60)
         self.session = self._dialogue.session
 
     def send(self, data: bytes) -> None:

@@ -69,7 +69,7 @@ def listening():
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    """Return a host with an endpoint, whose children run in all that the machine gives."""
+    """Return a host with an endpoint, whose children run behind all walls."""
     tmp_path.chmod(0o755)  # noqa: ASYNC240 - of the test's own
     model = {"endpoint": True}
     async with open_stage(tmp_path, log_level="WARNING", model=model) as opened:

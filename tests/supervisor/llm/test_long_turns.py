@@ -21,7 +21,7 @@ from tests.helpers.provider import provider_process
 from tests.helpers.rounds import some_of
 from tests.helpers.sessions import Line, chat_request
 from tests.helpers.stage import Stage, open_model_stage
-from tests.helpers.turns import Reader, watched
+from tests.helpers.turns import MOST_TRIES, Reader, watched
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,6 @@ MIB = 1024 * 1024
 TURN_S = 0.03
 """Aim: a millisecond. Freeing and copying of 16 MiB takes some more, on a busy machine twice."""
 READ_S = 0.1
-MOST_TRIES = 3
 CHAT = 8 * MIB - 100
 CALL = 15 * MIB
 FDS = {"tools": {"enabled": ["read_fd", "search_fd"]}}
@@ -243,8 +242,7 @@ async def test_what_is_long_has_short_turns(stage: Stage, row: str) -> None:
     data = make()
     fileno = await other.open(b"one")
     turn_s, whose, read_s = inf, "", inf
-    # The least of a few: a long turn is long each time, while the garbage of the tests before,
-    # or a thread that other load keeps from giving the interpreter back, comes once.
+    # The least of a few, as in `find_longest_turn`.
     for _ in range(MOST_TRIES):
         reader = Reader(other, fileno)
         async with trio.open_nursery() as nursery:

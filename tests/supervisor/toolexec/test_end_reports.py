@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+LONG_S, PATIENCE_S = 1000.0, 60.0
+"""A wait for a word that no test outlasts, and how soon the end has come without it."""
+
 
 class Held:
     """Words of ends of tools that are held up."""
@@ -88,12 +91,13 @@ async def test_an_end_that_nobody_tells_of_is_looked_for(
 async def test_an_end_that_will_never_be_told_is_no_secret(
     scene: Scene, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process, "EXIT_REPORT_TIMEOUT_S", LONG_S)
     with await scene.connect() as sock:
         await send(sock, scene.request(b"tool=true"))
         execution = await held.end(scene)
         assert execution.process is not None
         execution.process.record.tell_exit()
-        with trio.fail_after(3):
+        with trio.fail_after(PATIENCE_S):
             assert parse(await receive_all(sock)).code == 128 + 9
     held.tell()
 
@@ -108,7 +112,8 @@ async def test_an_end_that_was_told_first_is_not_waited_for(
         await run(self)
 
     monkeypatch.setattr(OutputPump, "run", run_later)
-    with trio.fail_after(5):
+    monkeypatch.setattr(process, "EXIT_REPORT_TIMEOUT_S", LONG_S)
+    with trio.fail_after(PATIENCE_S):
         assert (await scene.run("tool=true")).code == 0
 
 
