@@ -214,7 +214,7 @@ class Stage:
         assert self.host.services.llm is None
         if not self.launchpad:
             await self.hall.close()
-        if hasattr(self, "provider"):
+        elif hasattr(self, "provider"):
             # The stand-in's ends are descriptors of this process too.
             await eventually(lambda: not self.provider.connections)
         self.assert_nothing_left()
