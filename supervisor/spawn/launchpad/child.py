@@ -152,6 +152,12 @@ def _prepare_rules(order: Order, _launchpad: int) -> None:
         return
 
 
+def _prepare_root(order: Order, _launchpad: int) -> None:
+    if order.common_root is not None:
+        namespaces.enter("mountns")
+        order.root = mounts.make_common_root(*order.common_root)
+
+
 def _await_order(order: Order, _launchpad: int) -> None:
     """Take in the order, if it is not here; move descriptors out of its way."""
     if order.group >= 0:  # it has been forked into that, or never will be
@@ -269,12 +275,15 @@ def _change_root(order: Order, view: tuple[Any, ...]) -> str:
         kind == OVERLAY and (order.cwd + b"/").startswith(path + b"/")
         for path, kind, _ in trees
     )
-    namespaces.enter("mountns")
+    if order.root is None:
+        namespaces.enter("mountns")
     fresh_proc = "pidns" in order.layers
     made = mounts.Made(links, files, command)
     joined = order.joined.get(VIEW, -1)
     passed = mounts.Passed(order.held, order.mounts_fd, joined)
-    return mounts.build(made, trees, order.owners, passed, fresh_proc=fresh_proc)
+    return mounts.build(
+        made, trees, order.owners, passed, order.root, fresh_proc=fresh_proc
+    )
 
 
 def _enter_directory(order: Order, _launchpad: int) -> None:
@@ -384,6 +393,7 @@ STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
     _layer("no_new_privs", _forbid_new_privileges),
     ("bounding", _drop_bounding_set),
     ("landlock", _prepare_rules),
+    ("mountns", _prepare_root),
     ("order", _await_order),
     ("netns", _join_net),
     # No wall: what the host listens on in there, in a fresh net namespace.
@@ -403,6 +413,7 @@ STEPS: tuple[tuple[str, Callable[[Order, int], None]], ...] = (
 )
 
 SHAPING = (
+    "mountns",
     "userns",
     "netns",
     "ipcns",
@@ -412,4 +423,7 @@ SHAPING = (
     "no_new_privs",
     "capabilities",
 )
-"""The layers whose words are the shape of an order: they are put on before it comes."""
+"""The layers whose words are the shape of an order: they are put on before it comes.
+
+Of "mountns" that is a namespace; of "cgroup", that there are groups.
+"""

@@ -53,7 +53,8 @@ class _Launchpad:
         self._pid = os.getpid()
         self._epoll = select.epoll()
         self._family = Family(self._epoll)
-        self._stock = Stock()
+        self._mounts = setup.MountChanges()
+        self._stock = Stock(sees_mounts=self._mounts.fd >= 0)
         self._outbox = Outbox(control, self._epoll)
         self._ends = Ends(
             self._family, self._read_all_reports, self._bury, self._outbox.put
@@ -64,6 +65,8 @@ class _Launchpad:
         self._deaths = setup.Deaths()
         self._epoll.register(control.fileno(), select.EPOLLIN)
         self._epoll.register(self._deaths.fd, select.EPOLLIN)
+        if self._mounts.fd >= 0:
+            self._epoll.register(self._mounts.fd, select.EPOLLPRI)
 
     def run(self) -> None:
         """Serve the host until it is gone, then end every process beneath this one."""
@@ -92,6 +95,8 @@ class _Launchpad:
         if fd == self._deaths.fd:
             self._deaths.take()
             self._ends.has_more_to_do = True
+        elif fd == self._mounts.fd:
+            self._drop_roots()
         elif fd != self._control.fileno():
             if child := self._family.by_report.get(fd):
                 self._read_reports(child)
@@ -184,6 +189,14 @@ class _Launchpad:
         for lock in order.locks:
             fds.remove(lock)  # the receiver closes the others
         self._family.assign(child, ident)
+        self._end_surplus()
+
+    def _drop_roots(self) -> None:
+        """Have no child wait in a mount namespace that is older than the machine's."""
+        self._stock.drop_roots()
+        self._end_surplus()
+
+    def _end_surplus(self) -> None:
         for surplus in self._stock.take_surplus():
             surplus.close_line()
 
@@ -191,6 +204,8 @@ class _Launchpad:
         self, order: Order, body: tuple[Any, ...], fds: list[int]
     ) -> Child | None:
         """Give an order to a child in stock; None if none of its kind waits."""
+        if "mountns" in order.layers and self._mounts.have_changed():
+            self._drop_roots()
         child = self._stock.take(order.layers)
         if child is None or not send_order(child, body, fds, order.owners):
             return None

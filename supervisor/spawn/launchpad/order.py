@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from supervisor.spawn.launchpad.layers.fresh_root import Tree
     from supervisor.spawn.launchpad.layers.landlock import Ruleset
+    from supervisor.spawn.launchpad.layers.mounts import CommonRoot
+
+    Trees = tuple[Tree, ...]
+    Links = tuple[tuple[bytes, bytes], ...]
 
 # Room for all that one child reports; a detail is a path or a part of a "#!" line.
 REPORT_BYTES = 16_384
@@ -50,6 +55,8 @@ class Order:
             descriptor says what has to be there. b"" if that one is taken as it is.
         common: rules of Landlock that the order, still to come, will have most likely,
             and whether it restricts TCP; None if nothing is known.
+        common_root: trees and links that the order, still to come, will have most likely
+            in its fresh root; None if it is not known to have one.
         group: the directory of its group of processes, version 2; -1 for none.
         joined: namespaces of the child whose tool it is, by name.
         init: of the pid namespace that it was forked into; -1 for none.
@@ -63,6 +70,7 @@ class Order:
         listener_fd: by which a listener that it makes goes to the host; -1 for none.
         owners: the user namespace that shows root's files as its own; -1 for none.
         report: where it tells what becomes of it.
+        root: made of `common_root` while there was time.
         ruleset: made of `common` while there was time.
     """
 
@@ -70,6 +78,7 @@ class Order:
         "applied",
         "argv",
         "common",
+        "common_root",
         "cwd",
         "cwd_fd",
         "env",
@@ -89,6 +98,7 @@ class Order:
         "owners",
         "report",
         "rlimits",
+        "root",
         "ruleset",
         "sources",
         "targets",
@@ -114,6 +124,8 @@ class Order:
         self.locks: list[int] = []
         self.applied: list[tuple[str, str]] = []
         self.common: tuple[Rules, bool] | None = None
+        self.common_root: tuple[Trees, Links] | None = None
+        self.root: CommonRoot | None = None
         self.ruleset: Ruleset | None = None
         self.owners = -1
         self.group = -1

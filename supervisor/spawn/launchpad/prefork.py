@@ -1,13 +1,16 @@
 """Children in stock: forked and prepared before their order comes.
 
 1. The *shape* of an order is the part that can be applied early: namespaces, no_new_privs,
-   the bounding set, and Landlock rules that were equal in all orders of the shape.
+   the bounding set; and what was equal in all orders of the shape of the Landlock rules
+   and of the mounts that a child reads.
 2. A shape that was ordered twice is kept, with one child, for the last `SHAPES`.
 3. A child in groups of processes gets only orders for exactly these groups, which the
    host makes ahead (SPARE): no process is moved.
 4. A child that fails in stock is dropped, and its shape has to be ordered twice again; the
    next order is done by a new fork.
 5. A waiting process holds no descriptor, environment or directory of any child.
+6. A mount namespace is as old as its process: when the machine mounts or unmounts, those
+   that wait in one are given up, and so keep nothing that was unmounted.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from supervisor.spawn.launchpad.family import Child
-    from supervisor.spawn.launchpad.order import Rules
+    from supervisor.spawn.launchpad.layers.fresh_root import Tree
+    from supervisor.spawn.launchpad.order import Links, Rules, Trees
 
     Shape = tuple[tuple[str, Any], ...]
     Groups = tuple[tuple[bytes, bytes], ...]
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 SHAPES = 4
 # A shape that was ordered so often will be ordered again.
 _ORDERS_BEFORE_STOCK = 2
+# Of these layers, the words are another child's each time.
+_NAMED_ONLY = frozenset({"cgroup", "mountns"})
 # Paths that mean another directory once the fresh root is made.
 _OF_A_NAMESPACE = (b"/", b"/proc", b"/dev/shm", b"/dev/pts", b"/etc", b"/tmp")
 
@@ -44,24 +50,42 @@ class Kind:
         groups: the groups of processes that this child is in.
         layers: the part of the orders that can be applied early.
         no_tcp: whether the last order restricted TCP.
+        links: the symbolic links that all orders had in their fresh root.
         rules: the Landlock rules that all orders had; None before the first.
+        trees: the trees that all orders had to read; None before the first.
     """
 
-    __slots__ = ("asked", "child", "groups", "layers", "no_tcp", "rules")
+    __slots__ = (
+        "asked",
+        "child",
+        "groups",
+        "layers",
+        "links",
+        "no_tcp",
+        "rules",
+        "trees",
+    )
 
     def __init__(self) -> None:
         self.asked = 0
         self.layers: dict[str, Any] = {}
         self.rules: Rules | None = None
+        self.trees: Trees | None = None
+        self.links: Links = ()
         self.no_tcp = False
         self.child: Child | None = None
         self.groups: Groups = ()
 
 
 class Stock:
-    """The waiting child of each kind of order."""
+    """The waiting child of each kind of order.
 
-    def __init__(self) -> None:
+    Args:
+        sees_mounts: `drop_roots` is called whenever the machine's mounts change.
+    """
+
+    def __init__(self, *, sees_mounts: bool = False) -> None:
+        self._sees_mounts = sees_mounts
         self._kinds: dict[Shape, Kind] = {}  # the last one asked for stands last
         self._spare: Groups = ()
         self._surplus: list[Child] = []
@@ -74,8 +98,10 @@ class Stock:
         kind = self._kinds.pop(shape, None) or Kind()
         self._kinds[shape] = kind
         kind.asked += 1
-        kind.layers = {name: layers[name] for name, _ in shape}
+        kind.layers = {name: layers[name] for name, _ in shape if name != "mountns"}
         _keep_common_rules(kind, layers)
+        if self._sees_mounts and "mountns" in layers:
+            _keep_common_root(kind, layers["mountns"])
         groups = layers.get("cgroup", ())
         for other in self._kinds.values():
             # A waiting child in the groups of another kind is in its way.
@@ -93,6 +119,16 @@ class Stock:
         for kind in self._kinds.values():
             if kind.groups:
                 self._give_up(kind)
+
+    def drop_roots(self) -> None:
+        """Give up children in a mount namespace: one of the machine's has changed.
+
+        Others are made after the next order: a machine may mount all the time.
+        """
+        for kind in self._kinds.values():
+            if kind.trees is not None and kind.child is not None:
+                self._give_up(kind)
+                kind.asked = _ORDERS_BEFORE_STOCK - 1
 
     def take_surplus(self) -> list[Child]:
         """Return children that shall wait no more: displaced, or in wrong groups."""
@@ -124,6 +160,8 @@ class Stock:
         order = Order(layers)
         if kind.rules:
             order.common = kind.rules, kind.no_tcp
+        if kind.trees is not None:
+            order.common_root = kind.trees, kind.links
         return order
 
     def groups(self) -> tuple[bytes, ...]:
@@ -139,9 +177,8 @@ class Stock:
 
 
 def _shape_of(layers: dict[str, Any]) -> Shape:
-    # Not which groups: those are another child's each time.
     return tuple(
-        (name, None if name == "cgroup" else layers[name])
+        (name, None if name in _NAMED_ONLY else layers[name])
         for name in SHAPING
         if name in layers
     )
@@ -165,6 +202,28 @@ def _keep_common_rules(kind: Kind, layers: dict[str, Any]) -> None:
         return
     now = set(rules)
     kind.rules = tuple(rule for rule in kind.rules if rule in now)
+
+
+def _keep_common_root(kind: Kind, words: tuple[Any, ...]) -> None:
+    """Keep of a kind's trees and links those that an order has as well."""
+    links, trees, *_ = words
+    if kind.trees is None:
+        kind.trees = tuple(tree for tree in trees if _is_to_read(tree))
+        kind.links = links
+    own = set(trees) - set(kind.trees)
+    now = set(trees) - {tree for tree in trees if _lies_in_one_of(tree, own)}
+    kind.trees = tuple(tree for tree in kind.trees if tree in now)
+    kind.links = tuple(link for link in kind.links if link in links)
+
+
+def _is_to_read(tree: Tree) -> bool:
+    """Tell whether a tree is a copy that is the same for every user."""
+    _, kind, what = tree
+    return kind in {"execute", "read", "device"} and what is False
+
+
+def _lies_in_one_of(tree: Tree, others: set[Tree]) -> bool:
+    return any(tree[0].startswith(other[0] + b"/") for other in others)
 
 
 def send_order(

@@ -100,3 +100,24 @@ class Deaths:
         """Wait for one, and record it."""
         select.select([self.fd], (), ())
         self.take()
+
+
+class MountChanges:
+    """Hears that something was mounted or unmounted: proc_pid_mountinfo(5).
+
+    Attributes:
+        fd: has EPOLLPRI when the mount table has changed; -1: there is no such table.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        try:
+            self.fd = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self.fd = -1
+        else:
+            self._poll.register(self.fd, select.POLLPRI)
+
+    def have_changed(self) -> bool:
+        """Tell whether the table has changed since the last time that this was told."""
+        return bool(self._poll.poll(0))

@@ -29,6 +29,7 @@ root, outside = {root!r}, {outside!r}
 os.chdir(root)
 fill = mounts._fill
 def filled(*args):
+    os.chdir(root)
     swap()
     fill(*args)
 def swap():
@@ -266,6 +267,7 @@ if {when!r} == "held":
 else:
     hold = mounts._hold_hidden
     def held(*args):
+        os.chdir(root)
         move()
         return hold(*args)
     mounts._hold_hidden = held
@@ -289,6 +291,7 @@ os.makedirs("q/own/tmp"); open("q/own/secret", "w").close()
 hide = mounts.Stage.hide
 def hidden(stage, tree):
     hide(stage, tree)
+    os.chdir(root)
     os.rename("q", "away")
     os.symlink(outside, "q")
 mounts.Stage.hide = hidden

@@ -17,6 +17,7 @@ from hostlib.linux import processes
 from supervisor.sandbox.plan import PROFILES, named
 from supervisor.spawn.launchpad.order import Order
 from supervisor.spawn.launchpad.prefork import SHAPES, Stock
+from tests.helpers.command import small_disk
 from tests.helpers.stage import Stage, eventually, open_stage
 from tests.helpers.stock import names_beneath, only_stock_beneath, stock_of
 
@@ -136,7 +137,7 @@ async def test_who_waits_holds_nothing_of_anybody(stage: Stage) -> None:
     puppet = await stage.puppet()  # a live child, whose ends the launchpad forgot
     pid = await waiting(stage)
     stderr = os.readlink(f"/proc/{stage.launchpad}/fd/2").partition(":")[0]
-    usual = [os.devnull, os.devnull, stderr, "anon_inode", "pipe", "socket"]
+    usual = [os.devnull, os.devnull, stderr, "/", "anon_inode", "pipe", "socket"]
 
     def holds_its_own() -> bool:
         held = held_by(pid)
@@ -146,8 +147,8 @@ async def test_who_waits_holds_nothing_of_anybody(stage: Stage) -> None:
         shared = sockets & set(held_by(stage.launchpad))
         return kinds == sorted(usual) and not shared
 
-    # 0, 1, 2; rules made beforehand, its pipe of reports, its line; and no more than
-    # that once it has done what it does before it waits.
+    # 0, 1, 2; the top of a fresh root and rules made beforehand, its pipe of reports, its
+    # line; and no more than that once it has done what it does before it waits.
     await eventually(holds_its_own)
     assert (await puppet.ask(b"PING\n")) == b"OK"
     await puppet.leave()
@@ -242,6 +243,43 @@ async def test_rules_made_beforehand_are_for_what_is_there_now(stage: Stage) -> 
     assert out.read_bytes() == b"after"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root mounts here")
+async def test_what_is_mounted_after_a_child_began_to_wait_is_seen(
+    stage: Stage, readable: Path
+) -> None:
+    stage.sandbox = PROFILES["auto"]
+    before = await waiting(stage)
+    out = stage.where / "out"
+    with small_disk(readable, "64k") as disk, out.open("wb") as file:
+        (disk / "note").write_text("on the disk")
+        stdio = (stage.null, file.fileno(), stage.null)
+        child = await stage.sh("cat note", cwd=str(disk), stdio=stdio)
+        assert await child.wait_gone() == 0
+        # Nor does anything keep what is to be unmounted.
+        await eventually(lambda: before not in names_beneath(stage.launchpad))
+    assert out.read_bytes() == b"on the disk"
+
+
+async def test_files_of_the_system_that_were_replaced_are_the_new_ones(
+    stage: Stage,
+) -> None:
+    stage.sandbox = PROFILES["auto"]
+    tools = stage.where / "tools"
+    tools.mkdir()
+    cwd, out = str(tools), stage.where / "out"
+    for _ in range(3):
+        await (await stage.sh("exit 0", cwd=cwd)).wait_gone()
+    await eventually(lambda: stock_of(stage.launchpad))
+    tools.rename(stage.where / "old")
+    tools.mkdir()
+    (tools / "note").write_text("after")
+    with out.open("wb") as file:
+        stdio = (stage.null, file.fileno(), stage.null)
+        child = await stage.sh("cat note", cwd=cwd, stdio=stdio)
+        assert await child.wait_gone() == 0
+    assert out.read_bytes() == b"after"
+
+
 async def test_fresh_children_are_as_well_off_when_the_stock_is_empty(
     stage: Stage,
 ) -> None:
@@ -321,6 +359,47 @@ def test_rules_of_what_the_fresh_root_has_anew_are_not_made_beforehand() -> None
     kind = stock.find_missing()
     assert kind is not None
     assert stock.order_for(kind).common == ((usr,), True)
+
+
+READ, WRITTEN, MAPPED = (
+    (b"/usr", "execute", False),
+    (b"/srv/a", "write", False),
+    (b"/opt", "execute", True),
+)
+
+
+def test_mounts_made_beforehand_are_those_that_all_orders_read() -> None:
+    stock = Stock(sees_mounts=True)
+    cwd = (b"/srv/a/src", "execute", False)
+    link, other = (b"/bin", b"usr/bin"), (b"/a", b"/b")
+    stock.take({"mountns": ((link, other), (READ, MAPPED, cwd))})
+    stock.take({"mountns": ((link,), (READ, MAPPED, WRITTEN, cwd))})
+    kind = stock.find_missing()
+    assert kind is not None
+    # One that lies in what is not there yet comes after it.
+    assert stock.order_for(kind).common_root == ((READ,), (link,))
+
+
+def test_who_waits_in_older_mounts_is_given_up_and_asked_for_again() -> None:
+    stock = Stock(sees_mounts=True)
+    words = {"mountns": ((), (READ,))}
+    for _ in range(2):
+        stock.take(words)
+    child = put(stock)
+    stock.drop_roots()
+    assert stock.take_surplus() == [child]
+    assert stock.find_missing() is None
+    assert stock.take(words) is None
+    assert stock.find_missing() is not None
+
+
+def test_without_word_of_mounts_no_child_waits_in_a_mount_namespace() -> None:
+    stock = Stock()
+    for _ in range(2):
+        stock.take({"mountns": ((), (READ,))})
+    kind = stock.find_missing()
+    assert kind is not None
+    assert stock.order_for(kind).common_root is None
 
 
 def test_a_kind_that_failed_in_stock_has_to_be_asked_for_again() -> None:

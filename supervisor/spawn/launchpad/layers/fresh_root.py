@@ -36,6 +36,8 @@ _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
 _COVER = ((b"mode", b"755"), (b"size", b"64k"), (b"nr_inodes", b"4k"))
 """Of what hides: as many inodes as a path has parts, for some paths."""
 
+_TOP = ((b"mode", b"755"), (b"size", b"1m"))
+
 HIDE = "hide"
 """The kind of a tree that is none: what is there is covered."""
 
@@ -195,19 +197,28 @@ class Stage:
         self._links = links
         self._around: dict[bytes, _Ours | None] = {b"": self._root}  # None: a copy
 
+    @property
+    def top(self) -> int:
+        """The descriptor of its directory."""
+        return self._root.top
+
     def make_places(self, *paths: bytes) -> None:
         """Make directories at the top."""
         for path in paths:
             self._root.make_directory(path)
 
-    def make_files(self, files: tuple[tuple[bytes, bytes], ...]) -> None:
-        """Make the links, and files of ours, before anything is attached."""
+    def make_links(self, links: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Make the links, here and in what hides from now on."""
+        self._links = links
         self._make_links(self._root)
+
+    def make_files(self, files: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Make files of ours."""
         for path, content in files:
             self._root.make_file(path, content)
 
     def make_program(self, path: bytes, content: bytes) -> None:
-        """Make an executable file of ours, before anything is attached."""
+        """Make an executable file of ours."""
         self._root.make_file(path, content, 0o755)
 
     def _make_links(self, ours: _Ours) -> None:
@@ -296,6 +307,15 @@ def moved(path: bytes) -> PartError:
     return PartError("mountns", errno.ESTALE, path)
 
 
+def identity_of(path: bytes) -> tuple[int, int] | None:
+    """Return (device, inode) of what is at a path; None if nothing can be reached."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def attach_at_top(fd: int) -> None:
     """Mount a copy over the root of this mount namespace, where no path leads to it."""
     _move_mount(fd, b"", _AT_FDCWD, b"/", _MOVE_FROM_EMPTY_PATH)
@@ -303,12 +323,20 @@ def attach_at_top(fd: int) -> None:
 
 def make_cover() -> int:
     """Make a file system that is empty and nowhere yet; a descriptor of its top."""
+    return _make_tmpfs(_COVER, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
+
+
+def make_top() -> int:
+    """Make what becomes a fresh root, as `make_cover` does."""
+    return _make_tmpfs(_TOP, ATTR_NOSUID | ATTR_NODEV)
+
+
+def _make_tmpfs(settings: tuple[tuple[bytes, bytes], ...], attributes: int) -> int:
     options = _fsopen(b"tmpfs", _FSOPEN_CLOEXEC)
     try:
-        for key, value in _COVER:
+        for key, value in settings:
             _fsconfig(options, _FSCONFIG_SET_STRING, key, value, 0)
         _fsconfig(options, _FSCONFIG_CMD_CREATE, None, None, 0)
-        attributes = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC
         return _fsmount(options, _FSMOUNT_CLOEXEC, attributes)
     finally:
         os.close(options)

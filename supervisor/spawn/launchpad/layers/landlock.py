@@ -17,6 +17,7 @@ import os
 import stat
 
 from hostlib.linux.syscalls import NOT_THERE, caller, open_exactly, system_call
+from supervisor.spawn.launchpad.layers.fresh_root import identity_of
 
 # <asm/unistd.h>: the same on every architecture since 424.
 _SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF = 444, 445, 446
@@ -153,15 +154,7 @@ def _is_true(ready: Ruleset, rules: tuple[tuple[bytes, str], ...]) -> bool:
     """Whether what was made is wanted, and every path still is what it was then."""
     if not ready.made.keys() <= set(rules):
         return False
-    return all(was == _identity(rule[0]) for rule, was in ready.made.items())
-
-
-def _identity(path: bytes) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    return all(was == identity_of(rule[0]) for rule, was in ready.made.items())
 
 
 def _handled_rights(abi: int) -> int:

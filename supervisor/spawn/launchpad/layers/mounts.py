@@ -1,12 +1,14 @@
 """The layer "mountns": a fresh root with copies of mounts that a child may see.
 
 1. It runs in its own mount namespace; failures come before the root changes.
-2. A copy is private and held by a descriptor (open_tree(2)) before anything is covered:
-   shared mounts, as systemd's, would propagate.
+2. All mounts are private first: shared ones, as systemd's, would propagate. The fresh
+   root lies over the old one, where no path leads: nothing is covered meanwhile.
 3. Owners are mapped for a child of another user, and its mounts are read-only.
 4. A child that stays user 0 gets a read-only ``/proc``: it owns ``/proc/sys``.
 5. A mount that cannot have owners mapped (a cgroup file system) is left out and covered.
 6. Copies are attached and hidden by the rules of ``launchpad.fresh_root``.
+7. What all children of a kind see can be attached before an order comes (`CommonRoot`);
+   it is used if each path is still the same file and no mount changed meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from supervisor.spawn.launchpad.layers.fresh_root import (
     Held,
     PartError,
     Stage,
+    attach_at_top,
+    identity_of,
+    make_top,
     moved,
     set_attributes,
 )
@@ -43,7 +48,7 @@ from supervisor.spawn.launchpad.words import HELD, JOINED, OVERLAY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import NoReturn
 
     from supervisor.spawn.launchpad.layers.fresh_root import Tree
@@ -65,9 +70,6 @@ _MS_REC_PRIVATE = 0x4000 | (1 << 18)
 _MNT_DETACH = 2
 
 _NAMED = 3  # mounts that a report names
-
-_STAGE = b"/proc"
-"""A directory that is there; it is covered until the root changes."""
 
 _TABLE = b"/proc/self/mountinfo"
 
@@ -136,11 +138,94 @@ class Passed:
         self.joined = joined
 
 
+class CommonRoot:
+    """A fresh root with what all children of a kind see; `build` adds the rest.
+
+    Args:
+        trees: as of ``build``: copies whose owners are shown as they are.
+        links: (path, target) of symbolic links.
+
+    Attributes:
+        stage: the root while it is filled.
+        has_terminals: it has a devpts of its own.
+
+    Raises:
+        OSError: this machine does not let it do that.
+
+    The umask is to be 022.
+    """
+
+    __slots__ = ("_around", "_links", "_seen", "has_terminals", "stage")
+
+    def __init__(
+        self,
+        trees: tuple[Tree, ...] = (),
+        links: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        keep_to_itself()
+        top = make_top()
+        attach_at_top(top)
+        self.stage = Stage(top, (*_LINKS, *links))
+        self.stage.make_places(b"/proc", b"/dev", b"/dev/shm", b"/dev/pts", b"/tmp")
+        os.fchdir(top)
+        for place in (b"dev/shm", b"tmp"):
+            _mount(b"tmpfs", place, b"tmpfs", _MS_NOSUID | _MS_NODEV, _SMALL)
+        self.has_terminals = _mount_terminals()
+        self._links = frozenset(links)
+        self._seen = {tree: identity_of(tree[0]) for tree in trees}
+        self._around = {above for path, *_ in trees for above in _parents(path)}
+        for path, kind, _ in trees:
+            for copy in _copies(path, kind, -1):
+                self.stage.attach(copy)
+                copy.close()
+
+    def is_part_of(
+        self, trees: tuple[Tree, ...], links: tuple[tuple[bytes, bytes], ...]
+    ) -> bool:
+        """Tell whether a root of these trees and links has all that is in this one."""
+        rest = set(trees) - self._seen.keys()
+        return (
+            len(rest) == len(trees) - len(self._seen)
+            and self._links.issubset(links)
+            and not any(path in self._around for path, *_ in rest)
+            and all(was == identity_of(tree[0]) for tree, was in self._seen.items())
+        )
+
+    def without(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        """Return those trees that it does not have."""
+        return tuple(tree for tree in trees if tree not in self._seen)
+
+    def remove(self) -> None:
+        """Unmount it."""
+        os.fchdir(self.stage.top)
+        _umount(b".", _MNT_DETACH)
+        os.chdir("/")
+        os.close(self.stage.top)
+
+
+def make_common_root(
+    trees: tuple[Tree, ...], links: tuple[tuple[bytes, bytes], ...]
+) -> CommonRoot:
+    """Make what all children of a kind see, before there is an order (rule 7)."""
+    umask = os.umask(0o022)
+    try:
+        return CommonRoot(trees, links)
+    finally:
+        os.umask(umask)
+
+
+def _parents(path: bytes) -> Iterator[bytes]:
+    """Yield the directories that a path lies in, but for the top."""
+    while path := path.rpartition(b"/")[0]:
+        yield path
+
+
 def build(
     made: Made,
     trees: tuple[Tree, ...],
     owners: int,
     passed: Passed,
+    common: CommonRoot | None = None,
     *,
     fresh_proc: bool,
 ) -> str:
@@ -154,6 +239,7 @@ def build(
             "joined", False); each before what lies in it.
         owners: a user namespace whose map says how owners are shown; -1 for none.
         passed: what has come with the order.
+        common: made before; taken if all that is in it is asked for.
         fresh_proc: a ``/proc`` of this process's own pid namespace; else the old one.
 
     Returns:
@@ -168,29 +254,29 @@ def build(
     held: list[Held] = []
     umask = os.umask(0o022)
     try:
-        keep_to_itself()
-        for tree in trees:
+        if common is not None and not common.is_part_of(trees, made.links):
+            common.remove()
+            common = None
+        root = common or CommonRoot((), made.links)
+        for tree in root.without(trees):
             held += _hold(tree, owners, passed)
         kinds = {path: kind for path, kind, _ in trees}
         overlays = [one for one in held if kinds.get(one.path) == OVERLAY]
         if passed.way >= 0:
             _send(passed.way, [one.fd for one in overlays])
         numbers = [(one.path, read_mount_number(one.fd)) for one in overlays]
-        # Opened before /proc is covered, and read when they are attached.
-        table = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC) if overlays else -1
         stays_root = owners < 0 and os.geteuid() == 0
         proc = -1 if fresh_proc else _hold_proc(to_read=stays_root)
-        _mount(b"tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=755,size=1m")
-        top = os.open(_STAGE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        without = _fill(top, made, held, proc, _MS_RDONLY if stays_root else 0)
+        without = _fill(root, made, held, proc, _MS_RDONLY if stays_root else 0)
         if overlays:
-            _check_user_marks(table, numbers)
-        make_root(top)
-        os.close(top)
+            _check_user_marks(numbers)
+        make_root(root.stage.top)
+        os.close(root.stage.top)
         os.chdir("/")
     finally:
         os.umask(umask)
-    return f"{len(held)} places{_describe_left_out(held)}{without}"
+    count = len(held) + len(trees) - len(root.without(trees))
+    return f"{count} places{_describe_left_out(held)}{without}"
 
 
 def keep_to_itself() -> None:
@@ -233,21 +319,18 @@ def is_made_here(path: bytes) -> bool:
 
 
 def _fill(
-    top: int,
+    root: CommonRoot,
     made: Made,
     held: list[Held],
     proc: int,
     flags: int,
 ) -> str:
     """Fill the fresh root; say what it goes without."""
-    stage = Stage(top, (*_LINKS, *made.links))
-    stage.make_places(b"/proc", b"/dev", b"/dev/shm", b"/dev/pts", b"/tmp")
-    for place in (b"/dev/shm", b"/tmp"):
-        _mount(b"tmpfs", _STAGE + place, b"tmpfs", _MS_NOSUID | _MS_NODEV, _SMALL)
+    stage = root.stage
+    stage.make_links((*_LINKS, *made.links))
     stage.make_files(made.files)
     if made.command:
         stage.make_program(_PROGRAMS + b"/sandhost", made.command)
-    has_terminals = _mount_terminals()
     for tree in held:
         if tree.is_hidden:
             stage.hide(tree)
@@ -256,16 +339,17 @@ def _fill(
         tree.close()
     flags |= _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     if proc < 0:
+        os.fchdir(stage.top)
         try:
-            _mount(b"proc", _STAGE + b"/proc", b"proc", flags, b"")
+            _mount(b"proc", b"proc", b"proc", flags, b"")
         except OSError as error:
             raise PartError("pidns", error.errno or errno.EIO, b"") from None
     else:
         stage.attach(Held(b"/proc", proc))
         os.close(proc)
-    without = "" if has_terminals else ", no terminals of its own"
+    without = "" if root.has_terminals else ", no terminals of its own"
     if made.command:
-        without += _show_programs(top)
+        without += _show_programs(stage.top)
     stage.seal()
     return without
 
@@ -276,11 +360,12 @@ def _show_programs(top: int) -> str:
     They stay beneath, and a name that is the machine's already is not taken: its host has
     looked (``sandbox.command``).
     """
-    how = b"lowerdir=" + _STAGE + _PROGRAMS + b":" + _STAGE + _OTHERS_PROGRAMS
+    # "." is the place itself, which as a path could lead out of the fresh root.
+    how = b"lowerdir=/proc/self/fd/%d%b:." % (top, _PROGRAMS)
     try:
         place = open_exactly(_OTHERS_PROGRAMS[1:], top)
         try:
-            os.fchdir(place)  # as a path it could lead out of the fresh root
+            os.fchdir(place)
         finally:
             os.close(place)
         _mount(b"overlay", b".", b"overlay", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, how)
@@ -295,7 +380,7 @@ def _mount_terminals() -> bool:
     """Mount a devpts that is nobody else's; tell whether this machine gives one."""
     flags = _MS_NOSUID | _MS_NOEXEC
     try:
-        _mount(b"devpts", _STAGE + b"/dev/pts", b"devpts", flags, _TERMINALS)
+        _mount(b"devpts", b"dev/pts", b"devpts", flags, _TERMINALS)
     except OSError:  # a kernel without them, or one that is played: it is told
         return False
     return True
@@ -323,20 +408,19 @@ def _overlay(path: bytes, own: bytes) -> int:
         raise PartError("workspace", error.errno or errno.EIO, path) from None
 
 
-def _check_user_marks(table: int, overlays: list[tuple[bytes, bytes]]) -> None:
+def _check_user_marks(overlays: list[tuple[bytes, bytes]]) -> None:
     """Refuse an overlay that the kernel has made without the marks of a user.
 
     It makes one all the same, and a directory that is removed and made anew there cannot
     be read (EIO).
 
     Args:
-        table: a descriptor of the table of mounts; it is closed.
         overlays: path and number of each mount.
 
     Raises:
         PartError: one is made so, or it is not attached where it was to be.
     """
-    with open(table, "rb") as file:
+    with open(_TABLE, "rb") as file:
         rows = file.read()
     for path, number in overlays:
         options = options_in(rows, number)
