@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from hostlib.linux.syscalls import system_call
+from hostlib.linux import namespaces
+from supervisor.spawn.launchpad.layers.common_root import keep_to_itself, make_root
 from supervisor.spawn.launchpad.layers.fresh_root import attach_at_top
-from supervisor.spawn.launchpad.layers.mounts import keep_to_itself, make_root
 from supervisor.spawn.launchpad.layers.overlay import (
     DETACHED,
     WAYS,
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-_IS_X86_64 = os.uname().machine == "x86_64"
-_SYS_UNSHARE, _SYS_SETNS = (272, 308) if _IS_X86_64 else (97, 268)
-_CLONE_FS, _CLONE_NEWNS = 0x200, 0x00020000
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +223,15 @@ def _hold_in_namespace(
 
 def _enter_new_namespace() -> int:
     """Have this thread enter a new mount namespace; return a descriptor of that."""
-    system_call(_SYS_UNSHARE, _CLONE_NEWNS)
+    namespaces.unshare(namespaces.NEW_MOUNTS)
     keep_to_itself()
     return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _call_in_namespace(namespace: int, call: Callable[[], T]) -> T:
     """Call in another mount namespace, of which this thread is from then on."""
-    system_call(_SYS_UNSHARE, _CLONE_FS)  # or setns(2) refuses a thread
-    system_call(_SYS_SETNS, namespace, _CLONE_NEWNS)
+    namespaces.unshare(namespaces.FILE_SYSTEM)  # or setns(2) refuses a thread
+    namespaces.set_namespace(namespace, namespaces.NEW_MOUNTS)
     return call()
 
 

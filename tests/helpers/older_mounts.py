@@ -9,8 +9,9 @@ import sys
 
 PATCH = '''
 def patch(minor, maps_owners):
-    import errno, os
-    from supervisor.spawn.launchpad.layers import mounts, overlay
+    import errno, os, types
+    from hostlib.linux import mount_calls
+    from supervisor.spawn.launchpad.layers import overlay
     clone, set_fd = 1, 5
 
     def refuse():
@@ -41,16 +42,16 @@ def patch(minor, maps_owners):
         return fsconfig
 
     def no_owners(fd, attributes, *rest, **more):
-        if attributes & overlay.ATTR_IDMAP:
+        if attributes & mount_calls.ATTR_IDMAP:
             refuse()
         return set_attributes(fd, attributes, *rest, **more)
 
-    overlay._open_tree = older_tree(overlay._open_tree)
-    mounts._open_tree = older_tree(mounts._open_tree)
-    overlay._fsconfig = older_config(overlay._fsconfig)
-    set_attributes = overlay.set_attributes
+    mount_calls.open_tree = older_tree(mount_calls.open_tree)
+    mount_calls.fsconfig = older_config(mount_calls.fsconfig)
+    set_attributes = mount_calls.set_attributes
     if not maps_owners:
-        overlay.set_attributes = no_owners
+        calls = {**vars(mount_calls), "set_attributes": no_owners}
+        overlay.mount_calls = types.SimpleNamespace(**calls)
 '''
 
 RUN = """

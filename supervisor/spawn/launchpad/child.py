@@ -29,6 +29,7 @@ from hostlib.linux.syscalls import (
 )
 from supervisor.spawn.launchpad import wire
 from supervisor.spawn.launchpad.layers import (
+    common_root,
     landlock,
     loopback,
     mounts,
@@ -155,7 +156,7 @@ def _prepare_rules(order: Order, _launchpad: int) -> None:
 def _prepare_root(order: Order, _launchpad: int) -> None:
     if order.common_root is not None:
         namespaces.enter("mountns")
-        order.root = mounts.make_common_root(*order.common_root)
+        order.root = common_root.make_common_root(*order.common_root)
 
 
 def _await_order(order: Order, _launchpad: int) -> None:

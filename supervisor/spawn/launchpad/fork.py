@@ -22,6 +22,7 @@ import ctypes
 import errno
 import os
 
+from hostlib.linux import namespaces
 from hostlib.linux.syscalls import PR_SET_PDEATHSIG, prctl, set_name, system_call
 
 TYPE_CHECKING = False
@@ -31,13 +32,9 @@ if TYPE_CHECKING:
 # <asm/unistd.h>; clone3(2) has one number everywhere.
 _IS_X86_64 = os.uname().machine == "x86_64"
 _SYS_CLONE = 56 if _IS_X86_64 else 220
-_SYS_UNSHARE = 272 if _IS_X86_64 else 97
-_SYS_SETNS = 308 if _IS_X86_64 else 268
 _SYS_CLONE3 = 435
 # <linux/sched.h>
 CLONE_PARENT = 0x00008000
-_CLONE_NEWPID = 0x20000000
-_CLONE_NEWNET = 0x40000000
 _CLONE_INTO_CGROUP = 0x200000000
 _SIGCHLD = int(_signal.SIGCHLD)
 
@@ -117,12 +114,12 @@ class PidNamespaces:
         if self._own < 0:
             own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             try:  # before it is left: where it is not allowed, nobody comes back
-                system_call(_SYS_SETNS, own, _CLONE_NEWPID)
+                namespaces.set_namespace(own, namespaces.NEW_PIDS)
             except OSError:
                 os.close(own)
                 raise
             self._own = own
-        system_call(_SYS_UNSHARE, _CLONE_NEWPID)
+        namespaces.unshare(namespaces.NEW_PIDS)
         self._is_away = True
 
     def come_back(self) -> None:
@@ -133,7 +130,7 @@ class PidNamespaces:
         """
         self._leave_empty_net()  # should it have failed the last time
         if self._is_away:
-            system_call(_SYS_SETNS, self._own, _CLONE_NEWPID)
+            namespaces.set_namespace(self._own, namespaces.NEW_PIDS)
             self._is_away = False
 
     def fork_init(self) -> int:
@@ -160,19 +157,19 @@ class PidNamespaces:
                 self._own_net = _open_net()
             try:
                 # Before it is left: root of a user namespace may have an outer one's.
-                system_call(_SYS_SETNS, self._own_net, _CLONE_NEWNET)
-                system_call(_SYS_UNSHARE, _CLONE_NEWNET)
+                namespaces.set_namespace(self._own_net, namespaces.NEW_NET)
+                namespaces.unshare(namespaces.NEW_NET)
             except OSError:
                 return
             self._is_net_away = True
             self._empty_net = _open_net()
         else:
-            system_call(_SYS_SETNS, self._empty_net, _CLONE_NEWNET)
+            namespaces.set_namespace(self._empty_net, namespaces.NEW_NET)
             self._is_net_away = True
 
     def _leave_empty_net(self) -> None:
         if self._is_net_away:
-            system_call(_SYS_SETNS, self._own_net, _CLONE_NEWNET)
+            namespaces.set_namespace(self._own_net, namespaces.NEW_NET)
             self._is_net_away = False
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from supervisor.spawn.launchpad.layers.common_root import CommonRoot
     from supervisor.spawn.launchpad.layers.fresh_root import Tree
     from supervisor.spawn.launchpad.layers.landlock import Ruleset
-    from supervisor.spawn.launchpad.layers.mounts import CommonRoot
 
     Trees = tuple[Tree, ...]
     Links = tuple[tuple[bytes, bytes], ...]

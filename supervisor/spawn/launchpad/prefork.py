@@ -191,7 +191,7 @@ def _keep_common_rules(kind: Kind, layers: dict[str, Any]) -> None:
         return
     rules, kind.no_tcp = layers["landlock"]
     if "mountns" in layers:
-        # What is only listed is a directory of the fresh root itself.
+        # A directory that is only listed is the fresh root's own.
         rules = tuple(
             rule
             for rule in rules

@@ -22,8 +22,8 @@ pytestmark = [
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {source!r})
-from hostlib.linux import syscalls
-from supervisor.spawn.launchpad.layers import mounts
+from hostlib.linux import mount_calls, syscalls
+from supervisor.spawn.launchpad.layers import fresh_root, mounts
 from supervisor.spawn.launchpad.layers import namespaces
 root, outside = {root!r}, {outside!r}
 os.chdir(root)
@@ -144,9 +144,9 @@ def test_what_is_mounted_beneath_a_copy_is_no_freer_than_the_copy(
         places,
         f"""
 namespaces.enter("mountns")
-mounts._mount(b"none", b"/", b"", mounts._MS_REC_PRIVATE, b"")
+mount_calls.mount(b"none", b"/", b"", mount_calls.MS_REC_PRIVATE, b"")
 for place in (root, root + "/own"):
-    mounts._mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"")
+    mount_calls.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"")
     os.makedirs(root + "/own", exist_ok=True)
 build((root, {kind!r}))
 for line in open("/proc/self/mountinfo"):
@@ -288,13 +288,13 @@ def test_what_is_hidden_stays_so_where_it_goes(places: Path, way: str) -> None:
         places,
         f"""{way}
 os.makedirs("q/own/tmp"); open("q/own/secret", "w").close()
-hide = mounts.Stage.hide
+hide = fresh_root.Stage.hide
 def hidden(stage, tree):
     hide(stage, tree)
     os.chdir(root)
     os.rename("q", "away")
     os.symlink(outside, "q")
-mounts.Stage.hide = hidden
+fresh_root.Stage.hide = hidden
 build((root, "write"), (root + "/q/own", "hide"), (root + "/q/own/tmp", "write"))
 print(sorted(os.listdir(root)), os.listdir(root + "/away/own"))
 open(root + "/away/own/tmp/made", "w").close()

@@ -12,26 +12,12 @@ The one way to attach a copy of a mount, and to hide a path in one.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
 
-from hostlib.linux.syscalls import NOT_THERE, caller, open_exactly
-
-# <asm/unistd.h>: these have one number everywhere.
-_SYS_OPEN_TREE = 428
-_SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 429, 442
-_SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
-# <linux/mount.h>, <fcntl.h>
-_AT_FDCWD, _OPEN_TREE_CLONE = -100 & 0xFFFFFFFFFFFFFFFF, 1 | os.O_CLOEXEC
-AT_EMPTY_PATH, AT_RECURSIVE = 0x1000, 0x8000
-ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_IDMAP = 1, 2, 4, 1 << 20
-ATTR_NOEXEC = 8
-_MOVE_FROM_EMPTY_PATH = 0x4
-_MOVE_EMPTY_PATHS = 0x44  # of both
-_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
-_FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
+from hostlib.linux import mount_calls
+from hostlib.linux.syscalls import NOT_THERE, open_exactly
 
 _COVER = ((b"mode", b"755"), (b"size", b"64k"), (b"nr_inodes", b"4k"))
 """Of what hides: as many inodes as a path has parts, for some paths."""
@@ -60,25 +46,6 @@ class PartError(Exception):
     Of "workspace": its overlay cannot be made, or not be attached. Of "userxattr": it is
     made, without that option.
     """
-
-
-class _Attributes(ctypes.Structure):
-    _fields_ = (  # type: ignore[mutable-override]
-        ("set", ctypes.c_uint64),
-        ("clear", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns_fd", ctypes.c_uint64),
-    )
-
-
-_ATTRIBUTES_BYTES = ctypes.sizeof(_Attributes)
-
-_open_tree = caller(_SYS_OPEN_TREE, "ntn")
-_move_mount = caller(_SYS_MOVE_MOUNT, "ntntn")
-_mount_setattr = caller(_SYS_MOUNT_SETATTR, "ntnnn")
-_fsopen = caller(_SYS_FSOPEN, "tn")
-_fsconfig = caller(_SYS_FSCONFIG, "nnttn")
-_fsmount = caller(_SYS_FSMOUNT, "nnn")
 
 
 class Held:
@@ -244,7 +211,9 @@ class Stage:
                 raise
             return
         try:
-            _move_mount(tree.fd, b"", place, b"", _MOVE_EMPTY_PATHS)
+            mount_calls.move_mount(
+                tree.fd, b"", place, b"", mount_calls.MOVE_EMPTY_PATHS
+            )
         finally:
             os.close(place)
         self._around[tree.path] = None
@@ -265,7 +234,7 @@ class Stage:
             raise moved(tree.path) from None
         cover = make_cover() if tree.is_directory else _make_shut_file()
         try:
-            _move_mount(cover, b"", place, b"", _MOVE_EMPTY_PATHS)
+            mount_calls.move_mount(cover, b"", place, b"", mount_calls.MOVE_EMPTY_PATHS)
         finally:
             os.close(place)
         if not tree.is_directory:
@@ -278,7 +247,7 @@ class Stage:
         """Make what is ours read-only, but nothing that is mounted in it."""
         for ours in self._around.values():
             if ours is not None:
-                set_attributes(ours.top, ATTR_RDONLY)
+                mount_calls.set_attributes(ours.top, mount_calls.ATTR_RDONLY)
                 if ours is not self._root:
                     os.close(ours.top)
 
@@ -318,51 +287,30 @@ def identity_of(path: bytes) -> tuple[int, int] | None:
 
 def attach_at_top(fd: int) -> None:
     """Mount a copy over the root of this mount namespace, where no path leads to it."""
-    _move_mount(fd, b"", _AT_FDCWD, b"/", _MOVE_FROM_EMPTY_PATH)
+    mount_calls.move_mount(
+        fd, b"", mount_calls.AT_FDCWD, b"/", mount_calls.MOVE_FROM_EMPTY_PATH
+    )
 
 
 def make_cover() -> int:
     """Make a file system that is empty and nowhere yet; a descriptor of its top."""
-    return _make_tmpfs(_COVER, ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC)
+    return mount_calls.make_tmpfs(
+        _COVER,
+        mount_calls.ATTR_NOSUID | mount_calls.ATTR_NODEV | mount_calls.ATTR_NOEXEC,
+    )
 
 
 def make_top() -> int:
     """Make what becomes a fresh root, as `make_cover` does."""
-    return _make_tmpfs(_TOP, ATTR_NOSUID | ATTR_NODEV)
-
-
-def _make_tmpfs(settings: tuple[tuple[bytes, bytes], ...], attributes: int) -> int:
-    options = _fsopen(b"tmpfs", _FSOPEN_CLOEXEC)
-    try:
-        for key, value in settings:
-            _fsconfig(options, _FSCONFIG_SET_STRING, key, value, 0)
-        _fsconfig(options, _FSCONFIG_CMD_CREATE, None, None, 0)
-        return _fsmount(options, _FSMOUNT_CLOEXEC, attributes)
-    finally:
-        os.close(options)
+    return mount_calls.make_tmpfs(
+        _TOP, mount_calls.ATTR_NOSUID | mount_calls.ATTR_NODEV
+    )
 
 
 def _make_shut_file() -> int:
     """Copy the mount of a file that cannot be opened: a device without devices."""
-    fd = _open_tree(_AT_FDCWD, b"/dev/null", _OPEN_TREE_CLONE)
-    set_attributes(fd, ATTR_NOSUID | ATTR_NODEV | ATTR_RDONLY)
+    fd = mount_calls.open_tree(mount_calls.AT_FDCWD, b"/dev/null", mount_calls.OPEN_ONE)
+    mount_calls.set_attributes(
+        fd, mount_calls.ATTR_NOSUID | mount_calls.ATTR_NODEV | mount_calls.ATTR_RDONLY
+    )
     return fd
-
-
-def set_attributes(
-    fd: int, attributes: int, owners: int = 0, *, beneath: bool = False
-) -> None:
-    """Set attributes of a mount: mount_setattr(2).
-
-    Args:
-        fd: the top of it.
-        attributes: ATTR_*.
-        owners: the user namespace for ATTR_IDMAP.
-        beneath: of what is mounted beneath it as well.
-
-    Raises:
-        OSError: the kernel does not know one, or refuses it.
-    """
-    asked = _Attributes(attributes, 0, 0, owners)
-    flags = AT_EMPTY_PATH | (AT_RECURSIVE if beneath else 0)
-    _mount_setattr(fd, b"", flags, ctypes.addressof(asked), _ATTRIBUTES_BYTES)

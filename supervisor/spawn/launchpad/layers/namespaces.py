@@ -13,22 +13,17 @@ from __future__ import annotations
 
 import os
 
-from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl, system_call
+from hostlib.linux import namespaces
+from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl
 from supervisor.spawn.launchpad import fork
 from supervisor.spawn.launchpad.layers import loopback
 
-# <asm/unistd.h>
-_IS_X86_64 = os.uname().machine == "x86_64"
-_SYS_UNSHARE = 272 if _IS_X86_64 else 97
-_SYS_SETNS = 308 if _IS_X86_64 else 268
-# <linux/sched.h>
-_CLONE_NEWUSER = 0x10000000
-_CLONE_NEW = {
-    "netns": 0x40000000,
-    "ipcns": 0x08000000,
-    "utsns": 0x04000000,
-    "mountns": 0x00020000,
-    "pidns": 0x20000000,
+_NEW = {
+    "netns": namespaces.NEW_NET,
+    "ipcns": namespaces.NEW_IPC,
+    "utsns": namespaces.NEW_UTS,
+    "mountns": namespaces.NEW_MOUNTS,
+    "pidns": namespaces.NEW_PIDS,
 }
 
 
@@ -38,7 +33,7 @@ def enter_user(uid: int, gid: int) -> str:
     Raises:
         OSError: this machine lets nobody, or not this user, make one.
     """
-    system_call(_SYS_UNSHARE, _CLONE_NEWUSER)
+    namespaces.unshare(namespaces.NEW_USER)
     # The launchpad may not be looked at, so its fork's files in /proc are root's: for
     # the three writes it may be. A process that could look is of the same user and not yet
     # in a sandbox, for Landlock refuses it to those who are.
@@ -65,7 +60,7 @@ def join_user(fd: int) -> str:
     Raises:
         OSError: it is another one's.
     """
-    system_call(_SYS_SETNS, fd, _CLONE_NEWUSER)
+    namespaces.set_namespace(fd, namespaces.NEW_USER)
     return "its child's"
 
 
@@ -75,7 +70,7 @@ def join_net(fd: int) -> str:
     Raises:
         OSError: this process has no rights there.
     """
-    system_call(_SYS_SETNS, fd, _CLONE_NEW["netns"])
+    namespaces.set_namespace(fd, namespaces.NEW_NET)
     return "its child's"
 
 
@@ -85,7 +80,7 @@ def enter(kind: str) -> str:
     Raises:
         OSError: it cannot be made.
     """
-    system_call(_SYS_UNSHARE, _CLONE_NEW[kind])
+    namespaces.unshare(_NEW[kind])
     if kind == "netns":
         loopback.raise_loopback()
         return "own loopback, nothing else"

@@ -11,15 +11,8 @@ from __future__ import annotations
 
 import os
 
-from hostlib.linux.syscalls import caller, open_exactly
-from supervisor.spawn.launchpad.layers.fresh_root import (
-    ATTR_IDMAP,
-    ATTR_NODEV,
-    ATTR_NOEXEC,
-    ATTR_NOSUID,
-    ATTR_RDONLY,
-    set_attributes,
-)
+from hostlib.linux import mount_calls
+from hostlib.linux.syscalls import open_exactly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,15 +20,6 @@ if TYPE_CHECKING:
 
     Option = tuple[bytes, bytes | None]
 
-# <asm/unistd.h>: these have one number everywhere. <linux/mount.h>, <fcntl.h>
-_IS_X86_64 = os.uname().machine == "x86_64"
-_SYS_MOUNT, _SYS_UMOUNT2 = (165, 166) if _IS_X86_64 else (40, 39)
-_SYS_OPEN_TREE, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 428, 430, 431, 432
-_AT_EMPTY_PATH, _AT_FDCWD = 0x1000, -100 & 0xFFFFFFFFFFFFFFFF
-_OPEN_TREE_CLONE = 1
-_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
-_SET_FLAG, _SET_STRING, _SET_FD, _CMD_CREATE = 0, 1, 5, 6
-_MNT_DETACH = 2
 _FIND = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 DETACHED, ATTACHED, NAMED = "detached", "attached", "named"
@@ -61,13 +45,6 @@ USER_XATTR = b"userxattr"
 
 _OPTIONS = ((b"index", b"off"), (b"metacopy", b"off"), (b"xino", b"auto"))
 
-_mount = caller(_SYS_MOUNT, "tttnt")
-_umount = caller(_SYS_UMOUNT2, "tn")
-_open_tree = caller(_SYS_OPEN_TREE, "ntn")
-_fsopen = caller(_SYS_FSOPEN, "tn")
-_fsconfig = caller(_SYS_FSCONFIG, "nnttn")
-_fsmount = caller(_SYS_FSMOUNT, "nnn")
-
 
 def clone_mount(fd: int) -> int:
     """Return a descriptor of an unattached copy of a mount from one directory on.
@@ -78,16 +55,18 @@ def clone_mount(fd: int) -> int:
         OSError: EPERM: this process has no CAP_SYS_ADMIN; EINVAL: a mount of another
             namespace, or one that cannot be copied.
     """
-    return _open_tree(fd, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
+    return mount_calls.open_tree(
+        fd, b"", mount_calls.OPEN_ONE | mount_calls.AT_EMPTY_PATH
+    )
 
 
 def copy_mount(fd: int, *, is_writable: bool) -> int:
     """Return a descriptor of a copy of a mount as a child is to see it."""
     copy = clone_mount(fd)
     try:
-        attributes = ATTR_NOSUID | ATTR_NODEV
-        attributes |= 0 if is_writable else ATTR_RDONLY
-        set_attributes(copy, attributes)
+        attributes = mount_calls.ATTR_NOSUID | mount_calls.ATTR_NODEV
+        attributes |= 0 if is_writable else mount_calls.ATTR_RDONLY
+        mount_calls.set_attributes(copy, attributes)
     except OSError:
         os.close(copy)
         raise
@@ -158,7 +137,7 @@ def map_owners(fd: int, owners: int) -> None:
         OwnersError: the file system cannot, or the kernel.
     """
     try:
-        set_attributes(fd, ATTR_IDMAP, owners)
+        mount_calls.set_attributes(fd, mount_calls.ATTR_IDMAP, owners)
     except OSError as error:
         raise OwnersError(error.errno, error.strerror) from None
 
@@ -187,10 +166,10 @@ def make_overlay(
     try:
         lowers = [*layers.sealed, *_hiding(held, layers.own), layers.base]
         upper, work = (_open(held, name, layers.own) for name in ("upper", "work"))
-        attributes = ATTR_NOSUID | ATTR_NODEV
+        attributes = mount_calls.ATTR_NOSUID | mount_calls.ATTR_NODEV
         # overlayfs does not look at the flags of its layers' mounts.
         if os.fstatvfs(layers.base).f_flag & os.ST_NOEXEC:
-            attributes |= ATTR_NOEXEC
+            attributes |= mount_calls.ATTR_NOEXEC
         options: list[Option] = [(b"volatile", None)] if is_volatile else []
         # userxattr is taken first, or what follows is refused.
         options.append(
@@ -287,16 +266,21 @@ def _make_by_descriptors(
     options: list[Option], layers: tuple[list[int], int, int], attributes: int
 ) -> int:
     lowers, upper, work = layers
-    config = _fsopen(b"overlay", _FSOPEN_CLOEXEC)
+    config = mount_calls.fsopen(b"overlay", mount_calls.FSOPEN_CLOEXEC)
     try:
         for key, value in options:
-            _set(config, _SET_FLAG if value is None else _SET_STRING, key, value)
+            _set(
+                config,
+                mount_calls.SET_FLAG if value is None else mount_calls.SET_STRING,
+                key,
+                value,
+            )
         for fd in lowers:
-            _set(config, _SET_FD, b"lowerdir+", None, fd)
+            _set(config, mount_calls.SET_FD, b"lowerdir+", None, fd)
         for key, fd in ((b"upperdir", upper), (b"workdir", work)):
-            _set(config, _SET_FD, key, None, fd)
-        _set(config, _CMD_CREATE, None)
-        return _fsmount(config, _FSMOUNT_CLOEXEC, attributes)
+            _set(config, mount_calls.SET_FD, key, None, fd)
+        _set(config, mount_calls.CMD_CREATE, None)
+        return mount_calls.fsmount(config, mount_calls.FSMOUNT_CLOEXEC, attributes)
     finally:
         os.close(config)
 
@@ -316,11 +300,11 @@ def _make_by_names(
         key if value is None else key + b"=" + value for key, value in named
     )
     # MS_NOSUID, MS_NODEV, MS_NOEXEC have the numbers of the attributes.
-    _mount(b"overlay", _PLACE, b"overlay", attributes, text)
+    mount_calls.mount(b"overlay", _PLACE, b"overlay", attributes, text)
     try:
-        return _open_tree(_AT_FDCWD, _PLACE, _OPEN_TREE_CLONE | os.O_CLOEXEC)
+        return mount_calls.open_tree(mount_calls.AT_FDCWD, _PLACE, mount_calls.OPEN_ONE)
     finally:
-        _umount(_PLACE, _MNT_DETACH)
+        mount_calls.unmount(_PLACE, mount_calls.MNT_DETACH)
 
 
 def _name(fd: int) -> bytes:
@@ -335,7 +319,7 @@ def _set(
     fd: int = 0,
 ) -> None:
     try:
-        _fsconfig(options, command, key, value, fd)
+        mount_calls.fsconfig(options, command, key, value, fd)
     except OSError as why:
         raise OSError(why.errno, _reason(options) or why.strerror) from None
 

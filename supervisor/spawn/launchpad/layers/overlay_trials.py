@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
+from supervisor.spawn.launchpad.layers.common_root import keep_to_itself
 from supervisor.spawn.launchpad.layers.fresh_root import attach_at_top, make_cover
-from supervisor.spawn.launchpad.layers.mounts import keep_to_itself
 from supervisor.spawn.launchpad.layers.namespaces import enter, enter_user
 from supervisor.spawn.launchpad.layers.overlay import Layers, make_overlay
 

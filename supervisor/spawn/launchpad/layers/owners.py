@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 
-from hostlib.linux.syscalls import system_call
+from hostlib.linux import namespaces
 
-_SYS_UNSHARE = 272 if os.uname().machine == "x86_64" else 97
-_CLONE_NEWUSER = 0x10000000
 _HIGHEST = 0xFFFFFFFE  # of user numbers; the last one means "none"
 
 _held: dict[tuple[int, int], int] = {}
@@ -45,7 +43,7 @@ def _make(low: int, high: int) -> int:
     if pid == 0:
         try:
             os.close(stay_in)
-            system_call(_SYS_UNSHARE, _CLONE_NEWUSER)
+            namespaces.unshare(namespaces.NEW_USER)
             os.write(ready_in, b"+")
             os.read(stay_out, 1)
         except OSError as error:
