@@ -1,7 +1,7 @@
-"""The kernel's calls about mounts, by descriptor where it has such calls (Linux 5.12).
+"""The kernel's calls about mounts, their numbers and flags (Linux 5.12).
 
-Callers name this module with the call: ``mount_calls.open_tree``.  Made before any fork,
-because the preparation by ctypes takes longer than a call.
+Callers name this module with the call: ``mount_calls.open_tree``.  Prepared before any
+fork: by ctypes that takes longer than a call.
 """
 
 from __future__ import annotations

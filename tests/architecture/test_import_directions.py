@@ -45,7 +45,9 @@ VFS_DOORS = (
     "vfs.ledger",
     "vfs.handover",
 )
-KERNEL_OF_LAUNCHPAD = ("epoll", "kill_timer", "processes", "syscalls")
+KERNEL_OF_LAUNCHPAD = (
+    *("epoll", "kill_timer", "mount_calls", "namespaces", "processes", "syscalls"),
+)
 """Modules of `hostlib.linux` that the launchpad loads; they use the standard library."""
 PSUTIL_HOME = "supervisor.usage.samples"
 
