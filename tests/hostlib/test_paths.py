@@ -20,8 +20,8 @@ import pytest
 
 from hostlib.linux import resolve, syscalls
 from hostlib.linux.resolve import open_beneath, open_beneath_kernel, split_parent
-from tests.helpers.beneath import CREATE, DIRECTORY, Tree, tree, way
 from tests.helpers.trees import PROJECT
+from tests.hostlib.beneath import CREATE, DIRECTORY, Tree, tree, way
 
 __all__ = ["tree", "way"]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostlib.linux.resolve import open_beneath_walk
-from tests.helpers.beneath import CREATE, DIRECTORY, WAYS, Tree, answer, tree, way
+from tests.hostlib.beneath import CREATE, DIRECTORY, WAYS, Tree, answer, tree, way
 
 __all__ = ["tree", "way"]
 
@@ -166,7 +166,7 @@ IN_A_NAMESPACE = """
     os.mkdir(root + b"/proc")
     call("mount", b"proc", root + b"/proc", b"proc", 0, None)
 
-    from tests.helpers.beneath import WAYS, answer
+    from tests.hostlib.beneath import WAYS, answer
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
     leak = os.open("/", os.O_PATH | os.O_DIRECTORY)
     end, _ = os.pipe()

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from tests.helpers.leaks import open_here
-from tests.helpers.worlds import World, world
+from tests.vfs.worlds import World, world
 from vfs.clients import Client
 from vfs.ledger import Ledger
 from vfs.mounts import Mount

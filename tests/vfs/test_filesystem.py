@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hostlib.clock import timestamp
 from tests.helpers.memory_directory import MemoryDirectory
-from tests.helpers.worlds import World, close, world
+from tests.vfs.worlds import World, close, world
 from vfs.filesystem import Client, Filesystem, OpenFile
 from vfs.ledger import Ledger
 from vfs.places import Place

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.worlds import World, world
+from tests.vfs.worlds import World, world
 from vfs import names
 from vfs.errors import AccessDeniedError
 from vfs.places import close_places

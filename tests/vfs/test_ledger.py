@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.helpers.worlds import World, close, world
+from tests.vfs.worlds import World, close, world
 from vfs import names
 from vfs.backends.host_file import HostHandle
 from vfs.filesystem import (

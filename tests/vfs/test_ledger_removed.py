@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from tests.helpers.worlds import World, world
 from tests.vfs.test_ledger import Room
+from tests.vfs.worlds import World, world
 from vfs import names
 from vfs.backends import Removed, host
 from vfs.backends.host_file import entry_to_lose

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.worlds import ALL_MODES, World, world
+from tests.vfs.worlds import ALL_MODES, World, world
 from vfs.errors import RightsError
 from vfs.places import close_places
 from vfs.policy import Policy

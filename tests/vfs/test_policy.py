@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.memory_directory import MemoryDirectory
-from tests.helpers.worlds import ALL_MODES, World, world
+from tests.vfs.worlds import ALL_MODES, World, world
 from vfs import names
 from vfs.errors import AccessDeniedError, UnavailableError
 from vfs.places import ODD, Place, open_place

@@ -13,7 +13,7 @@ import trio.testing
 from hostlib.threads import calls_at_work
 from supervisor.llmfd import ClientFiles
 from tests.helpers.leaks import give_back
-from tests.helpers.worlds import World, world
+from tests.vfs.worlds import World, world
 from vfs import names, opening
 from vfs.backends import HostDirectory
 from vfs.backends.host_file import HostHandle, StagedHandle

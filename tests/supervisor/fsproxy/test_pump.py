@@ -12,8 +12,8 @@ from supervisor.fsproxy import pump as pump_module
 from supervisor.fsproxy.pump import POLLS, SLICE_S, Pump
 from supervisor.fsproxy.replies import EOF
 from supervisor.fsproxy.session import PIPELINED, Session
-from tests.helpers.dialogue import Dialogue
 from tests.helpers.sessions import Hall, Line, hall, open_hall
+from tests.supervisor.fsproxy.dialogue import Dialogue
 from vfs.backends.host_file import HostHandle
 from vfs.ledger import SHARE, Ledger
 

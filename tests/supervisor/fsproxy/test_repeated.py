@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.fsproxy import session
-from tests.helpers.dialogue import Dialogue
+from tests.supervisor.fsproxy.dialogue import Dialogue
 from vfs.mounts import MOUNTS, Mount
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 from supervisor.fsproxy import session as session_module
 from supervisor.fsproxy.session import TURN_S
-from tests.helpers.dialogue import Dialogue
+from tests.supervisor.fsproxy.dialogue import Dialogue
 from vfs import mounts
 from vfs.mounts import Mount
 

@@ -14,8 +14,8 @@ from supervisor.llmfd.prompt import INSTRUCTIONS, enrich, instructions
 from supervisor.llmfd.table import FdTable
 from supervisor.llmfd.toolloop import MOST_ROUNDS, ModelError, Reply
 from tests.helpers.contents import asking, failed, text_of
-from tests.helpers.conversing import Make, Message, calling, scene, words
 from tests.helpers.sessions import Hall, hall
+from tests.supervisor.llmfd.conversing import Make, Message, calling, scene, words
 
 __all__ = ["hall", "scene"]
 

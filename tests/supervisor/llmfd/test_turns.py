@@ -18,9 +18,9 @@ from supervisor.llmfd.checkpoint_state import read_state, state_of
 from supervisor.llmfd.incoming import Begun
 from supervisor.llmfd.toolloop import MOST_MESSAGES, ModelError
 from tests.helpers.contents import asking, failed, holding, process, text_of
-from tests.helpers.conversing import Make, Message, calling, scene, words
 from tests.helpers.leaks import give_back
 from tests.helpers.sessions import hall
+from tests.supervisor.llmfd.conversing import Make, Message, calling, scene, words
 
 __all__ = ["hall", "scene"]
 

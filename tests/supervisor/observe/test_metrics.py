@@ -18,9 +18,9 @@ from supervisor.observe.families import families
 from supervisor.observe.listener import MAX_CONNECTIONS, serve_metrics
 from supervisor.observe.registry import MAX_NAMES, attach_metrics
 from tests.architecture.tree import ROOT
-from tests.helpers.plain_yaml import plain_yaml
 from tests.helpers.scrape import listening, parsed
 from tests.helpers.stage import Stage, eventually, stage
+from tests.supervisor.observe.plain_yaml import plain_yaml
 
 pytestmark = pytest.mark.slow
 

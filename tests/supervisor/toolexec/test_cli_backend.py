@@ -27,10 +27,10 @@ from supervisor.toolexec.backends import container
 from supervisor.toolexec.backends.container import INSIDE
 from supervisor.toolexec.routes import RefusedError
 from tests.helpers.command import ENVIRONMENT, sandhost
-from tests.helpers.shells import SHELLS
 from tests.helpers.stage import CHILDREN, Stage, eventually, stage
 from tests.helpers.stock import strangers
 from tests.helpers.toolruns import program, run_tool, sidecars_of, waiting_child
+from tests.supervisor.toolexec.shells import SHELLS
 
 __all__ = ["stage"]
 

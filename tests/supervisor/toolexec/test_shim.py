@@ -13,8 +13,8 @@ import pytest
 from supervisor.toolexec.kinds import ALL_TOOLS
 from supervisor.toolexec.shim import MARK, ShimError, install, shim_text
 from tests.helpers.command import read_until, sandhost
-from tests.helpers.shells import SHELLS, installed
 from tests.helpers.toolserver import Faults, ToolServer, tool_server
+from tests.supervisor.toolexec.shells import SHELLS, installed
 
 pytestmark = pytest.mark.slow
 

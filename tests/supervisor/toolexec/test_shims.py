@@ -17,8 +17,8 @@ import pytest
 import trio
 
 from supervisor.toolexec.shim import install
-from tests.helpers.shells import SHELLS, installed
 from tests.helpers.toolscene import Scene
+from tests.supervisor.toolexec.shells import SHELLS, installed
 
 pytestmark = pytest.mark.slow
 

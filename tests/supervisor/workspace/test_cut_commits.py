@@ -29,10 +29,10 @@ from supervisor.workspace.verbs import (
     path_in,
     word_errors,
 )
-from tests.helpers.cutting import KILL, Cut, run_cut
 from tests.helpers.figures import tell
 from tests.helpers.rounds import LONG, ROUNDS, SEED
 from tests.supervisor.workspace.change_sets import WAYS, ChangeSet
+from tests.supervisor.workspace.cutting import KILL, Cut, run_cut
 from tests.supervisor.workspace.scene import (
     Scene,
     Tree,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.figures import tell
-from tests.helpers.hostprocess import Hosts, hosts
 from tests.helpers.stage import stage
+from tests.system.chaos.hostprocess import Hosts, hosts
 
 __all__ = ["stage", "tell"]
 

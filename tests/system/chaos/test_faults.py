@@ -21,9 +21,9 @@ import pytest
 
 from tests.helpers.children.scripted import PIECES
 from tests.helpers.command import TIMEOUT_S, read_until
-from tests.helpers.hostprocess import HostProcess, Hosts
 from tests.helpers.rounds import LONG
 from tests.helpers.stage import CHILDREN
+from tests.system.chaos.hostprocess import HostProcess, Hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 

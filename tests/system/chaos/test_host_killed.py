@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.delays import Stopwatch
-from tests.helpers.hostprocess import HostProcess, Hosts, marked, wait_grown
 from tests.helpers.rounds import HOST_KILLS, SEED
 from tests.helpers.stage import CHILDREN
+from tests.system.chaos.hostprocess import HostProcess, Hosts, marked, wait_grown
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

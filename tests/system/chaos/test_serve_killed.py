@@ -18,9 +18,9 @@ import pytest
 
 from tests.helpers.daemon import Daemon, daemon, left_in
 from tests.helpers.delays import Stopwatch
-from tests.helpers.hostprocess import marked, wait_grown
 from tests.helpers.rounds import SEED, SERVE_KILLS
 from tests.helpers.stage import CHILDREN
+from tests.system.chaos.hostprocess import marked, wait_grown
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

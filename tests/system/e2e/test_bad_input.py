@@ -16,7 +16,7 @@ from tests.helpers.command import (
     shell,
     small_disk,
 )
-from tests.helpers.layers import as_root
+from tests.system.e2e.layers import as_root
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost, without
-from tests.helpers.fewer import allowing
+from tests.system.e2e import older
+from tests.system.e2e.fewer import allowing
 
 pytestmark = pytest.mark.slow
 

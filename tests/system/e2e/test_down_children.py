@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.chromium import chromium
 from tests.helpers.daemon import daemon
 from tests.helpers.scrape import curl, parsed
+from tests.system.e2e.chromium import chromium
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
-from tests.helpers.fewer import allowing
-from tests.helpers.layers import as_root, layers, present
 from tests.helpers.rounds import LONG_ALONE
+from tests.system.e2e.fewer import allowing
+from tests.system.e2e.layers import as_root, layers, present
 
 UNSHARE = shutil.which("unshare") or "false"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, TIMEOUT_S, finished, running
-from tests.helpers.fewer import allowing
 from tests.helpers.forkserver import ForkServer
+from tests.system.e2e import older
+from tests.system.e2e.fewer import allowing
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
-from tests.helpers.layers import TABLE, layers, present
 from tests.system.attacks.test_unprivileged import nobodys_command
+from tests.system.e2e.layers import TABLE, layers, present
 
 pytestmark = pytest.mark.slow
 

@@ -21,10 +21,10 @@ from tests.helpers.command import (
     sandhost,
 )
 from tests.helpers.daemon import Daemon, daemon
-from tests.helpers.imports import Imports
 from tests.helpers.provider import key_file, provider_process
 from tests.helpers.scrape import curl
 from tests.helpers.toolruns import program
+from tests.system.e2e.imports import Imports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

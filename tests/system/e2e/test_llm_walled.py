@@ -14,9 +14,9 @@ import pytest
 from supervisor.control.client import call
 from tests.helpers.command import SANDHOST, Outcome, sandhost
 from tests.helpers.daemon import daemon
-from tests.helpers.older import without
 from tests.helpers.provider import key_file, provider_process
 from tests.helpers.toolruns import program
+from tests.system.e2e.older import without
 
 pytestmark = pytest.mark.slow
 

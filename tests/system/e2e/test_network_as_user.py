@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from supervisor.client import ControlError
-from tests.helpers import nameworld, ruleworld
 from tests.helpers.command import TIMEOUT_S
-from tests.helpers.networkhost import (
+from tests.helpers.rounds import LONG
+from tests.system.attacks.test_unprivileged import nobodys_command
+from tests.system.e2e import nameworld, ruleworld
+from tests.system.e2e.networkhost import (
     BIG_BYTES,
     SAID,
     Command,
@@ -26,8 +28,6 @@ from tests.helpers.networkhost import (
     network_host,
     network_place,
 )
-from tests.helpers.rounds import LONG
-from tests.system.attacks.test_unprivileged import nobodys_command
 
 pytestmark = pytest.mark.slow
 

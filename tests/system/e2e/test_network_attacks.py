@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.helpers import nameworld
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S
+from tests.system.e2e import nameworld
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

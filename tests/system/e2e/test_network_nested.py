@@ -11,7 +11,7 @@ from subprocess import PIPE
 import pytest
 
 from tests.helpers.command import SANDHOST, heard, running, sandhost
-from tests.helpers.networkhost import Command, network_host, network_place
+from tests.system.e2e.networkhost import Command, network_host, network_place
 
 pytestmark = pytest.mark.slow
 

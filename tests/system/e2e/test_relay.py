@@ -7,7 +7,7 @@ import pytest
 from protocol.toolexec.token import identity, parse_narrowed
 from supervisor.spawn.launchpad.layers import landlock
 from tests.helpers.command import SANDHOST, sandhost
-from tests.helpers.older import without
+from tests.system.e2e.older import without
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import SANDHOST, Outcome, sandhost
-from tests.helpers.older import without
 from tests.helpers.toolruns import program
+from tests.system.e2e.older import without
 from tests.system.e2e.test_relay import has_landlock, run_child
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,12 @@ from supervisor.config.walls import requiring
 from supervisor.control.client import ControlError
 from supervisor.sandbox.groups import PREFIX, hierarchies
 from supervisor.sandbox.plan import LAYERS
-from tests.helpers import older
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
 from tests.helpers.daemon import daemon
-from tests.helpers.layers import layers as table_of_layers
-from tests.helpers.layers import present
 from tests.helpers.replacing import assert_clean
+from tests.system.e2e import older
+from tests.system.e2e.layers import layers as table_of_layers
+from tests.system.e2e.layers import present
 
 pytestmark = pytest.mark.slow
 

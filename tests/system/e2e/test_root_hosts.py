@@ -14,8 +14,8 @@ import pytest
 
 from tests.helpers.command import sandhost
 from tests.helpers.daemon import daemon
-from tests.helpers.older import without
 from tests.helpers.scrape import curl, parsed
+from tests.system.e2e.older import without
 
 pytestmark = [
     pytest.mark.slow,

@@ -14,9 +14,9 @@ import pytest
 
 from supervisor.sandbox.plan import PROFILES
 from tests.helpers.command import ENVIRONMENT, SANDHOST, sandhost
-from tests.helpers.layers import as_root, layers, present
-from tests.helpers.older import without
 from tests.helpers.trees import SHM
+from tests.system.e2e.layers import as_root, layers, present
+from tests.system.e2e.older import without
 
 pytestmark = pytest.mark.slow
 

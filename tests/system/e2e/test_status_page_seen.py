@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.chromium import Browser, chromium
 from tests.helpers.command import read_until, running
+from tests.system.e2e.chromium import Browser, chromium
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ import pytest
 from supervisor.sandbox import held_mount
 from supervisor.spawn.launchpad.layers import overlay
 from tests.helpers.command import SANDHOST, Outcome, running, sandhost
-from tests.helpers.older import without
 from tests.helpers.older_mounts import linux_6
 from tests.helpers.rounds import LONG
+from tests.system.e2e.older import without
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.sandbox.plan import LAYERS
 from tests.architecture.tree import ROOT
-from tests.helpers.booted import booted
+from tests.system.systemd.booted import booted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.attack]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.tree import ROOT
-from tests.helpers.booted import booted
 from tests.helpers.canary import KEY, found_in
+from tests.system.systemd.booted import booted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

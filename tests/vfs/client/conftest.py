@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.fakehost import FakeHost
+from tests.vfs.fakehost import FakeHost
 from vfs.client import Client
 
 

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from protocol import messages as m
-from tests.helpers.fakehost import FakeHost
+from tests.vfs.fakehost import FakeHost
 from vfs import client as door
 from vfs.client import Client
 

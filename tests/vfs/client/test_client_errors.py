@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.helpers.fakehost import FakeHost
+from tests.vfs.fakehost import FakeHost
 from vfs import client as door
 from vfs.client import Client
 from vfs.client.errors import from_reply

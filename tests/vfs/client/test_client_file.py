@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from protocol import messages as m
-from tests.helpers.fakehost import FakeHost
+from tests.vfs.fakehost import FakeHost
 from vfs.client import Client
 
 

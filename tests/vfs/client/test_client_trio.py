@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from protocol import messages as m
-from tests.helpers.fakehost import FakeHost
-from tests.helpers.fakeline import Gate
+from tests.vfs.fakehost import FakeHost
+from tests.vfs.fakeline import Gate
 from vfs import client as door
 from vfs.client import Client, aio_connection
 from vfs.client.aio import AsyncClient

@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from protocol import messages as m
-from tests.helpers.fakehost import FakeHost
-from tests.helpers.fakeline import Gate
+from tests.vfs.fakehost import FakeHost
+from tests.vfs.fakeline import Gate
 from vfs import client as door
 from vfs.client import Client
 

@@ -16,8 +16,8 @@ import pytest
 
 from protocol import limits
 from protocol import messages as m
-from tests.helpers.fakehost import FakeHost
-from tests.helpers.fakeline import Gate
+from tests.vfs.fakehost import FakeHost
+from tests.vfs.fakeline import Gate
 
 pytestmark = pytest.mark.slow
 

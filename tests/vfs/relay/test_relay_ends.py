@@ -14,9 +14,9 @@ import trio
 import trio.testing
 
 from protocol import messages as m
-from tests.helpers.fakehost import FakeHost
-from tests.helpers.fakeline import Gate
-from tests.helpers.relayscene import (
+from tests.vfs.fakehost import FakeHost
+from tests.vfs.fakeline import Gate
+from tests.vfs.relay.relayscene import (
     MIB,
     SERIAL,
     both,

@@ -6,8 +6,8 @@ import trio.testing
 
 from protocol import limits
 from protocol import messages as m
-from tests.helpers.fakeline import Gate
-from tests.helpers.relayscene import (
+from tests.vfs.fakeline import Gate
+from tests.vfs.relay.relayscene import (
     MIB,
     SERIAL,
     both,

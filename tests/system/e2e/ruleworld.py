@@ -17,9 +17,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.helpers import nameworld, networkworld
+from tests.helpers import networkworld
+from tests.system.e2e import nameworld
 
 PUBLIC_V6 = "2001:db8:1::5"
 DIGEST, CUT, SILENT = 7, 9, 8080

@@ -10,8 +10,8 @@ import trio
 from loguru import logger
 
 from protocol import messages as m
-from tests.helpers.fakehost import FakeHost
-from tests.helpers.fakeline import Gate, Peer
+from tests.vfs.fakehost import FakeHost
+from tests.vfs.fakeline import Gate, Peer
 from vfs.client.aio import AsyncClient
 from vfs.relay import NestedClient, Relay, open_relay
 

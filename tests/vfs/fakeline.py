@@ -14,7 +14,7 @@ from protocol import messages as m
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.helpers.fakehost import FakeHost
+    from tests.vfs.fakehost import FakeHost
 
 NOT_FOUND = b"No such file or directory"
 

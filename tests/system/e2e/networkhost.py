@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from supervisor.client import HostClient
-from tests.helpers import ruleworld
 from tests.helpers.certificates import certificate
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S
 from tests.helpers.stage import CHILDREN
+from tests.system.e2e import ruleworld
 
 SAID = "from the world"
 BIG_BYTES = 300_000

@@ -14,7 +14,7 @@ from typing import Self
 
 from protocol import limits
 from protocol import messages as m
-from tests.helpers.fakeline import Gate, Line, Peer, Pipe
+from tests.vfs.fakeline import Gate, Line, Peer, Pipe
 
 
 class FakeHost:
