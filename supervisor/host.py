@@ -184,7 +184,7 @@ class Host(Parts):
         self.children[child.id] = child
         # Not `nursery.start`: its nursery and its turns of the loop are a tenth of a
         # start.
-        nursery.start_soon(self._run_child, child)
+        nursery.start_soon(child.run)
         try:
             await child.begun.wait()
         except trio.Cancelled:
@@ -200,15 +200,6 @@ class Host(Parts):
         if self.nursery is None:
             raise RuntimeError("the host is not open")
         return self.nursery
-
-    async def _run_child(self, child: Child) -> None:
-        try:
-            with child.scope:
-                await child.run()
-        finally:
-            del self.children[child.id]
-            child.gone.set()  # I5: a task that waits for it finds it in no table
-            child.begun.set()
 
     def request_stop(self, grace_s: float | None = None) -> None:
         """Ask every child to end; ``grace_s`` seconds until SIGKILL, None as set."""

@@ -4,8 +4,11 @@ Rules of this file.
 
 1. All that a child acquires is released in reverse order by one stack, also after a
    failed start and after a hand-over.
-2. The exit of the process ends the child (spec S2); what it had sent is done first,
-   nested clients are closed before their parent client (spec S3).
+2. The exit of the process ends the child (spec S2), in this order: new programs are
+   refused; what it had sent is done, and nested clients are closed before their parent
+   (spec S3); its refusals are counted; the stack gives back the process, what services
+   made for it (tools, the model), leftover processes, the conversations' nursery, root
+   and grants, workspaces, user and groups; the end is reported, and the child is gone.
 3. ``lifecycle`` decides what an event means; this file only acts.
 """
 
@@ -82,7 +85,7 @@ class Child:
         host: the parts that all children of the host share.
         child_id: unique in the host.
         spec: describes the child.
-        siblings: all children of the host by id, this one included.
+        siblings: all children of the host by id, this one included until it is gone.
         on_overdue: called if the child outlives the grace period of a stop.
         launcher: starts the child and its tools; None for the host's own.
 
@@ -108,7 +111,7 @@ class Child:
         host: Parts,
         child_id: str,
         spec: ChildSpec,
-        siblings: Mapping[str, Child],
+        siblings: dict[str, Child],
         on_overdue: Callable[[Child], None],
         launcher: Launcher | None = None,
     ) -> None:
@@ -158,7 +161,7 @@ class Child:
         host: Parts,
         state: ChildState,
         numbered: Numbered,
-        siblings: Mapping[str, Child],
+        siblings: dict[str, Child],
         on_overdue: Callable[[Child], None],
     ) -> Child:
         """Return a child of the program before, whose process runs already.
@@ -244,34 +247,37 @@ class Child:
     # Its life
 
     async def run(self) -> None:
-        """Own the child from its start until it is gone."""
+        """Own the child from its start until it is gone, and in no table (I5)."""
         try:
-            async with AsyncExitStack() as stack:
-                try:
-                    await self._acquire(stack)
-                except SpawnError as why:
-                    self.failure = why
-                    self._handle(Event.SPAWN_FAILED)
-                    return
-                except OSError as why:
-                    self.failure = start.not_prepared(why)
-                    self._handle(Event.SPAWN_FAILED)
-                    return
-                except LaunchpadLost:
-                    raise
-                except Exception as why:  # noqa: BLE001 - one start, and not the host
-                    self.failure = start.internal_error(why)
-                    self._handle(Event.SPAWN_FAILED)
-                    return
-                # Cancelled while it was born: its conversation is closed already.
-                await trio.lowlevel.checkpoint_if_cancelled()
-                self._begin()
-                await self._live()
+            with self.scope:
+                await self._start_and_live()
         finally:
-            if self.state is not State.REAPING:
-                # Cancelled: the host is being torn down with everything in it.
-                self.state = State.REAPING
+            # Also where its life was cancelled: the host is being torn down.
+            self.state = State.REAPING
             self._handle(Event.CLEANED)
+            del self._siblings[self.id]
+            self.gone.set()
+            self.begun.set()
+
+    async def _start_and_live(self) -> None:
+        async with AsyncExitStack() as stack:
+            try:
+                await self._acquire(stack)
+            except SpawnError as why:
+                self.failure = why
+            except OSError as why:
+                self.failure = start.not_prepared(why)
+            except LaunchpadLost:
+                raise
+            except Exception as why:  # noqa: BLE001 - one start, and not the host
+                self.failure = start.internal_error(why)
+            if self.failure is not None:
+                self._handle(Event.SPAWN_FAILED)
+                return
+            # Cancelled while it was born: its conversation is closed already.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self._begin()
+            await self._live()
 
     async def _start(self, stack: AsyncExitStack) -> None:
         """Start its process; its stack gives back all that the start acquires."""
@@ -311,7 +317,7 @@ class Child:
             self._inner.serve_received()
 
     async def _live(self) -> None:
-        """Wait for its process's end."""
+        """Wait for its process's end, and begin its own (rule 2)."""
         process, session, nursery = self.process, self.session, self._nursery
         if process is None or session is None or nursery is None:
             raise RuntimeError("a child that was not started cannot live")
@@ -334,7 +340,6 @@ class Child:
             )
             raise
         self._tell_end(process, session)
-        self.clients.close_door()
         self._handle(Event.EXITED)
         await self.clients.finish()
         self.limits.count()
@@ -909,7 +914,7 @@ class Child:
             )
 
     def _report(self) -> None:
-        journal = self._host.journal
+        journal, status = self._host.journal, self.status
         self._host.events.forget(self.id)
         if self.exit is not None:
             journal.write(
@@ -923,6 +928,4 @@ class Child:
                 timed_out=self.timed_out,
             )
         reason = None if self.failure is None else self.failure.text
-        journal.write(
-            "child.gone", child_id=self.id, status=self.status, failure=reason
-        )
+        journal.write("child.gone", child_id=self.id, status=status, failure=reason)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from hostlib.linux.cgroup_files import memory_use, refusals
 from supervisor.sandbox.forecast import is_held
 from supervisor.sandbox.groups import Groups
-from supervisor.usage.limits import count_refusals, uses_of
+from supervisor.usage.limits import uses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.fsproxy.ports import ChildView, Conversation
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.parts import Parts
-    from supervisor.spec import ChildSpec
     from supervisor.usage.limits import Use
     from supervisor.usage.samples import Sample
 
@@ -42,16 +41,6 @@ class ChildLimits:
         self._refused_before: dict[str, int] = {}
         self._refused_by_groups: dict[str, int] = {}
 
-    @property
-    def spec(self) -> ChildSpec:
-        """The child's description."""
-        return self._child.spec
-
-    @property
-    def session(self) -> Conversation | None:
-        """The child's own conversation, whose ledger counts what is refused."""
-        return self._child.session
-
     def restore(self, groups: Groups) -> None:
         """Take over the groups of a child that runs; their refusals were counted before."""
         self.groups = groups
@@ -60,7 +49,7 @@ class ChildLimits:
 
     def look(self) -> bool:
         """Read what its groups have refused; return False if it has none."""
-        limits = self.spec.group_limits
+        limits = self._child.spec.group_limits
         if not self.groups.made or (limits.memory, limits.processes) == (None, None):
             return False
         self._refused_by_groups = refusals(self.groups.made)
@@ -75,22 +64,46 @@ class ChildLimits:
 
         Those of its groups as they were at the last ``look``.
         """
-        session = self.session
-        found = {} if session is None else count_refusals(session.client.ledger)
+        session = self._child.session
+        found: dict[str, int] = {}
+        if session is not None:
+            ledger = session.client.ledger
+            found = {
+                "open_files": ledger.open_files.refused,
+                "clients_per_child": ledger.clients.refused,
+                "bytes": ledger.size_bytes.refused,
+                "files": ledger.files.refused,
+                "file_size": ledger.too_large,
+            }
         for limit, count in self._refused_by_groups.items():
             found[limit] = count - self._refused_before.get(limit, 0)
         return found
 
-    def tell(self, sample: Sample | None = None) -> None:
+    def uses(self, sample: Sample | None = None) -> list[Use]:
+        """Return the use and the refusals of each limit; see ``limits.uses``."""
+        session = self._child.session
+        if session is None:
+            return []
+        return uses(
+            self._child.spec,
+            session.client.ledger,
+            sample,
+            self.memory_in_groups,
+            self.count_refusals(),
+        )
+
+    def tell(self, sample: Sample | None) -> None:
         """Write events for the limits that it comes near to, or that refuse it something."""
-        self._write(uses_of(self, sample))
+        self._write(self.uses(sample))
 
     def count(self) -> None:
         """Add its refusals to the host's: its process has ended."""
         self.look()
-        self._write([use for use in uses_of(self, None) if use.refused])
+        refused = self.count_refusals()
+        if any(refused.values()):
+            self._write([use for use in self.uses() if use.refused])
         self._host.limits.forget(self._child.id)
-        self._host.refused.update(self.count_refusals())
+        self._host.refused.update(refused)
         self.is_counted = True
 
     def _write(self, found: Sequence[Use]) -> None:

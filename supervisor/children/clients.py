@@ -180,8 +180,13 @@ class Clients:
         )
 
     async def finish(self) -> None:
-        """Close every conversation, nested ones first (spec S3)."""
-        if self.own is not None:
+        """Close every conversation, nested ones first (spec S3); refuse new ones.
+
+        Programs that the process leaves behind come too late for its door.
+        """
+        if self.door is not None:
+            self.door.close()
+        if self.own is not None and not self.own.is_over:
             # Bounded: a job may still be in a call into the kernel (I1).
             with trio.CancelScope(shield=True):
                 await self.own.finish(PROCESS_EXIT)
@@ -314,11 +319,6 @@ class Clients:
         """Accept programs on the door's socket; nothing if the child has none."""
         if self.door is not None and self._nursery is not None:
             self._nursery.start_soon(self.door.serve, self._accept, self._tell_of_door)
-
-    def close_door(self) -> None:
-        """Refuse new programs: those that the process leaves behind come too late."""
-        if self.door is not None:
-            self.door.close()
 
     def _accept(self, sock: socket.socket) -> None:
         """Open a conversation for a program that has connected to the door's socket."""

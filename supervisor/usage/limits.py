@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import resource
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from supervisor.fsproxy.ports import Conversation
     from supervisor.spec import ChildSpec
     from supervisor.usage.samples import Sample
     from vfs.policy import Ledger
@@ -66,36 +65,12 @@ class Use(NamedTuple):
         return Level.NEAR if self.used >= NEAR * self.allowed else Level.WELL
 
 
-class Limited(Protocol):
-    """A child as the limits see it.
-
-    Attributes:
-        memory_in_groups: bytes that its processes take; None where no group bounds
-            them.
-    """
-
-    memory_in_groups: int | None
-
-    @property
-    def spec(self) -> ChildSpec:
-        """The description with its limits."""
-        ...
-
-    @property
-    def session(self) -> Conversation | None:
-        """Its own conversation; None before it has one."""
-        ...
-
-    def count_refusals(self) -> dict[str, int]:
-        """Return how often its limits refused something, by limit."""
-        ...
-
-
 def uses(
     spec: ChildSpec,
     ledger: Ledger,
     sample: Sample | None,
     in_groups: int | None = None,
+    refused: Mapping[str, int] | None = None,
 ) -> list[Use]:
     """Return the use of each limit that a child has.
 
@@ -105,8 +80,9 @@ def uses(
         sample: of its process; None leaves out the limits that need one.
         in_groups: bytes of memory of all its processes, where its groups bound that;
             None where each process has a bound of its own.
+        refused: how often its limits refused something, by limit.
     """
-    found = [
+    listed = [
         Use(name, account.used, allowed)
         for name, account, allowed in (
             ("open_files", ledger.open_files, spec.max_open_files),
@@ -116,18 +92,8 @@ def uses(
         if allowed is not None
     ]
     if sample is not None:
-        found += _process_uses(spec, sample, in_groups)
-    return found
-
-
-def uses_of(child: Limited, sample: Sample | None) -> list[Use]:
-    """Return the use and the refusals of each limit of a living child."""
-    session, spec = child.session, child.spec
-    if session is None:
-        return []
-    ledger = session.client.ledger
-    in_groups = child.memory_in_groups
-    found = {use.limit: use for use in uses(spec, ledger, sample, in_groups)}
+        listed += _process_uses(spec, sample, in_groups)
+    found = {use.limit: use for use in listed}
     # These are left out until they refuse something.
     bounds = {
         "clients_per_child": (ledger.clients.used, ledger.clients.limit),
@@ -138,23 +104,12 @@ def uses_of(child: Limited, sample: Sample | None) -> list[Use]:
             spec.group_limits.processes,
         ),
     }
-    for limit, count in child.count_refusals().items():
+    for limit, count in (refused or {}).items():
         if count:
             used, allowed = bounds.get(limit, (0, None))
             use = found.get(limit, Use(limit, used, allowed or 0))
             found[limit] = use._replace(refused=count)
     return list(found.values())
-
-
-def count_refusals(ledger: Ledger) -> dict[str, int]:
-    """Return how often a ledger's own bounds refused something, by limit."""
-    return {
-        "open_files": ledger.open_files.refused,
-        "clients_per_child": ledger.clients.refused,
-        "bytes": ledger.size_bytes.refused,
-        "files": ledger.files.refused,
-        "file_size": ledger.too_large,
-    }
 
 
 def needs_process_count(spec: ChildSpec) -> bool:

@@ -19,7 +19,7 @@ from supervisor.observe.registry import Metrics, attach_metrics
 from supervisor.sandbox.groups import hierarchies
 from supervisor.sandbox.plan import PROFILES
 from supervisor.spec import ChildSpec
-from supervisor.usage.limits import Level, LimitNews, Use, uses, uses_of
+from supervisor.usage.limits import Level, LimitNews, Use, uses
 from supervisor.usage.samples import Sample
 from tests.helpers.stage import Puppet, Stage, eventually, stage
 from vfs.ledger import Ledger
@@ -122,14 +122,12 @@ async def test_memory_is_what_a_group_counts_where_one_bounds_it(stage: Stage) -
 
     def taken() -> float:
         child.limits.look()
-        return next(
-            u.used for u in uses_of(child.limits, sample) if u.limit == "memory"
-        )
+        return next(u.used for u in child.limits.uses(sample) if u.limit == "memory")
 
     await eventually(lambda: 60 * MIB <= taken() < 100 * MIB)
     # Of a child whose addresses are bounded these are what counts.
     child.limits.memory_in_groups = None
-    used = {use.limit: use.used for use in uses_of(child.limits, sample)}
+    used = {use.limit: use.used for use in child.limits.uses(sample)}
     assert used["memory"] == 3 << 30
 
 
