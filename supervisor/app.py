@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -90,9 +91,10 @@ async def offered(
 
                     connect(fds, llm)
                 if toolexec is not None:
-                    from supervisor.toolexec.handles import Handles  # noqa: PLC0415
+                    from supervisor.toolexec.handles import make_handle  # noqa: PLC0415
 
-                    toolexec.context.large_output = Handles(fds, host.log.write)
+                    offer = partial(make_handle, fds, host.log.write)
+                    toolexec.context.large_output = offer
         try:
             yield
         finally:
@@ -139,8 +141,8 @@ async def _open_toolexec(
             text = "sidecar: nobody can reach it without a section [toolexec]"
             host.log.write("WARNING", text)
         return None
-    from supervisor.toolexec.configuration import toolexec_settings  # noqa: PLC0415
     from supervisor.toolexec.service import open_toolexec  # noqa: PLC0415
+    from supervisor.toolexec.settings import toolexec_settings  # noqa: PLC0415
     from supervisor.toolexec.sidecars import open_sidecars  # noqa: PLC0415
 
     settings = toolexec_settings(config.toolexec, os.environ, config.host.state_dir)

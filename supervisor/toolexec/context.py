@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from hostlib.log import put_line
 from hostlib.messages import is_json_log, json_line
 from protocol.toolexec import requests
 from supervisor.toolexec.slots import Places
-from supervisor.toolexec.slow_steps import Lookout
+from supervisor.toolexec.starts import Lookout
 from supervisor.toolexec.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView
     from supervisor.toolexec.execution import Execution
     from supervisor.toolexec.executions import ChildExecutions
-    from supervisor.toolexec.routes import Routes, Target
+    from supervisor.toolexec.routes import Routes
     from supervisor.toolexec.settings import ToolExecSettings
     from supervisor.toolexec.slots import Descriptors
 
@@ -42,7 +41,6 @@ class Context:
 
     Attributes:
         tokens: the owners of requests.
-        signals: numbers by name.
         places: bound the connections of all listeners.
         lookout: watches slow starts of tools.
         heads: the turn for parsing large heads (``Server``).
@@ -60,11 +58,8 @@ class Context:
     ) -> None:
         self.settings = settings
         self.routes = routes
+        self.log = log
         self.tokens: Tokens[ChildExecutions] = Tokens()
-        self.signals = {
-            name.decode(): getattr(signal, f"SIG{name.decode()}")
-            for name in requests.SIGNALS
-        }
         self.places = Places(descriptors)
         self.lookout = Lookout()
         self.heads = Share()
@@ -72,16 +67,6 @@ class Context:
         self.large_output: (
             Callable[[ChildView, Execution], Awaitable[bytes | None]] | None
         ) = None
-        self._log = log
-
-    def timeout_of(self, target: Target) -> float:
-        """Return the time limit of an execution, seconds; 0 for none."""
-        own = 0.0 if self.settings.is_timeout_forced else target.timeout_s
-        return own or self.settings.timeout_s
-
-    def log(self, level: str, text: str, **fields: object) -> None:
-        """Write a line to the host's log."""
-        self._log.write(level, text, **fields)
 
     def tell(self, text: str) -> None:
         """Print a line about a run, if the operator has asked for that.
@@ -97,7 +82,7 @@ class Context:
             if sys.stdout is not None:
                 sys.stdout.flush()
             clear = _CLEAR_LINE if os.isatty(2) else b""
-            if not self._log.writes("INFO"):
+            if not self.log.writes("INFO"):
                 printable = requests.printable(line)
                 if is_json_log():
                     put_line(json_line("INFO", printable))
@@ -106,4 +91,4 @@ class Context:
                 return
             if clear:
                 put_line(clear)
-            self._log.write("INFO", line)
+            self.log.write("INFO", line)

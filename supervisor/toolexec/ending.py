@@ -22,7 +22,7 @@ import trio
 from supervisor.spawn.process import LaunchpadLost
 
 if TYPE_CHECKING:
-    from supervisor.spawn.process import ExitStatus, SpawnedProcess
+    from supervisor.spawn.process import SpawnedProcess
 
 Ladder = tuple[tuple[float, int], ...]
 
@@ -147,12 +147,3 @@ async def signal_group(
             await process.signal_tree(number)  # an older kernel
         return True
     return False
-
-
-def exit_code(status: ExitStatus | None) -> int:
-    """Return a shell's exit code; 137 for an unknown end."""
-    if status is None or (status.code is None and status.signal is None):
-        return 128 + 9
-    if status.signal is not None:
-        return 128 + status.signal
-    return status.code or 0

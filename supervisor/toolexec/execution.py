@@ -1,6 +1,6 @@
 """One execution: a tool from its start to its exit code, with its output.
 
-    spawn -> run (pump, limits, exit) -> finished (its log is kept)
+    spawn -> begin (pump, limits, exit) -> finished (its log is kept)
 
 Rules of this file.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import trio
 
+from hostlib.journal import text_of
 from protocol.toolexec.requests import TIMED_OUT, TIMEOUT_NOTE
 from supervisor.fleet.fence import FencedError
 from supervisor.spawn.process import LaunchpadLost, ProcessState
@@ -36,16 +37,17 @@ from supervisor.toolexec.ending import (
     TIME_IS_UP,
     SignalLine,
     climb,
-    exit_code,
 )
 from supervisor.toolexec.output.log import LogFullError, LogState
 from supervisor.toolexec.output.pump import OutputPump
 from supervisor.toolexec.routes import RefusedError
+from supervisor.toolexec.slots import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
+    from supervisor.spawn.request import SpawnError
     from supervisor.toolexec.ending import Ladder
     from supervisor.toolexec.growth import Growth
     from supervisor.toolexec.output.log import OutputLog
@@ -95,18 +97,16 @@ class Owner(launch.Owner, Protocol):
 
     Attributes:
         null_fd: the null device.
+        nursery: runs them; None once the child is ending.
         growth: charges the child for made files; None if there is no bound.
     """
 
     null_fd: int
+    nursery: trio.Nursery | None
     growth: Growth | None
 
     def release(self, execution: Execution, *, keep: bool) -> None:
         """Free the id and the slot; keep the output if ``keep`` is true."""
-        ...
-
-    def report_failed(self, execution: Execution, sidecar: str, reason: str) -> None:
-        """Report an execution with a code and a log that never began."""
         ...
 
 
@@ -192,7 +192,7 @@ class Execution:
         return state, fds | {state.process.pidfd, state.pipe, state.line}
 
     def restore(self, state: ExecutionState) -> None:
-        """Take over the execution of the program before; then call ``begin``.
+        """Take over the execution of the program before; then call ``run``.
 
         A ladder continues with its next step; a tool that was killed for a limit is
         killed again.
@@ -226,15 +226,22 @@ class Execution:
         return self._nursery is not None
 
     async def spawn(
-        self, plan: SpawnPlan, cwd_fd: int, *, tty: bool = False, fd3: bool = False
+        self,
+        plan: SpawnPlan,
+        cwd_fd: int,
+        *,
+        tty: bool = False,
+        fd3: bool = False,
+        with_doors: bool = False,
     ) -> None:
-        """Start the tool; then call ``run``, or give it up.
+        """Start the tool; then call ``begin``, or give it up.
 
         Args:
             plan: the process.
             cwd_fd: its working directory, if the plan has one.
             tty: whether its output is a terminal.
             fd3: whether it has FD 3, as a nested client of the child.
+            with_doors: see ``launch.launch``.
 
         Raises:
             RefusedError: a limit of its child is passed, or the child's lease is over.
@@ -247,53 +254,61 @@ class Execution:
             raise RefusedError(403, f"fenced: {why}\n".encode()) from None
         if self.owner.growth is not None:
             await self.owner.growth.begin(self.tool)
-        ours, theirs = os.openpty() if tty else os.pipe2(os.O_CLOEXEC)
-        self._pump = OutputPump(ours, self.log)
-        top = -1
-        try:
-            if tty:
-                os.set_inheritable(ours, False)
-            os.set_blocking(ours, False)
-            if plan.is_elsewhere:
-                cwd_fd = top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            with self._input(plan) as given:
+        async with AsyncExitStack() as door_stack:
+            with ExitStack() as stack:  # descriptors of the tool alone
+                ours, theirs = os.openpty() if tty else os.pipe2(os.O_CLOEXEC)
+                stack.callback(os.close, theirs)
+                self._pump = OutputPump(ours, self.log)
+                if tty:
+                    os.set_inheritable(ours, False)
+                os.set_blocking(ours, False)
+                if plan.is_elsewhere:
+                    cwd_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                    stack.callback(os.close, cwd_fd)
+                given = self.owner.null_fd
+                if plan.reads_signals:
+                    given, writer = os.pipe2(os.O_CLOEXEC)
+                    stack.callback(os.close, given)
+                    self.line = SignalLine(writer)
+                fds: tuple[tuple[int, int], ...]
                 fds = ((given, 0), (theirs, 1), (theirs, 2))
                 if fd3:
-                    await self._launch_with_door(plan, cwd_fd, fds)
-                else:
-                    request = plan.request(cwd_fd, fds)
-                    self.process = await launch.launch(self.owner, plan, request)
-        finally:
-            os.close(theirs)
-            if top >= 0:
-                os.close(top)
+                    door = await door_stack.enter_async_context(
+                        open_door(self.owner.child)
+                    )
+                    stack.callback(door.close_tools_end)
+                    plan = replace(plan, env={**plan.env, **door.env})
+                    fds = (*fds, *door.fds)
+                    self.door_client = door.client_id
+                self.process = await launch.launch(
+                    self.owner, plan, cwd_fd, fds, with_doors=with_doors
+                )
+            self._door = door_stack.pop_all()
 
-    @contextmanager
-    def _input(self, plan: SpawnPlan) -> Iterator[int]:
-        """Yield its input: the null device, or the line of signals."""
-        if not plan.reads_signals:
-            yield self.owner.null_fd
-            return
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        self.line = SignalLine(writer)
-        try:
-            yield reader
-        finally:
-            os.close(reader)
+    async def begin(self, timeout_s: float, sidecar: str) -> None:
+        """Report and run the spawned tool, whatever happens to its client.
 
-    async def _launch_with_door(
-        self, plan: SpawnPlan, cwd_fd: int, fds: tuple[tuple[int, int], ...]
-    ) -> None:
-        async with AsyncExitStack() as stack:
-            door = await stack.enter_async_context(open_door(self.owner.child))
-            plan = replace(plan, env={**plan.env, **door.env})
-            request = plan.request(cwd_fd, (*fds, *door.fds))
-            self.process = await launch.launch(self.owner, plan, request)
-            door.close_tools_end()
-            self.door_client = door.client_id
-            self._door = stack.pop_all()
+        Args:
+            timeout_s: its time limit; 0 for none.
+            sidecar: runs it.
 
-    def begin(self, nursery: trio.Nursery, timeout_s: float) -> None:
+        Raises:
+            BusyError: the child is ending; the execution is gone.
+        """
+        if self.owner.nursery is None or self.process is None:
+            await self.abandon()
+            raise BusyError
+        self.owner.host.journal.write(
+            "exec.started",
+            child_id=self.owner.child.id,
+            exec_id=self.id,
+            tool=text_of(self.tool.encode("utf-8", "surrogateescape")),
+            sidecar=sidecar,
+            pid=self.process.pid,
+        )
+        self.run(self.owner.nursery, timeout_s)
+
+    def run(self, nursery: trio.Nursery, timeout_s: float) -> None:
         """Run the spawned tool until it has ended and its output is logged.
 
         Args:
@@ -320,30 +335,29 @@ class Execution:
         elif self.passed:  # the program before has killed it, or was about to
             self.end(AT_ONCE)
 
-    async def _pump_all(self, pump: OutputPump) -> None:
-        """Log the tool's output; end a tool whose output cannot be kept."""
-        with pump.ending():
+    async def _live(self, process: SpawnedProcess, pump: OutputPump) -> None:
+        """Log the tool's output, wait for its end, and finish."""
+        status = None
+        try:
             try:
                 if self.fault is None:  # else it failed in the program before
                     await pump.run()
                 else:
                     await pump.discard_rest()
-            except LogFullError as why:
+            except LogFullError as why:  # the output cannot be kept
                 self.fault = str(why)
                 self.end()
                 await pump.discard_rest()
-
-    async def _live(self, process: SpawnedProcess, pump: OutputPump) -> None:
-        status = None
-        try:
-            await self._pump_all(pump)
+            finally:
+                pump.has_ended = True
             status = await process.wait_exit_soon()
             if self.owner.growth is not None and self._nursery is not None:
                 await self.owner.growth.last_look(self._nursery)
         finally:
             process.at_exit(None)
             self._finish(status)
-            await self._close_door()
+            if self._door is not None:
+                await self._door.aclose()
 
     def _bound_holders(self, pump: OutputPump) -> None:
         """Bound the wait for other holders of an ended tool's pipe."""
@@ -377,7 +391,14 @@ class Execution:
     async def finish_given_up(self, code: int, sidecar: str) -> None:
         """Finish one whose start was given up, as if its tool had ended."""
         self._set_code(code)
-        self.owner.report_failed(self, sidecar, GIVEN_UP)
+        self._report_failed(sidecar, GIVEN_UP)
+        await self.abandon(keep=True)
+
+    async def finish_unstarted(self, why: SpawnError, sidecar: str) -> None:
+        """Finish one whose tool execve(2) refused, as a shell does."""
+        self.code = why.exit_status
+        self._report_failed(sidecar, why.reason)
+        await self.log.append(f"{why.text}\n".encode("utf-8", "surrogateescape"))
         await self.abandon(keep=True)
 
     def _set_code(self, code: int | None) -> None:
@@ -394,7 +415,8 @@ class Execution:
                     await process.end_tree()
                     await process.wait_swept()
         self._finish(None, keep=keep)
-        await self._close_door()
+        if self._door is not None:
+            await self._door.aclose()
 
     async def end_now(self) -> None:
         """Kill it and all beneath it, and wait until nothing is left."""
@@ -407,10 +429,6 @@ class Execution:
         if self.process is not None:
             with suppress(LaunchpadLost):
                 await self.process.wait_swept()
-
-    async def _close_door(self) -> None:
-        if self._door is not None:
-            await self._door.aclose()
 
     async def enforce_timeout(self, timeout_s: float) -> None:
         """End the tool once its time is up, unless it has ended by itself."""
@@ -431,10 +449,20 @@ class Execution:
         """Record its end and free its resources; a second call does nothing."""
         if self.finished.is_set():
             return
+        note = self._note()
         if self.code is None:
-            self.code = TIMED_OUT if self.timed_out else exit_code(status)
+            self.code = TIMED_OUT if self.timed_out else _exit_code(status)
         self.owner.release(self, keep=keep)
-        self.log.finish(self._note())
+        if self._nursery is not None:
+            self.owner.host.journal.write(
+                "exec.ended",
+                child_id=self.owner.child.id,
+                exec_id=self.id,
+                code=self.code,
+                timed_out=self.timed_out,
+                output_bytes=self.log.end,
+            )
+        self.log.finish(note)
         self.finished.set()
         if self._pump is not None:
             self._pump.close()
@@ -451,6 +479,18 @@ class Execution:
             return TIMEOUT_NOTE
         return PASSED_NOTE % self.passed.encode() if self.passed else b""
 
+    def _report_failed(self, sidecar: str, reason: str) -> None:
+        """Report one that has a code and a log, and never began."""
+        self.owner.host.journal.write(
+            "exec.failed",
+            child_id=self.owner.child.id,
+            exec_id=self.id,
+            tool=text_of(self.tool.encode("utf-8", "surrogateescape")),
+            sidecar=sidecar,
+            code=self.code,
+            reason=reason,
+        )
+
     def descriptors(self) -> Iterator[tuple[int, str]]:
         """Yield its descriptors of the host."""
         if self._pump is not None:
@@ -462,3 +502,12 @@ class Execution:
             yield self.line.fd, "line of signals"
         for fd in self.log.descriptors():
             yield fd, "output log"
+
+
+def _exit_code(status: ExitStatus | None) -> int:
+    """Return a shell's exit code; 137 for an unknown end."""
+    if status is None or (status.code is None and status.signal is None):
+        return 128 + 9
+    if status.signal is not None:
+        return 128 + status.signal
+    return status.code or 0

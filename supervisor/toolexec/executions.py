@@ -1,6 +1,6 @@
 """The executions of one child.
 
-    admit (id, slot) -> Execution.spawn -> begin (run) -> finished (log kept)
+    admit (id, slot) -> Execution.spawn -> begin -> finished (log kept)
 
 Rules of this file.
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ import msgspec
 import trio
 
 from hostlib.fairness import Share
-from hostlib.journal import text_of
 from supervisor.toolexec import growth
 from supervisor.toolexec.execution import Execution, ExecutionState
 from supervisor.toolexec.output.log import OutputLog
@@ -64,33 +62,19 @@ class ChildState(msgspec.Struct):
     spare: tuple[int, int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
-    """The shared parts of the executions of all children.
-
-    Attributes:
-        slots: of the host.
-        log_limit_bytes: longest log.
-        directory: has the logs.
-        null_fd: the null device.
-    """
-
-    slots: Slots
-    log_limit_bytes: int
-    directory: str
-    null_fd: int
-
-
 class ChildExecutions:
     """The executions of one child.
 
     Args:
         host: has the child.
         child: the child.
-        means: the parts shared with other children.
+        slots: of the host.
+        log_dir: has the logs.
+        log_limit_bytes: longest log.
+        null_fd: the null device.
 
     Attributes:
-        null_fd: the null device.
+        null_fd: as above.
         nursery: runs them; the child's.
         token: that of the child.
         listener: (descriptor, path) of its own socket; the path is empty for a port in
@@ -104,10 +88,19 @@ class ChildExecutions:
         lacks_doors: whether the log says that its tools have no way to the model.
     """
 
-    def __init__(self, host: Parts, child: ChildView, means: Means) -> None:
+    def __init__(
+        self,
+        host: Parts,
+        child: ChildView,
+        slots: Slots,
+        *,
+        log_dir: str,
+        log_limit_bytes: int,
+        null_fd: int,
+    ) -> None:
         self.host = host
         self.child = child
-        self.null_fd = means.null_fd
+        self.null_fd = null_fd
         self.nursery: trio.Nursery | None = None
         self.token = ""
         self.listener: tuple[int, str] | None = None
@@ -117,10 +110,10 @@ class ChildExecutions:
         self.bodies = Share()
         self.receiving = 0
         self.lacks_doors = False
-        self._slots = means.slots
-        self._directory = means.directory
-        self._log_limit_bytes = means.log_limit_bytes
-        limit_bytes = QUOTA_LIMITS * self._log_limit_bytes
+        self._slots = slots
+        self._log_dir = log_dir
+        self._log_limit_bytes = log_limit_bytes
+        limit_bytes = QUOTA_LIMITS * log_limit_bytes
         self.quota = Quota(limit_bytes, self._give_a_file_up, self._slots.descriptors)
 
     def admit(
@@ -153,14 +146,12 @@ class ChildExecutions:
         earlier = self.kept.pop(key, None)
         if earlier is not None:
             earlier.log.discard()
-        log = self._new_log(keep_all=keep_all)
+        log = OutputLog(
+            self._log_dir, self._log_limit_bytes, self.quota, keep_all=keep_all
+        )
         execution = self.live[key] = Execution(self, exec_id, tool, log)
         execution.key = key
         return execution
-
-    def _new_log(self, *, keep_all: bool) -> OutputLog:
-        limit_bytes, quota = self._log_limit_bytes, self.quota
-        return OutputLog(self._directory, limit_bytes, quota, keep_all=keep_all)
 
     def busy(self) -> str | None:
         """Return what must end before they can be handed over."""
@@ -195,7 +186,12 @@ class ChildExecutions:
         return [self._restore_execution(one) for one in state.executions]
 
     def _restore_execution(self, state: ExecutionState) -> Execution:
-        log = self._new_log(keep_all=state.log.keep_all)
+        log = OutputLog(
+            self._log_dir,
+            self._log_limit_bytes,
+            self.quota,
+            keep_all=state.log.keep_all,
+        )
         log.restore(state.log)
         self._slots.descriptors.hold(len(log.descriptors()))
         execution = Execution(self, state.id, os.fsdecode(state.tool), log)
@@ -213,59 +209,12 @@ class ChildExecutions:
             if self.nursery is not None:
                 left_s = execution.timeout_at - trio.current_time()
                 limit_s = 0.0 if left_s == inf else max(0.001, left_s)
-                execution.begin(self.nursery, limit_s)
-
-    async def begin(self, execution: Execution, timeout_s: float, sidecar: str) -> None:
-        """Run a spawned execution, whatever happens to its client.
-
-        Raises:
-            BusyError: the child is ending; the execution is gone.
-        """
-        process = execution.process
-        if self.nursery is None or process is None:
-            await execution.abandon()
-            raise BusyError
-        self.host.journal.write(
-            "exec.started",
-            child_id=self.child.id,
-            exec_id=execution.id,
-            tool=_as_text(execution.tool),
-            sidecar=sidecar,
-            pid=process.pid,
-        )
-        execution.begin(self.nursery, timeout_s)
-
-    def report_failed(self, execution: Execution, sidecar: str, reason: str) -> None:
-        """Report an execution with a code and a log that never began.
-
-        Args:
-            execution: has its code already.
-            sidecar: the one that was to run it.
-            reason: one line.
-        """
-        self.host.journal.write(
-            "exec.failed",
-            child_id=self.child.id,
-            exec_id=execution.id,
-            tool=_as_text(execution.tool),
-            sidecar=sidecar,
-            code=execution.code,
-            reason=reason,
-        )
+                execution.run(self.nursery, limit_s)
 
     def release(self, execution: Execution, *, keep: bool) -> None:
         """Free the id and the slot; keep the output if ``keep`` is true."""
         del self.live[execution.key]
         self._slots.give()
-        if execution.has_begun:
-            self.host.journal.write(
-                "exec.ended",
-                child_id=self.child.id,
-                exec_id=execution.id,
-                code=execution.code,
-                timed_out=execution.timed_out,
-                output_bytes=execution.log.end,
-            )
         if not keep:
             execution.log.discard()
             return
@@ -313,8 +262,3 @@ class ChildExecutions:
             yield from execution.descriptors()
         for fd in self.quota.descriptors():
             yield fd, "spare output log"
-
-
-def _as_text(name: str) -> str:
-    """Return a name in the journal's form."""
-    return text_of(name.encode("utf-8", "surrogateescape"))

@@ -44,41 +44,40 @@ class Contents(Protocol):
         ...
 
 
-class Handles:
-    """Makes handles of finished executions; a ``ToolExec.large_output``.
+async def make_handle(
+    contents: Contents,
+    log: Callable[..., None],
+    child: ChildView,
+    execution: Execution,
+) -> bytes | None:
+    """Return the ``fd_result`` of an output; None to send it as it is.
 
     Args:
-        contents: keep them.
+        contents: keep it.
         log: takes a level, a line and its fields.
+        child: asks for it.
+        execution: finished.
+
+    Raises:
+        OSError: the log cannot be read.
+
+    Cancellation: the pieces so far are freed.
     """
-
-    def __init__(self, contents: Contents, log: Callable[..., None]) -> None:
-        self._contents = contents
-        self._log = log
-
-    async def __call__(self, child: ChildView, execution: Execution) -> bytes | None:
-        """Return the ``fd_result`` of an output; None to send it as it is.
-
-        Raises:
-            OSError: the log cannot be read.
-
-        Cancellation: the pieces so far are freed.
-        """
-        contents, tool = self._contents, execution.tool
-        # An output has at least as many bytes as characters. Answers of the LLM fd
-        # calls are cut already, so tools with their names are not handled here.
-        is_short = execution.output_end <= contents.most_shown
-        if is_short or child.session is None or contents.is_call(tool):
-            return None
-        client, source = child.session.client, f"tool:{tool}"
-        answer = await contents.wrap_pieces(client, _reader(execution), source)
-        if answer is not None and answer.startswith(b"<fd_result "):
-            return answer
-        if answer is not None and answer.startswith(b"<fd_error"):
-            text = f"exec {execution.id}: no handle for its output: {answer.decode()}"
-            who = {"child_id": child.id, "client_id": client.id}
-            self._log("INFO", f"toolexec: {text}", **who, exec=execution.id)
+    tool = execution.tool
+    # An output has at least as many bytes as characters. Answers of the LLM fd
+    # calls are cut already, so tools with their names are not handled here.
+    is_short = execution.output_end <= contents.most_shown
+    if is_short or child.session is None or contents.is_call(tool):
         return None
+    client, source = child.session.client, f"tool:{tool}"
+    answer = await contents.wrap_pieces(client, _reader(execution), source)
+    if answer is not None and answer.startswith(b"<fd_result "):
+        return answer
+    if answer is not None and answer.startswith(b"<fd_error"):
+        text = f"exec {execution.id}: no handle for its output: {answer.decode()}"
+        who = {"child_id": child.id, "client_id": client.id}
+        log("INFO", f"toolexec: {text}", **who, exec=execution.id)
+    return None
 
 
 def _reader(execution: Execution) -> Callable[[], Awaitable[bytes]]:

@@ -106,7 +106,7 @@ async def start(
     except BaseException:
         await execution.abandon()
         raise
-    await owner.begin(execution, execution.start.left_s, "notify")
+    await execution.begin(execution.start.left_s, "notify")
     return execution
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from supervisor.spawn.request import SpawnRequest
 from supervisor.toolexec.kinds import DEV_TOOLS, ORDER, OWNERS, toolchains_for
 
 if TYPE_CHECKING:
@@ -48,9 +47,6 @@ class SpawnPlan:
         shared: paths that it may write there: the workspace.
         kept: as above, of the child's own.
         programs: paths that it may read and execute there.
-        asks_model: whether it joins the net namespace with the model's endpoint; else
-            it has its own one, if its child has.
-        reaches_names: whether it joins the one with the child's network by name.
         reads_signals: whether it reads signals' names from its input, one a line, and
             ends with it, since signals do not reach it.
     """
@@ -65,20 +61,7 @@ class SpawnPlan:
     shared: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
-    asks_model: bool = False
-    reaches_names: bool = False
     reads_signals: bool = False
-
-    def request(self, cwd_fd: int, fds: tuple[tuple[int, int], ...]) -> SpawnRequest:
-        """Return the launcher's request: the one place where a tool's process is made."""
-        return SpawnRequest(
-            executable=self.executable,
-            argv=self.argv,
-            env=self.env,
-            cwd_fd=cwd_fd,
-            fds=fds,
-            rlimits=self.rlimits,
-        )
 
 
 class Target(Protocol):

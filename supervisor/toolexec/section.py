@@ -1,6 +1,6 @@
 """``[toolexec]`` and ``[toolexec.notify]``: keys and checks of values.
 
-``toolexec/configuration.py`` turns them into settings.
+``toolexec/settings.py`` turns them into settings.
 """
 
 from __future__ import annotations

@@ -17,24 +17,22 @@ from __future__ import annotations
 import _socket
 import socket
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
 from hostlib.fairness import Share
 from hostlib.listener import accept_socket, make_room
-from protocol.toolexec.requests import BUSY, Exec, Notify, Replay
+from protocol.toolexec.requests import BUSY
 from supervisor.toolexec.connection import Connection
 from supervisor.toolexec.slots import MAX_CONNECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from protocol.toolexec.requests import Refusal, Request
     from supervisor.toolexec.context import Context
     from supervisor.toolexec.executions import ChildExecutions
-    from supervisor.toolexec.replies import Task
+    from supervisor.toolexec.reply_task import Task
 
 MAX_REFUSED = 8
 """Most connections of one listener that are being refused: a client that reads the
@@ -114,8 +112,10 @@ class Server:
         """Continue a connection of the program before; see ``Connection.serve``."""
         if self.nursery is None:
             raise RuntimeError("a server that does not run has no connections")
-        number = self._take_place(connection)
-        self.nursery.start_soon(self._own, connection, number, task, unsent)
+        # Before its task begins: others may be accepted until then.
+        self._context.places.take(1)
+        self.connections[connection.wire.sock.fileno()] = connection
+        self.nursery.start_soon(self._own, connection, task, unsent)
 
     async def _serve_in_turn(
         self, plain: _socket.socket, nursery: trio.Nursery
@@ -142,40 +142,32 @@ class Server:
         return await accept_socket(plain, self._tell_of_shortage)
 
     async def _serve(self, sock: socket.socket) -> None:
-        make = partial(_Shared, self) if self.is_shared else Connection
-        connection = make(self._context, sock, self.heads)
-        if self._has_place() or make_room(self.connections.values()) is not None:
-            await self._own(connection, self._take_place(connection))
+        lasting = self._lasting if self.is_shared else None
+        connection = Connection(self._context, sock, self.heads, lasting)
+        places, among = self._context.places, self.connections
+        if places.has_one(len(among)) or make_room(among.values()) is not None:
+            places.take(1)
+            among[sock.fileno()] = connection
+            await self._own(connection)
         else:
             await self._refuse(connection)
 
-    def _has_place(self) -> bool:
-        return self._context.places.has_one(len(self.connections))
-
     def _can_make_room(self) -> bool:
-        among = self.connections.values()
-        return self._has_place() or any(one.idle_since is not None for one in among)
+        among = self.connections
+        return self._context.places.has_one(len(among)) or any(
+            one.idle_since is not None for one in among.values()
+        )
 
     def _tell_of_shortage(self, why: OSError) -> None:
         if self._context.places.is_shortage_news():
             text = f"toolexec: cannot accept a connection: {why.strerror}"
             text = f"{text}; those that come wait"
-            self._context.log("ERROR", text, reason=why.strerror)
-
-    def _take_place(self, connection: Connection) -> int:
-        """Count a connection before its task begins: others may be accepted until then."""
-        number = connection.wire.sock.fileno()
-        self.connections[number] = connection
-        self._context.places.take(1)
-        return number
+            self._context.log.write("ERROR", text, reason=why.strerror)
 
     async def _own(
-        self,
-        connection: Connection,
-        number: int,
-        task: Task | None = None,
-        unsent: bytes = b"",
+        self, connection: Connection, task: Task | None = None, unsent: bytes = b""
     ) -> None:
+        number = connection.wire.sock.fileno()
         try:
             await connection.serve(task, unsent)
         finally:
@@ -195,7 +187,7 @@ class Server:
             self._room.set()
 
     @contextmanager
-    def lasting(self, owner: ChildExecutions) -> Iterator[bool]:
+    def _lasting(self, owner: ChildExecutions) -> Iterator[bool]:
         """Hold a lasting connection, if its child may have one more (rule 5)."""
         held = self.lasting_of.get(owner, 0)
         if held >= PER_CHILD:
@@ -222,23 +214,3 @@ class Server:
     def descriptors(self) -> tuple[int, ...]:
         """Return its descriptors of the host."""
         return (self.listener_fd, *self.connections, *self._refused)
-
-
-class _Shared(Connection):
-    """A connection of a shared listener.
-
-    Connections that were handed over are not counted: no more of them come.
-    """
-
-    def __init__(
-        self, server: Server, context: Context, sock: socket.socket, heads: Share
-    ) -> None:
-        super().__init__(context, sock, heads)
-        self._server = server
-
-    async def _answer(self, request: Request) -> Refusal | None:
-        owner = self._owner
-        if owner is None or not isinstance(request, Exec | Replay | Notify):
-            return await super()._answer(request)
-        with self._server.lasting(owner) as is_admitted:
-            return await super()._answer(request) if is_admitted else BUSY

@@ -26,7 +26,7 @@ import trio
 from hostlib.listener import listener_on
 from supervisor.toolexec.connection import Connection, ConnectionState
 from supervisor.toolexec.context import Context
-from supervisor.toolexec.executions import ChildExecutions, ChildState, Means
+from supervisor.toolexec.executions import ChildExecutions, ChildState
 from supervisor.toolexec.listeners import (
     activated_listener,
     listening_within,
@@ -34,7 +34,7 @@ from supervisor.toolexec.listeners import (
     unix_listener,
     unix_listener_on,
 )
-from supervisor.toolexec.replies import Task
+from supervisor.toolexec.reply_task import Task
 from supervisor.toolexec.routes import NoSidecars
 from supervisor.toolexec.server import Server
 from supervisor.toolexec.slots import Slots
@@ -105,7 +105,6 @@ class ToolExec:
         self.slots = Slots(settings.max_executions, host.fs)
         self.context = Context(settings, routes, self.slots.descriptors, host.log)
         self._null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._log_dir = settings.log_dir or tempfile.gettempdir()
         self.shared_url: str | None = None
         self.left: ToolExecState | None = None
         self.shared: list[Server] = []
@@ -148,13 +147,14 @@ class ToolExec:
 
     async def own(self, child: ChildView, stack: AsyncExitStack) -> ChildExecutions:
         """Return the executions of a child; they end with it."""
-        means = Means(
+        executions = ChildExecutions(
+            self._host,
+            child,
             self.slots,
-            self._settings.log_limit_bytes,
-            self._log_dir,
-            self._null_fd,
+            log_dir=self._settings.log_dir or tempfile.gettempdir(),
+            log_limit_bytes=self._settings.log_limit_bytes,
+            null_fd=self._null_fd,
         )
-        executions = ChildExecutions(self._host, child, means)
         self.children[child.id] = executions
         stack.callback(self.children.pop, child.id, None)
         nursery = await stack.enter_async_context(trio.open_nursery())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -34,73 +34,13 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView
     from supervisor.parts import Parts
     from supervisor.spawn.process import SpawnedProcess
-    from supervisor.toolexec.routes import SpawnPlan, Target
+    from supervisor.toolexec.backends.base import Backend
+    from supervisor.toolexec.routes import Target
     from supervisor.toolexec.sidecar_section import SidecarSection
 
 FIRST_START_S = 10.0
 """Longest wait of a host for its sidecars' first start; children come after it. Slower
 ones (an image that is fetched) are not available at first."""
-
-
-class Sidecar(Protocol):
-    """A sidecar of any backend; more than a ``routes.Target``."""
-
-    name: str
-    kind: str
-    allow: frozenset[str]
-    timeout_s: float
-    tty: bool
-    fd3: bool
-    is_running: bool
-    generation: int
-    starts: bool
-    workspace_fd: int
-    section: SidecarSection
-    process: SpawnedProcess | None
-    is_moving: bool
-    user: int | None
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether a question to its engine is under way."""
-        ...
-
-    def open(self, written: Iterable[str]) -> None:
-        """Open its workspace.
-
-        Args:
-            written: directories in which children or tools may have made links.
-
-        Raises:
-            OSError: the workspace is not available.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close its workspace."""
-        ...
-
-    async def start(self) -> SpawnedProcess:
-        """See ``supervision.Starter``."""
-        ...
-
-    async def clean_up(self) -> None:
-        """See ``supervision.Starter``."""
-        ...
-
-    async def has(self, child: ChildView, tool: str, cwd: bytes) -> bool:
-        """Return whether it can run a tool now, in a working directory."""
-        ...
-
-    async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
-        """See ``routes.Target``."""
-        ...
-
-    async def command(
-        self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int
-    ) -> SpawnPlan:
-        """See ``routes.Target``."""
-        ...
 
 
 class SidecarState(msgspec.Struct):
@@ -122,7 +62,7 @@ class SidecarsState(msgspec.Struct):
         """Return their directory."""
         return None if self.state is None else Scratch.restore(self.state)
 
-    def process_of(self, sidecar: Sidecar, host: Parts) -> SpawnedProcess | None:
+    def process_of(self, sidecar: Backend, host: Parts) -> SpawnedProcess | None:
         """Return the process of an unchanged sidecar; None to start one."""
         left = self.running.get(sidecar.name)
         if left is None or left.section != msgspec.to_builtins(sidecar.section):
@@ -160,7 +100,7 @@ class Sidecars:
     """
 
     def __init__(
-        self, sidecars: tuple[Sidecar, ...], state: Scratch | None = None
+        self, sidecars: tuple[Backend, ...], state: Scratch | None = None
     ) -> None:
         self.sidecars = sidecars
         self.state = state
@@ -233,7 +173,7 @@ class Sidecars:
                     yield fd, "pidfd"
 
 
-def _may_use(child: ChildView, rights: Rights, sidecar: Sidecar) -> bool:
+def _may_use(child: ChildView, rights: Rights, sidecar: Backend) -> bool:
     """Return whether a sidecar's tools have the token's rights at most (A5, I8).
 
     Without a workspace of the sidecar, tools work in all of the child's root; with FD
@@ -247,7 +187,7 @@ def _may_use(child: ChildView, rights: Rights, sidecar: Sidecar) -> bool:
     return rights.root and session is not None and session.client.policy.has_root
 
 
-def _fenced(child: ChildView, sidecars: Iterable[Sidecar]) -> Iterator[Sidecar]:
+def _fenced(child: ChildView, sidecars: Iterable[Backend]) -> Iterator[Backend]:
     """Yield the sidecars whose tools end with the lease of their child (spec FL6).
 
     A tool in a container is beneath its engine, and not beneath the child's launchpad.
@@ -318,7 +258,7 @@ async def _start(
 
 def _make(
     host: Parts, name: str, section: SidecarSection, state: Scratch | None
-) -> Sidecar:
+) -> Backend:
     if section.backend == "local":
         if state is None:
             return LocalSidecar(name, section, host, "/")

@@ -61,7 +61,9 @@ class Descriptors:
 
     def hold(self, count: int) -> None:
         """Count so many more as held; fewer if negative."""
-        self._fs.set_aside(self._beyond(count))
+        beyond = self._beyond(count)
+        if beyond:
+            self._fs.set_aside(beyond)
         self.held += count
 
     def _beyond(self, count: int) -> int:

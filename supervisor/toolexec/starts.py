@@ -4,7 +4,8 @@
 
 Rules of this file.
 
-1. A start takes a millisecond: it is looked at only if it takes long (``slow_steps``).
+1. A start takes a millisecond, and costs an entry in a set and no task. One task looks
+   at all starts every ``LOOK_S`` while there are some: at those that were there before.
 2. A start without its client is given up, unless it is detached (spec E25), and so is
    one that takes longer than its tool may run.
 3. A signal ends a process before its exec, as the kernel's default does: it has no
@@ -24,12 +25,16 @@ from supervisor.toolexec.wire import GoneError
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import NoReturn
 
-    from supervisor.toolexec.slow_steps import Lookout
     from supervisor.toolexec.wire import Wire
 
 LEAST_S = 0.001
 """The remainder of a time limit that the start has used up: 0 would be no limit."""
+
+
+LOOK_S = 0.25
+"""Time between two looks: a tenth of the time for a client's end."""
 
 
 class StartEndedError(Exception):
@@ -55,13 +60,22 @@ class Start:
 
     Attributes:
         code: the exit code of a given-up start; None for none.
+        is_given_up: whether giving up was asked for, even if too late.
 
     Raises:
         StartEndedError: it was given up with an exit code.
         BusyError: it was given up without one: its client is gone.
     """
 
-    __slots__ = ("_detach", "_lookout", "_scope", "_until", "_wire", "code")
+    __slots__ = (
+        "_detach",
+        "_lookout",
+        "_scope",
+        "_until",
+        "_wire",
+        "code",
+        "is_given_up",
+    )
 
     def __init__(
         self,
@@ -77,6 +91,7 @@ class Start:
         self._until = trio.current_time() + limit_s if limit_s else math.inf
         self._scope = trio.CancelScope()
         self.code: int | None = None
+        self.is_given_up = False
 
     def __enter__(self) -> None:
         self._lookout.add(self)
@@ -99,12 +114,8 @@ class Start:
     def give_up(self, code: int | None = None) -> None:
         """End it if it is not over: with an exit code, or without a client."""
         self.code = code
+        self.is_given_up = True
         self._scope.cancel()
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether giving up was asked for, even if too late."""
-        return self._scope.cancel_called
 
     @property
     def left_s(self) -> float:
@@ -122,3 +133,36 @@ class Start:
                 self._wire.check_there()
             except (GoneError, OSError):
                 self.give_up()
+
+
+class Lookout:
+    """The starts under way in one host."""
+
+    def __init__(self) -> None:
+        self._under_way: set[Start] = set()
+        self._some = trio.Event()
+
+    @property
+    def under_way(self) -> frozenset[Start]:
+        """The starts that have not ended."""
+        return frozenset(self._under_way)
+
+    def add(self, one: Start) -> None:
+        """Watch a start."""
+        self._under_way.add(one)
+        self._some.set()
+
+    def remove(self, one: Start) -> None:
+        """Remove a start that has ended."""
+        self._under_way.discard(one)
+
+    async def run(self) -> NoReturn:
+        """Look at slow starts until cancelled (rule 1)."""
+        while True:
+            await self._some.wait()
+            while self._under_way:
+                before = tuple(self._under_way)
+                await trio.sleep(LOOK_S)
+                for one in self._under_way.intersection(before):
+                    one.look()
+            self._some = trio.Event()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import socket
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -123,7 +123,8 @@ class Wire:
         try:
             body = BodyReader(head.headers, head.version)
             first, self._ahead = self._ahead[:FIRST_BYTES], self._ahead[FIRST_BYTES:]
-            self._feed(body, first)
+            body.feed(first)
+            self.received[1:] = body.replay()
             if not body.is_complete:
                 await self._receive_body(head, body, first_look)
         except FramingError as why:
@@ -132,7 +133,10 @@ class Wire:
             raise RefusedAtOnceError(requests.PAYLOAD_TOO_LARGE) from None
         except HeadTooLargeError:
             raise RefusedAtOnceError(requests.HEAD_TOO_LARGE) from None
-        if body.rest or self._ahead or self._has_more():
+        has_more = bool(body.rest or self._ahead)
+        with suppress(OSError):  # empty, or its end: ``check_there`` reports that
+            has_more = has_more or bool(self.sock.recv(1, socket.MSG_PEEK))
+        if has_more:
             refusal = requests.bad_request("bytes after the body")
             raise RefusedAtOnceError(refusal)
         return head, bytes(body.body)
@@ -144,10 +148,6 @@ class Wire:
     def hold(self, data: bytes) -> None:
         """Receive first the bytes of another program of this host."""
         self._ahead = data
-
-    def _feed(self, body: BodyReader, data: bytes) -> None:
-        body.feed(data)
-        self.received[1:] = body.replay()
 
     async def _receive_head(self) -> Head:
         reader = HeadReader()
@@ -168,23 +168,14 @@ class Wire:
             except HeadTooLargeError:
                 raise RefusedAtOnceError(requests.HEAD_TOO_LARGE) from None
             if cut is not None:
-                text = self._take_head(cut)
-                if len(text) <= SMALL_HEAD_BYTES:
-                    return self._parse(text)
-                async with self._turn.hold():
-                    return self._parse(text)
+                text, self._ahead = cut  # later bytes are the body's
+                self._is_head = _IS_HEAD.match(text) is not None
+                self.received = [text]
+                is_small = len(text) <= SMALL_HEAD_BYTES
+                async with nullcontext() if is_small else self._turn.hold():
+                    head, self._wants_100 = http_heads.read(text)
+                    return head
             await trio.lowlevel.checkpoint()
-
-    def _take_head(self, cut: tuple[bytes, bytes]) -> bytes:
-        """Return a whole head; later bytes are kept for the body."""
-        text, self._ahead = cut
-        self._is_head = _IS_HEAD.match(text) is not None
-        self.received = [text]
-        return text
-
-    def _parse(self, text: bytes) -> Head:
-        head, self._wants_100 = http_heads.read(text)
-        return head
 
     async def _receive_body(
         self,
@@ -203,7 +194,8 @@ class Wire:
                 self._ahead = await self._receive_more()
                 async with turn.hold():
                     data, self._ahead = self._ahead, b""
-                    self._feed(body, data)
+                    body.feed(data)
+                    self.received[1:] = body.replay()
         if deadline.cancelled_caught:
             raise RefusedAtOnceError(requests.BODY_TIMEOUT)
 
@@ -226,12 +218,6 @@ class Wire:
             except BlockingIOError:
                 await wait_readable(self.sock)
 
-    def _has_more(self) -> bool:
-        try:
-            return bool(self.sock.recv(1, socket.MSG_PEEK))
-        except OSError:  # empty, or its end: ``check_there`` reports that
-            return False
-
     def check_there(self) -> None:
         """Raise ``GoneError`` if the client is gone, as ``wait_gone`` would see it.
 
@@ -250,6 +236,11 @@ class Wire:
         with suppress(OSError):
             while await self._receive():
                 await trio.lowlevel.checkpoint()
+
+    async def cancel_when_gone(self, scope: trio.CancelScope) -> None:
+        """Cancel a scope once the client is gone."""
+        await self.wait_gone()
+        scope.cancel()
 
     # The reply
 

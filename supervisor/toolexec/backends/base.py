@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.ports import ChildView
     from supervisor.spawn.process import SpawnedProcess
     from supervisor.toolexec.availability import Availability
+    from supervisor.toolexec.routes import SpawnPlan
     from supervisor.toolexec.sidecar_section import SidecarSection
 
 
@@ -101,8 +102,22 @@ class Backend(ABC):
         return own is not None
 
     @abstractmethod
+    async def start(self) -> SpawnedProcess:
+        """Start its process; see ``supervision.Starter``."""
+
+    @abstractmethod
+    async def clean_up(self) -> None:
+        """Remove leftovers of a run; see ``supervision.Starter``."""
+
+    @abstractmethod
     async def open_cwd(self, cwd: bytes, child: ChildView) -> int:
         """Return the held working directory; see ``routes.Target``."""
+
+    @abstractmethod
+    async def command(
+        self, child: ChildView, tool: str, args: tuple[bytes, ...], cwd_fd: int
+    ) -> SpawnPlan:
+        """Return the process to spawn; see ``routes.Target``."""
 
     def open(self, written: Iterable[str]) -> None:
         """Hold its workspace.

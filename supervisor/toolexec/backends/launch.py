@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,15 +16,14 @@ from hostlib.linux.net_namespace import open_net_namespace, open_user_namespace
 from supervisor.fsproxy.ports import is_withheld
 from supervisor.sandbox import start
 from supervisor.spawn.launchpad.words import NET, USERS
+from supervisor.spawn.request import SpawnRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from supervisor.fsproxy.ports import ChildView, Doors
+    from supervisor.fsproxy.ports import ChildView
     from supervisor.parts import Parts
-    from supervisor.sandbox.plan import Wanted
     from supervisor.spawn.process import SpawnedProcess
-    from supervisor.spawn.request import SpawnRequest
     from supervisor.toolexec.routes import SpawnPlan
 
 
@@ -46,104 +45,100 @@ class Owner(Protocol):
     lacks_doors: bool
 
 
-def add_doors(owner: Owner, plan: SpawnPlan) -> SpawnPlan:
-    """Return a plan whose tool reaches the model, and names, as its child does (MD1).
+def open_doors(
+    owner: Owner, plan: SpawnPlan, stack: ExitStack
+) -> tuple[dict[str, str], Mapping[str, int]]:
+    """Return a tool's environment and namespaces, to reach the model as its child (MD1).
 
-    The sidecar's value wins. A tool that runs as the host does belongs to no child. A
-    kernel that refuses the net namespace of the child starts the tool without it.
-    """
-    if plan.is_walled and _names_fd(owner) >= 0:
-        plan = replace(plan, reaches_names=True)
-    doors = _doors_of(owner) if plan.is_walled else None
-    if doors is None or not _can_join(owner, doors):
-        return plan
-    offered = {n: v for n, v in doors.env.items() if not is_withheld(n, plan.env)}
-    return replace(plan, env={**offered, **plan.env}, asks_model=True)
+    The sidecar's value wins. A kernel that refuses the net namespace of the child starts
+    the tool without the model. Where the child has names, they are in that namespace.
 
-
-def _doors_of(owner: Owner) -> Doors | None:
-    model, session = owner.host.services.llm, owner.child.session
-    if model is None or session is None:
-        return None
-    return model.doors_of(session.client)
-
-
-def _names_fd(owner: Owner) -> int:
-    """Return a socket in the net namespace where its child has names; -1 for none."""
-    names = owner.host.services.network
-    return -1 if names is None else names.inner_fd(owner.child.id)
-
-
-def _can_join(owner: Owner, doors: Doors) -> bool:
-    """Return whether a tool can join its child's namespaces; log once if not.
+    Args:
+        owner: the executions of the child.
+        plan: of a tool in the child's walls.
+        stack: closes the namespaces.
 
     Raises:
         OSError: a resource of the host is missing.
     """
-    try:
-        with _namespaces(doors.listener_fd):
-            return True
-    except OSError as why:
-        if why.errno not in _NOT_GIVEN:
-            raise
-        if not owner.lacks_doors:
-            owner.lacks_doors = True
-            text = (
-                f"Tools have no way to the model: {why.strerror} (SIOCGSKNS); they run"
-                " without OPENAI_BASE_URL, and their child asks in their place"
-            )
-            owner.host.log.write(
-                "WARNING", text, child_id=owner.child.id, reason=why.strerror
-            )
-        return False
+    services, session = owner.host.services, owner.child.session
+    env, joined = plan.env, {}
+    doors = None
+    if services.llm is not None and session is not None:
+        doors = services.llm.doors_of(session.client)
+    if doors is not None:
+        try:
+            joined = _open_namespaces(doors.listener_fd, stack)
+        except OSError as why:
+            if why.errno not in _NOT_GIVEN:
+                raise
+            _tell_lacking(owner, why)
+        else:
+            offered = {n: v for n, v in doors.env.items() if not is_withheld(n, env)}
+            env = {**offered, **env}
+    if services.network is not None and not joined:
+        inner_fd = services.network.inner_fd(owner.child.id)
+        joined = _open_namespaces(inner_fd, stack)
+    return env, joined
 
 
-@contextmanager
-def _open_namespaces(
-    owner: Owner, plan: SpawnPlan, wanted: Wanted
-) -> Iterator[Mapping[str, int]]:
-    """Yield the namespaces that a tool joins at its start."""
-    # Asked for now: an old number may be another socket's.
-    doors = _doors_of(owner) if plan.asks_model else None
-    inner_fd = -1 if doors is None else doors.listener_fd
-    if plan.reaches_names:  # the same namespace
-        inner_fd = _names_fd(owner)
-    with _namespaces(inner_fd) as joined:
-        yield {**joined, **wanted.joined}
-
-
-@contextmanager
-def _namespaces(inner_fd: int) -> Iterator[Mapping[str, int]]:
-    """Yield the namespaces of a socket that a child has made; none for -1."""
+def _open_namespaces(inner_fd: int, stack: ExitStack) -> dict[str, int]:
+    """Return the namespaces of a socket that a child has made; none for -1."""
     if inner_fd < 0:
-        yield {}
+        return {}
+    net = open_net_namespace(inner_fd)
+    stack.callback(os.close, net)
+    joined = {NET: net}
+    if os.geteuid() != 0:  # the user namespace in which the child made it
+        joined[USERS] = open_user_namespace(net)
+        stack.callback(os.close, joined[USERS])
+    return joined
+
+
+def _tell_lacking(owner: Owner, why: OSError) -> None:
+    """Log once that a child's tools cannot join its namespaces."""
+    if owner.lacks_doors:
         return
-    with ExitStack() as stack:
-        net = open_net_namespace(inner_fd)
-        stack.callback(os.close, net)
-        joined = {NET: net}
-        if os.geteuid() != 0:  # the user namespace in which the child made it
-            joined[USERS] = open_user_namespace(net)
-            stack.callback(os.close, joined[USERS])
-        yield joined
+    owner.lacks_doors = True
+    text = (
+        f"Tools have no way to the model: {why.strerror} (SIOCGSKNS); they run"
+        " without OPENAI_BASE_URL, and their child asks in their place"
+    )
+    owner.host.log.write("WARNING", text, child_id=owner.child.id, reason=why.strerror)
 
 
 async def launch(
-    owner: Owner, plan: SpawnPlan, request: SpawnRequest
+    owner: Owner,
+    plan: SpawnPlan,
+    cwd_fd: int,
+    fds: tuple[tuple[int, int], ...],
+    *,
+    with_doors: bool,
 ) -> SpawnedProcess:
-    """Start the process of a plan for one child.
+    """Start the process of a plan for one child: the one place where a tool begins.
 
     Args:
         owner: the executions of that child.
         plan: the process.
-        request: the same, for the launcher.
+        cwd_fd: its working directory.
+        fds: (descriptor, number in the tool).
+        with_doors: whether it may reach the model and names as its child does.
 
     Raises:
         SpawnError: it did not start.
         LaunchpadLost: no process can be started any more.
+        OSError: a resource of the host is missing.
     """
     host, child = owner.host, owner.child
     wanted = child.wanted
+    request = SpawnRequest(
+        executable=plan.executable,
+        argv=plan.argv,
+        env=plan.env,
+        cwd_fd=cwd_fd,
+        fds=fds,
+        rlimits=plan.rlimits,
+    )
     if not plan.is_walled or wanted is None:
         return await child.launcher.spawn(request)
     # With all walls of the child: a missing layer refuses the start, and is not
@@ -167,6 +162,10 @@ async def launch(
         # The present paths: a tool may have moved their parents.
         hidden=host.apart.locations(child.spec.made_in),
     )
-    with _open_namespaces(owner, plan, wanted) as wanted.joined:
+    with ExitStack() as stack:
+        if with_doors:
+            env, joined = open_doors(owner, plan, stack)
+            request = replace(request, env=env)
+            wanted.joined = {**joined, **wanted.joined}
         process, _ = await start.spawn(child.launcher, host.machine, request, wanted)
     return process

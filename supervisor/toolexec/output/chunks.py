@@ -70,6 +70,7 @@ class ChunkedReader:
             if self._is_open():
                 await self._send_from_log()
             elif self.offset < log.end:
+                await trio.lowlevel.checkpoint()
                 self._begin(min(self._next_end() - self.offset, PIECE_BYTES))
             elif log.is_finished:
                 return
@@ -166,7 +167,6 @@ class ChunkedReader:
             except BlockingIOError:
                 await wait_writable(self._sock)
         self._log.record_progress()
-        await trio.lowlevel.checkpoint()
 
     def _send(self, view: memoryview) -> memoryview:
         """Send bytes of the chunk; ``view`` is its next output.

@@ -94,6 +94,9 @@ class OutputLog:
         end: offset after the newest.
         is_finished: whether it is complete.
         note_at: offset of the host's note; -1 for none.
+        readers: the attached ones.
+        live: the live one (rule 3).
+        pending: bytes that were read and are not kept yet.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class OutputLog:
         self.end = 0
         self.is_finished = False
         self.note_at = -1
-        self.readers: set[Reader] = set()
+        self.readers: set[Follower] = set()
         self.live: Reader | None = None
         self._directory = directory
         self._limit_bytes = limit_bytes
@@ -115,7 +118,7 @@ class OutputLog:
         self._settled = trio.lowlevel.ParkingLot()
         self._users = 0
         self._is_discarded = False
-        self._pending = memoryview(b"")
+        self.pending = memoryview(b"")
         self._waits_from = 0  # the offset of a reader that is waited for
 
     def snapshot(self) -> LogState:
@@ -128,7 +131,7 @@ class OutputLog:
             keep_all=self._keep_all,
             is_discarded=self._is_discarded,
             stores=[store.snapshot() for store in self._stores],
-            pending=bytes(self._pending),
+            pending=bytes(self.pending),
         )
 
     def restore(self, state: LogState) -> None:
@@ -143,7 +146,7 @@ class OutputLog:
             restore_store(store, self._limit_bytes, self._quota)
             for store in state.stores
         ]
-        self._pending = memoryview(state.pending)
+        self.pending = memoryview(state.pending)
 
     # The pump's side
 
@@ -153,7 +156,7 @@ class OutputLog:
         Raises:
             LogFullError: it must be kept whole, and does not fit.
         """
-        view = self._pending = memoryview(data)
+        view = self.pending = memoryview(data)
         while view:
             store = self._stores[-1]
             room = store.room(self._low(), self.end)
@@ -167,9 +170,15 @@ class OutputLog:
                     self._give_way(store, why)
                 continue
             piece, view = view[:written], view[written:]
-            self._pending = view
-            self._took(store, written)
-            await self._hand_on(piece)
+            self.pending = view
+            self.end += written
+            if len(self._stores) > 1:  # else nothing is dropped
+                self._drop_old(store)
+            if self._grown:
+                self._grown.unpark_all()
+            live = self.live
+            if live is not None and not await live.take(piece):
+                self._leave_behind(live)
 
     async def wait_for_reader(self) -> None:
         """Let the only reader become live, if it is about to.
@@ -238,7 +247,8 @@ class OutputLog:
     def _keep(self, store: File, tap: Tap, size: int) -> None:
         while size:
             kept = store.keep(self.end, size, tap.keep)
-            self._took(store, kept)
+            self.end += kept
+            self._drop_old(store)
             size -= kept
         if self._grown:
             self._grown.unpark_all()
@@ -256,11 +266,6 @@ class OutputLog:
         elif not self._keep_all:  # else ``append`` handles it
             self._give_way(store, why)
 
-    async def append_pending(self) -> None:
-        """Keep the bytes that the program before has read and not kept."""
-        if self._pending:
-            await self.append(self._pending)
-
     def finish(self, note: bytes = b"") -> None:
         """Mark the log as complete; ``note`` is the host's text behind it."""
         if note:
@@ -272,21 +277,14 @@ class OutputLog:
         if self.live is not None:
             self.live.wake()
 
-    def _took(self, store: Store, written: int) -> None:
-        self.end += written
+    def _drop_old(self, store: Store) -> None:
+        """Drop the stores before the newest, once that has dropped bytes of its own."""
         oldest = store.oldest(self.end)
         if oldest > store.start:
             self.start = max(self.start, oldest)
             for old in self._stores[:-1]:
                 old.close()
             del self._stores[:-1]
-
-    async def _hand_on(self, piece: memoryview) -> None:
-        if self._grown:
-            self._grown.unpark_all()
-        live = self.live
-        if live is not None and not await live.take(piece):
-            self._leave_behind(live)
 
     @property
     def waits_for_room(self) -> bool:
@@ -355,7 +353,7 @@ class OutputLog:
         return LIVE_PATIENCE_S if len(self.readers) > 1 else ALONE_PATIENCE_S
 
     @contextlib.contextmanager
-    def attached(self, reader: Reader) -> Iterator[None]:
+    def attached(self, reader: Follower) -> Iterator[None]:
         """Hold the output from a reader's offset on until the block ends."""
         self.readers.add(reader)
         self._users += 1
@@ -434,17 +432,20 @@ class OutputLog:
 
 
 # Followers of a log: the live one, and those that only hold it.
-# hold it.
 
 
-class Reader(Protocol):
-    """A follower of a log.
+class Follower(Protocol):
+    """Needs a log's bytes from an offset on.
 
     Attributes:
         offset: all bytes before it were taken.
     """
 
     offset: int
+
+
+class Reader(Follower, Protocol):
+    """A follower that sends a log, and may be live."""
 
     async def take(self, piece: memoryview) -> bool:
         """Take the next piece from memory; return False to leave the rest to the log.
@@ -470,21 +471,6 @@ class Reader(Protocol):
 
 
 class Holder:
-    """Holds a log from its beginning; never live."""
+    """Holds a log from its beginning."""
 
     offset = 0
-
-    async def take(self, piece: memoryview) -> bool:
-        """See ``Reader``."""
-        return False
-
-    def frame(self, size: int) -> tuple[bytes, bytes]:
-        """See ``Reader``."""
-        return b"", b""
-
-    async def take_from(self, tap: Tap) -> bool:
-        """See ``Reader``."""
-        return False
-
-    def wake(self) -> None:
-        """See ``Reader``."""

@@ -13,7 +13,7 @@ Rules of this file.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -37,7 +37,7 @@ class OutputPump:
         log: gets the output.
 
     Attributes:
-        has_ended: whether its output is complete.
+        has_ended: whether its output is complete; set by the execution.
     """
 
     def __init__(self, pipe: int, log: OutputLog) -> None:
@@ -48,21 +48,14 @@ class OutputPump:
         self._last_bytes: int | None = None
         self._waited = True
 
-    @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Mark the output as complete when the block is left."""
-        try:
-            yield
-        finally:
-            self.has_ended = True
-
     async def run(self) -> None:
         """Log the output to its end.
 
         Raises:
             LogFullError: it must be kept whole, and does not fit.
         """
-        await self._log.append_pending()
+        if self._log.pending:  # read by the program before, and not kept
+            await self._log.append(self._log.pending)
         while data := await self._read(HEAD_BYTES):
             await self._log.append(data)
             if len(data) == HEAD_BYTES:  # much output

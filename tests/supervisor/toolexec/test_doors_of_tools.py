@@ -1,13 +1,14 @@
 """A tool's way to its child's model on a machine that gives it none."""
 
 import os
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from supervisor.fsproxy.ports import Doors
-from supervisor.toolexec.backends.launch import add_doors
+from supervisor.toolexec.backends.launch import open_doors
 from supervisor.toolexec.routes import SpawnPlan
 
 ENV = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "OPENAI_API_KEY": "sk-sandhost-a"}
@@ -52,7 +53,8 @@ def test_a_tool_starts_without_the_model_where_its_net_namespace_is_not_given(
     try:
         owner = owner_of(Doors(ENV, fd), log)
         for _ in range(2):
-            assert add_doors(owner, PLAN) == PLAN
+            with ExitStack() as stack:
+                assert open_doors(owner, PLAN, stack) == (PLAN.env, {})
     finally:
         os.close(fd)
     (said,) = log.lines
@@ -66,7 +68,8 @@ def test_a_tool_in_the_net_namespace_of_its_host_joins_none(
     doors: Doors | None,
 ) -> None:
     log = Log()
-    plan = add_doors(owner_of(doors, log), PLAN)
-    assert plan.asks_model is (doors is not None)
-    assert plan.env == {**PLAN.env, **({} if doors is None else ENV)}
+    with ExitStack() as stack:
+        env, joined = open_doors(owner_of(doors, log), PLAN, stack)
+    assert not joined
+    assert env == {**PLAN.env, **({} if doors is None else ENV)}
     assert not log.lines

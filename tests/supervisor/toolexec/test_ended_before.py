@@ -12,7 +12,6 @@ import pytest
 import trio
 
 from supervisor.toolexec.execution import Execution
-from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.output.stores import HEAD_BYTES
 from tests.helpers.stage import eventually
 from tests.helpers.toolscene import Scene, opened_scene
@@ -26,15 +25,13 @@ KIB = 1024
 @pytest.fixture
 def ended_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every tool finished before its reply begins."""
-    begin = ChildExecutions.begin
+    begin = Execution.begin
 
-    async def begin_and_wait(
-        self: ChildExecutions, execution: Execution, *args: Any
-    ) -> None:
-        await begin(self, execution, *args)
-        await execution.finished.wait()
+    async def begin_and_wait(self: Execution, *args: Any) -> None:
+        await begin(self, *args)
+        await self.finished.wait()
 
-    monkeypatch.setattr(ChildExecutions, "begin", begin_and_wait)
+    monkeypatch.setattr(Execution, "begin", begin_and_wait)
 
 
 # spec E22: what stands in memory may be all of an output, or its beginning.
@@ -83,22 +80,20 @@ async def test_a_pipe_that_somebody_holds_beyond_such_an_end_is_not_waited_for(
     monkeypatch.setattr("supervisor.toolexec.execution.HOLDERS_S", 0.1)
     go = scene.workspace / "go"
     os.mkfifo(go)
-    begin = ChildExecutions.begin
+    begin = Execution.begin
 
     with ExitStack() as holding:
 
-        async def begin_late(
-            self: ChildExecutions, execution: Execution, *args: Any
-        ) -> None:
-            process = execution.process
+        async def begin_late(self: Execution, *args: Any) -> None:
+            process = self.process
             assert process is not None
             holding.enter_context(output_of(process.pid))
             with go.open("r+b", buffering=0) as gate:
                 gate.write(b"\n")
                 await eventually(lambda: process.has_exited)
-            await begin(self, execution, *args)
+            await begin(self, *args)
 
-        monkeypatch.setattr(ChildExecutions, "begin", begin_late)
+        monkeypatch.setattr(Execution, "begin", begin_late)
         with trio.fail_after(20):
             reply = await scene.run("tool=sh&arg=-c&arg=read x <go; printf off; exit 3")
     assert (reply.body, reply.code) == (b"off", 3)

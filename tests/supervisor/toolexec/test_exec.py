@@ -6,6 +6,7 @@ V1, v2, statuses in their order, curl as a stranger.
 import os
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,7 +235,11 @@ async def test_a_fault_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     said: list[tuple[str, str]] = []
-    monkeypatch.setattr(scene.tool.context, "log", lambda *line: said.append(line))
+    monkeypatch.setattr(
+        scene.tool.context,
+        "log",
+        SimpleNamespace(write=lambda *line: said.append(line)),
+    )
     request = scene.request(b"tool=true")
     with monkeypatch.context() as patch:
         patch.setattr(where, lambda *_: 1 // 0)
@@ -254,7 +259,11 @@ async def test_a_fault_while_refusing_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, places: int
 ) -> None:
     said: list[tuple[str, str]] = []
-    monkeypatch.setattr(scene.tool.context, "log", lambda *line: said.append(line))
+    monkeypatch.setattr(
+        scene.tool.context,
+        "log",
+        SimpleNamespace(write=lambda *line: said.append(line)),
+    )
     with monkeypatch.context() as patch:
         patch.setattr(slots, "MAX_CONNECTIONS", places)
         patch.setattr(Wire, "reply", lambda *_: 1 // 0)

@@ -357,13 +357,13 @@ async def test_a_tool_that_passed_a_limit_is_killed_by_the_next_program(
     assert left is not None
     (handed,) = [one for child in left.children for one in child.executions]
     assert handed.passed == "bytes"
-    begin = Execution.begin
+    run = Execution.run
 
-    def begin_again(self: Execution, nursery: trio.Nursery, timeout_s: float) -> None:
+    def run_again(self: Execution, nursery: trio.Nursery, timeout_s: float) -> None:
         self.passed = handed.passed
-        begin(self, nursery, timeout_s)
+        run(self, nursery, timeout_s)
 
-    monkeypatch.setattr(Execution, "begin", begin_again)
+    monkeypatch.setattr(Execution, "run", run_again)
     reply = await sh(scene, tenant, "sleep 1000")
     assert reply.code == 128 + signal.SIGKILL
     assert reply.body == PASSED_NOTE % b"bytes"

@@ -4,6 +4,7 @@ import os
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from protocol.toolexec.token import narrow_token
 from supervisor.llmfd import Settings as ContentSettings
 from supervisor.llmfd import Store
 from supervisor.llmfd.service import FdService
-from supervisor.toolexec.handles import Handles
+from supervisor.toolexec.handles import make_handle
 from tests.helpers.command import SANDHOST, sandhost
 from tests.helpers.stage import eventually
 from tests.helpers.toolruns import program
@@ -42,7 +43,8 @@ async def with_fds(
         scene.stage.host.services.fds = fds
         stack.callback(fds.close)
         await fds.child_starting(scene.child.puppet.child, stack)
-        scene.tool.context.large_output = Handles(fds, scene.tool.context.log)
+        offer = partial(make_handle, fds, scene.tool.context.log.write)
+        scene.tool.context.large_output = offer
         yield scene, fds
         scene.stage.host.services.fds = None
 

@@ -17,10 +17,10 @@ import pytest
 import trio
 import trio.testing
 
-from supervisor.toolexec import replies
+from supervisor.toolexec import connection
 from supervisor.toolexec.connection import Connection
 from supervisor.toolexec.output.log import OutputLog
-from supervisor.toolexec.replies import Moment
+from supervisor.toolexec.reply_task import Moment
 from supervisor.toolexec.server import Server
 from supervisor.toolexec.service import ToolExecState
 from supervisor.toolexec.wire import Wire
@@ -50,7 +50,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Wire, "__init__", make)
     monkeypatch.setattr(OutputLog, "wait_beyond", wait_for_all)
-    monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
+    monkeypatch.setattr(connection, "HEAD_WAITS_S", 10.0)
 
 
 @asynccontextmanager

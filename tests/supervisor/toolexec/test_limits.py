@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -315,7 +316,11 @@ async def test_a_shortage_of_descriptors_is_survived(
         failures.append(is_news())
         return failures[-1]
 
-    monkeypatch.setattr(scene.tool.context, "log", lambda *line, **_: said.append(line))
+    monkeypatch.setattr(
+        scene.tool.context,
+        "log",
+        SimpleNamespace(write=lambda *line, **_: said.append(line)),
+    )
     monkeypatch.setattr(scene.tool.context.places, "is_shortage_news", counted)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(socket.AF_UNIX) as sock:

@@ -5,6 +5,7 @@ import hashlib
 import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -504,7 +505,11 @@ async def test_an_output_that_cannot_be_read_is_told(
     async with opened_scene(tmp_path, verbose=verbose) as scene:
         said: list[tuple[str, str]] = []
         monkeypatch.setattr(
-            scene.tool.context, "log", lambda *line, **_: said.append(line)
+            scene.tool.context,
+            "log",
+            SimpleNamespace(
+                write=lambda *line, **_: said.append(line), writes=lambda _: True
+            ),
         )
         with await scene.connect() as sock:
             await send(sock, scene.request(numbers(100_000), proto="1"))

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -10,7 +11,7 @@ import trio.testing
 
 from hostlib.listener import ACCEPT_PAUSE_S, accept_socket
 from protocol.toolexec import requests
-from supervisor.toolexec import replies
+from supervisor.toolexec import connection
 from supervisor.toolexec.output.log import OutputLog
 from supervisor.toolexec.wire import Wire
 from tests.helpers.stage import eventually
@@ -190,7 +191,7 @@ async def test_a_tool_that_ends_at_once_is_answered_in_one_piece(
         sent.append(b"".join(parts))
         await send_parts(self, *parts)
 
-    monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
+    monkeypatch.setattr(connection, "HEAD_WAITS_S", 10.0)
     monkeypatch.setattr(Wire, "send", noted)
     reply = await scene.run("tool=true")
     assert (reply.status, reply.code, reply.body) == (200, 0, b"")
@@ -204,9 +205,13 @@ async def test_a_fault_in_an_answer_ends_its_connection_and_no_other(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[str, str]] = []
-    monkeypatch.setattr(scene.tool.context, "log", lambda *line, **_: said.append(line))
+    monkeypatch.setattr(
+        scene.tool.context,
+        "log",
+        SimpleNamespace(write=lambda *line, **_: said.append(line)),
+    )
     request = scene.request(b"tool=true")
-    monkeypatch.setattr(replies, "HEAD_WAITS_S", 10.0)
+    monkeypatch.setattr(connection, "HEAD_WAITS_S", 10.0)
     with monkeypatch.context() as patch:
         patch.setattr(OutputLog, "in_memory", lambda _: 1 // 0)
         with await scene.connect() as sock:

@@ -15,7 +15,6 @@ import trio.testing
 
 from protocol.toolexec.token import ALL
 from supervisor.spec import ChildSpec
-from supervisor.toolexec.configuration import toolexec_settings
 from supervisor.toolexec.listeners import LISTEN, tcp_listener, unix_listener
 from supervisor.toolexec.section import (
     NotifySection,
@@ -23,7 +22,7 @@ from supervisor.toolexec.section import (
     check_toolexec,
 )
 from supervisor.toolexec.service import open_toolexec
-from supervisor.toolexec.settings import ToolExecSettings
+from supervisor.toolexec.settings import ToolExecSettings, toolexec_settings
 from supervisor.toolexec.tokens import Tokens
 from tests.helpers.command import sandhost
 from tests.helpers.stage import open_stage

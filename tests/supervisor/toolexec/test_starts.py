@@ -22,8 +22,7 @@ from protocol.toolexec import requests
 from supervisor.toolexec.execution import Execution
 from supervisor.toolexec.executions import ChildExecutions
 from supervisor.toolexec.settings import NotifyCommand
-from supervisor.toolexec.slow_steps import LOOK_S, Lookout
-from supervisor.toolexec.starts import LEAST_S, Start
+from supervisor.toolexec.starts import LEAST_S, LOOK_S, Lookout, Start
 from supervisor.toolexec.wire import LOOK_PIECES, Wire
 from tests.helpers.spawning import stocked
 from tests.helpers.stage import eventually
@@ -291,15 +290,14 @@ async def test_who_is_given_up_a_moment_too_late_is_ended(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, code: int | None, status: int
 ) -> None:
     request = scene.request(b"tool=sleep&arg=1000", f"X-Aifo-Exec-Id: {EXEC_ID}")
-    owner = executions(scene)
-    begin = owner.begin
+    begin = Execution.begin
 
-    async def begin_late(execution: Execution, limit_s: float, name: str) -> None:
-        assert execution.start is not None
-        execution.start.give_up(code)
-        await begin(execution, limit_s, name)
+    async def begin_late(self: Execution, limit_s: float, name: str) -> None:
+        assert self.start is not None
+        self.start.give_up(code)
+        await begin(self, limit_s, name)
 
-    monkeypatch.setattr(owner, "begin", begin_late)
+    monkeypatch.setattr(Execution, "begin", begin_late)
     reply = await scene.say(request)
     assert (reply.status, reply.code) == (200, status)
     assert (b"timeout" in reply.body) is (code == 124)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.toolexec import ending, execution, replies, wire
+from supervisor.toolexec import connection, ending, execution, wire
 from tests.helpers.command import SANDHOST
 from tests.helpers.toolscene import Scene, opened_scene
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_times_are_those_of_the_protocol() -> None:
     assert (wire.HEAD_TIMEOUT_S, wire.BODY_TIMEOUT_S, wire.DRAIN_S) == (10, 30, 2)
     assert execution.HOLDERS_S == 1
-    assert replies.HEAD_WAITS_S == 0.002
+    assert connection.HEAD_WAITS_S == 0.002
 
 
 # A tool that takes no hint is killed, with what it started; its last words are kept.
