@@ -21,5 +21,8 @@ OWN_PORTS = (
 )
 """Ray's options for its own ports of a node, one each."""
 
+WORKER_PORTS = (10_002, 19_999)
+"""First and last port of actors where `--ports` says nothing: Ray's own range."""
+
 LEAST_PORTS = len(OWN_PORTS) + 8
 """How many `--ports` has at least: Ray's own, and those of actors and of their start."""

@@ -216,7 +216,7 @@ class NodeService:
         Raises:
             LinkError: the daemon refuses, or does not keep to the form.
         """
-        args = LinkArgs(self.name, self._labels)
+        args = LinkArgs(self.name, self._labels, ray=self.order.ray)
         await stream.send_all(request_line(args, CONTROL_VERSION))
         reader = ActorReader()
         while data := await daemon_socket.receive(stream):

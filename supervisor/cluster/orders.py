@@ -6,6 +6,7 @@ import msgspec
 
 from supervisor.cluster.names import PORT
 from supervisor.fleet.lease import LEASE_S
+from supervisor.fleet.messages import RayPlace  # noqa: TC001 - msgspec reads it
 from supervisor.fleet.slices import DAY
 
 
@@ -18,6 +19,7 @@ class NodeOrder(msgspec.Struct, frozen=True):
         control: the daemon's control socket.
         directory: of the node, in the daemon's state directory.
         is_head: the fleet's directory is here, and ends with the node's Ray.
+        ray: where the node's Ray may listen.
     """
 
     node: str
@@ -25,6 +27,7 @@ class NodeOrder(msgspec.Struct, frozen=True):
     control: str
     directory: str
     is_head: bool = False
+    ray: RayPlace | None = None
 
 
 class DirectoryOrder(msgspec.Struct, frozen=True):

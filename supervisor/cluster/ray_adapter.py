@@ -457,6 +457,17 @@ class Cluster:
             if row.state == 0
         }
 
+    def ports_of(self, raylet: str) -> tuple[int, ...]:
+        """Return the ports of a raylet that is alive, without those of its workers."""
+        found = set()
+        for row in self._client.get_all_node_info().values():
+            if row.node_name == raylet and row.state == 0:
+                fields = (field.name for field in row.DESCRIPTOR.fields)
+                found |= {
+                    getattr(row, name) for name in fields if name.endswith("_port")
+                }
+        return tuple(sorted(port for port in found if port > 0))
+
     def check_name(self, node: str, before: str) -> None:
         """Refuse a name that a node of the fleet has.
 

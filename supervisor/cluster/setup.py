@@ -8,15 +8,22 @@ it. It starts Ray, is a driver of it for a moment, makes the actors and ends. Ca
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from supervisor.cluster import ray_processes
-from supervisor.cluster.names import LOOPBACK, OWN_PORTS
-from supervisor.cluster.orders import DirectoryOrder, SetupOrder, SetupOutcome
+from supervisor.cluster.names import LOOPBACK, OWN_PORTS, WORKER_PORTS
+from supervisor.cluster.orders import (
+    DirectoryOrder,
+    NodeOrder,
+    SetupOrder,
+    SetupOutcome,
+)
 from supervisor.cluster.ray_adapter import (
     PAUSE_S,
     UP_S,
@@ -28,6 +35,7 @@ from supervisor.cluster.ray_adapter import (
     raylet_name,
     run_ray,
 )
+from supervisor.fleet.messages import RayPlace
 from supervisor.network.own_addresses import read_own_addresses
 
 if TYPE_CHECKING:
@@ -57,12 +65,14 @@ def _found(order: SetupOrder, head: DirectoryOrder) -> SetupOutcome:
     address = f"{order.bind}:{order.port}"
     name = raylet_name(order.node.node)
     words = ["--head", f"--port={order.port}", "--include-dashboard=false"]
-    process = _start_ray(order, [*words, "--no-monitor"], name)
+    ports = _choose_ports(order.ports)
+    process = _start_ray(order, ports, [*words, "--no-monitor"], name)
     _wait_raylet(process, order, address, name)
     with Driver(address, order.bind) as driver:
         node_id = driver.node_id(name)
         driver.make_directory(head, node_id)
-        driver.make_node(order.node, node_id, is_again=False)
+        node = _with_ray(order, (*ports.ranges(), (order.port, order.port)))
+        driver.make_node(node, node_id, is_again=False)
     return SetupOutcome(address, open_ports=_open_ports(order))
 
 
@@ -75,11 +85,51 @@ def _join(order: SetupOrder) -> SetupOutcome:
     name = foreign_raylet(cluster, _own_addresses())
     if name is None:
         name = raylet_name(order.node.node)
-        process = _start_ray(order, [f"--address={address}"], name)
+        ports = _choose_ports(order.ports)
+        process = _start_ray(order, ports, [f"--address={address}"], name)
         _wait_raylet(process, order, address, name)
+    else:
+        ports = RayPorts(cluster.ports_of(name), WORKER_PORTS)
+    node = _with_ray(order, ports.ranges())
     with Driver(address, order.bind) as driver:
-        driver.make_node(order.node, driver.node_id(name), is_again=before != "")
+        driver.make_node(node, driver.node_id(name), is_again=before != "")
     return SetupOutcome(address, open_ports=_open_ports(order))
+
+
+class RayPorts(NamedTuple):
+    """The ports of Ray on one node.
+
+    Attributes:
+        own: Ray's own; of one that is started here in the order of `OWN_PORTS`.
+        workers: first and last one of actors.
+    """
+
+    own: tuple[int, ...]
+    workers: tuple[int, int]
+
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Return them as first and last port of each range."""
+        return (*((port, port) for port in self.own), self.workers)
+
+
+def _choose_ports(given: tuple[int, int] | None) -> RayPorts:
+    """Return the ports for Ray here: all are known before anything listens."""
+    if given is not None:
+        first, last = given
+        workers = first + len(OWN_PORTS)
+        return RayPorts(tuple(range(first, workers)), (workers, last))
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.socket()) for _ in OWN_PORTS]
+        for sock in free:
+            sock.bind(("", 0))
+        return RayPorts(tuple(sock.getsockname()[1] for sock in free), WORKER_PORTS)
+
+
+def _with_ray(order: SetupOrder, ports: tuple[tuple[int, int], ...]) -> NodeOrder:
+    """Return the order for a node actor, with where Ray may listen here (FL9)."""
+    others = (str(one) for one in read_own_addresses() if not one.is_loopback)
+    place = RayPlace((order.bind, *sorted(others)), ports)
+    return msgspec.structs.replace(order.node, ray=place)
 
 
 def _open_ports(order: SetupOrder) -> tuple[int, ...]:
@@ -94,7 +144,9 @@ def _own_addresses() -> frozenset[str]:
     return frozenset(map(str, read_own_addresses()))
 
 
-def _start_ray(order: SetupOrder, more: Sequence[str], name: str) -> Program:
+def _start_ray(
+    order: SetupOrder, ports: RayPorts, more: Sequence[str], name: str
+) -> Program:
     directory = order.node.directory
     ray_processes.note_raylet(directory, name)
     words = (
@@ -108,7 +160,9 @@ def _start_ray(order: SetupOrder, more: Sequence[str], name: str) -> Program:
         "--num-gpus=0",
         "--include-log-monitor=false",
         "--disable-usage-stats",
-        *_port_words(order.ports),
+        *(f"{key}={port}" for key, port in zip(OWN_PORTS, ports.own, strict=True)),
+        f"--min-worker-port={ports.workers[0]}",
+        f"--max-worker-port={ports.workers[1]}",
         *more,
     )
     return ray_processes.start(
@@ -117,15 +171,6 @@ def _start_ray(order: SetupOrder, more: Sequence[str], name: str) -> Program:
         order.token_file,
         order.node.control,
     )
-
-
-def _port_words(ports: tuple[int, int] | None) -> list[str]:
-    if ports is None:
-        return []
-    first, last = ports
-    own = [f"{option}={first + n}" for n, option in enumerate(OWN_PORTS)]
-    workers = first + len(own)
-    return [*own, f"--min-worker-port={workers}", f"--max-worker-port={last}"]
 
 
 def _wait_raylet(process: Program, order: SetupOrder, address: str, name: str) -> None:

@@ -33,6 +33,7 @@ from supervisor.fleet.messages import (
     Joined,
     Leave,
     Program,
+    RayPlace,
     Refused,
     Renewed,
     Session,
@@ -44,6 +45,7 @@ from supervisor.fleet.messages import (
     workspace_name,
 )
 from supervisor.fleet.placement import Candidate, Needs, PlacementError, place
+from supervisor.fleet.ray_places import RayPlaces
 from supervisor.fleet.slices import (
     AccountRow,
     RequestRow,
@@ -113,6 +115,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     labels: tuple[str, ...]
     capacity: int
     version: str
+    ray: RayPlace | None = None
 
 
 class ChildRow(msgspec.Struct, frozen=True):
@@ -275,6 +278,7 @@ class Directory:
         self._leases = LeaseTable(lease_s)
         self._meta = MetaRow()
         self._nodes: dict[str, NodeRow] = {}
+        self._ray: RayPlaces | None = None
         self._others: Counter[str] = Counter()
         self._children: dict[str, ChildRow] = {}
         self._names: dict[str, str] = {}
@@ -396,7 +400,14 @@ class Directory:
             self._child_report(message.node, message.session, report, now, step)
         lease_s = self._leases.lease_s
         accounts = tuple(self.accounts)
-        answer = Joined(self.epoch, message.session, message.number, lease_s, accounts)
+        answer = Joined(
+            self.epoch,
+            message.session,
+            message.number,
+            lease_s,
+            accounts,
+            self._ray_places().places,
+        )
         step.send(message.node, answer)
 
     def _why_not(self, message: Join, node: NodeRow | None) -> tuple[str, bool] | None:
@@ -431,7 +442,18 @@ class Directory:
             message.labels,
             message.capacity,
             message.version,
+            message.ray,
         )
+
+    def _ray_places(self) -> RayPlaces:
+        """Return where Ray of nodes may listen; of one that has left it has ended."""
+        if self._ray is None:
+            self._ray = RayPlaces(
+                node.ray
+                for node in self._nodes.values()
+                if node.ray is not None and node.state is not NodeState.LEFT
+            )
+        return self._ray
 
     def _beat(self, message: Beat, now: Moment, step: Step) -> None:
         if not self._is_member(message.node, message.session):
@@ -440,7 +462,9 @@ class Directory:
             return
         self._on_node(message.node, NodeEvent.HEARD, "", now, step)
         self._others[message.node] = message.others
-        answer = Renewed(self.epoch, message.session, message.number)
+        ray = self._ray_places()
+        new = None if message.ray == ray.digest else ray.places
+        answer = Renewed(self.epoch, message.session, message.number, new)
         step.send(message.node, answer)
 
     def _leave(self, message: Leave, now: Moment, step: Step) -> None:
@@ -850,6 +874,7 @@ class Directory:
 
     def _put_node(self, row: NodeRow, step: Step) -> None:
         self._nodes[row.name] = row
+        self._ray = None
         step.put("nodes", row.name, row)
 
     def _put_child(self, row: ChildRow, step: Step) -> None:

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from supervisor.fleet.ray_places import RayPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
+    from ipaddress import IPv4Address, IPv6Address
+
+Address: TypeAlias = "IPv4Address | IPv6Address"
 
 
 class FencedError(Exception):
@@ -75,11 +81,13 @@ class Fence:
         node: name of the node that the host is; None where it is in no fleet.
         judge: raises FencedError for a life whose effects may not go out.
         payer: pays their calls; None where the host is in no fleet.
+        ray: of all nodes; fleet children do not reach it (FL9).
     """
 
     def __init__(self) -> None:
         self.node: str | None = None
         self.payer: Payer | None = None
+        self.ray = RayPlaces()
         self.judge: Callable[[FleetLife], None] = _refuse
         self._lives: dict[str, FleetLife] = {}
 
@@ -112,6 +120,19 @@ class Fence:
 
     def _judge(self, life: FleetLife) -> None:
         self.judge(life)
+
+    def keeps_from(
+        self, child_id: str, address: Address, port: int, own: AbstractSet[Address]
+    ) -> bool:
+        """Return whether a child may not reach a place, for Ray may listen there.
+
+        Args:
+            child_id: of the host; one that is in no fleet is kept from nothing.
+            address: without a zone.
+            port: of it.
+            own: the host's addresses.
+        """
+        return child_id in self._lives and self.ray.have(address, port, own)
 
 
 def _refuse(life: FleetLife) -> None:

@@ -20,6 +20,7 @@ from supervisor.fleet.messages import (
     VERSION,
     FromNode,
     Message,
+    RayPlace,
     decode_from_node,
     encode,
 )
@@ -54,11 +55,13 @@ class LinkArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         node: name of the node in the fleet.
         labels: what children may need.
         version: of these messages, as the actor has it.
+        ray: of the node.
     """
 
     node: str
     labels: tuple[str, ...] = ()
     version: str = VERSION
+    ray: RayPlace | None = None
 
 
 class LinkAnswer(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-VERSION = "fleet-1"
+VERSION = "fleet-2"
 """The form of these messages; another one is refused by name (FL11)."""
 
 
@@ -138,6 +138,18 @@ class SliceReport(msgspec.Struct, frozen=True):
     is_last: bool
 
 
+class RayPlace(msgspec.Struct, frozen=True):
+    """The addresses and ports at which Ray of a node may listen.
+
+    Attributes:
+        addresses: of the node's machine, as texts.
+        ports: first and last of each range.
+    """
+
+    addresses: tuple[str, ...]
+    ports: tuple[tuple[int, int], ...]
+
+
 class Join(_Message, frozen=True):
     """A node joins with a new session, or says again what runs in its session.
 
@@ -147,6 +159,7 @@ class Join(_Message, frozen=True):
         number: of the attempt; the answer repeats it.
         children: what runs, and the ends that the directory has not confirmed.
         slices: all that the ledger holds.
+        ray: of the node.
     """
 
     node: str
@@ -157,6 +170,7 @@ class Join(_Message, frozen=True):
     capacity: int
     children: tuple[ChildReport, ...]
     slices: tuple[SliceReport, ...]
+    ray: RayPlace | None = None
 
 
 class Beat(_Message, frozen=True):
@@ -165,12 +179,14 @@ class Beat(_Message, frozen=True):
     Attributes:
         number: the answer repeats it.
         others: children that its daemon has beside those of the fleet.
+        ray: digest of the nodes' Ray as it knows it.
     """
 
     node: str
     session: Session
     number: int
     others: int = 0
+    ray: str = ""
 
 
 class ChildNews(_Message, frozen=True):
@@ -214,6 +230,7 @@ class Joined(_Message, frozen=True):
 
     Attributes:
         accounts: of the fleet; calls of its children are paid in slices of them.
+        ray: of all nodes; no child of the fleet reaches it (FL9).
     """
 
     epoch: int
@@ -221,14 +238,20 @@ class Joined(_Message, frozen=True):
     number: int
     lease_s: float
     accounts: tuple[str, ...] = ()
+    ray: tuple[RayPlace, ...] = ()
 
 
 class Renewed(_Message, frozen=True):
-    """A node's lease counts from now."""
+    """A node's lease counts from now.
+
+    Attributes:
+        ray: of all nodes; None where the node knows it.
+    """
 
     epoch: int
     session: Session
     number: int
+    ray: tuple[RayPlace, ...] | None = None
 
 
 class Refused(_Message, frozen=True):

@@ -43,12 +43,13 @@ from supervisor.fleet.messages import (
     SlicesSettled,
     Start,
 )
+from supervisor.fleet.ray_places import RayPlaces
 from supervisor.fleet.states import PHASES, Phase, PhaseAction, PhaseEvent
 from supervisor.fleet.step import Step
 
 if TYPE_CHECKING:
     from supervisor.fleet.held_slices import HeldSlices, Reserved
-    from supervisor.fleet.messages import FromDirectory
+    from supervisor.fleet.messages import FromDirectory, RayPlace
     from supervisor.fleet.step import Moment
 
 STARTING, RUNNING = "starting", "running"
@@ -149,6 +150,8 @@ class Node:
 
     Attributes:
         accounts: of the fleet, as the directory said last.
+        ray: of all nodes, as the directory said last.
+        own_ray: of this node, told at a join.
     """
 
     def __init__(
@@ -162,6 +165,8 @@ class Node:
         self.name = name
         self.phase = Phase.OUT
         self.accounts: tuple[str, ...] = ()
+        self.ray = RayPlaces()
+        self.own_ray: RayPlace | None = None
         self.session: Session | None = None
         self.held = held
         self._labels = labels
@@ -236,7 +241,8 @@ class Node:
         """
         step = NodeStep()
         if self.phase is Phase.MEMBER and self.session is not None:
-            step.send(self.name, Beat(self.name, self.session, number, others))
+            ray = self.ray.digest
+            step.send(self.name, Beat(self.name, self.session, number, others, ray))
             for child_id in self._unconfirmed:
                 self._send_report(self._children[child_id], step)
             for request in self.held.asked():
@@ -299,6 +305,8 @@ class Node:
             event = PhaseEvent.REJECTED if is_final else PhaseEvent.REFUSED
             self._on(event, now, step, message.reason)
             return
+        if message.ray is not None:
+            self.ray = RayPlaces(message.ray)
         if isinstance(message, Joined):
             self._lease.lease_s = message.lease_s
             self.accounts = message.accounts
@@ -364,6 +372,7 @@ class Node:
                 self._capacity,
                 children,
                 self.held.inventory(),
+                self.own_ray,
             ),
         )
 

@@ -269,6 +269,7 @@ class Member:
         if node is None:
             return
         self._host.fence.node = None if node.is_out else node.name
+        self._host.fence.ray = node.ray
         for send in step.sends:
             self._send(send.message)
         for action in step.actions:
@@ -337,6 +338,7 @@ class Member:
             self._held.node = args.node
             node = Node(args.node, labels, self._capacity, self._held)
             self.node = node
+            node.own_ray = args.ray
             self._do(node.join(self._clocks()))
         return node
 

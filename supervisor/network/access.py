@@ -11,7 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.network.addresses import Opening, judge
+from supervisor.network.addresses import (
+    Opening,
+    held_addresses,
+    judge,
+    without_zone,
+)
 from supervisor.network.contradictions import clashing_ports, contradictions
 from supervisor.network.hosts import shorten
 from supervisor.network.narrowing import change
@@ -45,6 +50,10 @@ class DeniedError(Exception):
         self.refused = refused
 
 
+def _nowhere(_address: Address, _port: int, _own: AbstractSet[Address]) -> bool:
+    return False
+
+
 class Access:
     """The rules of one child in force, and the names that it has addresses for.
 
@@ -52,6 +61,8 @@ class Access:
         settings: the settings of the child's start.
         own_addresses: reads those of the host.
         names: of the pool of a child that is taken over.
+        is_kept_from: tells of an address without a zone, a port and the host's addresses
+            whether the child may not reach it whatever its rules say.
 
     Attributes:
         rules: of this moment.
@@ -63,6 +74,7 @@ class Access:
         settings: NetworkSettings,
         own_addresses: Callable[[], AbstractSet[Address]],
         names: Iterable[str] = (),
+        is_kept_from: Callable[[Address, int, AbstractSet[Address]], bool] = _nowhere,
     ) -> None:
         self.rules = settings.rules
         self.pool = Pool(names)
@@ -70,6 +82,7 @@ class Access:
         self._credentials = tuple(terms.inner_rule for terms in settings.credentials)
         self._published = tuple(one.port for one in settings.publish)
         self._own_addresses = own_addresses
+        self._is_kept_from = is_kept_from
 
     def changed(self, allow: Sequence[Rule], deny: Sequence[Rule]) -> Rules:
         """Return the rules after a change that is not made yet.
@@ -141,6 +154,10 @@ class Access:
             DeniedError: one of them is out of reach, or there is none.
         """
         own = self._own_addresses()
+        for address in addresses:
+            for one in (without_zone(address), *held_addresses(address)):
+                if self._is_kept_from(one, grant.port, own):
+                    raise DeniedError(host, grant.port, Refused(Reason.FLEET_PORT))
         opening = grant.opening(outer_pool=self._outer_pool)
         reason = judge(addresses, opening, own)
         if reason is not None:

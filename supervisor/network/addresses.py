@@ -109,7 +109,7 @@ def judge(
     if not addresses:
         return Reason.NO_SUCH_NAME
     for address in addresses:
-        reason = _judge_one(_without_zone(address), opening, own)
+        reason = _judge_one(without_zone(address), opening, own)
         if reason is not None:
             return reason
     return None
@@ -194,5 +194,6 @@ def _held_by_teredo(address: IPv6Address) -> tuple[IPv4Address, IPv4Address]:
     return IPv4Address((bits >> 64) & 0xFFFFFFFF), IPv4Address(~bits & 0xFFFFFFFF)
 
 
-def _without_zone(address: Address) -> Address:
+def without_zone(address: Address) -> Address:
+    """Return an address without the interface that it is of."""
     return address if isinstance(address, IPv4Address) else IPv6Address(int(address))

@@ -169,7 +169,12 @@ class ChildNetwork:
         self._bounds = bounds = bounds or Bounds()
         self._traffic = Traffic(state.traffic)
         self._notices = Notices(outside.journal, identity.child_id, state.notices)
-        self._access = Access(settings, outside.own_addresses, state.names)
+        self._access = Access(
+            settings,
+            outside.own_addresses,
+            state.names,
+            partial(outside.fence.keeps_from, identity.child_id),
+        )
         routes = map(ip_network, state.routes)
         self._routes = frozenset([*settings.rules.networks(), *routes])
         if bounds.net_bytes is not None:

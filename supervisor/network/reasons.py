@@ -17,6 +17,7 @@ class Reason(StrEnum):
     REFUSED_BY_RULE = "refused-by-rule"
     PRIVATE_ADDRESS = "private-address"
     OWN_ADDRESS = "own-address"
+    FLEET_PORT = "fleet-port"
     NO_SUCH_NAME = "no-such-name"
     NO_NAME = "no-name"
     TOO_MANY_NAMES = "too-many-names"

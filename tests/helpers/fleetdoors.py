@@ -26,7 +26,7 @@ from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
 from supervisor.cluster.ray_processes import DIRECTORY
 from supervisor.cluster.requests import RequestError
-from supervisor.fleet.messages import VERSION
+from supervisor.fleet.messages import VERSION, RayPlace
 from supervisor.fleet.store import FleetStore
 from tests.helpers.daemon import Daemon
 from tests.helpers.fleetscene import CALM_S
@@ -82,12 +82,14 @@ class Doors:
     Attributes:
         daemons: by the names of their nodes.
         nodes: the actors that run.
+        ray: where Ray of a node is said to listen, before it begins.
     """
 
     nursery: trio.Nursery
     directory: DirectoryService
     daemons: dict[str, Daemon]
     nodes: dict[str, NodeService] = field(default_factory=dict)
+    ray: dict[str, RayPlace] = field(default_factory=dict)
     _scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
     _ended: dict[str, trio.Event] = field(default_factory=dict)
     _others: dict[str, Others] = field(default_factory=dict)
@@ -118,7 +120,8 @@ class Doors:
         self._others[node] = others = Others(self)
         is_head = node == next(iter(self.daemons))
         directory = f"{self.daemons[node].where}/state/{DIRECTORY}"
-        order = NodeOrder(node, (node, "gpu"), control, directory, is_head=is_head)
+        labels, ray = (node, "gpu"), self.ray.get(node)
+        order = NodeOrder(node, labels, control, directory, is_head, ray)
         service = NodeService(order, others, LOG, lambda: None)
         state = JoinState(is_up=node in self._ended)
         self._ended[node] = trio.Event()

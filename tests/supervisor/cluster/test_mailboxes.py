@@ -167,7 +167,7 @@ async def test_a_request_may_last_while_its_actor_is_alive(
 ) -> None:
     monkeypatch.setattr(ray_adapter, "ALIVE_S", 0.1)
     actor = LastingActor(is_alive=True)
-    assert await answered(actor, "node 'b'", "fleet-1", "leave") == (True, b"done")
+    assert await answered(actor, "node 'b'", "fleet-2", "leave") == (True, b"done")
     actor = LastingActor(is_alive=False)
     with pytest.raises(RequestError, match="node 'b': its actor does not answer"):
-        await answered(actor, "node 'b'", "fleet-1", "leave")
+        await answered(actor, "node 'b'", "fleet-2", "leave")

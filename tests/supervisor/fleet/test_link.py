@@ -37,7 +37,7 @@ from supervisor.fleet.messages import (
 SESSION = Session("L1", 3)
 BEATS = [Beat("a", SESSION, number) for number in range(1, 4)]
 ANSWER = (
-    b'{"v":1,"ok":true,"result":{"version":"fleet-1","ledger":"L1","capacity":9}}\n'
+    b'{"v":1,"ok":true,"result":{"version":"fleet-2","ledger":"L1","capacity":9}}\n'
 )
 
 
@@ -122,7 +122,7 @@ def test_the_request_is_a_line_of_the_control_socket() -> None:
     assert msgspec.json.decode(line) == {
         "v": 1,
         "do": "fleet-link",
-        "args": {"node": "a", "labels": ["gpu"], "version": VERSION},
+        "args": {"node": "a", "labels": ["gpu"], "version": VERSION, "ray": None},
     }
 
 
@@ -131,7 +131,7 @@ def test_an_actor_reads_the_answer_and_what_follows_in_the_same_bytes() -> None:
     reader = ActorReader()
     news = ChildNews("a", SESSION, ChildReport("c1", 1, "running", pid=7))
     assert reader.feed(ANSWER + frames(news)) == [news]
-    assert reader.answer == LinkAnswer("fleet-1", "L1", 9)
+    assert reader.answer == LinkAnswer("fleet-2", "L1", 9)
 
 
 # spec FL2
@@ -177,7 +177,7 @@ def test_a_first_link_is_let_in() -> None:
 
 # spec FL11
 def test_a_link_of_another_version_is_refused_with_both_named() -> None:
-    with pytest.raises(LinkError, match=r"'fleet-0'.*'fleet-1'"):
+    with pytest.raises(LinkError, match=r"'fleet-0'.*'fleet-2'"):
         check_link(LinkArgs("a", (), "fleet-0"), linked=None)
 
 
@@ -202,7 +202,7 @@ def test_a_link_that_cannot_be_is_refused(
     ("args", "why"),
     [
         (LinkArgs("a"), r"no \[fleet\]"),
-        (LinkArgs("a", (), "fleet-0"), r"'fleet-0'.*'fleet-1'"),
+        (LinkArgs("a", (), "fleet-0"), r"'fleet-0'.*'fleet-2'"),
     ],
 )
 def test_a_daemon_without_the_section_refuses_all(args: LinkArgs, why: str) -> None:

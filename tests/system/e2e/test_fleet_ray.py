@@ -25,6 +25,7 @@ import pytest
 
 from hostlib.unix_names import is_deaf
 from supervisor.cluster import ray_processes
+from tests.helpers.addresses import own_address
 from tests.helpers.command import Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.rounds import LONG
@@ -48,10 +49,17 @@ workspace = ["repo"]
 [policy.bare]
 sandbox = "none"
 """
-UNFENCED = FLEET.replace("[fleet]", "[fleet]\nunfenced = true", 1)
-
-
 PORTS = "21700-21760"
+OWN = own_address()
+NETWORK = """
+[policy.wide]
+network = ["{address}:{ports}"]
+"""
+if OWN is not None:
+    FLEET += NETWORK.format(
+        address=OWN, ports=",".join(str(port) for port in range(21_700, 21_761))
+    )
+UNFENCED = FLEET.replace("[fleet]", "[fleet]\nunfenced = true", 1)
 
 
 @dataclass
