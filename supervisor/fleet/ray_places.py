@@ -1,4 +1,4 @@
-"""Addresses and ports of the fleet's Ray, which no child of the fleet reaches (FL9)."""
+"""Places where the fleet's Ray may listen; no child of it reaches one (FL9)."""
 
 from __future__ import annotations
 
