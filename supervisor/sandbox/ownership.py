@@ -162,15 +162,6 @@ def _ways_through(found: os.stat_result, user: int, mapped: bool) -> int:
     return stat.S_IXOTH | (stat.S_IXGRP if is_group else 0)
 
 
-def has_others(directories: Iterable[str], user: int) -> bool:
-    """Tell whether one of some directories is not a user's own.
-
-    Raises:
-        OSError: one is gone.
-    """
-    return any(os.lstat(path).st_uid != user for path in directories)
-
-
 def give(directories: Iterable[str], user: int) -> None:
     """Give directories and their content to a user; slow for large ones.
 

@@ -364,12 +364,6 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
         plan.leave(layers, "cgroup", wanted.no_groups)
     if wanted.user is None:
         plan.leave(layers, "uid", "it was given no user")
-    else:
-        user = wanted.user if "uid" in layers else os.geteuid()
-        if ownership.has_others(wanted.own, user):
-            await in_thread(ownership.give, wanted.own, user, share=wanted.share)
-    if "uid" not in layers:
-        _stay_root(wanted)
     is_kept = _groups_keep(layers)
     if wanted.needs_groups and not is_kept:
         leaves = "cgroup" in layers
@@ -380,9 +374,8 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
     if "rlimits" in layers:
         rlimits = ((resource.RLIMIT_CORE, 0, 0), *rlimits)
     # It looks at what may be anywhere, and at what the child has made.
-    program = request.executable
     home = request.env.get("HOME", "/")
-    ask = partial(request_layers, layers, wanted, program, home)
+    ask = partial(_give_and_ask, layers, wanted, request.executable, home)
     asked, lost = await in_thread(ask, share=wanted.share)
     plan.missing.update(lost)
     listener = request.listener if "netns" in layers else None
@@ -399,6 +392,18 @@ def _check_served(plan: Plan, layers: Collection[str], wanted: Wanted) -> None:
         if layer not in layers:
             why = plan.missing.get(layer, f"profile {wanted.profile.name!r} lacks it")
             raise not_served(layer, why)
+
+
+def _give_and_ask(
+    layers: set[str], wanted: Wanted, executable: str, home: str
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Give a child its own directories; return as ``request_layers``."""
+    if wanted.user is not None:
+        user = wanted.user if "uid" in layers else os.geteuid()
+        ownership.give(wanted.own, user)
+    if "uid" not in layers:
+        _stay_root(wanted)
+    return request_layers(layers, wanted, executable, home)
 
 
 def request_layers(

@@ -9,9 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from hostlib.messages import USED_UP
@@ -22,13 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from supervisor.spawn.inner_pair import InnerListener, InnerMounts
-
-# As os.fsencode, which asks first what it was given: there are many texts in a start.
-_bytes_of = partial(
-    str.encode,
-    encoding=sys.getfilesystemencoding(),
-    errors=sys.getfilesystemencodeerrors(),
-)
 
 # environ(7) has no default; this is what execvp(3) searches without PATH.
 DEFAULT_PATH = "/bin:/usr/bin"
@@ -110,9 +101,9 @@ class SpawnRequest:
         for fault in (*_faults_of_program(self), *_faults_of_env(self.env)):
             raise self._refusal(errno.EINVAL, fault)
         try:
-            executable = _bytes_of(self.executable)
-            argv = tuple(map(_bytes_of, self.argv))
-            env = {_bytes_of(k): _bytes_of(v) for k, v in self.env.items()}
+            executable = os.fsencode(self.executable)
+            argv = tuple(map(os.fsencode, self.argv))
+            env = {os.fsencode(k): os.fsencode(v) for k, v in self.env.items()}
         except UnicodeEncodeError as error:
             fault = f"{_shown(error.object)!r} stands for no bytes"
             raise self._refusal(errno.EINVAL, fault) from None

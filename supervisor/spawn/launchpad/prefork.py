@@ -210,20 +210,19 @@ def _keep_common_root(kind: Kind, words: tuple[Any, ...]) -> None:
     if kind.trees is None:
         kind.trees = tuple(tree for tree in trees if _is_to_read(tree))
         kind.links = links
-    own = set(trees) - set(kind.trees)
-    now = set(trees) - {tree for tree in trees if _lies_in_one_of(tree, own)}
-    kind.trees = tuple(tree for tree in kind.trees if tree in now)
-    kind.links = tuple(link for link in kind.links if link in links)
+    now = set(trees)
+    own = tuple(path + b"/" for path, *_ in now.difference(kind.trees))
+    kind.trees = tuple(
+        tree for tree in kind.trees if tree in now and not tree[0].startswith(own)
+    )
+    if kind.links != links:
+        kind.links = tuple(link for link in kind.links if link in links)
 
 
 def _is_to_read(tree: Tree) -> bool:
     """Tell whether a tree is a copy that is the same for every user."""
     _, kind, what = tree
     return kind in {"execute", "read", "device"} and what is False
-
-
-def _lies_in_one_of(tree: Tree, others: set[Tree]) -> bool:
-    return any(tree[0].startswith(other[0] + b"/") for other in others)
 
 
 def send_order(

@@ -37,11 +37,9 @@ def test_all_of_it_changes_hands_and_no_link_is_followed(
     (top / "a" / "link").symlink_to(outside)
     (top / "d" / "link").symlink_to(outside / "file")
     for user in (FIRST, SECOND, 0):
-        assert ownership.has_others([str(top)], user)
         ownership.give([str(top)], user)
         assert set(owners(top).values()) == {user}
         assert set(owners(outside).values()) == {0}
-        assert not ownership.has_others([str(top)], user)
 
 
 def test_what_is_somebody_elses_in_there_stays_so(tmp_path: Path) -> None:

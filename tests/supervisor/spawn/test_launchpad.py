@@ -322,9 +322,10 @@ def test_it_holds_nothing_of_its_host(pad: Pad) -> None:
     assert held[0] == held[1] == os.devnull
     assert kinds.count("socket:") == 1
     assert kinds.count("anon_inode:") == 2  # its epoll, and what tells of deaths
-    # And stderr, and the list of its children.
+    # And stderr, the list of its children, and the table of mounts.
     assert str(proc / "task" / str(pad.pid) / "children") in held.values()
-    assert len(held) == 7, held
+    assert str(proc / "mountinfo") in held.values()
+    assert len(held) == 8, held
     # attack 24: the environment of a process can be read by all of the same user
     assert CANARY.encode() not in (proc / "environ").read_bytes()
     assert (proc / "cwd").readlink() == Path("/")

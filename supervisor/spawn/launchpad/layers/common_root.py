@@ -67,7 +67,7 @@ class CommonRoot:
         keep_to_itself()
         top = make_top()
         attach_at_top(top)
-        self.stage = Stage(top, (*LINKS, *links))
+        self.stage = Stage(top)
         self.stage.make_places(b"/proc", b"/dev", b"/dev/shm", b"/dev/pts", b"/tmp")
         os.fchdir(top)
         for place in (b"dev/shm", b"tmp"):
@@ -79,6 +79,7 @@ class CommonRoot:
                 _SMALL,
             )
         self.has_terminals = _mount_terminals()
+        self.stage.make_links((*LINKS, *links))  # some of them lie in /tmp
         self._links = frozenset(links)
         self._seen = {tree: identity_of(tree[0]) for tree in trees}
         self._around = {above for path, *_ in trees for above in _parents(path)}

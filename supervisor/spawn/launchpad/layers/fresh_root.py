@@ -156,12 +156,11 @@ class Stage:
 
     Args:
         top: a descriptor of its directory.
-        links: (path, target) of symbolic links in it, and in what hides.
     """
 
-    def __init__(self, top: int, links: tuple[tuple[bytes, bytes], ...]) -> None:
+    def __init__(self, top: int) -> None:
         self._root = _Ours(top)
-        self._links = links
+        self._links: tuple[tuple[bytes, bytes], ...] = ()
         self._around: dict[bytes, _Ours | None] = {b"": self._root}  # None: a copy
 
     @property
@@ -175,7 +174,7 @@ class Stage:
             self._root.make_directory(path)
 
     def make_links(self, links: tuple[tuple[bytes, bytes], ...]) -> None:
-        """Make the links, here and in what hides from now on."""
+        """Make symbolic links, of (path, target), here and in what hides from now on."""
         self._links = links
         self._make_links(self._root)
 
