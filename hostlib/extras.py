@@ -18,6 +18,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "stringzilla": "stringzilla",
     },
     "metrics": {"prometheus_client": "prometheus-client"},
+    "postgres": {"psycopg": "psycopg"},
     "ray": {"ray": "ray"},
 }
 """Extra -> module -> package; the code that uses ``units`` checks for it itself."""

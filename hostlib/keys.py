@@ -72,6 +72,20 @@ def read_key(path: str) -> tuple[str, FileIdentity]:
     Raises:
         KeyFileError: it cannot be read, others may read it, or it holds no key.
     """
+    raw, identity = _read(path)
+    return _check_key(raw.strip(), f"key file {path!r}"), identity
+
+
+def identify_key_file(path: str) -> FileIdentity:
+    """Return the identity of a file of secrets that another program reads.
+
+    Raises:
+        KeyFileError: it cannot be read, or others may read it.
+    """
+    return _read(path)[1]
+
+
+def _read(path: str) -> tuple[bytes, FileIdentity]:
     try:
         fd = os.open(expand_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -88,7 +102,7 @@ def read_key(path: str) -> tuple[str, FileIdentity]:
             os.close(fd)
     except OSError as why:
         raise KeyFileError(f"cannot use key file {path!r}: {why.strerror}") from None
-    return _check_key(raw.strip(), f"key file {path!r}"), (status.st_dev, status.st_ino)
+    return raw, (status.st_dev, status.st_ino)
 
 
 def take_from_environment() -> str | None:

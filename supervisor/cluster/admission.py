@@ -6,6 +6,7 @@ fails leaves nothing; `leave` ends by pidfd all that `enter` has started.
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import sys
 from contextlib import suppress
@@ -26,6 +27,7 @@ from supervisor.cluster.orders import (
 from supervisor.cluster.ray_processes import RayError
 from supervisor.config.fleet import MOST_WORDS, WORD_RULE, is_fleet_word
 from supervisor.control.client import ControlError, call, find_control
+from supervisor.fleet.store_address import is_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,6 +150,8 @@ def enter(place: Place, options: Options) -> Entered:
             "cannot join a fleet: the daemon's configuration has no [fleet]; add it and"
             " start the daemon again"
         )
+    if is_postgres(settings.store) and (missing := missing_package("postgres")):
+        raise RayError(f"cannot join a fleet: {missing}")
     node = options.node or settings.node or socket.gethostname()
     labels = options.labels or tuple(settings.labels)
     _check_words(node, labels)
@@ -182,6 +186,7 @@ def enter(place: Place, options: Options) -> Entered:
             options.ports,
             place.capacity,
             _head(place.directory, settings) if address is None else None,
+            _resource_of(settings.store),
         )
         try:
             return _set_up(order)
@@ -229,12 +234,22 @@ def _head_address(options: Options, settings: FleetFigures) -> str:
 def _head(directory: str, settings: FleetFigures) -> DirectoryOrder:
     """Return the order for the directory of a fleet that begins here."""
     return DirectoryOrder(
-        directory,
         settings.store or f"{directory}/{ray_processes.STORE}",
         settings.lease_s,
         settings.max_tokens,
         settings.window,
+        _resource_of(settings.store),
     )
+
+
+def _resource_of(store: str | None) -> str | None:
+    """Return Ray's name for the nodes that name one PostgreSQL; None for a file.
+
+    Ray starts a directory anew on one of them: there it has the password, too.
+    """
+    if store is None or not is_postgres(store):
+        return None
+    return f"sandhost-store-{hashlib.sha256(store.encode()).hexdigest()[:16]}"
 
 
 def _set_up(order: SetupOrder) -> Entered:

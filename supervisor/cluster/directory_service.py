@@ -26,14 +26,15 @@ from supervisor.fleet.directory import (
 )
 from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.messages import decode_from_node, encode
-from supervisor.fleet.store import StepWriter
+from supervisor.fleet.step import StaleEpochError
+from supervisor.fleet.store import FleetStore, StepWriter, StoreError
+from supervisor.fleet.store_address import is_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hostlib.log import Log
-    from supervisor.fleet.step import Step
-    from supervisor.fleet.store import FleetStore
+    from supervisor.fleet.step import Step, Store
 
 TICK_S = 0.1
 """Between two looks at the clock: leases, orders to send again, windows."""
@@ -88,6 +89,23 @@ class Waited(msgspec.Struct, frozen=True):
     children: tuple[ShownChild, ...]
 
 
+def open_store(where: str) -> Store:
+    """Return a directory's store, opened; blocks.
+
+    Args:
+        where: a directory of this machine, or the address of a PostgreSQL.
+
+    Raises:
+        StoreError: another directory has it, or it cannot be used.
+    """
+    if not is_postgres(where):
+        return FleetStore(where)
+    # Its package is an extra.
+    from supervisor.fleet.postgres_store import PostgresStore  # noqa: PLC0415
+
+    return PostgresStore(where)
+
+
 class DirectoryService:
     """One directory, in the loop of its process.
 
@@ -100,7 +118,7 @@ class DirectoryService:
 
     def __init__(
         self,
-        store: FleetStore,
+        store: Store,
         deliver: Callable[[str, bytes], None],
         log: Log,
         lease_s: float = LEASE_S,
@@ -121,7 +139,8 @@ class DirectoryService:
             "forget": self._forget,
             "wait": self._wait,
         }
-        self.answer = Requests("the directory", handlers, (FleetError,), log).answer
+        refusals = FleetError, StoreError, StaleEpochError
+        self.answer = Requests("the directory", handlers, refusals, log).answer
 
     def open_account(self, name: str, limit: float, kind: str) -> None:
         """Have an account, with a limit of tokens in each of its windows."""
@@ -132,7 +151,7 @@ class DirectoryService:
 
         Raises:
             StaleEpochError: another directory has the store.
-            sqlite3.Error: the store cannot be written.
+            StoreError, sqlite3.Error: the store cannot be written.
         """
         next_tick = trio.current_time()
         while True:

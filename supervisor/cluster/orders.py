@@ -34,18 +34,18 @@ class DirectoryOrder(msgspec.Struct, frozen=True):
     """All that the directory actor is made with.
 
     Attributes:
-        directory: of the head's node, in its daemon's state directory.
-        store: directory of the store.
+        store: directory of the store, or the address of a PostgreSQL.
         lease_s: L.
         max_tokens: limit of the fleet's account; None for no account.
         window: of the account: `day` or `never`.
+        resource: of Ray's, that the nodes have to which it may move; None: it stays.
     """
 
-    directory: str
     store: str
     lease_s: float = LEASE_S
     max_tokens: float | None = None
     window: str = DAY
+    resource: str | None = None
 
 
 class SetupOrder(msgspec.Struct, frozen=True):
@@ -60,6 +60,7 @@ class SetupOrder(msgspec.Struct, frozen=True):
         ports: first and last of those that Ray uses here; None for any.
         capacity: children that the daemon takes, for others to see.
         head: of the fleet that is to be; None to join one.
+        resource: of Ray's: a directory that needs it may move here.
     """
 
     node: NodeOrder
@@ -70,6 +71,7 @@ class SetupOrder(msgspec.Struct, frozen=True):
     ports: tuple[int, int] | None = None
     capacity: int = 0
     head: DirectoryOrder | None = None
+    resource: str | None = None
 
 
 class SetupOutcome(msgspec.Struct, frozen=True):

@@ -4,8 +4,10 @@ Imported only by processes that are Ray's or make them; no command does. An acto
 of Trio in a thread (`LoopThread`): its methods, which Ray calls in a loop of asyncio, ask
 it, so that a request that lasts holds no thread. Rules of this file.
 
-1. Actors are detached, need no CPU and are started again for ever, the directory on the
-   head and a node actor on its node, and nowhere else (FL1, FL2).
+1. Actors are detached, need no CPU and are started again for ever: a node actor on its
+   node, and the directory on the head, and nowhere else (FL1, FL2). A directory whose
+   store is in a PostgreSQL moves where the head's raylet is gone, to a node whose
+   configuration names the same one.
 2. No exception travels: an outcome is a `Reply`.
 """
 
@@ -35,13 +37,11 @@ from hostlib.log import Log, place_of
 from hostlib.threads import LoopThread, in_abandonable_thread
 from supervisor.cluster import ray_processes
 from supervisor.cluster.client import door_of
-from supervisor.cluster.directory_service import DirectoryService
+from supervisor.cluster.directory_start import READY, DirectoryStart
 from supervisor.cluster.door import Door
 from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.requests import RequestError
 from supervisor.fleet.messages import VERSION
-from supervisor.fleet.slices import ACCOUNT
-from supervisor.fleet.store import FleetStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -273,21 +273,18 @@ class DirectoryActor:
     """
 
     def __init__(self, order: DirectoryOrder) -> None:
-        self._log = _open_log(order.directory)
-        self._store = FleetStore(order.store)
+        # It may have moved to another node than the one that has made it.
+        self._log = _open_log(os.environ[ray_processes.MARK])
         self._mailboxes: dict[str, Mailbox] = {}
-        self._service = DirectoryService(
-            self._store, self._deliver, self._log, order.lease_s
-        )
-        if order.max_tokens is not None:
-            self._service.open_account(ACCOUNT, order.max_tokens, order.window)
+        self._directory = DirectoryStart(order, self._deliver, self._log)
         self._loop = LoopThread(self._run, _teller(self._log))
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(_end_with, os.getppid())
             task_status.started()
-            await self._service.run()
+            await self._directory.run()
 
     def _deliver(self, node: str, message: bytes) -> None:
         mailbox = self._mailboxes.get(node)
@@ -303,11 +300,25 @@ class DirectoryActor:
 
     def receive(self, messages: list[bytes]) -> None:
         """Take messages of nodes."""
-        self._loop.call_soon(self._service.receive, messages)
+        self._loop.call_soon(self._directory.receive, messages)
 
     async def ask(self, version: str, do: str, args: bytes) -> Reply:
         """Return the outcome of a question or an order."""
-        return await call_loop(self._loop, self._service.answer, version, do, args)
+        return await call_loop(self._loop, self._directory.answer, version, do, args)
+
+
+async def _end_with(raylet: int) -> None:
+    """Wait for the end of this process's raylet: Ray makes another directory then.
+
+    Raises:
+        AdapterError: it has ended; this one must leave the store to the other.
+    """
+    pidfd = os.pidfd_open(raylet)
+    try:
+        await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+    raise AdapterError("the raylet has ended")
 
 
 class NodeActor:
@@ -363,8 +374,15 @@ def _first_line(why: BaseException) -> str:
     return lines[0] if lines else type(why).__name__
 
 
-def _actor(kind: type, name: str, node_id: str) -> Any:
-    """Return what makes an actor of a name on a node of Ray (rule 1)."""
+def _actor(kind: type, name: str, node_id: str, resource: str | None = None) -> Any:
+    """Return what makes an actor of a name on a node of Ray (rule 1).
+
+    Args:
+        kind: the actor.
+        name: of the actor.
+        node_id: of the node.
+        resource: of the nodes to which it may move; None: it stays on its own.
+    """
     return ray.remote(concurrency_groups={"messages": 1})(kind).options(
         name=name,
         namespace=NAMESPACE,
@@ -372,7 +390,10 @@ def _actor(kind: type, name: str, node_id: str) -> Any:
         num_cpus=0,
         max_restarts=-1,
         max_concurrency=_CONCURRENCY,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        resources={} if resource is None else {resource: 0.001},
+        scheduling_strategy=NodeAffinitySchedulingStrategy(
+            node_id, soft=resource is not None
+        ),
     )
 
 
@@ -549,8 +570,21 @@ class Driver:
         )
 
     def make_directory(self, order: DirectoryOrder, node_id: str) -> None:
-        """Make the directory actor."""
-        _actor(DirectoryActor, DIRECTORY, node_id).remote(order)
+        """Make the directory actor, and wait until it has its store.
+
+        Raises:
+            AdapterError: it cannot have it.
+        """
+        made = _actor(DirectoryActor, DIRECTORY, node_id, order.resource)
+        ref = made.remote(order).ask.remote(VERSION, READY, b"{}")
+        try:
+            is_done, data = ray.get(ref, timeout=UP_S)
+        except RayFault as why:
+            raise AdapterError(
+                f"cannot begin a fleet: its directory does not start: {_first_line(why)}"
+            ) from None
+        if not is_done:
+            raise AdapterError(data.decode())
 
     def make_node(self, order: NodeOrder, node_id: str, *, is_again: bool) -> None:
         """Make a node actor, and wait until the node is up.

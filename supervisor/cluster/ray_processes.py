@@ -139,8 +139,12 @@ def _write_token(directory: str, token: bytes) -> str:
 
 
 def environment(token_file: str) -> dict[str, str]:
-    """Return the environment of a program that uses Ray, without Ray's own settings."""
+    """Return the environment of a program that uses Ray, without Ray's own settings.
+
+    Nor has it a database's password: others of the user could read it there.
+    """
     kept = {key: value for key, value in os.environ.items() if not _is_of_ray(key)}
+    kept.pop("PGPASSWORD", None)
     return kept | {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_file,

@@ -155,7 +155,7 @@ def _start_ray(
         f"--node-name={name}",
         f"--temp-dir={directory}/{ray_processes.SESSIONS}",
         f"--object-store-memory={OBJECTS_BYTES}",
-        f'--resources={{"sandhost": {order.capacity}}}',
+        f"--resources={_resources(order)}",
         "--num-cpus=0",
         "--num-gpus=0",
         "--include-log-monitor=false",
@@ -171,6 +171,14 @@ def _start_ray(
         order.token_file,
         order.node.control,
     )
+
+
+def _resources(order: SetupOrder) -> str:
+    """Return the resources of a node for others to see, as JSON."""
+    found = {"sandhost": order.capacity}
+    if order.resource is not None:
+        found[order.resource] = 1
+    return msgspec.json.encode(found).decode()
 
 
 def _wait_raylet(process: Program, order: SetupOrder, address: str, name: str) -> None:

@@ -12,6 +12,7 @@ from hostlib.extras import missing_package
 from hostlib.user_values import joined
 from supervisor.config.fds import check_tools, is_enabled, odd_fds
 from supervisor.config.read import names_of
+from supervisor.fleet.store_address import is_postgres
 from supervisor.llm.section import DOOR_VARIABLES
 
 if TYPE_CHECKING:
@@ -199,6 +200,11 @@ def missing_packages(config: Config) -> Iterator[tuple[str, str]]:
         ("llm", config.llm is not None, "llm"),
         ("tools", is_enabled(config.tools, config.file_descriptor), "fds"),
         ("metrics", config.metrics is not None, "metrics"),
+        (
+            "fleet",
+            config.fleet is not None and is_postgres(config.fleet.store),
+            "postgres",
+        ),
     )
     for section, is_asked, extra in needed:
         if is_asked and (why := missing_package(extra)):

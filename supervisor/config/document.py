@@ -45,6 +45,9 @@ class Config(msgspec.Struct, forbid_unknown_fields=True):
                 yield f"llm.{key}", path
         for name, credential in self.credential.items():
             yield f"credential.{joined(name)}.file", credential.file
+        if self.fleet is not None:
+            for key, path in self.fleet.key_files():
+                yield f"fleet.{key}", path
 
     def places_written(self) -> frozenset[str]:
         """Return every path that children or their tools may write."""

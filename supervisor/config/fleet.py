@@ -11,6 +11,7 @@ import msgspec
 from hostlib.user_values import OptionError, named, parse_duration, parse_size
 from supervisor.fleet.lease import LEAST_LEASE_S
 from supervisor.fleet.slices import DAY, NEVER
+from supervisor.fleet.store_address import fault_of, is_postgres, password_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +57,11 @@ class FleetSection(msgspec.Struct, forbid_unknown_fields=True):
     bases_kept: int = 8
     quota: FleetQuotaSection = msgspec.field(default_factory=FleetQuotaSection)
 
+    def key_files(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, path) of the file of the store's password, if one is named."""
+        if (path := password_file(self.store)) is not None:
+            yield "store", path
+
 
 def is_fleet_word(text: str) -> bool:
     """Return whether a text can name a node or be a label."""
@@ -66,18 +72,30 @@ def check_fleet(section: FleetSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[fleet]`` cannot have."""
     if section.address is not None and not _is_address(section.address):
         yield "address", f"write IP:PORT as in 10.0.0.1:6379, not {section.address!r}"
-    if section.store is not None and not _is_path(section.store):
-        where = f"the absolute path of a directory of the head, not {section.store!r}"
-        yield (
-            "store",
-            f"{where}; none is kept in PostgreSQL, so a directory never moves",
-        )
+    yield from _check_store(section.store)
     yield from _check_words(section)
     yield from _check_lease(section.lease)
     yield from named("base_size", parse_size, str(section.base_size), OptionError)
     if not 0 <= section.bases_kept <= MOST_BASES:
         yield "bases_kept", f"at least 0, at most {MOST_BASES}"
     yield from _check_quota(section.quota)
+
+
+def _check_store(store: str | None) -> Iterator[tuple[str, str]]:
+    if store is None or _is_path(store):
+        return
+    if not is_postgres(store):
+        # It is not shown: an address in another form may have a password.
+        yield "store", "the absolute path of a directory of the head, or postgresql://"
+    elif (reason := fault_of(store)) is not None:
+        yield "store", reason
+    elif (path := password_file(store)) is not None:
+        from hostlib.keys import KeyFileError, identify_key_file  # noqa: PLC0415 - ctypes
+
+        try:
+            identify_key_file(path)
+        except KeyFileError as why:
+            yield "store", str(why)
 
 
 def _check_words(section: FleetSection) -> Iterator[tuple[str, str]]:

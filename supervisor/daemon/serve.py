@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -27,7 +28,7 @@ import trio
 
 from hostlib.activation import take_activated
 from hostlib.journal import KEEP, MAX_BYTES, SegmentJournal
-from hostlib.keys import restore_environment
+from hostlib.keys import KeyFileError, identify_key_file, restore_environment
 from hostlib.log import Log
 from hostlib.messages import set_json_log
 from hostlib.sd_notify import Notifier, watchdog_interval_s
@@ -56,6 +57,7 @@ from supervisor.control.server import Given, OrderError, Orders, serve_control
 from supervisor.control.streams import DaemonStreams, Overdue
 from supervisor.daemon.sweep import sweep
 from supervisor.fleet.link import LinkError
+from supervisor.fleet.store_address import password_file
 from supervisor.fsproxy.ports import Portable
 from supervisor.handover.daemon import DaemonSurroundings, daemon_state
 from supervisor.handover.host_state import restore_host
@@ -298,6 +300,7 @@ class Daemon:
         if section is not None:
             from supervisor.control.bases import BaseOrders  # noqa: PLC0415 - seldom
 
+            _hide_password(host, section)
             self._member = self._make_member(host, children, section)
             await nursery.start(self._member.run)
             BaseOrders(self._member, host.journal).add_to(orders)
@@ -427,6 +430,20 @@ class Daemon:
                 self._notifier.ready(_status(children))
 
         return tell
+
+
+def _hide_password(host: Host, section: FleetSection) -> None:
+    """Keep the file of the store's password from all children.
+
+    Raises:
+        OSError: it cannot be read, or others may read it.
+    """
+    if (path := password_file(section.store)) is None:
+        return
+    try:
+        host.hide_key_files({path: identify_key_file(path)})
+    except KeyFileError as why:
+        raise OSError(errno.EINVAL, str(why)) from None
 
 
 async def _reload(host: Host, actions: DaemonOrders) -> None:

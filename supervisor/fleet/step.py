@@ -74,7 +74,16 @@ class Step:
 
 
 class Store(Protocol):
-    """Where changes go; see `store.py` for the one of SQLite."""
+    """Where changes go; see `store.py` and `postgres_store.py`.
+
+    Attributes:
+        epoch: counted up when it was opened; no process before had it.
+        is_remote: another directory may have it unnoticed. So each step is preceded by a
+            `put`, without changes too: who is renewed has a directory that has the store.
+    """
+
+    epoch: int
+    is_remote: bool
 
     def load(self) -> Iterable[tuple[str, str, bytes]]:
         """Yield (table, key, row) of all that is stored, rows as msgpack."""
@@ -88,6 +97,21 @@ class Store(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Let another directory have it."""
+        ...
+
 
 class StaleEpochError(Exception):
-    """Another directory writes this store by now: this one ends at once (FL2)."""
+    """Another directory writes this store by now: this one ends at once (FL2).
+
+    Args:
+        stored: the epoch in the store.
+        own: that of the directory that cannot write.
+    """
+
+    def __init__(self, stored: int, own: int) -> None:
+        super().__init__(
+            f"cannot write the fleet's store: its epoch is {stored}, this directory's is"
+            f" {own}; this one ends"
+        )

@@ -29,7 +29,7 @@ from supervisor.fleet.step import StaleEpochError, Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from supervisor.fleet.step import Change
+    from supervisor.fleet.step import Change, Store
 
 FILE = "fleet.sqlite3"
 LOCK = "fleet.lock"
@@ -57,10 +57,13 @@ class FleetStore:
 
     Attributes:
         epoch: counted up when it was opened; no process before had it.
+        is_remote: False: no other machine's directory can have the lock meanwhile.
 
     Raises:
         StoreError: another process has it, or the files cannot be used.
     """
+
+    is_remote = False
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, FILE)  # noqa: PTH118 - a str is wanted
@@ -110,10 +113,7 @@ class FleetStore:
         with self._base:  # commits, or rolls back
             ((number,),) = self._base.execute("SELECT number FROM epoch").fetchall()
             if number != self.epoch:
-                raise StaleEpochError(
-                    f"cannot write the fleet's store: its epoch is {number}, this"
-                    f" directory's is {self.epoch}; this one ends"
-                )
+                raise StaleEpochError(number, self.epoch)
             for name, key, row in changes:
                 if row is None:
                     query = "DELETE FROM rows WHERE name = ? AND key = ?"
@@ -145,7 +145,7 @@ class StepWriter(Generic[S]):
         carry_out: sends what a step says; called in the Trio thread, in order.
     """
 
-    def __init__(self, store: FleetStore, carry_out: Callable[[S], None]) -> None:
+    def __init__(self, store: Store, carry_out: Callable[[S], None]) -> None:
         self._store = store
         self._carry_out = carry_out
         self._waiting: list[S] = []
@@ -160,7 +160,8 @@ class StepWriter(Generic[S]):
 
         Raises:
             StaleEpochError: another process has the store: this one has to end.
-            sqlite3.Error: the steps cannot be stored, and none of them was carried out.
+            StoreError, sqlite3.Error: the steps cannot be stored, and none of them was
+                carried out.
 
         Cancellation: a transaction that has begun is waited for, and carried out.
         """
@@ -169,7 +170,7 @@ class StepWriter(Generic[S]):
                 steps, self._waiting = self._waiting, []
                 changes = [change for step in steps for change in step.changes]
                 try:
-                    if changes:
+                    if changes or self._store.is_remote:
                         await in_thread(self._store.put, changes)
                 except BaseException:
                     self._waiting = steps + self._waiting

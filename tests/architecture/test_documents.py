@@ -204,15 +204,16 @@ def there(where: Path, text: str) -> str:
 
     def place(match: re.Match[str]) -> str:
         path = where / match[2].lstrip("/")
-        if match[1].startswith(("api_key_file", "file")):
+        if match[1].startswith(("api_key_file", "file")) or "passfile" in match[1]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text("a" * 40)
         else:
             path.mkdir(parents=True, exist_ok=True)
-        return f'{match[1]}"{path}"'
+        return f'{match[1]}{path}"'
 
-    return re.sub(r'(\w+ = \[?)"(/(?:etc|srv)/[^"]*)"', place, text)
+    named = r'(\w+ = \[?"(?:[^"]*passfile=)?)(/(?:etc|srv)/[^"]*)"'
+    return re.sub(named, place, text)
 
 
 @pytest.mark.parametrize(

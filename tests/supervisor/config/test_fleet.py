@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.config.fleet import FleetQuotaSection, FleetSection
-from supervisor.config.loader import ConfigError, load_config
+from supervisor.config.loader import ConfigError, load_config, warnings
 
 
 def load(tmp_path: Path, text: str) -> FleetSection | None:
@@ -87,11 +87,42 @@ def test_a_value_that_cannot_be_is_told_with_its_key(
 
 
 # spec FL2
-def test_a_store_in_postgresql_is_refused_with_the_reason(tmp_path: Path) -> None:
-    url = "postgresql://head/fleet"
-    (reason,) = faults(tmp_path, f"[fleet]\nstore = '{url}'\n").values()
-    assert url in reason
-    assert "none is kept in PostgreSQL, so a directory never moves" in reason
+def test_a_store_in_postgresql_names_the_file_of_its_password(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    file = tmp_path / "pgpass"
+    text = f"[fleet]\nstore = 'postgresql://u@db/fleet?passfile={file}'\n"
+    assert "No such file" in faults(tmp_path, text)["fleet.store"]
+    file.write_text("*:*:*:u:sesame-open\n")
+    file.chmod(0o644)
+    assert "other users may read" in faults(tmp_path, text)["fleet.store"]
+    file.chmod(0o600)
+    path = tmp_path / "sandhost.toml"
+    path.write_text(text)
+    config = load_config(str(path))
+    assert list(config.key_files()) == [("fleet.store", str(file))]
+    # Children that may write where it lies could make another one of it.
+    path.write_text(f"{text}[workspace.w]\nbase = '{tmp_path}'\n")
+    told = dict(warnings(load_config(str(path))))
+    assert str(tmp_path) in told["fleet.store"]
+
+
+# spec FL2
+@pytest.mark.parametrize(
+    "store",
+    [
+        "postgresql://u:sesame@db/fleet",
+        "postgresql://db/fleet?password=sesame",
+        "mysql://u:sesame@db/fleet",
+        "host=db password=sesame",
+    ],
+)
+def test_a_store_that_is_refused_is_not_shown(tmp_path: Path, store: str) -> None:
+    path = tmp_path / "sandhost.toml"
+    path.write_text(f"[fleet]\nstore = '{store}'\n")
+    with pytest.raises(ConfigError) as told:
+        load_config(str(path))
+    assert "sesame" not in str(told.value)
+    assert [fault.key for fault in told.value.faults] == ["fleet.store"]
 
 
 # spec FL11

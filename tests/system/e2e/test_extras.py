@@ -19,7 +19,7 @@ OPTIONAL = PROJECT["optional-dependencies"]
 WITHOUT = """
 import sys
 HIDDEN = {"openai", "re2", "blake3", "stringzilla", "prometheus_client", "mcp",
-          "tree_sitter", "ray"}
+          "tree_sitter", "ray", "psycopg"}
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in HIDDEN:

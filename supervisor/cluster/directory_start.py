@@ -1,0 +1,98 @@
+"""The start of a directory: it opens its store, and tells why not until it has it.
+
+Ray never starts an actor again whose constructor fails, and a store may only be away for
+a time: a server that is started again, a disk that is full, a lock that the directory of
+a lost machine still has. So the actor begins without it, and tries again and again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from hostlib.threads import in_thread
+from supervisor.cluster.directory_service import DirectoryService, open_store
+from supervisor.fleet.slices import ACCOUNT
+from supervisor.fleet.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hostlib.log import Log
+    from supervisor.cluster.orders import DirectoryOrder
+    from supervisor.cluster.requests import Reply
+    from supervisor.fleet.step import Store
+
+READY = "ready"
+"""The request that waits for the outcome of the first attempt."""
+
+AGAIN_S = 0.5
+"""From an attempt that failed to the next one."""
+
+
+class DirectoryStart:
+    """One directory, from the start of its process on.
+
+    Args:
+        order: for it.
+        deliver: takes a message for a node; it may be lost.
+        log: for what cannot be told to anybody.
+    """
+
+    def __init__(
+        self, order: DirectoryOrder, deliver: Callable[[str, bytes], None], log: Log
+    ) -> None:
+        self._order = order
+        self._deliver = deliver
+        self._log = log
+        self._service: DirectoryService | None = None
+        self._reason = "cannot ask the fleet's directory: it opens its store; try again"
+        self._tried = trio.Event()
+
+    async def run(self) -> None:
+        """Open the store, however long that takes, and be the directory until cancelled.
+
+        Raises:
+            StaleEpochError: another directory has the store.
+            StoreError, sqlite3.Error: the store cannot be read or written any more.
+        """
+        store = await self._open()
+        try:
+            order = self._order
+            service = DirectoryService(store, self._deliver, self._log, order.lease_s)
+            if order.max_tokens is not None:
+                service.open_account(ACCOUNT, order.max_tokens, order.window)
+            self._service = service
+            self._tried.set()
+            await service.run()
+        finally:
+            store.close()
+
+    async def _open(self) -> Store:
+        while True:
+            try:
+                return await in_thread(open_store, self._order.store)
+            except StoreError as why:
+                if str(why) != self._reason:
+                    self._log.write("WARNING", f"The directory waits: {why}")
+                self._reason = str(why)
+            self._tried.set()
+            await trio.sleep(AGAIN_S)
+
+    def receive(self, messages: list[bytes]) -> None:
+        """Take messages of nodes; they are lost before it has its store."""
+        if self._service is not None:
+            self._service.receive(messages)
+
+    async def answer(self, version: str, do: str, args: bytes) -> Reply:
+        """Return the outcome of a question or an order."""
+        if do == READY:
+            await self._tried.wait()
+        if self._service is None:
+            return False, self._reason.encode()
+        return (
+            (True, b"null")
+            if do == READY
+            else await self._service.answer(version, do, args)
+        )
