@@ -1,33 +1,67 @@
-"""The commits of a held workspace: one that is asked for, and one that was cut.
+"""The commits of a held workspace: all that is chosen goes to the base, or nothing.
 
-``commit_plan`` decides what it takes, ``committer`` brings that to the base by the steps of
-a journal, ``commit_settlement`` has the layer and the record follow.
+``commit_plan`` decides what a commit takes. ``commit_staging`` writes that beside the base
+and says by which steps it gets there; they stand in a ``commit_journal``. ``commit_steps``
+does and undoes them, and ``commit_settlement`` has the layer and the record follow.
+
+Rules:
+ 1. Everything new is written in a staging directory on the base's mount first, and synced.
+    Then the base changes by renames alone.
+ 2. The journal is on the disk before the first step. After a crash the steps are done again
+    from the first: a step that was done is known by the inode that it moved.
+ 3. Replaced and removed objects stay in the staging directory until all is synced.
+ 4. Between two syncs a disk may keep any of the steps. A step in a directory that was
+    moved counts on the move, and comes after a sync.
 
 Spec WS11 to WS13.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from supervisor.workspace.commit_journal import BaseChangedError, CommitJournal
+from hostlib.linux.files import DIRECTORY, closing_fd
+from supervisor.sandbox.scratch import remove_tree
+from supervisor.workspace.commit_journal import (
+    STAGING_PREFIX,
+    BaseChangedError,
+    CommitJournal,
+    Progress,
+    Put,
+)
 from supervisor.workspace.commit_plan import CommitPlan, Conflict, Planner
 from supervisor.workspace.commit_settlement import prune_later, settle
-from supervisor.workspace.committer import Chosen, Committer
+from supervisor.workspace.commit_staging import Staging
+from supervisor.workspace.commit_steps import Steps
 from supervisor.workspace.layers import GoneError
+from supervisor.workspace.linux import read_mount_id, sync_file_system
+from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.upper import drop_changes, mark_opaque
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from supervisor.workspace.changes import Row
     from supervisor.workspace.held_workspace import HeldWorkspace, Trees
     from supervisor.workspace.selection import Selection
+
+_MARK_BYTES = 8
+_AS_IT_WAS = "the base is as it was"
+_IN_PART = "a part of it is in the base"
+_BASE_AFTER: Mapping[Progress, str] = {
+    "staging": _AS_IT_WAS,
+    "applying": _IN_PART,
+    "undoing": _IN_PART,
+    "applied": "its changes are in the base",
+    "undone": _AS_IT_WAS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +146,7 @@ class Commits:
             self._held.record_if_room(trees, rows)
             if plan.chosen:
                 try:
-                    self._apply(trees, rows, plan, planner)
+                    self._committer(trees).commit(rows, plan, planner)
                 except (BaseChangedError, GoneError) as why:
                     conflicts = [*conflicts, Conflict(why.path, why.reason)]
                     conflicts += self._conflicts_aside()
@@ -128,21 +162,6 @@ class Commits:
             tuple(sorted(applied & plan.merges.keys())),
             frozenset(plan.hidden),
         )
-
-    def _apply(
-        self, trees: Trees, rows: Sequence[Row], plan: CommitPlan, planner: Planner
-    ) -> None:
-        """Bring what is planned to the base.
-
-        Raises:
-            BaseChangedError: the base was changed meanwhile; it is as it was.
-            GoneError: the base has something no more that was to be judged.
-        """
-        in_use = bool(self._held.directory.user())
-        what = Chosen(plan.chosen, plan.merges, _places(plan.dropped), in_use)
-        update = self._held.judge(trees).update_by_commit(plan.chosen, rows)
-        again = partial(planner.judge_again, plan)
-        self._committer(trees).commit(trees.merged, what, update, again)
 
     def _conflicts_aside(self) -> list[Conflict]:
         """Return as conflicts what a commit that was undone could not bring back."""
@@ -184,27 +203,207 @@ class Commits:
             f"{os.fsdecode(one.path)!r}: {one.reason}"
             for one in self._conflicts_aside()
         ]
-        return "; ".join(texts) or "the base is as it was"
+        return "; ".join(texts) or _AS_IT_WAS
 
     def _committer(self, trees: Trees) -> Committer:
-        """Return what applies a commit, with the journal in the workspace's directory."""
+        return Committer(self._held, trees, self._aside)
 
-        def save(journal: CommitJournal | None) -> None:
-            if journal and journal.is_in_use and journal.state == "applying":
+
+class UnfinishedCommitError(WorkspaceError):
+    """A commit that has begun cannot be ended now; the next command tries it again."""
+
+    def __init__(self, why: OSError, journal: CommitJournal) -> None:
+        where = _BASE_AFTER[journal.state]
+        text = f"cannot end the commit: {why.strerror}; {where}"
+        super().__init__(f"{text}: mend that, then 'sandhost workspace list' ends it")
+
+
+class Committer:
+    """Applies one commit, or ends one that a crash interrupted.
+
+    Args:
+        held: the workspace.
+        trees: its layers.
+        aside: is filled when a commit is undone: path of what could not go back to its
+            place -> path where it is.
+    """
+
+    def __init__(
+        self, held: HeldWorkspace, trees: Trees, aside: dict[bytes, bytes]
+    ) -> None:
+        self._held = held
+        self._trees = trees
+        self._base = trees.base_fd
+        self._own = held.directory.fd
+        self._aside = aside
+
+    def commit(self, rows: Sequence[Row], plan: CommitPlan, planner: Planner) -> None:
+        """Apply a plan to the base.
+
+        Args:
+            rows: all that was changed.
+            plan: what is to be done.
+            planner: that made it; judges again when each step knows what it expects.
+
+        Raises:
+            BaseChangedError: the base was changed meanwhile; it is as it was.
+            GoneError: it has something no more that was to be judged; it is as it was.
+            OSError: a thing cannot be read or written; the base is as it was.
+            UnfinishedCommitError: it has begun, and cannot be ended now.
+        """
+        name = STAGING_PREFIX + secrets.token_hex(8).encode()
+        journal = CommitJournal(
+            "staging",
+            name,
+            self.find_holder(),
+            merged=list(plan.merges),
+            update=self._held.judge(self._trees).update_by_commit(plan.chosen, rows),
+            dropped=_places(plan.dropped),
+            is_in_use=bool(self._held.directory.user()),
+        )
+        self._save(journal)
+        os.mkdir(name, 0o700, dir_fd=self._holder_fd(journal))
+        try:
+            with closing_fd(self._open_staging(journal)) as staging:
+                stage = Staging(
+                    staging, self._trees.merged, self._trees.base, plan.merges
+                )
+                journal.steps = stage.prepare(plan.chosen)
+                planner.judge_again(plan)
+                sync_file_system(staging)
+            journal.state = "applying"
+            if journal.is_in_use:
                 # Before the first step: the child marks nothing that it removes in these.
-                new = journal.put_paths()
-                mark_opaque(trees.upper_fd, self._held.state.marks, new)
-            data = None if journal is None else msgspec.msgpack.encode(journal)
-            self._held.directory.write("commit", data)
+                marks, new = self._held.state.marks, journal.put_paths()
+                mark_opaque(self._trees.upper_fd, marks, new)
+            self._save(journal)
+        except BaseException:
+            self._remove(journal)
+            raise
+        self.finish(journal)
 
-        own = self._held.directory.fd
-        return Committer(trees.base_fd, own, save, partial(self._settle, trees))
+    def end_cut(self, journal: CommitJournal) -> bool:
+        """Bring a commit to its end that another process has begun; as ``finish``."""
+        if journal.is_in_use and journal.state == "applying":
+            journal.state = "undoing"
+            self._save(journal)
+        return self.finish(journal)
 
-    def _settle(self, trees: Trees, journal: CommitJournal) -> None:
-        """Settle a commit that was applied or undone; remember what is aside."""
+    def finish(self, journal: CommitJournal) -> bool:
+        """Bring a commit to its end, from wherever it is.
+
+        Returns:
+            Whether its changes are in the base.
+
+        Raises:
+            BaseChangedError: the base was changed meanwhile; all is undone.
+            OSError: a step cannot be done; all is undone.
+            UnfinishedCommitError: it cannot be ended now; the journal stays.
+        """
+        try:
+            reason = self._end(journal)
+        except OSError as why:
+            raise UnfinishedCommitError(why, journal) from why
+        if reason is not None:
+            raise reason
+        return journal.state == "applied"
+
+    def _end(self, journal: CommitJournal) -> BaseChangedError | OSError | None:
+        """End a commit; return why it was undone, if that was decided now."""
+        reason = None
+        if journal.state in {"applying", "undoing"}:
+            with closing_fd(self._open_staging(journal)) as staging:
+                if journal.state == "applying":
+                    reason = self.apply(journal, staging)
+                self._undo(journal, staging)
+        self._remove(journal)
+        return reason
+
+    def apply(
+        self, journal: CommitJournal, staging: int
+    ) -> BaseChangedError | OSError | None:
+        """Do every step; else return why one cannot be done, and have it undone."""
+        steps = Steps(self._base, staging, journal.directories)
+        moved: list[bytes] = []
+        try:
+            for number, step in enumerate(journal.steps):
+                if any(step.path.startswith(path + b"/") for path in moved):
+                    # After a power cut what is done in it is looked for at its new path.
+                    sync_file_system(self._base)
+                    moved.clear()
+                steps.do(number, step)
+                if isinstance(step, Put) and step.is_moved:
+                    moved.append(step.path)
+        except (BaseChangedError, OSError) as why:
+            journal.state = "undoing"
+            self._save(journal)
+            return why
+        sync_file_system(self._base)
+        journal.state = "applied"
+        self._save(journal)
+        return None
+
+    def _undo(self, journal: CommitJournal, staging: int) -> None:
+        if journal.state != "undoing":
+            return
+        mark = journal.staging.removeprefix(STAGING_PREFIX)[:_MARK_BYTES]
+        steps = Steps(self._base, staging, journal.directories, mark)
+        for number, step in reversed([*enumerate(journal.steps)]):
+            steps.undo(number, step)
+        journal.aside = steps.find_aside(journal.steps)
+        sync_file_system(self._base)
+        journal.state = "undone"
+        self._save(journal)
+
+    def find_holder(self) -> Literal["base", "own"]:
+        """Return where staging can be: a rename works within one mount only."""
+        mounts = {read_mount_id(fd) for fd in (self._base, self._own)}
+        return "own" if len(mounts) == 1 and None not in mounts else "base"
+
+    def _holder_fd(self, journal: CommitJournal) -> int:
+        return self._base if journal.holder == "base" else self._own
+
+    def _open_staging(self, journal: CommitJournal) -> int:
+        fd = os.open(journal.staging, DIRECTORY, dir_fd=self._holder_fd(journal))
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            # It was swapped: in another's directory names could be, while it is filled.
+            os.close(fd)
+            raise NotADirectoryError(
+                errno.ENOTDIR, "another directory is there now", journal.staging
+            )
+        return fd
+
+    def _remove(self, journal: CommitJournal) -> None:
+        """Remove the staging directory, settle, then remove the journal."""
+        self.remove_staging(journal)
+        if journal.state in {"applied", "undone"}:
+            # Only now: what is removed there may have other links in the base.
+            self._settle(journal)
+        self._save(None)
+
+    def _settle(self, journal: CommitJournal) -> None:
+        """Settle what was applied or undone; after a crash it is done again."""
         if journal.state == "undone":
-            self._aside = journal.aside
-        settle(self._held, trees, journal)
+            self._aside.clear()
+            self._aside.update(journal.aside)
+        settle(self._held, self._trees, journal)
+
+    def _save(self, journal: CommitJournal | None) -> None:
+        """Write the journal and sync it; None removes it."""
+        data = None if journal is None else msgspec.msgpack.encode(journal)
+        self._held.directory.write("commit", data)
+
+    def remove_staging(self, journal: CommitJournal) -> None:
+        """Remove the staging directory of a commit."""
+        try:
+            os.close(self._open_staging(journal))
+        except (FileNotFoundError, NotADirectoryError):
+            return  # the present file is not the commit's
+        staging = Path(os.fsdecode(journal.staging))
+        why = remove_tree(staging, self._holder_fd(journal))
+        if why is not None:
+            raise why
 
 
 def _places(rows: Sequence[Row]) -> list[bytes]:

@@ -114,6 +114,9 @@ class SetTimes(msgspec.Struct, frozen=True, tag=True):
 Step = Put | Take | SetMode | SetAttributes | SetTimes
 
 
+Progress = Literal["staging", "applying", "undoing", "applied", "undone"]
+
+
 class CommitJournal(msgspec.Struct):
     """A commit that has begun.
 
@@ -134,7 +137,7 @@ class CommitJournal(msgspec.Struct):
             child has gone on since, and has marked nothing of what the base has not shown.
     """
 
-    state: Literal["staging", "applying", "undoing", "applied", "undone"]
+    state: Progress
     staging: bytes
     holder: Literal["base", "own"]
     steps: list[Step] = []

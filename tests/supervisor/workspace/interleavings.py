@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import commit_steps as steps_module
-from supervisor.workspace import committer as committer_module
 from supervisor.workspace import held_workspace as held_module
 from supervisor.workspace.commit import CommitResult
 from supervisor.workspace.store import WorkspaceDirectory, WorkspaceError
@@ -269,7 +269,7 @@ def steps_told(turns: list[Interleaving]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name in (
             (steps_module, "rename"),
-            (committer_module, "sync_file_system"),
+            (commit_module, "sync_file_system"),
             (held_module, "compare"),
             (settlement_module, "compare"),
             (WorkspaceDirectory, "write"),

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from supervisor.workspace import commit as commit_module
+from supervisor.workspace.commit import Committer
 from supervisor.workspace.commit_steps import Steps
-from supervisor.workspace.committer import Committer
 from supervisor.workspace.selection import Selection
 from supervisor.workspace.store import InUseError, WorkspaceError
 from tests.supervisor.workspace.scene import Scene, Tree, layered, tree_of

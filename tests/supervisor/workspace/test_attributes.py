@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_steps as steps_module
-from supervisor.workspace import committer as committer_module
 from supervisor.workspace.linux import rename, sync_file_system
 from tests.supervisor.workspace.scene import (
     Scene,
@@ -155,7 +155,7 @@ def test_an_attribute_that_is_changed_before_the_step_undoes_the_commit(
         sync_file_system(fd)
 
     with monkeypatch.context() as patched, noted.open() as workspace:
-        patched.setattr(committer_module, "sync_file_system", change_then_sync)
+        patched.setattr(commit_module, "sync_file_system", change_then_sync)
         result = workspace.commit(selection())
     assert [one.path for one in result.conflicts] == [b"d"]
     assert attributes(noted.base / "d") == OLD | {"user.changed": b"operator's"}

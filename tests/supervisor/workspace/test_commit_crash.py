@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 
 import supervisor.workspace.upper as upper_module
+from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_steps as steps_module
-from supervisor.workspace import committer as committer_module
 from supervisor.workspace.store import WorkspaceError
 from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of, write
@@ -106,7 +106,7 @@ def _count_down(number: int, cut: Callable[[], None]) -> Callable[[], bool]:
     # Calls that the interpreter does not tell of.
     for module, name in (
         (steps_module, "rename"),
-        (committer_module, "sync_file_system"),
+        (commit_module, "sync_file_system"),
         (upper_module, "compare"),
     ):
         setattr(module, name, counted(getattr(module, name)))

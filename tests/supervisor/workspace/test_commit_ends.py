@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.workspace import commit_steps as steps_module
-from supervisor.workspace.committer import UnfinishedCommitError
+from supervisor.workspace.commit import UnfinishedCommitError
 from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.verbs import word_error
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write

@@ -107,7 +107,7 @@ def test_a_commit_of_before_takes_nothing_from_what_hides_a_snapshots_files(
 
 
 # spec WS12
-@pytest.mark.parametrize("at", ["commit.settle", "committer.Committer.remove_staging"])
+@pytest.mark.parametrize("at", ["commit.settle", "commit.Committer.remove_staging"])
 def test_what_a_child_removes_behind_a_commit_that_died_stays_removed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -150,7 +150,7 @@ def test_an_undone_commit_hides_nothing_that_the_operator_makes_later(
     with child(scene) as top:
         write(top / "d/x/a")
         (top / "d/x").rename(top / "x")  # which the kernel does not mark as opaque
-        cut_commit(scene, monkeypatch, "committer.Committer.apply")
+        cut_commit(scene, monkeypatch, "commit.Committer.apply")
     with scene.open() as workspace:
         assert workspace.finish_commit() is False
     write(scene.base / "x/b")
@@ -165,7 +165,7 @@ def test_what_was_removed_behind_an_undone_commit_hides_nothing_made_later(
     with child(scene) as top:
         for path in ("a", "b", "d/x/a", "d/x/b"):
             write(top / path)
-        cut_commit(scene, monkeypatch, "committer.sync_file_system", after=1)
+        cut_commit(scene, monkeypatch, "commit.sync_file_system", after=1)
         for path in ("a", "d/x/a"):  # the base has it, so the kernel hides it
             (top / path).unlink()
         if is_undone_at_once:
@@ -281,7 +281,7 @@ def test_a_directory_that_took_a_removed_one_s_place_keeps_what_it_has(
     write(scene.base / "x/b")
     with child(scene) as top:
         shutil.rmtree(top / "x")
-        cut_commit(scene, monkeypatch, "committer.Committer.apply")
+        cut_commit(scene, monkeypatch, "commit.Committer.apply")
         move(top / "d", top / "x")
     with scene.open() as workspace:
         assert workspace.finish_commit() is False

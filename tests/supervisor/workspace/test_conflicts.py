@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
+from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_plan as plan_module
 from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import commit_steps as steps_module
-from supervisor.workspace import committer as committer_module
-from supervisor.workspace.commit import CommitResult
-from supervisor.workspace.committer import Committer, UnfinishedCommitError
+from supervisor.workspace.commit import CommitResult, Committer, UnfinishedCommitError
 from supervisor.workspace.linux import (
     read_birth_time_ns,
     rename,
@@ -371,10 +370,10 @@ def test_an_editor_that_is_quicker_than_a_step_undoes_the_commit(
     def edit_then_sync(fd: int) -> None:
         write(edited.base / "new", "operator's\n")
         (edited.base / "new").rename(edited.base / "a")  # as editors save
-        monkeypatch.setattr(committer_module, "sync_file_system", real)
+        monkeypatch.setattr(commit_module, "sync_file_system", real)
         real(fd)
 
-    monkeypatch.setattr(committer_module, "sync_file_system", edit_then_sync)
+    monkeypatch.setattr(commit_module, "sync_file_system", edit_then_sync)
     result = commit(edited)
     assert conflicts(result) == ["a"]
     assert result.applied == ()
@@ -509,7 +508,7 @@ def test_an_editor_that_is_quicker_than_the_staging_makes_a_conflict(
     [
         (plan_module, "choose_rows"),
         (RecordFiles, "save"),
-        (committer_module, "CommitJournal"),
+        (commit_module, "CommitJournal"),
     ],
 )
 def test_what_vanishes_while_a_commit_judges_it_is_a_conflict(

@@ -8,14 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import commit_steps as steps_module
-from supervisor.workspace import committer as committer_module
 from supervisor.workspace import settings as settings_module
 from supervisor.workspace import texts as texts_module
-from supervisor.workspace.commit import CommitResult
+from supervisor.workspace.commit import CommitResult, Committer
 from supervisor.workspace.commit_staging import Staging
-from supervisor.workspace.committer import Committer
 from supervisor.workspace.git import NoGitError
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.merge import CannotMergeError, merge_text
@@ -411,11 +410,11 @@ def test_an_editor_that_is_quicker_than_the_step_of_a_merge_undoes_the_commit(
     real = sync_file_system
 
     def edit_then_sync(fd: int) -> None:
-        monkeypatch.setattr(committer_module, "sync_file_system", real)
+        monkeypatch.setattr(commit_module, "sync_file_system", real)
         _save(edited.base)
         real(fd)
 
-    monkeypatch.setattr(committer_module, "sync_file_system", edit_then_sync)
+    monkeypatch.setattr(commit_module, "sync_file_system", edit_then_sync)
     result = commit(edited)
     assert (result.applied, result.merged) == ((), ())
     text = (edited.base / "a").read_text()
@@ -437,7 +436,7 @@ def test_a_killed_merge_is_done_or_not_when_the_next_child_starts(
             with scene.open() as workspace:
                 workspace.snapshot()
         write(scene.base / "a", OURS)
-        calls = ((steps_module, "rename"), (committer_module, "sync_file_system"))
+        calls = ((steps_module, "rename"), (commit_module, "sync_file_system"))
         if not is_killed_at(number, lambda: commit(scene), calls):
             break
         start_child(scene)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_settlement as settlement_module
-from supervisor.workspace import committer as committer_module
 from supervisor.workspace.commit import CommitResult
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.upper import remove_committed
@@ -388,7 +388,7 @@ def test_a_file_that_is_written_to_before_its_mode_is_set_is_a_conflict(
         (filled.base / "d/one").write_text("operator's\n")
         sync_file_system(fd)
 
-    monkeypatch.setattr(committer_module, "sync_file_system", edit_then_sync)
+    monkeypatch.setattr(commit_module, "sync_file_system", edit_then_sync)
     assert conflicts(commit(filled)) == ["d/one"]
     assert (filled.base / "d/one").stat().st_mode & 0o777 == 0o644
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_steps as steps_module
-from supervisor.workspace import committer as committer_module
+from supervisor.workspace.commit import Committer
 from supervisor.workspace.commit_journal import CommitJournal
-from supervisor.workspace.committer import Committer
 from supervisor.workspace.linux import rename, sync_file_system
 from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.verbs import do_verb
@@ -102,7 +102,7 @@ class Disk:
 
         with self._patch.context() as patch:
             patch.setattr(steps_module, "rename", note_rename)
-            patch.setattr(committer_module, "sync_file_system", note_sync)
+            patch.setattr(commit_module, "sync_file_system", note_sync)
             yield
 
     def lose_some(self, rng: random.Random) -> int:
@@ -279,7 +279,7 @@ def test_each_state_of_a_commit_is_written_when_what_it_counts_on_is_synced(
     monkeypatch.setattr(Committer, "remove_staging", note("staging gone", remove))
     monkeypatch.setattr(steps_module, "rename", note("rename", rename))
     sync = note("sync", sync_file_system)
-    monkeypatch.setattr(committer_module, "sync_file_system", sync)
+    monkeypatch.setattr(commit_module, "sync_file_system", sync)
     commit(place, changes)
     steps = [one for i, one in enumerate(order) if order[i - 1 : i] != [one]]
     assert steps == [

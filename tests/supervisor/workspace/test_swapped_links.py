@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from supervisor.workspace.commit import Committer
 from supervisor.workspace.commit_journal import STAGING_PREFIX
-from supervisor.workspace.committer import Committer
 from supervisor.workspace.linux import RENAME_EXCHANGE, rename
 from supervisor.workspace.store import WorkspaceError
 from tests.helpers.rounds import ROUNDS
