@@ -190,28 +190,23 @@ class _Comparison:
                     if node is None or not node.is_directory:
                         continue
                     pending.append(node)
-                    origin = self._origin(node)
+                    origin = self._merged.base_path(node)
                     # In one that hides the base: a commit has put it where it is.
                     expected = self._expect(directory, name) or node.path
                     if origin is not None and origin != expected:
                         found.add(origin)
         return frozenset(found)
 
-    def _origin(self, node: Node) -> bytes | None:
-        """Return where the base has a directory; None if it has no part in it."""
-        last = node.parts[-1]
-        return last.path if last.layer == self._merged.base_layer else None
-
     def _expect(self, directory: Node, name: bytes) -> bytes | None:
         """Return where the base has an entry of a directory if that was not renamed."""
-        origin = self._origin(directory)
+        origin = self._merged.base_path(directory)
         return None if origin is None else join(origin, name)
 
     def _pairs(
         self, new: Node, old: Node | None
     ) -> Iterator[tuple[bytes, Node | None, Node | None]]:
         """Yield (path, new, old) of what may differ in a directory."""
-        is_same_place = old is not None and self._origin(new) == old.path
+        is_same_place = old is not None and self._merged.base_path(new) == old.path
         with self._merged.read(new) as reader:
             names = reader.names_above_base() if is_same_place else reader.names()
             news = {name: reader.look_up(name) for name in names}
@@ -241,7 +236,7 @@ class _Comparison:
         if new is None:
             row = None if old is None else Row(path, Change.DELETED, None, old)
             return row, None
-        origin = self._origin(new) if new.is_directory else None
+        origin = self._merged.base_path(new) if new.is_directory else None
         if origin is not None and origin in self._moved:
             source = self._base.find(origin)
             row = Row(path, Change.RENAMED, new, source, origin, old)

@@ -40,7 +40,7 @@ from supervisor.workspace.commit_plan import CommitPlan, Conflict, Planner
 from supervisor.workspace.commit_settlement import prune_later, settle
 from supervisor.workspace.commit_staging import Staging
 from supervisor.workspace.commit_steps import Steps
-from supervisor.workspace.layers import GoneError
+from supervisor.workspace.layers import GoneError, is_beneath
 from supervisor.workspace.linux import read_mount_id, sync_file_system
 from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.upper import drop_changes, mark_opaque
@@ -327,7 +327,7 @@ class Committer:
         moved: list[bytes] = []
         try:
             for number, step in enumerate(journal.steps):
-                if any(step.path.startswith(path + b"/") for path in moved):
+                if any(is_beneath(step.path, path) for path in moved):
                     # After a power cut what is done in it is looked for at its new path.
                     sync_file_system(self._base)
                     moved.clear()

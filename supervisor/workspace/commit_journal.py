@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from supervisor.workspace.layers import is_beneath
 from supervisor.workspace.record import RecordUpdate
 
 STAGING_PREFIX = b".sandhost-commit-"
@@ -152,7 +153,7 @@ class CommitJournal(msgspec.Struct):
         """Return where the base had what a step has at a path, before any was done."""
         for step in self.steps:
             goes_to = step.goes_to if isinstance(step, Take) else None
-            if goes_to is not None and path.startswith(goes_to + b"/"):
+            if goes_to is not None and is_beneath(path, goes_to):
                 return step.path + path[len(goes_to) :]
         return path
 

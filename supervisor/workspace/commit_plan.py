@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.workspace.commit_journal import BaseChangedError
 from supervisor.workspace.hiding import hidden_paths
-from supervisor.workspace.layers import parents, split
+from supervisor.workspace.layers import is_beneath, parents, split
 from supervisor.workspace.merge import CannotMergeError, Merger
 from supervisor.workspace.selection import (
     Guard,
@@ -240,7 +240,7 @@ def _check_shows(trees: Trees, dropped: Sequence[Row]) -> None:
         if row.old is None or row.origin is not None:
             continue
         directory = trees.merged.find(split(row.path)[0])
-        if directory is None or directory.parts[-1].layer != trees.merged.base_layer:
+        if directory is None or trees.merged.base_path(directory) is None:
             text = f"cannot drop {os.fsdecode(row.path)!r}: its directory was made anew"
             raise WorkspaceError(f"{text} or removed; leave it with --except")
 
@@ -276,7 +276,7 @@ def _without(rows: Sequence[Row], left: set[bytes]) -> list[Row]:
     for row in rows:
         is_left = not left.isdisjoint((row.path, *parents(row.path)))
         gone = row.path if row.origin is None else row.origin
-        takes = any(origin.startswith(gone + b"/") for origin in origins)
+        takes = any(is_beneath(origin, gone) for origin in origins)
         if not is_left and not takes:
             kept.append(row)
     return kept

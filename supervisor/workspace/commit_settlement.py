@@ -22,7 +22,14 @@ from supervisor.workspace.commit_journal import (
     identity_of,
     takes_directory,
 )
-from supervisor.workspace.layers import LayeredTree, Node, join, split, with_parents
+from supervisor.workspace.layers import (
+    LayeredTree,
+    Node,
+    is_beneath,
+    join,
+    split,
+    with_parents,
+)
 from supervisor.workspace.record import (
     CHANGED,
     NOTHING,
@@ -170,9 +177,9 @@ def _places_of(merged: LayeredTree, paths: Collection[bytes]) -> list[bytes]:
     pending = [merged.top()]
     while pending:
         node = pending.pop()
-        last = node.parts[-1]
-        if last.layer == merged.base_layer:
-            found += (join(node.path, name) for name in names.get(last.path, ()))
+        of_base = merged.base_path(node)
+        if of_base is not None:
+            found += (join(node.path, name) for name in names.get(of_base, ()))
         with merged.read(node) as reader:
             inner = map(reader.look_up, reader.names_above_base())
             pending += (one for one in inner if one is not None and one.is_directory)
@@ -263,7 +270,7 @@ def _record_left(record: Record, left: Mapping[bytes, bytes]) -> None:
             continue
         record[path] = msgspec.structs.replace(record[path], inside=inside)
         # The record of a directory in it is a part of that.
-        for other in [other for other in record if other.startswith(path + b"/")]:
+        for other in [other for other in record if is_beneath(other, path)]:
             if record[other].inside:
                 del record[other]
 

@@ -37,7 +37,14 @@ from supervisor.workspace.commit_journal import (
     content_of,
     identity_of,
 )
-from supervisor.workspace.layers import GoneError, LayeredTree, join, split
+from supervisor.workspace.layers import (
+    GONE,
+    GoneError,
+    LayeredTree,
+    is_beneath,
+    join,
+    split,
+)
 from supervisor.workspace.linux import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
@@ -54,8 +61,6 @@ if TYPE_CHECKING:
 
 _NAME_BYTES = 255
 """Of a name, at most, as ``NAME_MAX`` says."""
-
-_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 class Steps:
@@ -137,7 +142,7 @@ class Steps:
     def _forget_beneath(self, path: bytes) -> None:
         """Forget which directories were at a path and beneath it: a step changes that."""
         for one in [*self._handles]:
-            if one == path or one.startswith(path + b"/"):
+            if one == path or is_beneath(one, path):
                 del self._handles[one]
 
     def _find_directory(self, path: bytes, handle: bytes | None) -> bytes:
@@ -231,7 +236,7 @@ class Steps:
                     return
                 self._bring_back(step, directory, name)
         except OSError as why:
-            if why.errno not in {errno.EEXIST, *_GONE}:
+            if why.errno not in {errno.EEXIST, *GONE}:
                 raise
         raise BaseChangedError(step.path, "it was changed in the base")
 
@@ -297,7 +302,7 @@ class Steps:
         try:
             rename(directory, name, self._staging, step.staged, RENAME_NOREPLACE)
         except OSError as why:
-            if why.errno not in _GONE:
+            if why.errno not in GONE:
                 raise
             raise BaseChangedError(step.path, "it was removed in the base") from None
         if not self._is_out(step.staged, step.expected):
@@ -339,7 +344,7 @@ class Steps:
                 if os.fstat(fd).st_ino == step.inode:
                     set_times(fd, step.times_ns)
         except OSError as why:
-            if why.errno not in _GONE:
+            if why.errno not in GONE:
                 raise
 
     def _set_mode(
@@ -358,7 +363,7 @@ class Steps:
                     raise BaseChangedError(step.path, "it was changed in the base")
                 set_mode(fd, new)
         except OSError as why:
-            if why.errno not in _GONE:
+            if why.errno not in GONE:
                 raise
             raise BaseChangedError(step.path, "it was removed in the base") from None
 
@@ -387,7 +392,7 @@ class Steps:
                     elif one in now:
                         os.removexattr(place, one)
         except OSError as why:
-            if why.errno not in {errno.ENODATA, *_GONE}:
+            if why.errno not in {errno.ENODATA, *GONE}:
                 raise
             raise BaseChangedError(step.path, "it was changed in the base") from None
 
@@ -398,7 +403,7 @@ class Steps:
         try:
             fd = open_directory(directory, self._base)
         except OSError as why:
-            if why.errno not in _GONE:
+            if why.errno not in GONE:
                 raise
             raise BaseChangedError(path, "its directory is not there") from None
         with closing_fd(fd):
@@ -452,7 +457,7 @@ def _inode(directory: int, name: bytes) -> int:
     try:
         status = os.stat(name or b".", dir_fd=directory, follow_symlinks=False)
     except OSError as why:
-        if why.errno not in _GONE:
+        if why.errno not in GONE:
             raise
         return -1
     return status.st_ino

@@ -19,7 +19,7 @@ from supervisor.workspace.changes import Change, Row
 from supervisor.workspace.layers import (
     LayeredTree,
     Node,
-    Part,
+    is_beneath,
     parents,
     split,
     things_beneath,
@@ -148,9 +148,9 @@ class Judge:
         seen = self._record.get(row.path)
         if seen is None or not seen.text or not row.is_edit:
             return None
-        around = self._merged.find(split(row.path)[0])
-        place = Part(self._merged.base_layer, split(row.path)[0])
-        if around is None or around.parts[-1] != place:
+        directory, _ = split(row.path)
+        around = self._merged.find(directory)
+        if around is None or self._merged.base_path(around) != directory:
             return None  # made anew: without the layer's file the base's does not show
         return None if self._directory_conflict(row) else seen
 
@@ -211,7 +211,7 @@ class Judge:
             old = row.old if row.replaced is None else row.replaced
             if row.path in committed or seen is None or not seen.inside or old is None:
                 continue
-            if any(path.startswith(old.path + b"/") for path in taken):
+            if any(is_beneath(path, old.path) for path in taken):
                 left = look_at_base(self._base, row, taken).inside
                 # In this order what is changed meanwhile makes the record another one.
                 if seen.is_still(look_at_base(self._base, row)):
@@ -228,9 +228,8 @@ class Judge:
             if new is None or not new.is_directory:
                 continue
             # Of one that was made here and committed the last part is not the base's.
-            last = new.parts[-1]
-            is_base = last.layer == self._merged.base_layer
-            old = self._base.find(last.path if is_base else path)
+            place = self._merged.base_path(new)
+            old = self._base.find(path if place is None else place)
             if old is not None and old.is_directory:
                 # The mode as the child sees it: another one of the base has a row.
                 mode = stat.S_IMODE(new.status.st_mode)
@@ -390,9 +389,10 @@ class Judge:
 
     def _changed_directory(self, directory: bytes) -> str:
         new = self._merged.find(directory)
-        if new is None or new.parts[-1].layer != self._merged.base_layer:
+        place = None if new is None else self._merged.base_path(new)
+        if new is None or place is None:
             return ""  # made in the workspace, or removed there
-        if len(new.parts) > 1 and new.parts[-1].path == directory:
+        if len(new.parts) > 1 and place == directory:
             old = self._base.find(directory)
             if old is not None and not self._origins.is_copied_from(new, old):
                 return f"its directory {os.fsdecode(directory)!r} is another one"

@@ -97,7 +97,7 @@ class _Writer:
 
     def _is_over_base(self, node: Node) -> bool:
         """Tell whether a directory shows what the base has at its own path."""
-        return node.parts[-1] == Part(self._tree.base_layer, node.path)
+        return self._tree.base_path(node) == node.path
 
     def _fill(self, directory: Node, fd: int) -> list[Node]:
         """Write what is in a directory; return the directories in it."""

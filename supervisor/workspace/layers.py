@@ -35,7 +35,9 @@ TOP = b""
 """The path of the top of a tree."""
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
-_GONE = _ABSENT | {errno.ELOOP}
+GONE = _ABSENT | {errno.ELOOP}
+"""Errors of opening a path without links that is not there, or is something else."""
+
 _NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM})
 
 
@@ -67,6 +69,11 @@ def parents(path: bytes) -> Iterator[bytes]:
     while directory:
         yield directory
         directory, _ = split(directory)
+
+
+def is_beneath(path: bytes, directory: bytes) -> bool:
+    """Tell whether a path lies in a directory, at any depth."""
+    return path.startswith(directory + b"/")
 
 
 def with_parents(paths: Iterable[bytes]) -> set[bytes]:
@@ -141,6 +148,11 @@ class LayeredTree:
         """Return the number of the last layer."""
         return len(self._tops) - 1
 
+    def base_path(self, node: Node) -> bytes | None:
+        """Return where the base has an object; None if no part of it is the base's."""
+        oldest = node.parts[-1]
+        return oldest.path if oldest.layer == self.base_layer else None
+
     def key(self, part: Part) -> tuple[int, int, bytes]:
         """Return what is equal only for one object of one layer, in any stack."""
         status = self._status_of_top(part.layer)
@@ -180,7 +192,7 @@ class LayeredTree:
         try:
             return open_exactly(part.path or b".", self._tops[part.layer], flags)
         except OSError as why:
-            if why.errno not in _GONE:
+            if why.errno not in GONE:
                 raise
             raise GoneError(why.errno, why.strerror, part.path) from None
 

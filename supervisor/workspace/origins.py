@@ -65,9 +65,8 @@ class Origins:
             Directories that were renamed, by path where the base has another one now, or
             b""; and the paths of other files and directories.
         """
-        base = self._merged.base_layer
         pointers = {
-            node.path: node.parts[-1].path if node.parts[-1].layer == base else b""
+            node.path: self._merged.base_path(node) or b""
             for node in self._upper_directories()
             if self._points_nowhere(node)
         }
@@ -152,10 +151,10 @@ class Origins:
         """Tell whether a directory points to what the base has no more."""
         if not has_pointer(self._merged, node):
             return False
-        part = node.parts[-1]
-        if part.layer != self._merged.base_layer:
+        place = self._merged.base_path(node)
+        if place is None:
             return len(node.parts) == 1  # else it points into a sealed layer
-        old = self._base.find(part.path)
+        old = self._base.find(place)
         return old is None or not self.is_copied_from(node, old)
 
     def _is_stray(self, new: Node, old: Node | None) -> bool:
@@ -222,19 +221,13 @@ class Origins:
                     yield below
                     if not below.is_directory:
                         continue
-                    if node is not None and self._shows(node, below):
+                    if node is not None and self._merged.base_path(node) == below.path:
                         pending.append((node, below))
                         continue
                     for path, _ in things_beneath(self._base, below, below.path):
                         inside = self._base.find(path)
                         if inside is not None:
                             yield inside
-
-    def _shows(self, node: Node, below: Node) -> bool:
-        """Tell whether a merged directory shows what is in one of the base's."""
-        last = node.parts[-1]
-        is_base = last.layer == self._merged.base_layer
-        return is_base and last.path == below.parts[0].path
 
     def _handle_told(self, node: Node, part: Part) -> bytes | None:
         """Return the handle of the base's object that a layer's one was copied from."""

@@ -20,7 +20,7 @@ from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.changes import Change, Row, compare
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layer_writer import LostOriginError, write_layer
-from supervisor.workspace.layers import LayeredTree
+from supervisor.workspace.layers import LayeredTree, is_beneath
 from supervisor.workspace.record import Record, Seen, look_at_base
 from supervisor.workspace.store import WorkspaceError, read_top
 
@@ -180,4 +180,4 @@ def _record_of_copies(
 
 
 def _is_within(path: bytes, directory: bytes) -> bool:
-    return path == directory or path.startswith(directory + b"/")
+    return path == directory or is_beneath(path, directory)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pathspec import GitIgnoreSpec
 
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import parents, split, things_beneath
+from supervisor.workspace.layers import is_beneath, parents, split, things_beneath
 from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _find_taken_along(
         if rename.origin is None or rename is row:
             continue
         takes = row.change not in {Change.ADDED, Change.MODIFIED, Change.MODE}
-        is_within = takes and rename.origin.startswith(gone + b"/")
+        is_within = takes and is_beneath(rename.origin, gone)
         if is_within or rename.origin == place:
             yield rename
 
@@ -337,9 +337,10 @@ def _is_odd(row: Row, trees: tuple[LayeredTree, LayeredTree], top: bytes) -> boo
 def _gives_group(path: bytes, base: LayeredTree, merged: LayeredTree) -> bool:
     """Tell whether the base has a directory, or the next above it, with set-group-ID."""
     node = merged.find(path)
-    while node is not None and node.parts[-1].layer != merged.base_layer:
+    place: bytes | None = None
+    while node is not None and (place := merged.base_path(node)) is None:
         node = merged.find(split(node.path)[0]) if node.path else None
-    below = None if node is None else base.find(node.parts[-1].path)
+    below = None if place is None else base.find(place)
     return below is not None and bool(below.status.st_mode & stat.S_ISGID)
 
 

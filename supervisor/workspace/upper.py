@@ -24,9 +24,9 @@ from hostlib.linux.syscalls import open_exactly
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.changes import Change, Row, compare
 from supervisor.workspace.layers import (
+    GONE,
     LayeredTree,
     Node,
-    Part,
     join,
     parents,
     split,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
 _UPPER = 0
-_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _NO_MARK = frozenset({errno.ENODATA, errno.EOPNOTSUPP})
 
 
@@ -70,7 +69,9 @@ def remove_committed(
     for path in _unneeded_opaque(alone, merged, directories):
         _remove_mark_of(upper, path, marks + b"opaque")
     for path in pointing:
-        if _is_over(merged, split(path)[0]):
+        directory = split(path)[0]
+        around = merged.find(directory)
+        if around is not None and merged.base_path(around) == directory:
             _remove_mark_of(upper, path, marks + b"redirect")
     rows = compare(alone, merged)
     if dropped:
@@ -90,12 +91,6 @@ def _point_to_itself(upper: int, path: bytes, mark: bytes) -> None:
     with _directory_at(upper, path) as fd:
         if fd is not None and _has_mark(fd, mark):
             os.setxattr(fd, mark, b"/" + path)
-
-
-def _is_over(merged: LayeredTree, path: bytes) -> bool:
-    """Tell whether a directory shows what the base has at its path."""
-    node = merged.find(path)
-    return node is not None and node.parts[-1] == Part(merged.base_layer, path)
 
 
 def _directories_in(tree: LayeredTree, paths: Iterable[bytes]) -> set[bytes]:
@@ -283,7 +278,7 @@ def _directory_at(upper: int, path: bytes) -> Iterator[int | None]:
     try:
         fd = open_directory(path, upper)
     except OSError as why:
-        if why.errno not in _NOT_THERE:
+        if why.errno not in GONE:
             raise
         yield None
         return
