@@ -21,6 +21,7 @@ from hostlib.linux.syscalls import open_exactly
 from supervisor.workspace.copier import NEW_FILE
 from supervisor.workspace.export import WHITEOUT, add_node, written_tar
 from supervisor.workspace.layers import LayeredTree, split, walk_sorted
+from supervisor.workspace.linux import held_entry, set_owner
 from supervisor.workspace.store import WorkspaceError
 
 _PACKED = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK})
@@ -221,9 +222,8 @@ class _Unpacker:
         if self._base is None:
             return
         status = _status_in(self._base, path) or os.fstat(self._base)
-        owner = status.st_uid, status.st_gid
-        if owner != (os.geteuid(), os.getegid()):
-            os.chown(name, *owner, dir_fd=directory, follow_symlinks=False)
+        with held_entry(directory, name) as held:
+            set_owner(held, status.st_uid, status.st_gid)
 
     def _note_directory(self, path: bytes, member: tarfile.TarInfo) -> None:
         mode = member.mode & self._modes

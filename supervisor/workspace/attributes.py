@@ -24,6 +24,11 @@ _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _NO_ACL = frozenset({errno.ENODATA, errno.EOPNOTSUPP})
 
 
+def own_marks() -> bytes:
+    """Return how the names begin in layers that this process's user makes."""
+    return TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
+
+
 def attribute_names(of: int | str) -> list[str]:
     """Return the names of an object's attributes; none where there cannot be any.
 

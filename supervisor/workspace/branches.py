@@ -129,7 +129,7 @@ def drop_snapshot(held: HeldWorkspace, label: str) -> bool:
 
 def restore_later(held: HeldWorkspace, label: str) -> None:
     """Have the next run begin with a snapshot; as ``Workspace.restore_later``."""
-    find_snapshot(held, label)
+    _find_snapshot(held, label)
     held.state.goes_back_to = label
     held.directory.write_state(held.state)
 
@@ -137,7 +137,7 @@ def restore_later(held: HeldWorkspace, label: str) -> None:
 def restore(held: HeldWorkspace, label: str) -> int:
     """Go back to a snapshot; as ``Workspace.restore``."""
     lost = len(changes_since(held, label))
-    snapshot = find_snapshot(held, label)
+    snapshot = _find_snapshot(held, label)
     with held.store.hold():
         held.state.is_running = False
         held.state.goes_back_to = ""
@@ -153,7 +153,7 @@ def changes_since(held: HeldWorkspace, label: str) -> list[Row]:
     Raises:
         WorkspaceError: there is no such snapshot.
     """
-    snapshot = find_snapshot(held, label)
+    snapshot = _find_snapshot(held, label)
     with held.trees() as trees, held.store.open_layers(snapshot.layers) as old:
         tops = (*old, trees.base_fd)
         return compare_views(LayeredTree(tops, held.state.marks), trees.merged)
@@ -191,18 +191,13 @@ def fork(held: HeldWorkspace, count: int) -> list[str]:
     return names
 
 
-def unite(held: HeldWorkspace) -> int:
-    """Make one sealed layer of all, which is the workspace's own; its upper is empty.
-
-    Returns:
-        How many bytes were copied.
-    """
+def unite(held: HeldWorkspace) -> None:
+    """Make one sealed layer of all, which is the workspace's own; its upper is empty."""
     with held.store.hold() as store:
         sealed = write_united(held, store)
         sealed.outgoing = new_layer_id()
         _retreat(held, sealed)
     held.sweep_store()
-    return sealed.copied_bytes
 
 
 def finish_retreat(held: HeldWorkspace) -> None:
@@ -267,7 +262,7 @@ def _records_for_fork(held: HeldWorkspace, sealed: Sealed) -> dict[str, str]:
     return links
 
 
-def find_snapshot(held: HeldWorkspace, label: str) -> Snapshot:
+def _find_snapshot(held: HeldWorkspace, label: str) -> Snapshot:
     """Return a snapshot.
 
     Raises:

@@ -280,7 +280,7 @@ class _Comparison:
             closing_fd(self._merged.open_file(new)) as first,
             closing_fd(self._base.open_file(old)) as second,
         ):
-            return is_equal_content(first, second, new.status.st_size)
+            return _is_equal_content(first, second, new.status.st_size)
 
 
 class _ViewComparison(_Comparison):
@@ -316,7 +316,7 @@ class _ViewComparison(_Comparison):
         return self._merged.key(new.parts[0]) == self._base.key(old.parts[0])
 
 
-def is_equal_content(first: int, second: int, size_bytes: int) -> bool:
+def _is_equal_content(first: int, second: int, size_bytes: int) -> bool:
     """Tell whether two files of one size have the same bytes; holes are passed over."""
     ranges = data_ranges(first, size_bytes) + data_ranges(second, size_bytes)
     done = 0

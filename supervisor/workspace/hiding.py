@@ -174,7 +174,7 @@ def _entries(base: int, directory: bytes) -> list[tuple[bytes, bool]]:
         ]
 
 
-def write_layer(directory: WorkspaceDirectory, base: int, paths: list[bytes]) -> None:
+def hide_paths(directory: WorkspaceDirectory, base: int, paths: list[bytes]) -> None:
     """Make the layer hide some paths and nothing else.
 
     Args:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.archive import unpack_layer
-from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.attributes import own_marks
 from supervisor.workspace.linux import has_entry
 from supervisor.workspace.record import CHANGED, RecordFiles
 from supervisor.workspace.run import find_base
@@ -56,8 +56,7 @@ def commit_layer(
     name = f"fleet-{secrets.token_hex(8)}"
     with word_errors():
         path = find_base(base.path, state_dir)
-        marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
-        make_workspace(state_dir, name, os.fsencode(path), marks)
+        make_workspace(state_dir, name, os.fsencode(path), own_marks())
     try:
         with word_errors():
             _fill(state_dir, name, base, layer)

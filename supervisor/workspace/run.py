@@ -16,7 +16,7 @@ from supervisor.spawn.launchpad.layers.overlay import (
     Layers,
     OwnersError,
 )
-from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.attributes import own_marks
 from supervisor.workspace.linux import is_on_overlay
 from supervisor.workspace.settings import USUAL
 from supervisor.workspace.store import (
@@ -150,9 +150,8 @@ def _make_if_new(
     if os.path.exists(path):
         return
     _check_apart(state_dir, base)
-    marks = TRUSTED_MARKS if os.geteuid() == 0 else USER_MARKS
     try:
-        make_workspace(state_dir, name, os.fsencode(base), marks, settings)
+        make_workspace(state_dir, name, os.fsencode(base), own_marks(), settings)
     except WorkspaceError:  # another child that is to have it has been quicker
         if not os.path.exists(path):
             raise

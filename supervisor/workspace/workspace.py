@@ -21,8 +21,8 @@ from supervisor.workspace.held_workspace import HeldWorkspace
 from supervisor.workspace.hiding import (
     find_hidden,
     has_layer,
+    hide_paths,
     matches_any_depth,
-    write_layer,
 )
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.patch import write_patch
@@ -355,7 +355,7 @@ class Workspace:
         self.state.hidden = tuple(dict.fromkeys((*self.state.hidden, *hide)))
         began_s = time.monotonic()
         try:
-            write_layer(self.directory, base, find_hidden(base, hide))
+            hide_paths(self.directory, base, find_hidden(base, hide))
         except OSError as why:
             text = f"cannot hide names of {os.fsdecode(self.state.base)!r}"
             how = "leave --hide out, or run as the owner of all directories above them"
