@@ -59,6 +59,7 @@ from supervisor.workspace.record import digest_inside
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+_CHANGED, _REMOVED = "it was changed in the base", "it was removed in the base"
 _NAME_BYTES = 255
 """Of a name, at most, as ``NAME_MAX`` says."""
 
@@ -226,7 +227,7 @@ class Steps:
     def _put(self, step: Put, directory: int, name: bytes) -> None:
         if _inode(directory, name) == step.inode:
             return
-        try:
+        with _base_changed(step.path, _CHANGED, errno.EEXIST):
             if step.expected is None:
                 rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
                 return
@@ -235,10 +236,7 @@ class Steps:
                 if self._is_out(step.staged, step.expected):
                     return
                 self._bring_back(step, directory, name)
-        except OSError as why:
-            if why.errno not in {errno.EEXIST, *GONE}:
-                raise
-        raise BaseChangedError(step.path, "it was changed in the base")
+        raise BaseChangedError(step.path, _CHANGED)
 
     def _bring_back(self, step: Put, directory: int, name: bytes) -> None:
         """Bring back what a step has replaced, or what the operator has saved since."""
@@ -299,15 +297,11 @@ class Steps:
     def _take(self, step: Take, directory: int, name: bytes) -> None:
         if self._is_taken(step):
             return
-        try:
+        with _base_changed(step.path, _REMOVED):
             rename(directory, name, self._staging, step.staged, RENAME_NOREPLACE)
-        except OSError as why:
-            if why.errno not in GONE:
-                raise
-            raise BaseChangedError(step.path, "it was removed in the base") from None
         if not self._is_out(step.staged, step.expected):
             rename(self._staging, step.staged, directory, name, RENAME_NOREPLACE)
-            raise BaseChangedError(step.path, "it was changed in the base")
+            raise BaseChangedError(step.path, _CHANGED)
 
     def _is_taken(self, step: Take) -> bool:
         if _inode(self._staging, step.staged) == step.expected.inode:
@@ -350,22 +344,16 @@ class Steps:
     def _set_mode(
         self, step: SetMode, directory: int, name: bytes, old: int, new: int
     ) -> None:
-        try:
-            with held_entry(directory, name) as fd:
-                status = os.fstat(fd)
-                is_link = stat.S_ISLNK(status.st_mode)
-                is_same = status.st_ino == step.inode and not is_link
-                mode = stat.S_IMODE(status.st_mode)
-                now = identity_of(status)
-                is_known = step.expected in {now, None}
-                is_edited = new == step.new and mode != new and not is_known
-                if not is_same or mode not in {old, new} or is_edited:
-                    raise BaseChangedError(step.path, "it was changed in the base")
-                set_mode(fd, new)
-        except OSError as why:
-            if why.errno not in GONE:
-                raise
-            raise BaseChangedError(step.path, "it was removed in the base") from None
+        with _base_changed(step.path, _REMOVED), held_entry(directory, name) as fd:
+            status = os.fstat(fd)
+            is_link = stat.S_ISLNK(status.st_mode)
+            is_same = status.st_ino == step.inode and not is_link
+            mode = stat.S_IMODE(status.st_mode)
+            is_known = step.expected in {identity_of(status), None}
+            is_edited = new == step.new and mode != new and not is_known
+            if not is_same or mode not in {old, new} or is_edited:
+                raise BaseChangedError(step.path, _CHANGED)
+            set_mode(fd, new)
 
     def _set_attributes(
         self,
@@ -376,38 +364,47 @@ class Steps:
         is_undone: bool = False,
     ) -> None:
         """Set attributes as a step says, or as they were, if all are one or the other."""
-        try:
-            with held_entry(directory, name) as fd:
-                place = f"/proc/self/fd/{fd}"
-                now = {one: os.getxattr(place, one) for one in attribute_names(place)}
-                is_known = all(
-                    now.get(one) in pair for one, pair in step.values.items()
-                )
-                if os.fstat(fd).st_ino != step.inode or not is_known:
-                    raise BaseChangedError(step.path, "it was changed in the base")
-                for one, (old, new) in step.values.items():
-                    value = old if is_undone else new
-                    if value is not None:
-                        os.setxattr(place, one, value)
-                    elif one in now:
-                        os.removexattr(place, one)
-        except OSError as why:
-            if why.errno not in {errno.ENODATA, *GONE}:
-                raise
-            raise BaseChangedError(step.path, "it was changed in the base") from None
+        with (
+            _base_changed(step.path, _CHANGED, errno.ENODATA),
+            held_entry(directory, name) as fd,
+        ):
+            place = f"/proc/self/fd/{fd}"
+            now = {one: os.getxattr(place, one) for one in attribute_names(place)}
+            is_known = all(now.get(one) in pair for one, pair in step.values.items())
+            if os.fstat(fd).st_ino != step.inode or not is_known:
+                raise BaseChangedError(step.path, _CHANGED)
+            for one, (old, new) in step.values.items():
+                value = old if is_undone else new
+                if value is not None:
+                    os.setxattr(place, one, value)
+                elif one in now:
+                    os.removexattr(place, one)
 
     @contextlib.contextmanager
     def _directory(self, path: bytes) -> Iterator[tuple[int, bytes]]:
         """Hold the directory of a path, and its name there."""
         directory, name = split(path)
-        try:
+        with _base_changed(path, "its directory is not there"):
             fd = open_directory(directory, self._base)
-        except OSError as why:
-            if why.errno not in GONE:
-                raise
-            raise BaseChangedError(path, "its directory is not there") from None
         with closing_fd(fd):
             yield fd, name
+
+
+@contextlib.contextmanager
+def _base_changed(path: bytes, reason: str, *more: int) -> Iterator[None]:
+    """Turn errors which say that something is gone into a change of the base.
+
+    Args:
+        path: of a step.
+        reason: what is wrong there.
+        more: other errors that say so.
+    """
+    try:
+        yield
+    except OSError as why:
+        if why.errno not in {*GONE, *more}:
+            raise
+        raise BaseChangedError(path, reason) from None
 
 
 def _find_directories(top: int, handles: Collection[bytes]) -> dict[bytes, bytes]:

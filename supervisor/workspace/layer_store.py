@@ -75,8 +75,8 @@ class LayerStore:
                 stack.callback(os.close, fds[-1])
             yield tuple(fds)
 
-    def sweep(self) -> int:
-        """Remove the layers that no workspace stands on; return how many.
+    def sweep(self) -> None:
+        """Remove the layers that no workspace stands on.
 
         While a command makes one, or a state cannot be read, nothing is removed.
 
@@ -86,18 +86,13 @@ class LayerStore:
         try:
             fd = os.open(self.path, DIRECTORY)
         except FileNotFoundError:
-            return 0
-        with closing_fd(fd):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                used: set[str] = set()
-                for state in read_states(self._state_dir):
-                    used |= state.layers_named()
-                unused = sorted(set(os.listdir(fd)) - used)
-                for layer in unused:
-                    why = remove_tree(Path(layer), fd)
-                    if why is not None:
-                        raise why
-            except (BlockingIOError, WorkspaceError):
-                return 0
-        return len(unused)
+            return
+        with closing_fd(fd), contextlib.suppress(BlockingIOError, WorkspaceError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            used: set[str] = set()
+            for state in read_states(self._state_dir):
+                used |= state.layers_named()
+            for layer in sorted(set(os.listdir(fd)) - used):
+                why = remove_tree(Path(layer), fd)
+                if why is not None:
+                    raise why
