@@ -416,14 +416,14 @@ def export(
 ) -> int:
     """Write the changes to FILE: `.patch` for git, `.tar` as an OCI layer."""
     from supervisor.cli.workspace_target import NotThereError, find_daemon  # noqa: PLC0415
-    from supervisor.workspace.export import form_of, written_whole  # noqa: PLC0415
+    from supervisor.workspace.export import form_of, write_whole  # noqa: PLC0415
 
     daemon = find_daemon(state_dir, control)
     if daemon is not None:
         form = _call(form_of, file)
         with contextlib.suppress(NotThereError), contextlib.ExitStack() as stack:
             pieces = daemon.export(name, form)
-            whole = written_whole(file, replaces=force)
+            whole = write_whole(file, replaces=force)
             _call(stack.enter_context, whole).writelines(pieces)
             _call(stack.close)
             return 0

@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 from hostlib.linux.files import closing_fd, open_directory
 from hostlib.linux.syscalls import open_exactly
 from supervisor.workspace.copier import NEW_FILE
-from supervisor.workspace.export import WHITEOUT, add_node, written_tar
+from supervisor.workspace.export import WHITEOUT, add_node, open_tar
 from supervisor.workspace.layers import LayeredTree, split, walk_sorted
 from supervisor.workspace.linux import held_entry, set_owner
 from supervisor.workspace.store import WorkspaceError
@@ -44,7 +44,7 @@ def pack_tree(top: int, file: IO[bytes], max_bytes: int) -> list[bytes]:
     tree = LayeredTree((top,))
     links: dict[tuple[int, int], bytes] = {}
     paths = []
-    with written_tar(file) as tar:
+    with open_tar(file) as tar:
         for node in walk_sorted(tree, tree.top()):
             name = os.fsdecode(node.path)
             if node.kind not in _PACKED:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from hostlib.journal import Journal
     from supervisor.workspace.changes import Row
-    from supervisor.workspace.open_watch import Opened
+    from supervisor.workspace.open_watch import OpenedFile
     from supervisor.workspace.use import WorkspaceUse
 
 BURST = 1000
@@ -134,7 +134,7 @@ class WorkspaceAudit:
                 self._tell("workspace.file_written", file, self._written)
         return batch.is_last
 
-    def _tell(self, event: str, file: Opened, rate: EventRate) -> None:
+    def _tell(self, event: str, file: OpenedFile, rate: EventRate) -> None:
         if not rate.take(time.monotonic()):
             return
         self.report_omitted()

@@ -28,7 +28,7 @@ from supervisor.workspace.hiding import share_origins
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layers import LayeredTree
 from supervisor.workspace.linux import has_entry
-from supervisor.workspace.seal import Sealed, seal, write_united
+from supervisor.workspace.seal import SealedLayers, seal, write_united
 from supervisor.workspace.store import (
     Snapshot,
     State,
@@ -47,7 +47,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshotted:
+class SnapshotResult:
     """The outcome of a snapshot.
 
     Attributes:
@@ -76,7 +76,7 @@ class Rollback:
 
 def take_snapshot(
     held: HeldWorkspace, label: str | None, *, of_checkpoint: bool = False
-) -> Snapshotted:
+) -> SnapshotResult:
     """Seal what was changed so far under a label; as ``Workspace.snapshot``."""
     state = held.state
     chosen = _next_label(state.snapshots) if label is None else label
@@ -94,12 +94,12 @@ def take_snapshot(
         kept = (one for one in (*state.snapshots, made) if one not in gone)
         state.snapshots = tuple(kept)
         held.records.keep_for(chosen, sealed.record)
-        _retreat(held, sealed)
+        _take_layers(held, sealed)
     for snapshot in gone:
         held.records.drop_for(snapshot.label)
     if gone:
         held.sweep_store()
-    return Snapshotted(chosen, sealed.copied_bytes, sealed.stopped_ns)
+    return SnapshotResult(chosen, sealed.copied_bytes, sealed.stopped_ns)
 
 
 def _find_outlived(snapshots: Sequence[Snapshot], state: State) -> list[Snapshot]:
@@ -142,7 +142,7 @@ def restore(held: HeldWorkspace, label: str) -> int:
         held.state.is_running = False
         held.state.goes_back_to = ""
         record = held.records.load_for(label)
-        _retreat(held, Sealed(snapshot.layers, new_layer_id(), record=record))
+        _take_layers(held, SealedLayers(snapshot.layers, new_layer_id(), record=record))
     held.sweep_store()
     return lost
 
@@ -165,7 +165,7 @@ def fork(held: HeldWorkspace, count: int) -> list[str]:
     with held.store.hold() as store:
         sealed = seal(held, store)
         if sealed.outgoing:
-            _retreat(held, sealed)
+            _take_layers(held, sealed)
         state = msgspec.structs.replace(
             held.state,
             layers=sealed.layers,
@@ -196,21 +196,21 @@ def unite(held: HeldWorkspace) -> None:
     with held.store.hold() as store:
         sealed = write_united(held, store)
         sealed.outgoing = new_layer_id()
-        _retreat(held, sealed)
+        _take_layers(held, sealed)
     held.sweep_store()
 
 
-def finish_retreat(held: HeldWorkspace) -> None:
+def replace_upper(held: HeldWorkspace) -> None:
     """Let the upper go as the state says, if it has not gone; it is on the disk then."""
     state = held.state
     with held.store.hold() as store:
-        _let_go(held)
+        _rename_upper(held)
         os.fsync(store)
         state.outgoing = ""
         held.directory.write_state(state)
 
 
-def _let_go(held: HeldWorkspace) -> None:
+def _rename_upper(held: HeldWorkspace) -> None:
     """Rename the upper to the layer that the state says, and make a new one."""
     state = held.state
     own = held.directory.fd
@@ -227,7 +227,7 @@ def _let_go(held: HeldWorkspace) -> None:
             _prune_record(held)
 
 
-def _retreat(held: HeldWorkspace, sealed: Sealed) -> None:
+def _take_layers(held: HeldWorkspace, sealed: SealedLayers) -> None:
     """Make the sealed layers the workspace's; its upper goes, if it is to."""
     state = held.state
     if not sealed.outgoing:
@@ -239,9 +239,9 @@ def _retreat(held: HeldWorkspace, sealed: Sealed) -> None:
     state.may_redirect = False
     held.directory.write_state(state)
     if sealed.outgoing in sealed.layers:
-        _let_go(held)  # the next command sees that it is on the disk
+        _rename_upper(held)  # the next command sees that it is on the disk
     else:
-        finish_retreat(held)
+        replace_upper(held)
 
 
 def _prune_record(held: HeldWorkspace) -> None:
@@ -252,7 +252,7 @@ def _prune_record(held: HeldWorkspace) -> None:
     held.records.save({p: seen for p, seen in record.items() if p in paths})
 
 
-def _records_for_fork(held: HeldWorkspace, sealed: Sealed) -> dict[str, str]:
+def _records_for_fork(held: HeldWorkspace, sealed: SealedLayers) -> dict[str, str]:
     """Return the files that a fork shares: name in the fork -> name here."""
     record = None if sealed.outgoing else sealed.record
     links = held.records.links_for_fork(held.state.labels(), record)

@@ -70,7 +70,7 @@ def writer_of(form: Form) -> Writer:
 
 
 @contextlib.contextmanager
-def written_whole(path: str, *, replaces: bool) -> Iterator[IO[bytes]]:
+def write_whole(path: str, *, replaces: bool) -> Iterator[IO[bytes]]:
     """Give a file that takes its place when the block has ended well.
 
     Args:
@@ -117,7 +117,7 @@ def _write_patch(
     file.writelines(write_patch(base, merged, rows, binary=True))
 
 
-def written_tar(file: IO[bytes]) -> tarfile.TarFile:
+def open_tar(file: IO[bytes]) -> tarfile.TarFile:
     """Return a tar that is written to a file; it takes names of any bytes."""
     return tarfile.open(
         fileobj=file, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape",
@@ -142,7 +142,7 @@ def write_tar(
     """
     del base
     links: dict[tuple[int, int], bytes] = {}
-    with written_tar(file) as tar:
+    with open_tar(file) as tar:
         for row in rows:
             _check_name(row.path)
             if row.change is Change.DELETED:

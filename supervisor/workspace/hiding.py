@@ -27,7 +27,7 @@ from hostlib.linux.syscalls import open_exactly
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.attributes import read_acls, set_acls
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import TOP, join, parents, split, things_beneath
+from supervisor.workspace.layers import TOP, join, objects_beneath, parents, split
 from supervisor.workspace.linux import (
     is_whiteout,
     read_file_handle,
@@ -346,7 +346,7 @@ def visible_rows(
 def _visible_parts(
     row: Row, old: Node, hide: Patterns, base: LayeredTree
 ) -> Iterator[Row]:
-    inside = list(things_beneath(base, old, row.path)) if old.is_directory else []
+    inside = list(objects_beneath(base, old, row.path)) if old.is_directory else []
     hidden = {path for path, node in inside if is_hidden(hide, node)}
     if not hidden:
         yield row
@@ -386,6 +386,6 @@ def hidden_paths(row: Row, hide: Patterns, base: LayeredTree) -> list[bytes]:
             found.append(node.path)
         takes = row.change in {Change.TYPE, Change.RENAMED} or node is row.replaced
         if takes and node.is_directory:
-            inside = things_beneath(base, node, node.path)
+            inside = objects_beneath(base, node, node.path)
             found += [path for path, one in inside if is_hidden(hide, one)]
     return found

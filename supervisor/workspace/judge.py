@@ -20,9 +20,9 @@ from supervisor.workspace.layers import (
     LayeredTree,
     Node,
     is_beneath,
+    objects_beneath,
     parents,
     split,
-    things_beneath,
     with_parents,
 )
 from supervisor.workspace.record import (
@@ -182,7 +182,7 @@ class Judge:
                 continue
             touched.add((row.old.status.st_dev, row.old.status.st_ino))
             if takes_all(row):
-                for _, node in things_beneath(self._base, row.old, row.old.path):
+                for _, node in objects_beneath(self._base, row.old, row.old.path):
                     touched.add((node.status.st_dev, node.status.st_ino))
         taken = {row.path for row in chosen}
         linked = []
@@ -352,7 +352,7 @@ class Judge:
             return ""
         if not old.is_directory:
             return _CHANGED if self._is_newer(old.path, old.status) else ""
-        for path, node in things_beneath(self._base, old, old.path):
+        for path, node in objects_beneath(self._base, old, old.path):
             # An entry that is made or removed in a directory changes the directory as
             # well.
             if self._is_newer(path, node.status):

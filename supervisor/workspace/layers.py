@@ -389,7 +389,7 @@ class DirectoryReader:
                 yield node
 
 
-def things_beneath(
+def objects_beneath(
     base: LayeredTree,
     top: Node,
     path: bytes,

@@ -43,7 +43,7 @@ _fanotify_init = caller(_SYS_FANOTIFY_INIT, "nn")
 _fanotify_mark = caller(_SYS_FANOTIFY_MARK, "nnnnt")
 
 
-class Opened(NamedTuple):
+class OpenedFile(NamedTuple):
     """A file that was opened, or closed after it was open to be written.
 
     Attributes:
@@ -70,7 +70,7 @@ class Batch(NamedTuple):
         is_last: nothing more was there.
     """
 
-    files: tuple[Opened, ...] = ()
+    files: tuple[OpenedFile, ...] = ()
     unknown: int = 0
     is_overflowed: bool = False
     is_last: bool = False
@@ -122,7 +122,7 @@ def read_opened(fd: int) -> Batch:
         if why.errno == errno.EBADF:
             raise
         return Batch(unknown=1)  # that event's file could not be opened anew
-    found: list[Opened] = []
+    found: list[OpenedFile] = []
     unknown, is_overflowed, position, own = 0, False, 0, os.getpid()
     while position < len(data):
         length, _, _, _, mask, file, pid = _EVENT.unpack_from(data, position)
@@ -135,7 +135,7 @@ def read_opened(fd: int) -> Batch:
             try:
                 if pid != own:
                     is_open, is_written = bool(mask & _OPEN), bool(mask & _CLOSE_WRITE)
-                    found.append(Opened(_path_of(file), pid, is_open, is_written))
+                    found.append(OpenedFile(_path_of(file), pid, is_open, is_written))
             except OSError:  # longer than the kernel can say
                 unknown += 1
     return Batch(tuple(found), unknown, is_overflowed)

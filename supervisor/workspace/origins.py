@@ -18,8 +18,8 @@ from supervisor.workspace.layers import (
     Node,
     Part,
     join,
+    objects_beneath,
     split,
-    things_beneath,
 )
 from supervisor.workspace.linux import has_inode, read_birth_time_ns, read_file_handle
 from supervisor.workspace.upper import has_pointer
@@ -224,7 +224,7 @@ class Origins:
                     if node is not None and self._merged.base_path(node) == below.path:
                         pending.append((node, below))
                         continue
-                    for path, _ in things_beneath(self._base, below, below.path):
+                    for path, _ in objects_beneath(self._base, below, below.path):
                         inside = self._base.find(path)
                         if inside is not None:
                             yield inside

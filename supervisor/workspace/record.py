@@ -20,7 +20,7 @@ import msgspec
 from hostlib.linux.files import closing_fd
 from supervisor.workspace.attributes import user_attributes
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import things_beneath
+from supervisor.workspace.layers import objects_beneath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -172,7 +172,7 @@ def digest_inside(
         left_out: paths that do not count, nor what lies beneath.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for path, node in things_beneath(base, directory, directory.path, left_out):
+    for path, node in objects_beneath(base, directory, directory.path, left_out):
         status = node.status
         facts = [status.st_dev, status.st_ino, status.st_mode]
         if not stat.S_ISDIR(status.st_mode):  # whose entries have facts of their own

@@ -36,7 +36,7 @@ _UNKNOWN = Seen(stat.S_IFDIR, inside=b"unknown")
 
 
 @dataclass(slots=True)
-class Sealed:
+class SealedLayers:
     """Sealed layers that show what a workspace does.
 
     Attributes:
@@ -54,7 +54,7 @@ class Sealed:
     record: Record | None = None
 
 
-def seal(held: HeldWorkspace, store: int) -> Sealed:
+def seal(held: HeldWorkspace, store: int) -> SealedLayers:
     """Return sealed layers that show what the workspace does now.
 
     Raises:
@@ -71,12 +71,12 @@ def seal(held: HeldWorkspace, store: int) -> Sealed:
             sealed.outgoing = new_layer_id()
             return sealed
     if _is_upper_empty(held, store):
-        return Sealed(state.layers)
+        return SealedLayers(state.layers)
     layer = new_layer_id()
-    return Sealed((layer, *_bounded(held, store)), layer)
+    return SealedLayers((layer, *_bounded(held, store)), layer)
 
 
-def _seal_running(held: HeldWorkspace, store: int) -> Sealed:
+def _seal_running(held: HeldWorkspace, store: int) -> SealedLayers:
     """Copy the upper of a workspace that a child has; it goes on being written to."""
     with held.stopped():
         began_ns = time.monotonic_ns()
@@ -87,7 +87,7 @@ def _seal_running(held: HeldWorkspace, store: int) -> Sealed:
 
 def write_united(
     held: HeldWorkspace, store: int, copied: tuple[int, ...] = ()
-) -> Sealed:
+) -> SealedLayers:
     """Write one layer that shows what all of them do."""
     with held.trees() as trees:
         rows = held.changes(trees)
@@ -105,7 +105,7 @@ def write_united(
                 copied_bytes = write_layer(trees.merged, fd, copied, held.hide)
             except LostOriginError as why:
                 raise _cannot_copy(held, why.path, "it was there") from None
-        sealed = Sealed((layer,), copied_bytes=copied_bytes)
+        sealed = SealedLayers((layer,), copied_bytes=copied_bytes)
         if moved:
             sealed.record = _record_of_copies(held, layer, moved, conflicts)
     return sealed

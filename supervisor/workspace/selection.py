@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pathspec import GitIgnoreSpec
 
 from supervisor.workspace.changes import Change, Row
-from supervisor.workspace.layers import is_beneath, parents, split, things_beneath
+from supervisor.workspace.layers import is_beneath, objects_beneath, parents, split
 from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def changed_paths(
         is_directory = row.node.is_directory
         yield row.path, is_directory
         if row.new is None and is_directory:
-            for path, inside in things_beneath(base, row.node, row.path, moved):
+            for path, inside in objects_beneath(base, row.node, row.path, moved):
                 yield path, inside.is_directory
 
 
@@ -206,7 +206,7 @@ def _parts_chosen(
     if not selection.but and selection.takes(row.path, is_directory=True):
         yield row
         return
-    inside = list(things_beneath(base, row.old, row.path, moved))
+    inside = list(objects_beneath(base, row.old, row.path, moved))
     everything = [(row.path, row.old), *inside]
     if all(selection.takes(p, is_directory=n.is_directory) for p, n in everything):
         yield row
@@ -296,7 +296,7 @@ def _guarded_beneath(
     tree: LayeredTree, directory: Node, path: bytes, guard: Guard
 ) -> list[bytes]:
     """Return what is guarded in a directory, as if that were at a path."""
-    inside = things_beneath(tree, directory, path)
+    inside = objects_beneath(tree, directory, path)
     return [name for name, node in inside if guard.match(name, node)]
 
 
@@ -305,7 +305,7 @@ def _links_turned_out(
 ) -> list[bytes]:
     """Return the links in a renamed directory that lead out from their new place only."""
     found = []
-    for name, node in things_beneath(merged, directory, path):
+    for name, node in objects_beneath(merged, directory, path):
         if stat.S_ISLNK(node.status.st_mode):
             target = merged.read_link(node)
             was = origin + name[len(path) :]

@@ -36,7 +36,7 @@ _MAKING_S = 60.0
 """A workspace is made in some milliseconds, however busy the machine is."""
 
 
-class Left(NamedTuple):
+class Leftover(NamedTuple):
     """A thing that a crash has left.
 
     Attributes:
@@ -82,13 +82,13 @@ def _may_be_in_the_making(path: str) -> bool:
     return IN_THE_MAKING in path and is_new
 
 
-def _remove(left: Left) -> str:
+def _remove(left: Leftover) -> str:
     why = remove_tree(Path(left.path))
     done = "removed" if why is None else f"not removed: {why.strerror}"
     return f"{left.what}: {left.path} ({done})"
 
 
-def _find_halves(state_dir: str) -> Iterator[Left]:
+def _find_halves(state_dir: str) -> Iterator[Leftover]:
     where = workspaces_dir(state_dir)
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(where)):
@@ -96,10 +96,10 @@ def _find_halves(state_dir: str) -> Iterator[Left]:
             if HALF not in name or _may_be_in_the_making(path):
                 continue
             if not _is_locked(path):
-                yield Left(path, "a workspace that was half made or half discarded")
+                yield Leftover(path, "a workspace that was half made or half discarded")
 
 
-def find_left(state_dir: str) -> Iterator[Left]:
+def find_left(state_dir: str) -> Iterator[Leftover]:
     """Yield what a crash has left; nothing of what somebody works on."""
     yield from _find_halves(state_dir)
     where = workspaces_dir(state_dir)
@@ -117,7 +117,7 @@ def find_left(state_dir: str) -> Iterator[Left]:
         if journal is not None:
             known.add(journal.staging)
             what = "a commit that was interrupted"
-            yield Left(os.path.join(where, name), what, name)
+            yield Leftover(os.path.join(where, name), what, name)
     for base in sorted(bases):
         yield from _stages(base, known)
 
@@ -132,7 +132,7 @@ def _journal_of(workspace: Workspace) -> CommitJournal | None:
         return None
 
 
-def _stages(base: bytes, known: set[bytes]) -> Iterator[Left]:
+def _stages(base: bytes, known: set[bytes]) -> Iterator[Leftover]:
     """Yield the stages in a base that no commit of these workspaces has."""
     try:
         names = os.listdir(base)
@@ -141,7 +141,7 @@ def _stages(base: bytes, known: set[bytes]) -> Iterator[Left]:
     for name in sorted(names):
         if name.startswith(STAGING_PREFIX) and name not in known:
             path = os.fsdecode(os.path.join(base, name))
-            yield Left(path, "a stage of a commit that no workspace here has")
+            yield Leftover(path, "a stage of a commit that no workspace here has")
 
 
 def _is_locked(path: str) -> bool:

@@ -37,7 +37,7 @@ from supervisor.workspace.store import BaseGoneError, InUseError, WorkspaceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from supervisor.workspace.branches import Rollback, Snapshotted
+    from supervisor.workspace.branches import Rollback, SnapshotResult
     from supervisor.workspace.export import Form
     from supervisor.workspace.held_workspace import Trees
     from supervisor.workspace.layers import LayeredTree
@@ -68,7 +68,7 @@ class Workspace:
         self.store = self._held.store
         try:
             if self.state.outgoing:
-                branches.finish_retreat(self._held)
+                branches.replace_upper(self._held)
         except BaseException:
             self._held.close()
             raise
@@ -206,7 +206,7 @@ class Workspace:
 
     def snapshot(
         self, label: str | None = None, *, of_checkpoint: bool = False
-    ) -> Snapshotted:
+    ) -> SnapshotResult:
         """Seal what was changed so far under a label; a new upper begins.
 
         Args:
@@ -283,10 +283,10 @@ class Workspace:
                 be said in that form.
             NoGitError: text was modified, and there is no git.
         """
-        from supervisor.workspace.export import form_of, written_whole  # noqa: PLC0415
+        from supervisor.workspace.export import form_of, write_whole  # noqa: PLC0415
 
         form = form_of(path)
-        with written_whole(path, replaces=replaces) as file:
+        with write_whole(path, replaces=replaces) as file:
             self.write_export(form, file)
 
     def write_export(self, form: Form, file: IO[bytes]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from supervisor.workspace.export import written_whole
+from supervisor.workspace.export import write_whole
 from supervisor.workspace.store import WorkspaceError
 from tests.supervisor.workspace.scene import Scene, tree_of, write
 from tests.supervisor.workspace.test_any_branches import EXAMPLES, start, work
@@ -93,7 +93,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "x.patch"
 
     def export() -> None:
-        with written_whole(str(path), replaces=False) as file:
+        with write_whole(str(path), replaces=False) as file:
             path.write_text("somebody's")
             file.write(b"ours")
 
