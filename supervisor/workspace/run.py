@@ -294,13 +294,7 @@ def mount_for_child(
     """
     is_root = os.geteuid() == 0
     if use.mode != "review":
-        if not is_root:
-            return MountedWorkspace()
-        with closing_fd(os.open(use.base, _BASE)) as base:
-            try:
-                return MountedWorkspace(hold_directory(base, owners))
-            except OwnersError:
-                raise _no_owners(use, is_of_layer=False) from None
+        return MountedWorkspace(_hold_base(use, owners) if is_root else None)
     with _open_or_make(use.state_dir, use.name, use.base, use.settings) as workspace:
         # All before the lock: else the layer would count as in use.
         workspace.finish_commit()
@@ -309,30 +303,46 @@ def mount_for_child(
         walked_s = workspace.begin_run()
         lock = workspace.directory.lock_for(child)
         try:
-            layers = workspace.state.layers
-            paths = _lines(workspace.store.paths(layers)) if layers else None
-            workspace.directory.write(SEALED_FILE, paths)
-            is_volatile = not use.settings.durable
-            workspace.directory.write(VOLATILE_FILE, b"" if is_volatile else None)
-            with closing_fd(workspace.open_base()) as base:
-                try:
-                    if not is_root:
-                        own = os.readlink(f"/proc/self/fd/{workspace.directory.fd}")
-                        return MountedWorkspace(None, lock, own, walked_s, went_back)
-                    fd = workspace.directory.fd
-                    with workspace.store.open_layers(layers) as sealed:
-                        mount = _hold_overlay(
-                            use,
-                            Layers(base, fd, sealed),
-                            owners,
-                            is_volatile=is_volatile,
-                        )
-                except OSError as why:
-                    raise _no_overlay(use, why) from None
+            _tell_mounter(workspace, use)
+            mount = _hold_layers(workspace, use, owners) if is_root else None
+            fd = workspace.directory.fd
+            own = "" if is_root else os.readlink(f"/proc/self/fd/{fd}")
         except BaseException:
             os.close(lock)
             raise
-    return MountedWorkspace(mount, lock, walked_s=walked_s, went_back=went_back)
+    return MountedWorkspace(mount, lock, own, walked_s, went_back)
+
+
+def _hold_base(use: WorkspaceUse, owners: int) -> HeldMount:
+    """Make a copy of the base's own mount, for a mode without a layer."""
+    with closing_fd(os.open(use.base, _BASE)) as base:
+        try:
+            return hold_directory(base, owners)
+        except OwnersError:
+            raise _no_owners(use, is_of_layer=False) from None
+
+
+def _tell_mounter(workspace: Workspace, use: WorkspaceUse) -> None:
+    """Write how the mount is to be made, for the host or the child that makes it."""
+    layers = workspace.state.layers
+    paths = _lines(workspace.store.paths(layers)) if layers else None
+    workspace.directory.write(SEALED_FILE, paths)
+    workspace.directory.write(VOLATILE_FILE, None if use.settings.durable else b"")
+
+
+def _hold_layers(workspace: Workspace, use: WorkspaceUse, owners: int) -> HeldMount:
+    """Make the overlay of a workspace.
+
+    Raises:
+        WorkspaceError: its base is gone, or it cannot be mounted.
+    """
+    with closing_fd(workspace.open_base()) as base:
+        try:
+            with workspace.store.open_layers(workspace.state.layers) as sealed:
+                layers = Layers(base, workspace.directory.fd, sealed)
+                return _hold_overlay(use, layers, owners)
+        except OSError as why:
+            raise _no_overlay(use, why) from None
 
 
 def record_end(use: WorkspaceUse, *, is_last: bool) -> tuple[Row, ...]:
@@ -374,9 +384,7 @@ def _lines(paths: Sequence[str]) -> bytes:
     return b"".join(os.fsencode(path) + b"\0" for path in paths)
 
 
-def _hold_overlay(
-    use: WorkspaceUse, layers: Layers, owners: int, *, is_volatile: bool
-) -> HeldMount:
+def _hold_overlay(use: WorkspaceUse, layers: Layers, owners: int) -> HeldMount:
     """Make the overlay; if that fails only for the owners, say so.
 
     Raises:
@@ -384,7 +392,7 @@ def _hold_overlay(
         OSError: it cannot be made.
     """
     try:
-        return hold_overlay(layers, owners, is_volatile=is_volatile)
+        return hold_overlay(layers, owners, is_volatile=not use.settings.durable)
     except OSError as why:
         if isinstance(why, OwnersError) or (owners >= 0 and _is_mounted(layers)):
             is_of_layer = _shows_owners(layers.base, owners)
