@@ -31,6 +31,7 @@ from supervisor.spawn.launchpad import words
 from supervisor.workspace import view
 from supervisor.workspace.audit import WorkspaceAudit, watch_use, watch_word
 from supervisor.workspace.bounds import LayerBounds
+from supervisor.workspace.directory import WorkspaceError, add_mount, add_process
 from supervisor.workspace.run import (
     MountedWorkspace,
     clear_volatile_mark,
@@ -38,7 +39,6 @@ from supervisor.workspace.run import (
     mount_for_child,
     record_end,
 )
-from supervisor.workspace.store import WorkspaceError, add_mount, add_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

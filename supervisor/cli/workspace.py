@@ -468,7 +468,7 @@ def _frozen(found: Workspace, *, is_asked: bool) -> Iterator[None]:
 
 def _call(call: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function; its failure is one line for a user."""
-    from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415
+    from supervisor.workspace.directory import WorkspaceError  # noqa: PLC0415
     from supervisor.workspace.verbs import word_error  # noqa: PLC0415
 
     try:
@@ -484,7 +484,7 @@ def _call(call: Callable[..., Any], *arguments: Any) -> Any:
 def _is_workspace(state_dir: str | None, text: str) -> bool:
     """Return whether a word is the name of a workspace; as a pattern write `/NAME`."""
     from supervisor.cli.workspace_options import find_state_dir  # noqa: PLC0415
-    from supervisor.workspace.store import workspaces_in  # noqa: PLC0415
+    from supervisor.workspace.directory import workspaces_in  # noqa: PLC0415
 
     return text in workspaces_in(find_state_dir(state_dir))
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from hostlib.paths import absolute, usual_state_dir
 from hostlib.user_values import OptionError
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.outcome import drop_unused
 from supervisor.workspace.run import find_base, prepare_use
 from supervisor.workspace.section import check_pattern, uses_of
-from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.use import MODES, WorkspaceUse
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from supervisor.llmfd.errors import FILE_OPERATION, FdError
 from supervisor.llmfd.threads import in_thread
+from supervisor.workspace.directory import PATIENCE_S, WorkspaceError
 from supervisor.workspace.settings import disk_room
-from supervisor.workspace.store import PATIENCE_S, WorkspaceError
 from supervisor.workspace.workspace import Workspace
 from vfs.growth import MovedError, content_beneath
 

@@ -24,7 +24,7 @@ import msgspec
 
 from supervisor.fleet.messages import Base
 from supervisor.sandbox.scratch import remove_tree
-from supervisor.workspace.store import COPIES
+from supervisor.workspace.directory import COPIES
 
 _PACKED = "fleet-packed"
 _TAR, _PATHS, _TREE, _SIZE = "tar", "paths", "tree", "size"
@@ -136,7 +136,7 @@ class Bases:
         Raises:
             BaseError: it is no directory, too large, or has special files.
         """
-        from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415 - seldom
+        from supervisor.workspace.directory import WorkspaceError  # noqa: PLC0415 - seldom
 
         new = _new_path(self._packed)
         try:
@@ -249,7 +249,7 @@ class Bases:
             OSError: it cannot be kept.
         """
         from supervisor.workspace.archive import unpack_tree  # noqa: PLC0415 - seldom
-        from supervisor.workspace.store import WorkspaceError  # noqa: PLC0415
+        from supervisor.workspace.directory import WorkspaceError  # noqa: PLC0415
 
         incoming.check()
         base, new = incoming.base, incoming.directory
@@ -281,7 +281,7 @@ class Bases:
         Args:
             held: digests of those that children use now.
         """
-        from supervisor.workspace.store import read_bases  # noqa: PLC0415 - seldom
+        from supervisor.workspace.directory import read_bases  # noqa: PLC0415 - seldom
 
         used = set(read_bases(self.state_dir))
         found = _by_age(self._unpacked)

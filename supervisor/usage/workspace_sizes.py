@@ -108,7 +108,7 @@ class WorkspaceSizes:
 def _measure(
     uses: set[tuple[str, str]],
 ) -> tuple[dict[tuple[str, str], Size], Counter[str]]:
-    from supervisor.workspace.store import path_of  # noqa: PLC0415 - with a workspace
+    from supervisor.workspace.directory import path_of  # noqa: PLC0415 - with a workspace
 
     sizes = {}
     for state_dir, name in uses:
@@ -168,7 +168,7 @@ def _entries(top: int, path: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
 
 
 def _count_states(state_dir: str) -> Counter[str]:
-    from supervisor.workspace.store import look_at_state, workspaces_in  # noqa: PLC0415
+    from supervisor.workspace.directory import look_at_state, workspaces_in  # noqa: PLC0415
 
     return Counter(
         state.replace(" ", "_")

@@ -1,7 +1,7 @@
 """A base seen through a copy-on-write layer; its changes, commits and branches.
 
 ``verbs`` has what can be asked, ``workspace`` does it, ``held_workspace`` lies below both.
- - On the disk: ``store`` (a workspace), ``layer_store`` (sealed layers), ``record``.
+ - On the disk: ``directory`` (a workspace), ``layer_store`` (sealed layers), ``record``.
  - What is changed: ``layers``, ``changes``, ``selection``, ``patch``, ``export``.
  - Whether the base has changed as well: ``judge``, by ``record`` and ``origins``.
  - To the base: ``commit``, its ``commit_*``, ``merge``; ``upper`` is what stays behind.

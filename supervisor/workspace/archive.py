@@ -19,10 +19,10 @@ from typing import IO, NamedTuple
 from hostlib.linux.files import closing_fd, open_directory
 from hostlib.linux.syscalls import open_exactly
 from supervisor.workspace.copier import NEW_FILE
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.export import WHITEOUT, add_node, open_tar
 from supervisor.workspace.layers import LayeredTree, split, walk_sorted
 from supervisor.workspace.linux import held_entry, set_owner
-from supervisor.workspace.store import WorkspaceError
 
 _PACKED = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK})
 _HEADERS_BYTES = 1024

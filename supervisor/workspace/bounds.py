@@ -19,8 +19,8 @@ import trio
 
 from hostlib.linux.files import DIRECTORY, closing_fd
 from hostlib.threads import in_thread
+from supervisor.workspace.directory import path_of
 from supervisor.workspace.settings import disk_room
-from supervisor.workspace.store import path_of
 from vfs.growth import Content, MovedError, content_beneath
 
 if TYPE_CHECKING:

@@ -24,12 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.workspace.changes import Row, compare, compare_views
-from supervisor.workspace.hiding import share_origins
-from supervisor.workspace.layer_store import new_layer_id
-from supervisor.workspace.layers import LayeredTree
-from supervisor.workspace.linux import has_entry
-from supervisor.workspace.seal import SealedLayers, seal, write_united
-from supervisor.workspace.store import (
+from supervisor.workspace.directory import (
     Snapshot,
     State,
     WorkspaceError,
@@ -37,6 +32,11 @@ from supervisor.workspace.store import (
     make_upper,
     path_of,
 )
+from supervisor.workspace.hiding import share_origins
+from supervisor.workspace.layer_store import new_layer_id
+from supervisor.workspace.layers import LayeredTree
+from supervisor.workspace.linux import has_entry
+from supervisor.workspace.seal import SealedLayers, seal, write_united
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

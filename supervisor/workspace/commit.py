@@ -40,9 +40,9 @@ from supervisor.workspace.commit_plan import CommitPlan, Conflict, Planner
 from supervisor.workspace.commit_settlement import prune_later, settle
 from supervisor.workspace.commit_staging import Staging
 from supervisor.workspace.commit_steps import Steps
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.layers import GoneError, is_beneath
 from supervisor.workspace.linux import read_mount_id, sync_file_system
-from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.upper import drop_changes, mark_opaque
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.workspace.commit_journal import BaseChangedError
+from supervisor.workspace.directory import InUseError, WorkspaceError
 from supervisor.workspace.hiding import hidden_paths
 from supervisor.workspace.layers import is_beneath, parents, split
 from supervisor.workspace.merge import CannotMergeError, Merger
@@ -26,7 +27,6 @@ from supervisor.workspace.selection import (
     choose_rows,
     guarded_paths,
 )
-from supervisor.workspace.store import InUseError, WorkspaceError
 from supervisor.workspace.texts import read_text
 
 if TYPE_CHECKING:

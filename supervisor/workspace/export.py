@@ -21,10 +21,10 @@ from typing import IO, TYPE_CHECKING, Literal
 from hostlib.linux.files import closing_fd
 from supervisor.workspace.attributes import program_attributes
 from supervisor.workspace.changes import Change, Row
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.layers import join, split
 from supervisor.workspace.linux import RENAME_NOREPLACE, rename
 from supervisor.workspace.patch import write_patch
-from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

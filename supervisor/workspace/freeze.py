@@ -27,6 +27,7 @@ from hostlib.linux.net_namespace import (
 )
 from hostlib.linux.processes import read_parent_and_start, signal_process
 from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.linux import NEW_PID_SPACE, NEW_USER_SPACE, enter_space
 from supervisor.workspace.processes import (
     find_processes,
@@ -35,7 +36,6 @@ from supervisor.workspace.processes import (
     pid_space,
     sees_mount,
 )
-from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

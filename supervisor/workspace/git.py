@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 
-from supervisor.workspace.store import WorkspaceError
+from supervisor.workspace.directory import WorkspaceError
 
 
 class NoGitError(WorkspaceError):

@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING
 
 from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.changes import Row, compare
+from supervisor.workspace.directory import (
+    BaseGoneError,
+    Top,
+    WorkspaceDirectory,
+    WorkspaceError,
+    path_of,
+    read_states,
+    read_top,
+)
 from supervisor.workspace.freeze import FreezeError, guarded_stop
 from supervisor.workspace.hiding import load_origins, visible_rows
 from supervisor.workspace.judge import Judge
@@ -22,15 +31,6 @@ from supervisor.workspace.linux import read_birth_time_ns
 from supervisor.workspace.origins import Origins
 from supervisor.workspace.record import CHANGED, RecordFiles
 from supervisor.workspace.selection import Patterns
-from supervisor.workspace.store import (
-    BaseGoneError,
-    Top,
-    WorkspaceDirectory,
-    WorkspaceError,
-    path_of,
-    read_states,
-    read_top,
-)
 from supervisor.workspace.texts import drop_texts, keep_texts, rows_to_keep
 from supervisor.workspace.upper import detach
 

@@ -40,8 +40,8 @@ from supervisor.workspace.selection import Patterns
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from supervisor.workspace.directory import WorkspaceDirectory
     from supervisor.workspace.layers import LayeredTree, Node
-    from supervisor.workspace.store import WorkspaceDirectory
 
 LAYER = "hidden"
 """The name of the layer in a workspace's directory."""

@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.archive import unpack_layer
 from supervisor.workspace.attributes import own_marks
+from supervisor.workspace.directory import make_workspace, path_of
 from supervisor.workspace.linux import has_entry
 from supervisor.workspace.record import CHANGED, RecordFiles
 from supervisor.workspace.run import find_base
-from supervisor.workspace.store import make_workspace, path_of
 from supervisor.workspace.verbs import Done, do_verb, word_errors
 from supervisor.workspace.workspace import Workspace
 

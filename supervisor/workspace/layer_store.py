@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.sandbox.scratch import remove_tree
-from supervisor.workspace.store import WorkspaceError, read_states
+from supervisor.workspace.directory import WorkspaceError, read_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

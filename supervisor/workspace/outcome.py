@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from hostlib.messages import shown_path
+from supervisor.workspace.directory import PATIENCE_S, WorkspaceError
 from supervisor.workspace.selection import Selection
-from supervisor.workspace.store import PATIENCE_S, WorkspaceError
 from supervisor.workspace.terminal_patch import show_patch
 from supervisor.workspace.verbs import event_of_commit
 from supervisor.workspace.workspace import Workspace

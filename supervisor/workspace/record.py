@@ -25,8 +25,8 @@ from supervisor.workspace.layers import objects_beneath
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from supervisor.workspace.directory import WorkspaceDirectory
     from supervisor.workspace.layers import LayeredTree, Node
-    from supervisor.workspace.store import WorkspaceDirectory
 
 _SETS_ATTRIBUTES = frozenset({Change.MODE, Change.RENAMED})
 """How a directory differs of which a commit sets what the base has."""

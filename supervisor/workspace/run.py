@@ -17,9 +17,7 @@ from supervisor.spawn.launchpad.layers.overlay import (
     OwnersError,
 )
 from supervisor.workspace.attributes import own_marks
-from supervisor.workspace.linux import is_on_overlay
-from supervisor.workspace.settings import USUAL
-from supervisor.workspace.store import (
+from supervisor.workspace.directory import (
     COPIES,
     PATIENCE_S,
     NoWorkspaceError,
@@ -29,6 +27,8 @@ from supervisor.workspace.store import (
     path_of,
     read_bases,
 )
+from supervisor.workspace.linux import is_on_overlay
+from supervisor.workspace.settings import USUAL
 from supervisor.workspace.use import WorkspaceUse
 from supervisor.workspace.workspace import Workspace
 

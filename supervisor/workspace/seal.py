@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.workspace.changes import Change, Row, compare
+from supervisor.workspace.directory import WorkspaceError, read_top
 from supervisor.workspace.layer_store import new_layer_id
 from supervisor.workspace.layer_writer import LostOriginError, write_layer
 from supervisor.workspace.layers import LayeredTree, is_beneath
 from supervisor.workspace.record import Record, Seen, look_at_base
-from supervisor.workspace.store import WorkspaceError, read_top
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,7 +46,7 @@ def check_sections(
     section: Mapping[str, WorkspaceSection],
 ) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that a workspace cannot have."""
-    from supervisor.workspace.store import HALF, NAME  # noqa: PLC0415 - with one
+    from supervisor.workspace.directory import HALF, NAME  # noqa: PLC0415 - with one
 
     for name, workspace in section.items():
         if not NAME.fullmatch(name) or HALF in name:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from pathspec import GitIgnoreSpec
 
 from supervisor.workspace.changes import Change, Row
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.layers import is_beneath, objects_beneath, parents, split
-from supervisor.workspace.store import WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -18,8 +18,7 @@ import msgspec
 from hostlib.linux.files import DIRECTORY, closing_fd
 from supervisor.sandbox.scratch import remove_tree
 from supervisor.workspace.commit_journal import STAGING_PREFIX, CommitJournal
-from supervisor.workspace.layer_store import LayerStore
-from supervisor.workspace.store import (
+from supervisor.workspace.directory import (
     HALF,
     IN_THE_MAKING,
     InUseError,
@@ -27,6 +26,7 @@ from supervisor.workspace.store import (
     workspaces_dir,
     workspaces_in,
 )
+from supervisor.workspace.layer_store import LayerStore
 from supervisor.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from hostlib.messages import shown_path
-from supervisor.workspace.selection import Patterns, Selection
-from supervisor.workspace.store import (
+from supervisor.workspace.directory import (
     BaseGoneError,
     InUseError,
     WorkspaceError,
@@ -24,6 +23,7 @@ from supervisor.workspace.store import (
     read_state,
     workspaces_in,
 )
+from supervisor.workspace.selection import Patterns, Selection
 from supervisor.workspace.sweep import finish_removals
 from supervisor.workspace.workspace import Workspace
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from supervisor.workspace.changes import Row
     from supervisor.workspace.commit import CommitResult
-    from supervisor.workspace.store import State
+    from supervisor.workspace.directory import State
 
 Tell = tuple[str, dict[str, Any]]
 

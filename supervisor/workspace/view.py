@@ -81,7 +81,7 @@ def unmounted(
 
 
 def _layer_of(use: WorkspaceUse) -> str:
-    from supervisor.workspace.store import path_of  # noqa: PLC0415 - only there
+    from supervisor.workspace.directory import path_of  # noqa: PLC0415 - only there
 
     return path_of(use.state_dir, use.name)
 

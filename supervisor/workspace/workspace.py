@@ -17,6 +17,7 @@ from supervisor.workspace import branches
 from supervisor.workspace.changes import Row, compare_views
 from supervisor.workspace.commit import CommitResult, Commits
 from supervisor.workspace.commit_settlement import prune_later
+from supervisor.workspace.directory import BaseGoneError, InUseError, WorkspaceError
 from supervisor.workspace.held_workspace import HeldWorkspace
 from supervisor.workspace.hiding import (
     find_hidden,
@@ -32,7 +33,6 @@ from supervisor.workspace.selection import (
     check_matches,
     choose_rows,
 )
-from supervisor.workspace.store import BaseGoneError, InUseError, WorkspaceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,7 +32,7 @@ RUN = (
     "supervisor.host",
     "supervisor.spawn.launchpad.start",
     "supervisor.run",
-    "supervisor.workspace.store",
+    "supervisor.workspace.directory",
 )
 """The modules that `run` and `check-config` import, and no others."""
 

@@ -15,7 +15,7 @@ from supervisor.membership import base_keeper
 from supervisor.membership.base_keeper import BaseKeeper
 from supervisor.membership.bases import BaseError, Bases, PeerError
 from supervisor.workspace.attributes import TRUSTED_MARKS
-from supervisor.workspace.store import COPIES, make_workspace
+from supervisor.workspace.directory import COPIES, make_workspace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping

@@ -19,7 +19,7 @@ from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace import held_workspace as held_module
 from supervisor.workspace.commit import CommitResult
-from supervisor.workspace.store import WorkspaceDirectory, WorkspaceError
+from supervisor.workspace.directory import WorkspaceDirectory, WorkspaceError
 from tests.supervisor.workspace.scene import Scene, Tree, layered, selection, tree_of
 
 PARTS = 4

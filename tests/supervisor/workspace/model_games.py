@@ -17,8 +17,8 @@ from pathlib import Path
 from supervisor.workspace import commit as commit_module
 from supervisor.workspace.commit import Committer
 from supervisor.workspace.commit_steps import Steps
+from supervisor.workspace.directory import InUseError, WorkspaceError
 from supervisor.workspace.selection import Selection
-from supervisor.workspace.store import InUseError, WorkspaceError
 from tests.supervisor.workspace.scene import Scene, Tree, layered, tree_of
 from tests.system.chaos.steps import Step
 

@@ -18,9 +18,9 @@ from supervisor.spawn.launchpad.layers.overlay import (
     make_overlay,
 )
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.directory import make_workspace
 from supervisor.workspace.layers import LayeredTree, Node
 from supervisor.workspace.selection import Patterns, Selection
-from supervisor.workspace.store import make_workspace
 from supervisor.workspace.workspace import Workspace
 
 Facts = tuple[object, ...]

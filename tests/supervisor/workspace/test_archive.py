@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.workspace.archive import pack_tree, unpack_layer, unpack_tree
-from supervisor.workspace.store import WorkspaceError
+from supervisor.workspace.directory import WorkspaceError
 
 MIB = 1024 * 1024
 

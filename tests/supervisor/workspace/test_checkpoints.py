@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.settings import WorkspaceSettings
-from supervisor.workspace.store import WorkspaceError
 from supervisor.workspace.verbs import VerbError, do_verb
 from tests.supervisor.workspace.scene import Scene, write
 

@@ -15,7 +15,7 @@ import pytest
 import supervisor.workspace.upper as upper_module
 from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_steps as steps_module
-from supervisor.workspace.store import WorkspaceError
+from supervisor.workspace.directory import WorkspaceError
 from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, Tree, selection, tree_of, write
 

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace.commit import UnfinishedCommitError
-from supervisor.workspace.store import WorkspaceDirectory
+from supervisor.workspace.directory import WorkspaceDirectory
 from supervisor.workspace.verbs import word_error
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 

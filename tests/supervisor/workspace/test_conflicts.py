@@ -17,6 +17,7 @@ from supervisor.workspace import commit_plan as plan_module
 from supervisor.workspace import commit_settlement as settlement_module
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace.commit import CommitResult, Committer, UnfinishedCommitError
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.linux import (
     read_birth_time_ns,
     rename,
@@ -24,7 +25,6 @@ from supervisor.workspace.linux import (
 )
 from supervisor.workspace.record import RecordFiles
 from supervisor.workspace.selection import NoMatchError
-from supervisor.workspace.store import WorkspaceError
 from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.export import write_whole
-from supervisor.workspace.store import WorkspaceError
 from tests.supervisor.workspace.scene import Scene, tree_of, write
 from tests.supervisor.workspace.test_any_branches import EXAMPLES, start, work
 from tests.supervisor.workspace.test_any_changes import seeds

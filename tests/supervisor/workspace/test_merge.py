@@ -15,11 +15,11 @@ from supervisor.workspace import settings as settings_module
 from supervisor.workspace import texts as texts_module
 from supervisor.workspace.commit import CommitResult, Committer
 from supervisor.workspace.commit_staging import Staging
+from supervisor.workspace.directory import InUseError
 from supervisor.workspace.git import NoGitError
 from supervisor.workspace.linux import sync_file_system
 from supervisor.workspace.merge import CannotMergeError, merge_text
 from supervisor.workspace.run import mount_for_child, prepare_use
-from supervisor.workspace.store import InUseError
 from supervisor.workspace.texts import MAX_TEXT_BYTES, is_text
 from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.killed import is_killed_at

@@ -5,8 +5,8 @@ import select
 
 import pytest
 
+from supervisor.workspace.directory import WorkspaceDirectory
 from supervisor.workspace.outcome import end_run
-from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.use import WorkspaceUse
 from tests.supervisor.workspace.scene import Scene, write
 

@@ -23,8 +23,8 @@ from supervisor.workspace import commit as commit_module
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace.commit import Committer
 from supervisor.workspace.commit_journal import CommitJournal
+from supervisor.workspace.directory import WorkspaceDirectory
 from supervisor.workspace.linux import rename, sync_file_system
-from supervisor.workspace.store import WorkspaceDirectory
 from supervisor.workspace.verbs import do_verb
 from tests.helpers.rounds import LONG
 from tests.supervisor.workspace.change_sets import WAYS, ChangeSet

@@ -14,8 +14,8 @@ import pytest
 
 from supervisor.workspace.commit import Committer
 from supervisor.workspace.commit_journal import STAGING_PREFIX
+from supervisor.workspace.directory import WorkspaceError
 from supervisor.workspace.linux import RENAME_EXCHANGE, rename
-from supervisor.workspace.store import WorkspaceError
 from tests.helpers.rounds import ROUNDS
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 

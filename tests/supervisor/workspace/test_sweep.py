@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.doctor.leftovers import crashed_workspaces
-from supervisor.workspace.store import WorkspaceDirectory
+from supervisor.workspace.directory import WorkspaceDirectory
 from supervisor.workspace.sweep import sweep_workspaces
 from supervisor.workspace.verbs import do_verb
 from tests.supervisor.workspace.scene import Scene, tree_of

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.sandbox.scratch import remove_tree
-from supervisor.workspace.store import WorkspaceError, read_states
+from supervisor.workspace.directory import WorkspaceError, read_states
 from supervisor.workspace.workspace import Workspace
 from tests.helpers.rounds import LONG, ROUNDS, SEED
 from tests.supervisor.workspace.scene import Tree, layered, tree_of

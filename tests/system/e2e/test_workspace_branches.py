@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.workspace.attributes import TRUSTED_MARKS, USER_MARKS
+from supervisor.workspace.directory import make_workspace
 from supervisor.workspace.settings import WorkspaceSettings
-from supervisor.workspace.store import make_workspace
 from tests.helpers.command import small_disk
 from tests.system.e2e.test_workspace import Place, of_root
 from tests.system.e2e.test_workspace_freeze import at_work

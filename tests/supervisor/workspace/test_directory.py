@@ -6,8 +6,8 @@ import os
 import pytest
 
 import supervisor.workspace
+from supervisor.workspace.directory import NoWorkspaceError, look_at_state
 from supervisor.workspace.run import prepare_use
-from supervisor.workspace.store import NoWorkspaceError, look_at_state
 from supervisor.workspace.workspace import Workspace
 from tests.supervisor.workspace.scene import Scene
 
@@ -23,7 +23,7 @@ def discarded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Scene:
         with first:
             first.discard()
 
-    monkeypatch.setattr("supervisor.workspace.store.select.select", discard)
+    monkeypatch.setattr("supervisor.workspace.directory.select.select", discard)
     return scene
 
 
@@ -53,7 +53,7 @@ def test_a_look_for_figures_keeps_no_child_from_a_workspace(
         look = os.open(scene.upper.parent / "lock", os.O_RDONLY)
         fcntl.flock(look, fcntl.LOCK_SH)  # as long as it lasts
         assert workspace.directory.user() == ""
-        ends = "supervisor.workspace.store.select.select"
+        ends = "supervisor.workspace.directory.select.select"
         monkeypatch.setattr(ends, lambda *_: os.close(look))
         lock = workspace.directory.lock_for("second")
         assert workspace.directory.user() == "second"
