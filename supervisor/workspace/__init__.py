@@ -2,9 +2,9 @@
 
 ``verbs`` has what can be asked, ``workspace`` does it, ``held_workspace`` lies below both.
  - On the disk: ``directory`` (a workspace), ``layer_store`` (sealed layers), ``record``.
- - What is changed: ``layers``, ``changes``, ``selection``, ``patch``, ``export``.
- - Whether the base has changed as well: ``judge``, by ``record`` and ``origins``.
- - To the base: ``commit``, its ``commit_*``, ``merge``; ``upper`` is what stays behind.
+ - Changes: ``layers``, ``changes``, ``selection``, ``patch``, ``export``.
+ - Conflicts with the base: ``judge``, by ``record`` and ``origins``.
+ - To the base: ``commit``, its ``commit_*``, ``merge``; ``upper`` has what stays behind.
  - Branches: ``branches``, ``seal``, ``layer_writer``.
  - A child's run: ``use``, ``run``, ``view``, ``hiding``, ``bounds``, ``audit``, ``outcome``;
    ``freeze`` stops it for a look.

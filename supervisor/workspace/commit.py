@@ -1,17 +1,8 @@
-"""The commits of a held workspace: all that is chosen goes to the base, or nothing.
+"""The commits of a held workspace: all that is chosen goes to the base, or none.
 
 ``commit_plan`` decides what a commit takes. ``commit_staging`` writes that beside the base
 and says by which steps it gets there; they stand in a ``commit_journal``. ``commit_steps``
 does and undoes them, and ``commit_settlement`` has the layer and the record follow.
-
-Rules:
- 1. Everything new is written in a staging directory on the base's mount first, and synced.
-    Then the base changes by renames alone.
- 2. The journal is on the disk before the first step. After a crash the steps are done again
-    from the first: a step that was done is known by the inode that it moved.
- 3. Replaced and removed objects stay in the staging directory until all is synced.
- 4. Between two syncs a disk may keep any of the steps. A step in a directory that was
-    moved counts on the move, and comes after a sync.
 
 Spec WS11 to WS13.
 """
@@ -220,6 +211,15 @@ class UnfinishedCommitError(WorkspaceError):
 
 class Committer:
     """Applies one commit, or ends one that a crash interrupted.
+
+    Rules:
+     1. Everything new is written in a staging directory on the base's mount first, and
+        synced. Then the base changes by renames alone.
+     2. The journal is on the disk before the first step. After a crash the steps are done
+        again from the first: a step that was done is known by the inode that it moved.
+     3. Replaced and removed objects stay in the staging directory until all is synced.
+     4. Between two syncs a disk may keep any of the steps. A step in a directory that was
+        moved counts on the move, and comes after a sync.
 
     Args:
         held: the workspace.
