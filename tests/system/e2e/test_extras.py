@@ -62,6 +62,7 @@ def test_a_plain_host_runs_a_child(tmp_path: Path) -> None:
             "prometheus-client",
             "metrics",
         ),
+        ("[fleet]\nstore = 'postgresql://h/b'\n", "fleet", "psycopg", "postgres"),
     ],
 )
 def test_what_needs_a_package_names_its_extra(
