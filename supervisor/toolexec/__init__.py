@@ -1,7 +1,7 @@
 """ToolExec: tools run for a child over HTTP, output streamed, exit code sent.
 
     POST /exec -> connection -> protocol.toolexec.requests (checks) -> routes (which
-               sidecar) -> executions (id, slot) -> execution (spawn, pump) -> outputlog
+               sidecar) -> executions (id, slot) -> execution (spawn, pump) -> output.log
                -> chunks (one reader) -> reply
 
 ``service`` is the host's service; ``server`` listens; ``connection`` serves one

@@ -73,7 +73,7 @@ class Context:
 
         On a terminal a line in progress is cleared first, so that streamed output and
         log lines do not share one (spec: line-safe logs). Without a reader, bytes are
-        counted as lines of the log are (``logs``).
+        counted as lines of the log are (``hostlib.log``).
         """
         if not self.settings.verbose:
             return

@@ -112,7 +112,7 @@ class ToolExec:
         self.children: dict[str, ChildExecutions] = {}
         self.entered: dict[str, list[Execution]] = {}
 
-    # The service (see ``session.ports``)
+    # The service (see ``fsproxy.ports``)
 
     async def child_starting(
         self, child: ChildView, stack: AsyncExitStack

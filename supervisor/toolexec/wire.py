@@ -7,7 +7,7 @@
    ``DRAIN_S`` (RFC 9112, 9.6). No body is received if the head is refused.
 4. Only the head and the decoded body are kept; both are bounded.
 5. HEAD gets heads without bodies (RFC 9110, 9.3.2).
-6. Input is parsed in pieces of ``RECEIVE_BYTES``, large ones in turns (``turns``).
+6. Input is parsed in pieces of ``RECEIVE_BYTES``, large ones in turns (``fairness``).
 """
 
 from __future__ import annotations

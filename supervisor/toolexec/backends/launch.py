@@ -48,7 +48,7 @@ class Owner(Protocol):
 def open_doors(
     owner: Owner, plan: SpawnPlan, stack: ExitStack
 ) -> tuple[dict[str, str], Mapping[str, int]]:
-    """Return a tool's environment and namespaces, to reach the model as its child (MD1).
+    """Return a tool's environment and namespaces, with doors as its child (MD1).
 
     The sidecar's value wins. A kernel that refuses the net namespace of the child starts
     the tool without the model. Where the child has names, they are in that namespace.

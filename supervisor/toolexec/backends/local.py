@@ -267,7 +267,7 @@ def state_of(spec: ChildSpec, sidecar: str) -> str:
             os.mkdir(name, _PRIVATE, dir_fd=run_fd)
             is_new = True
         # The child may replace it, by a link for example: that is refused here, and
-        # not followed later (``sandbox.paths``, rule 5; ``sandbox.view``).
+        # not followed later (``sandbox.visible``, rule 5; ``sandbox.view``).
         fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=run_fd)
         try:
             owner = os.fstat(run_fd)
