@@ -148,7 +148,7 @@ def can_be_mounted(base: Path, own: Path) -> bool:
     """Tell whether no mount has a layer."""
     options = f"index=on,lowerdir={base},upperdir={own}/upper,workdir={own}/work"
     done = subprocess.run(
-        ["unshare", "-m", "mount", "-t", "overlay", "-o", options, "none", str(base)],
+        ["unshare", "-m", "mount", "-t", "overlay", "-o", options, "a-look", str(base)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0 or "busy" in done.stderr, done.stderr
