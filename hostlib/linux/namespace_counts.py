@@ -13,14 +13,11 @@ Rules of this file.
 
 from __future__ import annotations
 
+from hostlib.linux.namespaces import KINDS
+
 _KINDS = {
-    "userns": "user",
+    **{layer: name for layer, (_, name) in KINDS.items()},
     "uid": "user",  # a user namespace maps the owners of files
-    "mountns": "mnt",
-    "pidns": "pid",
-    "netns": "net",
-    "ipcns": "ipc",
-    "utsns": "uts",
 }
 """Layer -> the kernel's name for its namespace."""
 

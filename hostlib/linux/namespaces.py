@@ -13,6 +13,16 @@ FILE_SYSTEM = 0x00000200
 NEW_MOUNTS, NEW_UTS, NEW_IPC = 0x00020000, 0x04000000, 0x08000000
 NEW_USER, NEW_PIDS, NEW_NET = 0x10000000, 0x20000000, 0x40000000
 
+KINDS = {
+    "userns": (NEW_USER, "user"),
+    "mountns": (NEW_MOUNTS, "mnt"),
+    "pidns": (NEW_PIDS, "pid"),
+    "netns": (NEW_NET, "net"),
+    "ipcns": (NEW_IPC, "ipc"),
+    "utsns": (NEW_UTS, "uts"),
+}
+"""Layer of a sandbox -> the flag, and the kernel's name, of its namespace."""
+
 
 def unshare(kinds: int) -> None:
     """Enter fresh namespaces; of pids, for what is forked next.

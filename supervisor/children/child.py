@@ -41,7 +41,7 @@ from supervisor.children.lifecycle import TABLE, Action, Event, State
 from supervisor.fsproxy.door_socket import VARIABLE, DoorSocket
 from supervisor.fsproxy.ports import Portable
 from supervisor.fsproxy.session_state import snapshot_session
-from supervisor.sandbox import start
+from supervisor.sandbox import refusals, start
 from supervisor.sandbox.groups import Groups
 from supervisor.sandbox.home import check_owner
 from supervisor.sandbox.host_directories import resolver_locations
@@ -266,11 +266,11 @@ class Child:
             except SpawnError as why:
                 self.failure = why
             except OSError as why:
-                self.failure = start.not_prepared(why)
+                self.failure = refusals.not_prepared(why)
             except LaunchpadLost:
                 raise
             except Exception as why:  # noqa: BLE001 - one start, and not the host
-                self.failure = start.internal_error(why)
+                self.failure = refusals.internal_error(why)
             if self.failure is not None:
                 self._handle(Event.SPAWN_FAILED)
                 return
@@ -404,7 +404,7 @@ class Child:
         env.pop(VARIABLE, None)
         env.update(self.clients.open_door(spec, stack))
         if spec.network_keys is not None and self._host.services.network is None:
-            raise start.names_not_served()
+            raise refusals.names_not_served()
         for service in self._host.services:
             offered = await service.child_starting(self, stack)
             self._warn(add_offered(env, offered, spec))
@@ -442,7 +442,7 @@ class Child:
         wanted.needs_groups = spec.group_limits.cpus is not None
         self._set_group_bounds(wanted, groups)
         if wanted.needs_groups and not groups.keeps_cpus:
-            raise start.cpus_not_kept(wanted.no_groups)
+            raise refusals.cpus_not_kept(wanted.no_groups)
         self.limits.groups = groups
         return wanted
 
@@ -517,7 +517,7 @@ class Child:
             )
         if patience.cancelled_caught:
             self.timed_out = True
-            raise start.too_late(executable, limit_s)
+            raise refusals.too_late(executable, limit_s)
         self.walls.missing.update(self._missing_services())
         if spec.network_keys is not None and spec.network_keys.upstream is not None:
             why = f"the proxy {spec.network_keys.upstream} looks names up"

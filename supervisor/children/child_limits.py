@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hostlib.linux.cgroup_files import memory_use, refusals
-from supervisor.sandbox.forecast import is_held
-from supervisor.sandbox.groups import Groups
+from supervisor.sandbox.groups import Groups, is_held
 from supervisor.usage.limits import uses
 
 if TYPE_CHECKING:

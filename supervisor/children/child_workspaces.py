@@ -25,7 +25,7 @@ from supervisor.children.shared_workspaces import (
     sharer_that_ends,
     user_of_sharers,
 )
-from supervisor.sandbox import start
+from supervisor.sandbox import refusals, start
 from supervisor.spawn.inner_pair import InnerMounts
 from supervisor.spawn.launchpad import words
 from supervisor.workspace import view
@@ -301,7 +301,7 @@ class ChildWorkspaces:
                     mounted = mount_of_sharers(self._child, use, children)
                 except OSError as why:
                     reason = why.strerror or str(why)
-                    raise start.no_workspace(use.base, reason) from None
+                    raise refusals.no_workspace(use.base, reason) from None
                 last = sharer_that_ends(self._child, use, children)
                 if mounted is not None or last is None:
                     return mounted or await self._mount_new(use, wanted)
@@ -310,7 +310,7 @@ class ChildWorkspaces:
     async def _mount_new(self, use: WorkspaceUse, wanted: Wanted) -> MountedWorkspace:
         if "mountns" not in wanted.profile.layers:
             how = "add it to its layers, or name another profile (--sandbox)"
-            raise start.no_workspace(use.base, start.NO_MOUNTNS, how)
+            raise refusals.no_workspace(use.base, start.NO_MOUNTNS, how)
         owners = -1
         try:
             if use.mode == "review" and await in_thread(clear_volatile_mark, use):
@@ -322,10 +322,10 @@ class ChildWorkspaces:
                 owners = await self._host.launcher.owners(user, owner)
             return await in_thread(mount_for_child, use, self._child.id, owners)
         except WorkspaceError as why:
-            raise start.no_workspace(use.base, str(why)) from None
+            raise refusals.no_workspace(use.base, str(why)) from None
         except OSError as why:
             reason = why.strerror or str(why)
-            raise start.no_workspace(use.base, reason) from None
+            raise refusals.no_workspace(use.base, reason) from None
         finally:
             if owners >= 0:
                 os.close(owners)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from supervisor.fsproxy.ports import KEYS, is_withheld
-from supervisor.sandbox import start
+from supervisor.sandbox import refusals
 from supervisor.sandbox.home import fill_home
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def fill_in_recipe(env: dict[str, str], spec: ChildSpec) -> Iterator[str]:
         found = {name: fill(text, env) for name, text in spec.template_env.items()}
         files = {n: fill(text, env) for n, text in spec.template_files.items()}
     except MissingPlaceError as name:
-        raise start.no_place(str(name)) from None
+        raise refusals.no_place(str(name)) from None
     env.update(found)
     files.update(spec.home_files)
     home = spec.kept_home or spec.home_dir

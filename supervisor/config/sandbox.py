@@ -10,12 +10,11 @@ import msgspec
 
 from hostlib.user_values import joined
 from supervisor.sandbox.forecast import (
-    HOLDERS,
     foreseen,
-    is_held,
     keeps_network,
     no_netns,
 )
+from supervisor.sandbox.groups import HOLDERS, is_held
 from supervisor.sandbox.plan import (
     LAYERS,
     NEEDS_MOUNTNS,

@@ -27,6 +27,7 @@ from hostlib.linux import delegation, syscalls
 from hostlib.linux.cgroup_files import describe_bounds
 from hostlib.linux.namespace_counts import explain_refusal
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER
+from supervisor.sandbox.groups import hierarchies
 from supervisor.sandbox.held_mount import try_way
 from supervisor.spawn.launchpad.layers.overlay import ATTACHED, DETACHED, NAMED
 
@@ -273,7 +274,10 @@ def seccomp() -> str:
 
 def cgroup() -> str:
     """Make a group where those of children belong, and remove it."""
-    group = delegation.place_of_children(own_cgroup())
+    groups = [each.group for each in hierarchies() if each.kind == "v2"]
+    if not groups:
+        raise MissingError("this process is in no group of version 2 that is mounted")
+    group = groups[0]
     fresh = os.path.join(group, f"sandhost-doctor-{os.getpid()}")  # noqa: PTH118
     os.mkdir(fresh)  # noqa: PTH102
     try:
@@ -285,28 +289,6 @@ def cgroup() -> str:
     return (
         f"{said}; a host has {given} given on, which was not tried" if given else said
     )
-
-
-def own_cgroup() -> str:
-    """Return the directory of the group of version 2 that this process is in.
-
-    Raises:
-        MissingError: there is none.
-    """
-    with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as table:
-        own = [line[3:].strip() for line in table if line.startswith("0::")]
-    if not own:
-        raise MissingError("this process is in no group of version 2")
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
-        for line in table:
-            fields = line.split()
-            if fields[fields.index("-") + 1] != "cgroup2":
-                continue
-            inside = os.path.relpath(own[0], fields[3])
-            if inside.split("/")[0] != "..":  # else a group beneath is mounted there
-                mount = fields[4].replace("\\040", " ")
-                return os.path.normpath(f"{mount}/{inside}")
-    raise MissingError("no cgroup2 file system is mounted")
 
 
 def detached_layers() -> str:

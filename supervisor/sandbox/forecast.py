@@ -12,8 +12,6 @@ from hostlib.linux.namespace_counts import explain_refusal, is_disabled
 from supervisor.sandbox.plan import KEEP_NETWORK, NAMESPACES, NEEDS_MOUNTNS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from supervisor.sandbox.plan import Profile
 
 
@@ -47,26 +45,3 @@ def no_netns(profile: Profile) -> tuple[str, str]:
         if is_disabled(layer):
             return explain_refusal(layer)[0], "raise it, or add"
     return "", ""
-
-
-# Layers that keep a child in its groups of processes, which keep its limits.
-#
-# Layers of which each set is enough.
-
-_HOLDING = (
-    {"landlock", "seccomp"},
-    {"landlock", "mountns"},
-    {"mountns", "uid"},
-    {"mountns", "pidns", "seccomp"},
-)
-"""Layers of which each set keeps a child in its groups; fewer leave it a way to their files:
-by name, by clone3(2) with what it may not open, by another process's ``root`` in ``/proc``,
-or by a mount of its own in a user namespace."""
-
-HOLDERS = "landlock with seccomp or mountns, mountns with uid, or mountns with pidns and seccomp"
-"""The same, in words."""
-
-
-def is_held(layers: Collection[str]) -> bool:
-    """Return whether these layers keep a process in its groups, unchanged."""
-    return any(holding <= set(layers) for holding in _HOLDING)

@@ -30,7 +30,7 @@ from hostlib.linux.cgroup_files import (
 from hostlib.user_values import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 OWN_GROUPS = "/proc/self/cgroup"
 
@@ -39,6 +39,20 @@ MOST_TRIED = 16
 
 PREFIX = "sandhost-child-"
 """How the names of groups begin."""
+
+
+_HOLDING = (
+    {"landlock", "seccomp"},
+    {"landlock", "mountns"},
+    {"mountns", "uid"},
+    {"mountns", "pidns", "seccomp"},
+)
+"""Layers of which each set keeps a child in its groups; fewer leave it a way to their files:
+by name, by clone3(2) with what it may not open, by another process's ``root`` in ``/proc``,
+or by a mount of its own in a user namespace."""
+
+HOLDERS = "landlock with seccomp or mountns, mountns with uid, or mountns with pidns and seccomp"
+"""The same, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +357,11 @@ def remove_stale(among: tuple[Hierarchy, ...] | None = None) -> int:
                 path.rmdir()
                 removed += 1
     return removed
+
+
+def is_held(layers: Collection[str]) -> bool:
+    """Return whether these layers keep a process in its groups, unchanged."""
+    return any(holding <= set(layers) for holding in _HOLDING)
 
 
 def as_pair(file: str) -> tuple[bytes, bytes]:

@@ -3,7 +3,6 @@
 # ruff: noqa: PTH110, PTH115, PTH118, PTH120 - what is asked for is text
 from __future__ import annotations
 
-import errno
 import os
 import resource
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 from hostlib.messages import remedy
 from hostlib.threads import in_thread
 from supervisor.sandbox import ownership
-from supervisor.sandbox.forecast import HOLDERS, is_held, keeps_network
+from supervisor.sandbox.forecast import keeps_network
+from supervisor.sandbox.groups import is_held
 from supervisor.sandbox.links import LINKS
 from supervisor.sandbox.orders import layers_on_the_wire, neutral
 from supervisor.sandbox.plan import (
@@ -26,6 +26,14 @@ from supervisor.sandbox.plan import (
     Wanted,
     is_of_the_machine,
     not_served,
+)
+from supervisor.sandbox.refusals import (
+    ASK_DOCTOR,
+    LEAVES_GROUPS,
+    cpus_not_kept,
+    failed_for_paths,
+    internal_error,
+    no_workspace,
 )
 from supervisor.spawn.launchpad.layers.fresh_root import HIDE, IF_POSSIBLE
 from supervisor.spawn.request import SpawnError, SpawnRequest
@@ -48,14 +56,12 @@ workspace that is to be read."""
 NO_LAYERS = (PROCESSES, MEMORY, OWN_DIRECTORIES, LISTENER, READ_ONLY)
 
 NO_MOUNTNS = "its profile has no layer 'mountns'"
-ASK_DOCTOR = "see 'sandhost doctor' for the modes that work here"
 
 HOLD = "hold of its groups"
 """Named in the report alone: the limits that miss it have warnings of their own."""
 ADDRESSES = "judgement of addresses"
 """Named in the report alone: with `upstream` that proxy judges addresses (spec NET8)."""
 
-_LEAVES = f"it can leave its groups, for want of {HOLDERS}"
 
 _OF_THE_LISTENER = "listener"
 """The step in which a child makes that one."""
@@ -238,7 +244,7 @@ def _walls_of(plan: Plan, wanted: Wanted, process: SpawnedProcess) -> Walls:
     walls = Walls(wanted.profile.name, wanted.network, process.applied, plan.missing)
     layers = dict(walls.applied).keys()
     if "cgroup" in layers and not is_held(layers):
-        walls.missing[HOLD] = _LEAVES
+        walls.missing[HOLD] = LEAVES_GROUPS
     if wanted.network == "none" and not KEEP_NETWORK & layers:
         walls.network = "host"
         walls.missing["network"] = "takes the layer netns or the layer seccomp"
@@ -260,20 +266,13 @@ def shortfalls(walls: Walls, profile: Profile) -> Iterator[str]:
         yield f"has the host's network ({why}); {how}"
 
 
-def names_not_served() -> SpawnError:
-    """Word that a child has rules, and its host nothing that keeps them."""
-    why = "this host was started without it; start it anew"
-    text = f"cannot start a child: cannot keep the network's rules: {why}"
-    return SpawnError(errno.EINVAL, "network", text, why)
-
-
 def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
     """Return the limits and read-only paths that are not kept, with reasons."""
     limits = {which for which, *_ in request.rlimits}
     is_root = os.geteuid() == 0 and "uid" not in request.layers
     is_kept = wanted.processes is not None and _groups_keep(request.layers)
     is_left = "cgroup" in request.layers and not is_held(request.layers)
-    end = f", and {_LEAVES}; add such layers" if is_left else ""
+    end = f", and {LEAVES_GROUPS}; add such layers" if is_left else ""
     unkept = {}
     if resource.RLIMIT_NPROC in limits and is_root and not is_kept:
         why = "the kernel does not count the processes of root"
@@ -425,56 +424,6 @@ def request_layers(
         raise internal_error(why) from why
 
 
-def failed_for_paths(error: SpawnError, paths: Iterable[str]) -> SpawnError:
-    """Word that a layer that the machine has cannot be had for what is a child's own."""
-    layer, why = error.stage, error.reason
-    if layer == "uid":  # the launchpad has said which path it is
-        how = "put it on ext4, xfs, btrfs or tmpfs, or name a profile without 'uid'"
-    else:
-        first, *more = dict.fromkeys(paths)
-        beside = f" or {len(more)} others" if more else ""
-        why = f"{why}, at {first}{beside}"
-        how = "look at what is mounted there, or name another directory"
-    text = f"cannot have the layer {layer!r} for this child's own paths: {why}; {how}"
-    return SpawnError(error.errno, layer, text, why)
-
-
-def no_workspace(path: str, why: str, how: str = ASK_DOCTOR) -> SpawnError:
-    """Word that a child cannot see a workspace, and what to do."""
-    text = f"cannot show workspace {path!r}: {why}; {how}"
-    if why.startswith("cannot "):
-        text = why
-    return SpawnError(errno.EOPNOTSUPP, "workspace", text, why)
-
-
-def internal_error(why: Exception) -> SpawnError:
-    """Word what nobody has thought of: a fault of this program, in one start."""
-    reason = f"{type(why).__name__}: {why}"
-    text = f"cannot start a child: an internal error ({reason}); report it, please"
-    return SpawnError(errno.EIO, "request", text, reason)
-
-
-def not_prepared(why: OSError) -> SpawnError:
-    """Word what could not be had for a child: its root, a grant, a descriptor."""
-    name = why.filename
-    what = "" if name is None else f"cannot use {os.fsdecode(name)!r}: "
-    text = f"cannot start a child: {what}{why.strerror}{remedy(why)}"
-    return SpawnError(why.errno or 0, "request", text)
-
-
-def no_place(name: str) -> SpawnError:
-    """Word that a recipe counts on a variable that no service has set."""
-    text = f"cannot fill in the recipe: no {name} is offered; set [llm] endpoint = true"
-    return SpawnError(0, "request", text)
-
-
-def too_late(executable: str, limit_s: float) -> SpawnError:
-    """Word that a program did not begin within the time that the child may take."""
-    text = f"it did not begin within its time limit, {limit_s:g} s"
-    text = f"cannot execute {executable!r}: {text}; look at the disk that it is on"
-    return SpawnError(errno.ETIMEDOUT, "exec", text, os.strerror(errno.ETIMEDOUT))
-
-
 def _report_groups(
     rlimits: Iterable[tuple[int, int, int]], wanted: Wanted
 ) -> Iterator[tuple[int, int, int]]:
@@ -504,19 +453,3 @@ def report_group(limit: tuple[int, int, int], kept: int | None) -> tuple[int, in
         2 * kept if most == resource.RLIM_INFINITY else max(kept, min(2 * kept, most))
     )
     return which, twice, max(twice, hard)
-
-
-def cpus_not_kept(why: str, *, leaves: bool = False) -> SpawnError:
-    """Word that nothing here keeps a limit that only a group of processes can keep.
-
-    Args:
-        why: there is no group, or none that keeps it; "" for what that takes.
-        leaves: there is one, which the child can leave.
-    """
-    why = why or "no group of processes with the controller 'cpu' can be made for it"
-    how = "delegate that controller (systemd: Delegate=cpu)"
-    if leaves:
-        why, how = _LEAVES, "add such layers"
-    how = f"leave the limit out, or {how}"
-    text = f"cannot start a child: nothing keeps the limit 'cpus': {why}; {how}"
-    return SpawnError(errno.EOPNOTSUPP, "cgroup", text)

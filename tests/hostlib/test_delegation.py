@@ -76,7 +76,8 @@ def test_without_controllers_nobody_moves(delegated: Path) -> None:
 def test_what_would_be_given_on_is_told_as_not_tried(
     delegated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "own_cgroup", lambda: str(delegated))
+    own = (Hierarchy("v2", str(delegated)),)
+    monkeypatch.setattr(attempts, "hierarchies", lambda: own)
     said = "a host has memory, pids, cpu given on, which was not tried"
     assert attempts.cgroup() == f"{delegated}: bounds nothing; {said}"
     os.removexattr(delegated, "user.delegate")

@@ -22,6 +22,7 @@ from supervisor.cli import doctor, doctor_layers
 from supervisor.cli.doctor import examine_machine, find_leaks, leaks_text
 from supervisor.control.client import ControlError
 from supervisor.sandbox import attempts, probes
+from supervisor.sandbox.groups import Hierarchy, hierarchies
 from supervisor.sandbox.plan import LAYERS
 from supervisor.sandbox.probes import (
     MISSING,
@@ -90,8 +91,8 @@ def test_probing_leaves_this_process_as_it_was(before: int) -> None:
         assert subreaper() == before
     finally:
         prctl(PR_SET_CHILD_SUBREAPER, kept)
-    groups = attempts.own_cgroup() if found("cgroup v2").state == PRESENT else "/"
-    assert f"sandhost-doctor-{own}" not in os.listdir(groups)
+    for each in hierarchies():
+        assert f"sandhost-doctor-{own}" not in os.listdir(each.group)
 
 
 # A group of version 2 that has no controllers ends its processes, and bounds nothing.
@@ -117,7 +118,8 @@ def test_what_a_new_group_can_bound_is_told(
         for name in files:
             Path(path, name).touch()
 
-    monkeypatch.setattr(attempts, "own_cgroup", lambda: str(tmp_path))
+    own = (Hierarchy("v2", str(tmp_path)),)
+    monkeypatch.setattr(attempts, "hierarchies", lambda: own)
     monkeypatch.setattr(os, "mkdir", mkdir)
     monkeypatch.setattr(os, "rmdir", removed.append)
     assert attempts.cgroup() == f"{tmp_path}: {said}"

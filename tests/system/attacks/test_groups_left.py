@@ -14,7 +14,7 @@ import pytest
 from hostlib.user_values import Limits
 from supervisor.children.child import Child
 from supervisor.sandbox import start
-from supervisor.sandbox.forecast import is_held
+from supervisor.sandbox.groups import is_held
 from supervisor.sandbox.plan import PROFILES, named
 from supervisor.sandbox.scratch import Scratch
 from tests.helpers.stage import open_stage

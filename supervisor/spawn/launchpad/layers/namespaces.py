@@ -18,14 +18,6 @@ from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl
 from supervisor.spawn.launchpad import fork
 from supervisor.spawn.launchpad.layers import loopback
 
-_NEW = {
-    "netns": namespaces.NEW_NET,
-    "ipcns": namespaces.NEW_IPC,
-    "utsns": namespaces.NEW_UTS,
-    "mountns": namespaces.NEW_MOUNTS,
-    "pidns": namespaces.NEW_PIDS,
-}
-
 
 def enter_user(uid: int, gid: int) -> str:
     """Enter a user namespace in which this user is who it was.
@@ -80,7 +72,7 @@ def enter(kind: str) -> str:
     Raises:
         OSError: it cannot be made.
     """
-    namespaces.unshare(_NEW[kind])
+    namespaces.unshare(namespaces.KINDS[kind][0])
     if kind == "netns":
         loopback.raise_loopback()
         return "own loopback, nothing else"
