@@ -29,9 +29,10 @@ from tests.vfs.relay.relayscene import (
 from vfs import client as door
 from vfs import relay
 from vfs.client.aio import AsyncClient
-from vfs.relay import attached, open_relay
 from vfs.relay import lane as relay_lane
+from vfs.relay import open_relay
 from vfs.relay.attached import QUEUE_REQUESTS, AttachedLane
+from vfs.relay.lane import SETTLE_S
 
 
 @pytest.fixture
@@ -389,17 +390,17 @@ async def test_a_host_without_commands_in_its_caps_is_refused() -> None:
 
 
 async def test_a_stalled_host_does_not_hold_up_the_end(
-    monkeypatch: pytest.MonkeyPatch,
+    mock_clock: trio.testing.MockClock,
 ) -> None:
     # spec S5
-    for module in (relay, attached):
-        monkeypatch.setattr(module, "SETTLE_S", 0.02)
     async with scene() as s:
         nested, client = await s.nested()
         await client.open("a", "w")
         s.host.gates[m.Close] = gate = Gate()
-        await s.relay.client_done(nested)
-        await wait(gate)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(s.relay.client_done, nested)
+            await wait(gate)  # the relay waits for the reply
+            mock_clock.jump(SETTLE_S)
         gate.opened.set()
         await wait(s.host.peers[1])
         assert s.host.open_files() == []
