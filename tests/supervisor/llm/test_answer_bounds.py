@@ -26,9 +26,8 @@ from tests.supervisor.llm.test_wire import reply, request
 
 KEY = "sk-any-answer-0123456789"
 REDACTOR = Redactor([KEY])
-EVENTS = 20_000
-"""So many are fed; a hostile provider has ten times as many in 16 MiB."""
 MOST_EVENTS = 10_000
+"""So many are there to be fed; a hostile provider has twenty times as many in 16 MiB."""
 MOST_BYTES = 8 * 1024 * 1024
 
 Event = dict[str, Any]
@@ -120,7 +119,7 @@ def write(writer: AnswerWriter, events: Iterable[Event]) -> None:
 def test_a_stream_of_very_many_things_ends(row: str) -> None:
     api, make, reason = ROWS[row]
     reader, writer = api.reader(), writer_for(api)
-    events = islice(each(make, *FIRST.get(row, [])), EVENTS)
+    events = islice(each(make, *FIRST.get(row, [])), MOST_EVENTS)
     gc.collect()
     tracemalloc.start()
     try:
@@ -263,7 +262,7 @@ async def test_such_an_answer_is_a_failure_of_the_provider(
             await stream.send_all(reply(json.dumps(PLAIN[row][1]).encode()))
             return
         _, make, _ = ROWS[row]
-        events = islice(each(make, *FIRST.get(row, [])), EVENTS)
+        events = islice(each(make, *FIRST.get(row, [])), MOST_EVENTS)
         frames = [b"data: %b\n\n" % json.dumps(one).encode() for one in events]
         await stream.send_all(EVENTS_HEAD + b"".join(frames))
 
