@@ -21,8 +21,14 @@ from supervisor.llm.gateway import LARGE_BYTES
 from tests.helpers.doors import answered, unchunked
 from tests.helpers.rounds import some_of
 from tests.helpers.stage import eventually
-from tests.supervisor.llm.test_doors import EVENTS_HEAD, opened_with, raw, told
-from tests.supervisor.llm.test_wire import reply, request
+from tests.supervisor.llm.led_provider import (
+    EVENTS_HEAD,
+    opened_with,
+    raw,
+    reply,
+    request,
+    told,
+)
 
 KEY = "sk-any-answer-0123456789"
 REDACTOR = Redactor([KEY])

@@ -15,8 +15,7 @@ from tests.helpers.doors import (
     unchunked,
 )
 from tests.helpers.stage import eventually
-from tests.supervisor.llm.test_doors import WAYS, opened, raw, told
-from tests.supervisor.llm.test_wire import request, server
+from tests.supervisor.llm.led_provider import WAYS, opened, raw, request, server, told
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COUNT = "/v1/messages/count_tokens"

@@ -1,8 +1,6 @@
 """The doors of the endpoint: Responses, Messages, embeddings, models (MD1 to MD6)."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +24,19 @@ from tests.helpers.doors import (
 from tests.helpers.provider import key_file, provider_process
 from tests.helpers.stage import Stage, eventually
 from tests.helpers.turns import find_longest_turn
-from tests.supervisor.llm.test_wire import Handler, server
+from tests.supervisor.llm.led_provider import (
+    NATIVE,
+    TRANSLATED,
+    WAYS,
+    opened,
+    raw,
+    told,
+)
 
 pytestmark = pytest.mark.slow
 
 TURN_S = 0.03
 """The longest turn that a task of the host may take."""
-
-NATIVE = {"api": ["chat", "responses", "messages"], "quota": {"max_tokens": 100_000}}
-TRANSLATED: dict[str, Any] = {"quota": {"max_tokens": 100_000}}
-WAYS = pytest.mark.parametrize("way", [NATIVE, TRANSLATED], ids=["native", "chat"])
 
 SHELL: Any = {
     "type": "function",
@@ -44,61 +45,6 @@ SHELL: Any = {
     "strict": None,
 }
 BASH: Any = {"name": "Bash", "input_schema": {"type": "object"}}
-
-
-def raw(
-    door: Door, method: str, path: str, body: object = None, **headers: str
-) -> bytes:
-    """Return a request with the child's token, unless headers show another."""
-    data = body if isinstance(body, bytes) else b""
-    if body is not None and not isinstance(body, bytes):
-        data = json.dumps(body).encode()
-    told = {"host": "x", "content-length": str(len(data)), **headers}
-    if "x_api_key" not in told and "authorization" not in told:
-        told["authorization"] = f"Bearer {door.env['OPENAI_API_KEY']}"
-    lines = [f"{name.replace('_', '-')}: {value}" for name, value in told.items()]
-    return "\r\n".join((f"{method} {path} HTTP/1.1", *lines, "", "")).encode() + data
-
-
-async def told(
-    door: Door, method: str, path: str, body: object = None, **headers: str
-) -> tuple[int, dict[bytes, bytes], Any]:
-    """Ask; return status, headers, and the body's JSON if there is one."""
-    async with await door.connect() as stream:
-        await stream.send_all(raw(door, method, path, body, **headers))
-        status, head, text = await answered_with_head(stream)
-        return status, head, json.loads(text) if text.startswith(b"{") else text
-
-
-@asynccontextmanager
-async def opened(where: Path, **changes: Any) -> AsyncIterator[tuple[Stage, Door]]:
-    """Open a host with one child."""
-    async with open_door_stage(where, max_tokens=None, **changes) as stage:
-        yield stage, await open_door(stage)
-
-
-EVENTS_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-)
-"""How a provider begins a stream."""
-
-
-@asynccontextmanager
-async def opened_with(
-    where: Path, handle: Handler, way: str
-) -> AsyncIterator[tuple[Stage, Door]]:
-    """Open a host with one child, no quota, and a provider that a test controls.
-
-    Args:
-        where: for its files.
-        handle: serves a connection of the provider.
-        way: ``native`` for a provider of all three APIs, ``chat`` for one of Chat alone.
-    """
-    apis = NATIVE["api"] if way == "native" else ["chat"]
-    async with server(handle) as port:
-        url = f"http://127.0.0.1:{port}"
-        async with open_door_stage(where, base_url=url, api=apis, quota={}) as stage:
-            yield stage, await open_door(stage)
 
 
 def official(door: Door) -> openai.AsyncOpenAI:

@@ -15,7 +15,7 @@ from supervisor.llm.answer_reader import TURN_LINES
 from supervisor.llm.apis import CHAT
 from supervisor.llm.prompt_size import size_of_body
 from tests.helpers.stage import open_model_stage
-from tests.supervisor.llm.test_wire import request, server
+from tests.supervisor.llm.led_provider import request, server
 
 EVENTS = 40
 BODY = {"messages": [{"role": "user", "content": "a"}]}

@@ -9,8 +9,7 @@ import pytest
 import trio
 
 from tests.helpers.doors import answered_with_head
-from tests.supervisor.llm.test_doors import EVENTS_HEAD, opened_with, raw
-from tests.supervisor.llm.test_wire import request
+from tests.supervisor.llm.led_provider import EVENTS_HEAD, opened_with, raw, request
 
 FORMS: dict[str, Callable[[dict[str, str]], dict[str, object]]] = {
     "chat": lambda error: {"error": error},

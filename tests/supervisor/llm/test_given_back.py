@@ -11,7 +11,7 @@ import pytest
 from supervisor.llm.answer_reader import AnswerReader
 from supervisor.llm.json_request import JsonRequest
 from tests.helpers.stage import eventually
-from tests.supervisor.llm.test_doors import opened, raw, told
+from tests.supervisor.llm.led_provider import opened, raw, told
 
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 

@@ -11,9 +11,9 @@ from tests.helpers import doors as endpoint
 from tests.helpers.certificates import certificate
 from tests.helpers.sessions import chat_request
 from tests.helpers.stage import eventually, open_model_stage
+from tests.supervisor.llm.led_provider import request as whole_request
+from tests.supervisor.llm.led_provider import server
 from tests.supervisor.llm.test_conversations import PRESETS, configured
-from tests.supervisor.llm.test_wire import request as whole_request
-from tests.supervisor.llm.test_wire import server
 
 FAILED = b"ERROR OpenAI API call failed: "
 EXCEEDED = b"ERROR quota exceeded: cannot make LLM call"

@@ -4,8 +4,6 @@ import gzip
 import json
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,10 +17,9 @@ from tests.helpers.canary import KEY
 from tests.helpers.certificates import certificate
 from tests.helpers.sessions import chat_request
 from tests.helpers.stage import eventually, open_model_stage
+from tests.supervisor.llm.led_provider import reply, request, server
 
 FAILED = b"ERROR OpenAI API call failed: "
-
-Handler = Callable[[trio.abc.Stream], Awaitable[None]]
 
 
 def whole(text: str = "hello") -> bytes:
@@ -31,54 +28,6 @@ def whole(text: str = "hello") -> bytes:
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     return json.dumps({"choices": [choice], "usage": usage}).encode()
-
-
-def reply(body: bytes, status: bytes = b"200 OK", more: bytes = b"") -> bytes:
-    """Return a whole HTTP response."""
-    head = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n%b\r\n"
-    return head % (status, len(body), more) + body
-
-
-async def request(stream: trio.abc.Stream) -> bytes:
-    """Receive one request; empty at the end of the connection."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        piece = await stream.receive_some(65_536)
-        if not piece:
-            return b""
-        data += piece
-    head, _, body = data.lower().partition(b"\r\n\r\n")
-    size = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
-    while len(body) < size:
-        body += await stream.receive_some(65_536)
-    return data
-
-
-@asynccontextmanager
-async def server(
-    handle: Handler, context: ssl.SSLContext | None = None
-) -> AsyncIterator[int]:
-    """Serve each connection with a handler; yield the port."""
-
-    async def attend(stream: trio.SocketStream) -> None:
-        way: trio.abc.Stream = stream
-        if context is not None:
-            way = trio.SSLStream(
-                stream, context, server_side=True, https_compatible=True
-            )
-        try:
-            async with way:
-                await handle(way)
-        except (trio.BrokenResourceError, ssl.SSLError):
-            return
-
-    async with trio.open_nursery() as nursery:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, attend, [listener])
-        try:
-            yield listener.socket.getsockname()[1]
-        finally:
-            nursery.cancel_scope.cancel()
 
 
 # A request is one piece, and a connection serves one call after the other.
