@@ -71,10 +71,17 @@ class Account(Generic[Amount]):
             return math.inf
         return max(0, self.limit - self.used) - self.reserved
 
+    def lefts(self) -> list[float]:
+        """Return the amount that is left here, and at each account above."""
+        return [account.left for account in self.path()]
+
     @property
     def is_used_up(self) -> bool:
-        """Whether the used amount alone has reached the limit."""
-        return self.limit is not None and self.used >= self.limit
+        """Whether the used amount alone has reached a limit, here or above."""
+        return any(
+            account.limit is not None and account.used >= account.limit
+            for account in self.path()
+        )
 
     def charge(self, amount: Amount) -> bool:
         """Charge an amount here and above, or nowhere; return whether it was charged.

@@ -7,12 +7,15 @@ engine that releases the lock; texts may be of any length.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import re2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+Object = dict[str, Any]
+"""A decoded JSON object; its keys are its sender's."""
 
 MOST_VALUES = 50_000
 """Most values of one document; long calls have long texts, not long lists."""

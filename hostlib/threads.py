@@ -1,6 +1,7 @@
 """Calls in other threads than the Trio thread; the only module that makes threads.
 
-1. A call that may wait for a disk runs in a worker thread (``in_thread``) and is never
+1. A call that may wait for a disk runs in a worker thread (``in_thread``; one that may
+   be short, ``in_thread_if``) and is never
    abandoned: a descriptor is closed only when no call uses it (I1).  A call that waits
    for the network and uses nothing of its caller may be (``in_abandonable_thread``).
 2. Other threads are for work that releases the interpreter lock (``run_beside``), that
@@ -40,6 +41,10 @@ MAX_THREADS = 16
 
 THREADS_PER_CHILD = 4
 """Worker threads for one child, with all that is nested in it."""
+
+LARGE_BYTES = 256 * 1024
+"""Longest text that is joined, decoded or encoded in the Trio thread: about a millisecond.
+Where its bytes are not known, its characters count."""
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a worker thread may hold the interpreter lock while the Trio thread waits.
@@ -103,6 +108,21 @@ async def in_thread(
     if failed:
         raise failed.pop()
     return done.pop()
+
+
+async def in_thread_if(is_long: bool, call: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Return the result of a call, run in a worker thread if it is long.
+
+    Args:
+        is_long: it takes longer than a millisecond, as for more than `LARGE_BYTES`.
+        call: the function.
+        args: its arguments.
+
+    Raises:
+        OSError: ``EAGAIN``: no thread can be started.
+        BaseException: the exceptions of the call.
+    """
+    return await in_thread(call, *args) if is_long else call(*args)
 
 
 async def in_abandonable_thread(

@@ -204,20 +204,6 @@ class Ledger:
             self._sends = trio.CapacityLimiter(SHARE)
         return self._sends
 
-    def reserve_memory(self, size_bytes: int, most_bytes: int) -> bool:
-        """Reserve memory for a request of its child; return whether there was room.
-
-        Args:
-            size_bytes: a negative size gives back, and is always accepted.
-            most_bytes: most memory that the child may then have reserved.
-        """
-        if self.parent is not None:
-            return self.parent.reserve_memory(size_bytes, most_bytes)
-        if size_bytes > 0 and self.memory_bytes + size_bytes > most_bytes:
-            return False
-        self.memory_bytes += size_bytes
-        return True
-
     def allows_file_of(self, size: int) -> bool:
         """Return whether a file may have a size, here and above; count a refusal."""
         if self.max_file_bytes is None or size <= self.max_file_bytes:

@@ -291,6 +291,8 @@ class Reservation:
 
     def __init__(self, budget: PayloadBudget, ledger: Ledger) -> None:
         self._budget = budget
+        while ledger.parent is not None:  # the topmost one counts for all beneath it
+            ledger = ledger.parent
         self._ledger = ledger
         self.size_bytes = 0
 
@@ -318,11 +320,13 @@ class Reservation:
 
     def _change(self, more: int, most_bytes: int) -> None:
         """Reserve more, if the child then has at most ``most_bytes``."""
-        budget = self._budget
-        if more > 0 and budget.reserved_bytes + more > CHILDREN * most_bytes:
+        budget, ledger = self._budget, self._ledger
+        if more > 0 and (
+            budget.reserved_bytes + more > CHILDREN * most_bytes
+            or ledger.memory_bytes + more > most_bytes
+        ):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        if not self._ledger.reserve_memory(more, most_bytes):
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        ledger.memory_bytes += more
         budget.note_reserved(more)
         self.size_bytes += more
 

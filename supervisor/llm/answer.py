@@ -4,6 +4,9 @@ Rules of this file (spec L7, L15).
 
 1. Only checked content is passed on; unknown members are kept.
 2. The completion of a stream equals that of an answer in one piece.
+3. Only immutable values of an event are kept, for a writer later changes the events.
+4. Adding a piece takes time in proportion to the piece, not to the message.
+5. Kept values are counted: each takes memory beside its text.
 """
 
 from __future__ import annotations
@@ -21,13 +24,16 @@ from supervisor.llm.answer_reader import (
     check_count,
     read_usage,
 )
-from supervisor.llm.pieces import JOINED, Object, extend, join_texts, merge, put
 
 if TYPE_CHECKING:
+    from hostlib.documents import Object
     from supervisor.llm.quota import Usage
 
 PROBABILITIES_BYTES = 10
 """Memory of a decoded byte of log-probabilities; they are kept as they come."""
+
+JOINED = frozenset({"content", "refusal", "arguments", "reasoning_content"})
+"""Texts that come in pieces; other texts of a delta are complete."""
 
 _OWN_WAY = frozenset({"index", "delta", "message", "logprobs"})
 """Members of a choice that are merged; for others the newest value counts."""
@@ -53,7 +59,7 @@ class Answer(AnswerReader):
             raise AnswerError("an event of another API than Chat Completions")
         for key, value in event.items():
             if key not in ("choices", "usage", "object") and value is not None:
-                self._keep(put(self._head, key, value))
+                self._keep(_put(self._head, key, value))
         if event.get("usage") is not None:
             self._usage = event["usage"]
         choices = event.get("choices")
@@ -77,11 +83,13 @@ class Answer(AnswerReader):
         index = piece.get("index", 0)
         if not isinstance(index, int):
             raise AnswerError("a choice has no number")
-        known = self._choices.setdefault(index, {"index": index, "message": {}})
-        check_count(self._choices, MAX_CHOICES, "choices")
+        known = self._choices.get(index)
+        if known is None:
+            known = self._choices[index] = {"index": index, "message": {}}
+            check_count(self._choices, MAX_CHOICES, "choices")
         for key, value in piece.items():
             if key not in _OWN_WAY and value is not None:
-                self._keep(put(known, key, value))
+                self._keep(_put(known, key, value))
         self._take_said(known, piece)
         logprobs = piece.get("logprobs")
         if not isinstance(logprobs, dict):
@@ -98,15 +106,21 @@ class Answer(AnswerReader):
             known["message"] = {}
         for said in (piece.get("message"), piece.get("delta")):
             if isinstance(said, dict):
-                self.add_output(_text_bytes(said))
-                self._keep(merge(known["message"], said))
+                self._count_texts(said)
+                self._keep(_merge(known["message"], said))
         _check_calls(known["message"])
 
     def _take_plain(self, found: Object) -> None:
         _refuse_error(found)
         self._usage = found.get("usage")
-        self.add_output(_text_bytes(_messages_of(found)))
+        self._count_texts(_messages_of(found))
         _check(found)
+
+    def _count_texts(self, said: object) -> None:
+        """Count the model's texts in a delta, or in messages, as one piece."""
+        size = _text_bytes(said)
+        self.output_bytes += size
+        self.output_pieces += size > 0
 
     # Result
 
@@ -119,7 +133,7 @@ class Answer(AnswerReader):
         whole = {"object": "chat.completion", **self._head}
         choices = []
         for _, choice in sorted(self._choices.items()):
-            choice["message"] = join_texts(choice["message"])
+            choice["message"] = _join_texts(choice["message"])
             _tidy(choice)
             choices.append(choice)
         whole["choices"] = choices
@@ -165,7 +179,6 @@ def _check(completion: Object) -> None:
         if not isinstance(message.get("content"), str | list | None):
             raise AnswerError("a message whose content is no text")
         _check_calls(message)
-    usage_of(completion.get("usage"))
 
 
 def _check_calls(message: Object) -> None:
@@ -211,3 +224,110 @@ def _tidy(choice: Object) -> None:
         if all(isinstance(place, int) for place in places):
             ordered = sorted(range(len(calls)), key=places.__getitem__)
             message["tool_calls"] = [calls[number] for number in ordered]
+
+
+# Merging the pieces of a stream
+
+
+def _merge(known: Object, delta: Object) -> int:
+    """Add a delta to a message, without keeping the delta; return the new kept values."""
+    size = len(known)
+    more = 0
+    for key, value in delta.items():
+        before = known.get(key)
+        if value is None:
+            known.setdefault(key, None)
+        elif isinstance(value, str) and key in JOINED:
+            if not isinstance(before, _Pieces):
+                before = known[key] = _Pieces()
+            before.append(value)
+        elif isinstance(value, dict):
+            if not isinstance(before, dict):
+                before = known[key] = {}
+            more += _merge(before, value)
+        elif isinstance(value, list):
+            known[key], items = _merge_list(before, value)
+            more += items
+        else:
+            known[key] = value
+    return more + len(known) - size
+
+
+def _put(known: Object, key: str, value: object) -> int:
+    """Set a member; return the number of new kept values."""
+    more = _values_in(value) - (_values_in(known[key]) if key in known else 0)
+    known[key] = value
+    return more
+
+
+def _values_in(value: object) -> int:
+    """Return the number of values in a value, itself included."""
+    count = 0
+    ahead = [value]
+    while ahead:
+        one = ahead.pop()
+        count += 1
+        if isinstance(one, dict):
+            ahead += one.values()
+        elif isinstance(one, list):
+            ahead += one
+    return count
+
+
+class _Pieces(list[str]):
+    """The pieces of a text: adding to a string would copy it each time."""
+
+
+def _join_texts(value: object) -> object:
+    """Return a message with its texts in one piece."""
+    if isinstance(value, _Pieces):
+        return "".join(value)
+    if isinstance(value, dict):
+        return {key: _join_texts(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_join_texts(inner) for inner in value]
+    return value
+
+
+class _Items(list[object]):
+    """A list that comes in pieces, and its items by their ``index``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_index: dict[int | str, Object] = {}
+
+
+def _merge_list(before: object, pieces: list[object]) -> tuple[_Items, int]:
+    """Add pieces to a list; one with an ``index`` is merged into the item with it.
+
+    Returns:
+        (the list, the number of new kept values).
+    """
+    known = before if isinstance(before, _Items) else _Items()
+    more = 0
+    for piece in pieces:
+        if not isinstance(piece, dict):
+            known.append(piece)
+            more += _values_in(piece)
+            continue
+        place = piece.get("index")
+        item = known.by_index.get(place) if isinstance(place, int | str) else None
+        if item is None:
+            item = {}
+            known.append(item)
+            more += 1
+            if isinstance(place, int | str):
+                known.by_index[place] = item
+        more += _merge(item, piece)
+    return known, more
+
+
+def extend(known: Object, piece: Object) -> None:
+    """Add the lists of a piece to the known ones; other members are replaced."""
+    for key, value in piece.items():
+        if isinstance(value, list):
+            if not isinstance(known.get(key), list):
+                known[key] = []
+            known[key].extend(value)
+        elif value is not None:
+            known[key] = value

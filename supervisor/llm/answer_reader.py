@@ -21,9 +21,9 @@ from hostlib.documents import MOST_DEPTH, is_deep
 from supervisor.llm.quota import Usage, tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sized
+    from collections.abc import Iterable, Iterator, Sized
 
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Longest answer of a provider: models write at most 500 KiB, and the events around each
@@ -142,11 +142,19 @@ class AnswerReader(ABC):
             AnswerError: the answer is too long, or no answer.
             ProviderError: an event says that the provider failed.
         """
+        return [event for events in self.turns(data) for event in events]
+
+    def turns(self, data: bytes) -> Iterator[list[Object]]:
+        """Add bytes; yield the events of each ``TURN_LINES`` lines, at least once.
+
+        Raises:
+            AnswerError: the answer is too long, or no answer.
+            ProviderError: an event says that the provider failed.
+        """
         self.receive(data)
-        events: list[Object] = []
-        while self.has_lines:
-            events += self.next_events()
-        return events
+        yield self.next_events()
+        while self._lines:
+            yield self.next_events()
 
     def receive(self, data: bytes) -> None:
         """Add bytes; ``next_events`` returns the events that they complete.
@@ -256,16 +264,10 @@ class AnswerReader(ABC):
         return Usage(prompt_tokens, output if most is None else min(output, most))
 
     def count_output(self, *texts: object) -> None:
-        """Add texts of the model to the counts."""
-        self.add_output(
-            sum(len(text.encode()) for text in texts if isinstance(text, str))
-        )
-
-    def add_output(self, size_bytes: int) -> None:
-        """Add a piece of the model's text to the counts; an empty one does not count."""
-        if size_bytes:
-            self.output_bytes += size_bytes
-            self.output_pieces += 1
+        """Count texts of the model as one piece; without any text it is none."""
+        size = sum(len(text.encode()) for text in texts if isinstance(text, str))
+        self.output_bytes += size
+        self.output_pieces += size > 0
 
 
 def check_count(found: Sized, most: int, what: str) -> None:

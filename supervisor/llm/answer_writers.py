@@ -28,11 +28,11 @@ from supervisor.llm.gateway import FailedCallError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from hostlib.documents import Object
     from hostlib.redact import Redactor
     from supervisor.llm.apis import Api
     from supervisor.llm.errors import RefusedRequestError
     from supervisor.llm.gateway import Completion
-    from supervisor.llm.pieces import Object
 
 
 class AnswerWriter(ABC):

@@ -18,8 +18,8 @@ from supervisor.llm.responses_answer import ResponsesAnswer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from hostlib.documents import Object
     from supervisor.llm.answer_reader import AnswerReader
-    from supervisor.llm.pieces import Object
 
 _TIERS = (None, "auto", "default", "flex")
 

@@ -1,40 +1,43 @@
 """One LLM_CHAT, from its four parts to its reply (spec L2-L7, L10, L11).
 
-Rules of this file.
-
 1. A straight line: read the request, check it, open the outputs, call, write, reply.
 2. Files are opened with the child's own rights and in its effective view (spec L3, L4).
-3. Worker threads read and write files, and decode, join and encode long texts; names are
-   counted before they are listed (attack 43).
+   Outputs are opened before the call, so that one that cannot be written costs no call.
+3. Worker threads read, write and close files, and decode, join and encode long texts;
+   names are counted before they are listed (attack 43).
 4. The memory of a text is reserved before it is decoded (attack 42).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
 
 import trio
 
 from hostlib.footprint import message_bytes
-from hostlib.threads import in_thread
+from hostlib.threads import LARGE_BYTES, in_thread, in_thread_if
 from protocol import echo, error, invalid, limits
 from supervisor.fsproxy.handlers.llm import CHAT_FORMS, INLINE_BYTES, LEAVE_S
-from supervisor.fsproxy.replies import denied, no_memory_error
+from supervisor.fsproxy.replies import UNAVAILABLE, denied, no_memory_error, reason
 from supervisor.llm.conversations import KeptError, Turn, user_text
-from supervisor.llm.gateway import LARGE_BYTES, FailedCallError
-from supervisor.llm.outputs import Outputs, RefusedError
+from supervisor.llm.gateway import FailedCallError
 from supervisor.llm.presets import DEFAULT_PRESET
 from supervisor.llm.quota import QuotaError
 from vfs import names
 from vfs.errors import AccessDeniedError, UnavailableError
+from vfs.filesystem import KEPT_WORD
+from vfs.policy import PUBLISH_ON_CLOSE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from supervisor.fsproxy.ports import Caller
     from supervisor.llm.conversations import Dialogues
-    from supervisor.llm.gateway import Completion
+    from supervisor.llm.gateway import Call, Completion
     from supervisor.llm.models import Models
     from vfs.filesystem import OpenFile
+    from vfs.payload import Reservation
 
 MAX_INPUT_BYTES = 8 * 1024 * 1024
 """Most text of input files in one call (spec L3)."""
@@ -49,9 +52,18 @@ MOST_NAMES = 10_000
 """Most names of input files, and of output files: opening this many takes some tenths of a
 second."""
 
+NO_PROMPT = error(b"invalid prompt encoding")
 NO_INPUTS = error(b"failed to read input files data")
 NO_OUTPUTS = error(b"failed to read output files data")
 EXCEEDED = error(b"quota exceeded: cannot make LLM call")
+
+
+class RefusedError(Exception):
+    """An LLM_CHAT is refused; ``reply`` is the reply line."""
+
+    def __init__(self, reply: bytes) -> None:
+        super().__init__(reply)
+        self.reply = reply
 
 
 async def answer(
@@ -74,24 +86,28 @@ async def answer(
         The reply; None if its client is gone.
     """
     inputs, outputs, prompt_data, preset = parts
+    client, memory = caller.client, caller.reserved_memory()
     reply: bytes | None = None
     async with Outputs(caller, claim=claim) as opened:
         try:
             with caller.while_connected(LEAVE_S):
                 # No call begins for a client that is gone (spec L10).
                 await trio.lowlevel.checkpoint_if_cancelled()
-                try:
-                    prompt = await _decode(caller, prompt_data, CHAT_FORMS - 2)
-                except UnicodeDecodeError:
-                    raise RefusedError(error(b"invalid prompt encoding")) from None
+                prompt = await _decode(memory, prompt_data, NO_PROMPT, CHAT_FORMS - 2)
                 chosen = _resolve_preset(models, prompt, preset)
-                files = await _read_inputs(caller, inputs, claim=claim)
+                files = await _read_inputs(caller, memory, inputs, claim=claim)
                 await opened.open(await _names(outputs, NO_OUTPUTS))
-                said = (prompt, tuple(files))
-                completion = await _ask(
-                    caller, models, dialogues, chosen, said, claim=claim
-                )
-                reply = await _finish(caller, models, opened, completion)
+                turn = Turn(client, claim, *chosen, prompt, files)
+                if turn.has_tools or turn.name:  # a loop with tools, or a conversation
+                    completion = await dialogues.answer(turn)
+                else:
+                    completion = await models.gateway.complete(
+                        await _call(models, turn)
+                    )
+                await _write(memory, opened, completion)
+                status = models.accounts.status_text(client).encode()
+                data = completion.data
+                reply = b"OK %d %b\n%b" % (len(data), status, data)
         except RefusedError as why:
             reply = why.reply
         except QuotaError:
@@ -105,56 +121,39 @@ async def answer(
     return reply
 
 
-async def _finish(
-    caller: Caller, models: Models, opened: Outputs, completion: Completion
-) -> bytes:
-    """Write the outputs and return the reply; not cancelled, for the call is paid."""
-    try:
-        caller.reserved_memory().add(2 * len(completion.data))
-    except OSError as why:
-        raise RefusedError(no_memory_error(why)) from None
-    with trio.CancelScope(shield=True):  # bounded: a few writes to files
-        text = completion.text
-        if len(text) > LARGE_BYTES:
-            await opened.write(await in_thread(text.encode))
-        else:
-            await opened.write(text.encode())
-    status = models.accounts.status_text(caller.client).encode()
-    return b"OK %d %b\n%b" % (len(completion.data), status, completion.data)
-
-
-def _reserve(caller: Caller, size_bytes: int) -> None:
-    memory = caller.reserved_memory()
+def _reserve(memory: Reservation, size_bytes: int) -> None:
     try:
         memory.raise_to(memory.size_bytes + size_bytes)
     except OSError as why:
         raise RefusedError(no_memory_error(why)) from None
 
 
-async def _decode(caller: Caller, data: bytes, forms: int = 0) -> str:
+async def _decode(
+    memory: Reservation, data: bytes, refusal: bytes, forms: int = 0
+) -> str:
     """Return bytes of the user as text, after reserving memory for it.
 
     Args:
-        caller: the client and its session.
+        memory: the reservation of the request.
         data: the bytes.
+        refusal: the reply if they are no text.
         forms: number of copies for which memory is reserved already.
 
     Raises:
-        RefusedError: there is no memory for the text.
-        UnicodeDecodeError: the bytes are no text.
+        RefusedError: they are no text, or there is no memory for it.
     """
-    if len(data) <= LARGE_BYTES:
-        _reserve(caller, message_bytes(data) - forms * len(data))
-        return data.decode()
-    _reserve(caller, await in_thread(message_bytes, data) - forms * len(data))
-    return await in_thread(data.decode)
+    is_long = len(data) > LARGE_BYTES
+    size_bytes = await in_thread_if(is_long, message_bytes, data)
+    _reserve(memory, size_bytes - forms * len(data))
+    try:
+        return await in_thread_if(is_long, data.decode)
+    except UnicodeDecodeError:
+        raise RefusedError(refusal) from None
 
 
 async def _names(text: bytes, refusal: bytes) -> list[bytes]:
     """Return names as ``_names_in``, in a worker thread if there may be many."""
-    if len(text) <= INLINE_BYTES:
-        return _names_in(text, refusal)
-    return await in_thread(_names_in, text, refusal)
+    return await in_thread_if(len(text) > INLINE_BYTES, _names_in, text, refusal)
 
 
 def _names_in(text: bytes, refusal: bytes) -> list[bytes]:
@@ -173,20 +172,17 @@ def _names_in(text: bytes, refusal: bytes) -> list[bytes]:
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """A resolved preset; ``program`` is None if the request names none."""
+def _resolve_preset(
+    models: Models, prompt: str, preset: bytes
+) -> tuple[str, str, bool, str]:
+    """Return a preset and its conversation (spec L5).
 
-    program: str | None = None
-    system: str = ""
-    has_tools: bool = False
-    name: str = ""
-
-
-def _resolve_preset(models: Models, prompt: str, preset: bytes) -> _Chosen:
-    """Return the system prompt and conversation of a preset (spec L5)."""
+    Returns:
+        (preset, its system prompt, whether it has tools, name of the conversation); all
+        empty if the request names no preset.
+    """
     if not preset and prompt:
-        return _Chosen()
+        return "", "", False, ""
     if len(preset) > MOST_PRESET_BYTES:
         raise RefusedError(invalid("preset", preset))
     text = preset.decode(errors="surrogateescape") or DEFAULT_PRESET
@@ -194,7 +190,7 @@ def _resolve_preset(models: Models, prompt: str, preset: bytes) -> _Chosen:
     system = models.presets.get(program)
     if system is None or (at and not _is_name(name)):
         raise RefusedError(invalid("preset", preset))
-    return _Chosen(program, system, models.has_tools(program), name)
+    return program, system, models.has_tools(program), name
 
 
 def _is_name(name: str) -> bool:
@@ -202,33 +198,19 @@ def _is_name(name: str) -> bool:
     return name.isprintable() and 0 < len(name.encode()) <= MOST_NAME_BYTES
 
 
-async def _ask(
-    caller: Caller,
-    models: Models,
-    dialogues: Dialogues,
-    chosen: _Chosen,
-    said: tuple[str, tuple[tuple[str, str], ...]],
-    *,
-    claim: bool,
-) -> Completion:
-    """Return the model's last completion, after one call or a loop with tools (L7)."""
-    if chosen.program is not None and (chosen.has_tools or chosen.name):
-        system, has_tools = chosen.system, chosen.has_tools
-        first = (caller.client, claim, chosen.program, system, has_tools, chosen.name)
-        return await dialogues.answer(Turn(*first, *said))
+async def _call(models: Models, turn: Turn) -> Call:
+    """Return the call for a turn that ends with its answer."""
+    is_long = turn.size_chars > LARGE_BYTES
+    text, size_bytes = await in_thread_if(
+        is_long, _user_message, turn.prompt, turn.files
+    )
     messages = []
-    if chosen.program is not None:
-        messages.append({"role": "system", "content": chosen.system})
-    prompt, files = said
-    if len(prompt) + sum(len(text) for _, text in files) > LARGE_BYTES:
-        text, size = await in_thread(_user_message, prompt, files)
-    else:
-        text, size = _user_message(prompt, files)
+    if turn.program:
+        messages.append({"role": "system", "content": turn.system})
     if text:
         messages.append({"role": "user", "content": text})
-    size += len(chosen.system.encode())
-    call = models.call(caller.client, messages, claim=claim, size_bytes=size)
-    return await models.gateway.complete(call)
+    size_bytes += len(turn.system.encode())
+    return models.call(turn.client, messages, claim=turn.claim, size_bytes=size_bytes)
 
 
 def _user_message(prompt: str, files: tuple[tuple[str, str], ...]) -> tuple[str, int]:
@@ -238,23 +220,22 @@ def _user_message(prompt: str, files: tuple[tuple[str, str], ...]) -> tuple[str,
 
 
 async def _read_inputs(
-    caller: Caller, text: bytes, *, claim: bool
-) -> list[tuple[str, str]]:
+    caller: Caller, memory: Reservation, text: bytes, *, claim: bool
+) -> tuple[tuple[str, str], ...]:
     """Return (name, content) of the input files (spec L3)."""
     found = []
     left = MAX_INPUT_BYTES
     for name in await _names(text, NO_INPUTS):
-        data = await _read_input(caller, name, left, claim=claim)
+        data = await _read_input(caller, memory, name, left, claim=claim)
         left -= len(data)
-        try:
-            content = await _decode(caller, data)
-        except UnicodeDecodeError:
-            raise RefusedError(NO_INPUTS) from None
+        content = await _decode(memory, data, NO_INPUTS)
         found.append((name.decode(errors="replace"), content))
-    return found
+    return tuple(found)
 
 
-async def _read_input(caller: Caller, name: bytes, most: int, *, claim: bool) -> bytes:
+async def _read_input(
+    caller: Caller, memory: Reservation, name: bytes, most: int, *, claim: bool
+) -> bytes:
     fs, client = caller.fs, caller.client
     try:
         if client.policy.is_distant and not claim:
@@ -267,7 +248,7 @@ async def _read_input(caller: Caller, name: bytes, most: int, *, claim: bool) ->
         raise RefusedError(NO_INPUTS) from None
     try:
         try:
-            _reserve(caller, min(file.handle.size(), most))
+            _reserve(memory, min(file.handle.size(), most))
             data = await in_thread(_read_all, file, most, share=client.ledger.threads)
         finally:
             await fs.close_waiting(file)
@@ -286,3 +267,116 @@ def _read_all(file: OpenFile, most: int) -> bytes:
         pieces.append(piece)
         left -= len(piece)
     return b"".join(pieces)
+
+
+async def _write(memory: Reservation, opened: Outputs, completion: Completion) -> None:
+    """Write the outputs; not cancelled, for the call is paid."""
+    try:
+        memory.add(2 * len(completion.data))
+    except OSError as why:
+        raise RefusedError(no_memory_error(why)) from None
+    with trio.CancelScope(shield=True):  # bounded: a few writes to files
+        text = completion.text
+        is_long = len(text) > LARGE_BYTES
+        await opened.write(await in_thread_if(is_long, text.encode))
+
+
+class Outputs:
+    """The output files of one call, opened before it and written after it (spec L4).
+
+    A file that is published on close is opened again, staged, for writing: a reader sees
+    the old content or the complete new one (spec A3b).  If nothing is written, a file that
+    was made by the first open is removed.
+
+    Args:
+        caller: the client and its session.
+        claim: the effective view.
+    """
+
+    def __init__(self, caller: Caller, *, claim: bool) -> None:
+        self._caller = caller
+        self._claim = claim
+        self._files: list[OpenFile] = []
+        self._made: list[tuple[bytes, tuple[int, int]]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with trio.CancelScope(shield=True):  # bounded: a few removals
+            for file in self._files:
+                if file.fileno in self._caller.client.files:
+                    with suppress(OSError):  # the file is closed in any case
+                        await self._caller.fs.abandon_waiting(file)
+            for name, identity in self._made:
+                await self._remove(name, identity)
+
+    async def open(self, names: Iterable[bytes]) -> None:
+        """Open every file without changing it.
+
+        Raises:
+            RefusedError: a file cannot be opened.
+        """
+        for name in names:
+            self._files.append(await self._open(name))
+            await trio.lowlevel.checkpoint()
+
+    async def _open(self, name: bytes) -> OpenFile:
+        caller = self._caller
+        fs, client = caller.fs, caller.client
+        try:
+            if client.policy.is_distant and not self._claim:
+                await names.wait_reachable(client, name)
+            try:
+                return fs.open(client, name, KEPT_WORD, self._claim)
+            except FileNotFoundError:
+                file = await fs.open_waiting(client, name, b"a", self._claim)
+                if not file.handle.size():
+                    self._made.append((name, file.handle.identity()))
+                return file
+        except AccessDeniedError:
+            raise RefusedError(denied(caller, "LLM_CHAT", name)) from None
+        except UnavailableError:
+            raise RefusedError(UNAVAILABLE) from None
+        except OSError as why:
+            text = b"failed to open file '" + echo(name) + b"': " + reason(why)
+            raise RefusedError(error(text)) from None
+
+    async def write(self, data: bytes) -> None:
+        """Write the answer into every file, and close it.
+
+        Raises:
+            RefusedError: a file could not be written; earlier ones are written.
+        """
+        self._made.clear()  # from here on new files stay
+        try:
+            for file in tuple(self._files):
+                await self._write(file, data)
+        except OSError as why:
+            raise RefusedError(error(b"failed to write: " + reason(why))) from None
+        except (AccessDeniedError, UnavailableError):
+            raise RefusedError(UNAVAILABLE) from None
+
+    async def _write(self, file: OpenFile, data: bytes) -> None:
+        fs = self._caller.fs
+        place = file.place
+        if place is not None and place.publish == PUBLISH_ON_CLOSE:
+            await fs.abandon_waiting(file)
+            client = self._caller.client
+            file = await fs.open_waiting(client, file.name, b"w", self._claim)
+            self._files.append(file)
+        else:
+            await fs.truncate_waiting(file, 0)
+        await fs.write_waiting(file, data)
+        await fs.close_waiting(file)
+
+    async def _remove(self, name: bytes, identity: tuple[int, int]) -> None:
+        fs, client = self._caller.fs, self._caller.client
+        try:
+            file = fs.open(client, name, KEPT_WORD, self._claim)
+            mine = file.handle.identity() == identity and not file.handle.size()
+            await fs.close_waiting(file)
+            if mine:
+                await names.remove_waiting(client, name, claim=self._claim)
+        except (OSError, AccessDeniedError, UnavailableError):
+            return  # it was removed, or cannot be reached any more

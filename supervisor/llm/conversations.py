@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from hostlib.threads import in_thread
+from hostlib.threads import LARGE_BYTES, in_thread_if
 from supervisor.llm.gateway import NO_MEMORY, FailedCallError, NoMemoryError
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ MOST_KEPT = 100
 
 MOST_KEPT_CHARS = 32 * 1024 * 1024
 """Most text in the conversations of one top child: four of the longest requests (spec L2)."""
-
-LARGE_CHARS = 256 * 1024
-"""Most text that is joined, decoded or encoded in the Trio thread: about a millisecond."""
 
 Message = dict[str, str]
 """A message of a conversation: ``role`` and ``content``."""
@@ -95,9 +92,8 @@ def user_text(prompt: str, files: tuple[tuple[str, str], ...]) -> str:
 
 async def long_user_text(prompt: str, files: tuple[tuple[str, str], ...]) -> str:
     """Return ``user_text``; long texts are joined in a worker thread (attack 43)."""
-    if len(prompt) + sum(len(text) for _, text in files) <= LARGE_CHARS:
-        return user_text(prompt, files)
-    return await in_thread(user_text, prompt, files)
+    size = len(prompt) + sum(len(text) for _, text in files)
+    return await in_thread_if(size > LARGE_BYTES, user_text, prompt, files)
 
 
 def file_text(name: str, text: str) -> str:
@@ -184,10 +180,8 @@ class PlainDialogues:
         self.kept.check_room(client, turn.name, turn.size_chars)
         said = self.kept.find(client, turn.name) or ()
         size_chars = turn.size_chars + sum(len(one["content"]) for one in said)
-        if size_chars > LARGE_CHARS:
-            messages, size = await in_thread(_messages, turn, said)
-        else:
-            messages, size = _messages(turn, said)
+        is_long = size_chars > LARGE_BYTES
+        messages, size = await in_thread_if(is_long, _messages, turn, said)
         said = tuple(messages[1:])
         call = models.call(client, messages, claim=turn.claim, size_bytes=size)
         # Earlier messages only: the client has reserved all copies of the present one.

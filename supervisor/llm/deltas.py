@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hostlib.redact import StreamRedactor
+from supervisor.llm.answer import extend
 from supervisor.llm.answer_reader import MAX_TEXTS, check_count
-from supervisor.llm.pieces import extend
 
 if TYPE_CHECKING:
+    from hostlib.documents import Object
     from hostlib.redact import Redactor
-    from supervisor.llm.pieces import Object
 
 _WHOLE = frozenset({"role", "id", "type", "name"})
 """Texts of a delta that no provider cuts into pieces (rule 2)."""

@@ -14,7 +14,7 @@ from supervisor.llm.answer_reader import (
 from supervisor.llm.quota import Usage
 
 if TYPE_CHECKING:
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 
 class EmbeddingsAnswer(AnswerReader):

@@ -24,7 +24,7 @@ import trio
 
 from hostlib.documents import MOST_VALUES
 from hostlib.footprint import document_bytes
-from hostlib.threads import in_thread
+from hostlib.threads import LARGE_BYTES, in_thread_if
 from supervisor.llm import native_request, translations
 from supervisor.llm.answer_writers import ChatWriter, PassedWriter
 from supervisor.llm.apis import (
@@ -45,7 +45,6 @@ from supervisor.llm.errors import (
     TooManyBytesError,
 )
 from supervisor.llm.gateway import (
-    LARGE_BYTES,
     Completion,
     FailedCallError,
     NoMemoryError,
@@ -57,14 +56,14 @@ from supervisor.llm.quota import HeldQuotaError, QuotaError
 from supervisor.llm.translation import UntranslatableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
+    from hostlib.documents import Object
     from supervisor.llm.answer_writers import AnswerWriter
     from supervisor.llm.endpoint_http import HttpConnection, HttpRequest
     from supervisor.llm.gateway import Call, Model
     from supervisor.llm.json_request import JsonRequest
     from supervisor.llm.models import Models
-    from supervisor.llm.pieces import Object
     from supervisor.llm.quota import Node
     from vfs.filesystem import Client
     from vfs.payload import Reservation
@@ -196,25 +195,23 @@ def _models(asker: Asker, wanted: str) -> bytes:
 
 async def _count_tokens(http: HttpConnection, request: HttpRequest) -> None:
     """Answer with an estimate, without a provider or a charge."""
-    body = request.body
     await _reserve_forms(request)
-    count = await _run_on_body(
-        body, lambda: count_tokens_estimate(_read(body).whole_value())
-    )
+    count = await in_thread_if(not is_short(request.body), _count, request.body)
     await http.answer(200, msgspec.json.encode({"input_tokens": count}))
+
+
+def _count(body: bytearray) -> int:
+    """Return an estimate of the input tokens of a request."""
+    return count_tokens_estimate(_read(body).whole_value())
 
 
 async def _reserve_forms(request: HttpRequest) -> int:
     """Reserve the memory of all copies of a body; return that of the decoded one."""
     body, memory = request.body, request.memory
-    size = await _run_on_body(body, partial(document_bytes, body, MOST_VALUES))
+    is_long = not is_short(body)
+    size = await in_thread_if(is_long, document_bytes, body, MOST_VALUES)
     reserve(memory, FORMS * len(body) + size - memory.size_bytes)
     return size
-
-
-async def _run_on_body(body: bytearray, work: Callable[[], T]) -> T:
-    """Return the result of work on a body, done in a worker thread if it is long."""
-    return work() if is_short(body) else await in_thread(work)
 
 
 def _read(body: bytearray) -> JsonRequest:
@@ -321,7 +318,7 @@ class _Asking:
         """
         body = self._request.body
         decoded_bytes = await _reserve_forms(self._request)
-        found = await _run_on_body(body, self._prepare)
+        found = await in_thread_if(not is_short(body), self._prepare)
         if found.size_bytes:
             # Texts of the translated request; it replaces the body unless it is longer.
             longer_bytes = max(0, found.size_bytes - len(body))
@@ -359,7 +356,9 @@ class _Asking:
         else:
             completion = await self._models.gateway.complete(call)
             reserve_answer(self._memory, 2 * len(completion.data))
-            await self._http.answer(200, await _whole(writer, completion))
+            is_long = len(completion.data) > LARGE_BYTES
+            data = await in_thread_if(is_long, writer.whole, completion)
+            await self._http.answer(200, data)
 
     def _prepare(self) -> _Prepared:
         """Return the request ready to be sent."""
@@ -452,13 +451,6 @@ class _Asking:
         return self._api.least_bound(asked, self._models.section.max_tokens)
 
 
-async def _whole(writer: AnswerWriter, completion: Completion) -> bytes:
-    """Return an answer in one piece; make a long one in a worker thread."""
-    if len(completion.data) > LARGE_BYTES:
-        return await in_thread(writer.whole, completion)
-    return writer.whole(completion)
-
-
 def _waiting(
     receiver: trio.MemoryReceiveChannel[bytes], room_bytes: int
 ) -> Iterator[bytes]:
@@ -515,7 +507,8 @@ class _Stream:
                 self._memory.add(-len(frames))
         ended = done.pop()
         if isinstance(ended, Completion):
-            last = await self._last(ended)
+            is_long = len(ended.data) > LARGE_BYTES
+            last = await in_thread_if(is_long, self._writer.finish, ended)
         elif self._has_begun and isinstance(ended, FailedCallError):
             last = self._writer.fail(_refusal_of(ended))
         else:
@@ -531,8 +524,7 @@ class _Stream:
         self, sender: trio.MemorySendChannel[bytes], event: Object, is_large: bool
     ) -> None:
         """Queue the frames of a provider's event."""
-        feed = self._writer.feed
-        for frame in await in_thread(feed, event) if is_large else feed(event):
+        for frame in await in_thread_if(is_large, self._writer.feed, event):
             self._memory.add(len(frame))
             sender.send_nowait(frame)
 
@@ -542,9 +534,3 @@ class _Stream:
         else:
             self._has_begun = True
             await self._http.begin_events(frames, self._writer.fail)
-
-    async def _last(self, completion: Completion) -> list[bytes]:
-        """Return the last frames of the answer."""
-        if len(completion.data) > LARGE_BYTES:
-            return await in_thread(self._writer.finish, completion)
-        return self._writer.finish(completion)

@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 NO_MEMORY = "other requests of this child take its memory; ask again"
 

@@ -6,7 +6,8 @@
    received part charged.  A request that was sent completely is charged and counts as a
    call, unless the provider refused it (spec L10, L11).
 3. Completions, reasons and events are redacted before they leave (I10).
-4. Large texts are encoded and decoded in a worker thread (L14).
+4. Large texts are encoded and decoded in a worker thread, and other tasks run after each
+   event that is passed on (L14, MD3).
 5. Received bytes are reserved as long as they are held; the caller has reserved the
    request (attack 42).
 """
@@ -19,13 +20,12 @@ import os
 import re
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import trio
 
-from hostlib.threads import in_thread
+from hostlib.threads import LARGE_BYTES, in_thread, in_thread_if
 from supervisor.fleet.fence import Fence, FencedError, UnpaidError
 from supervisor.llm.answer import first_text
 from supervisor.llm.answer_reader import AnswerError, BrokenOffError, ProviderError
@@ -35,24 +35,24 @@ from supervisor.llm.provider import MAX_RETRIES, CallError, Request
 from supervisor.llm.quota import QuotaError, Usage, Weights
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
 
+    from hostlib.documents import Object
     from hostlib.journal import Journal
     from hostlib.redact import Redactor
     from supervisor.fleet.fence import Payer
     from supervisor.llm.answer_reader import AnswerReader
     from supervisor.llm.apis import Api
     from supervisor.llm.ledger import Spending
-    from supervisor.llm.pieces import Object
     from supervisor.llm.provider import Provider
     from supervisor.llm.quota import Node, ReservedCall
     from vfs.ledger import Ledger
     from vfs.payload import PayloadBudget
     from vfs.payload import Reservation as MemoryReservation
 
-LARGE_BYTES = 256 * 1024
-"""Longest text that is encoded or decoded in the Trio thread: about a millisecond."""
+TURN_STEPS = 32
+"""Received pieces and their events between two turns of other tasks: half a millisecond."""
 
 END_S = 0.5
 """How long a reply may continue after the last event of its answer; if it ends by then, the
@@ -162,12 +162,10 @@ class Completion:
     Attributes:
         data: its JSON: a ``chat.completion``, or that of another API.
         object: the same as plain values; empty for a stream that was passed on.
-        usage: its tokens.
     """
 
     data: bytes
     object: Object
-    usage: Usage
 
     @property
     def text(self) -> str:
@@ -206,12 +204,32 @@ class NoMemoryError(FailedCallError):
     """A call was ended because its child or the host has no memory left for it."""
 
 
+FAILURES = (trio.TooSlowError, CallError, ProviderError, OSError, AnswerError)
+"""The errors with which a call fails, beside the end of its child's lease."""
+
 OnEvent: TypeAlias = "Callable[[Object, bool], Awaitable[None]]"
 """Called with each event of the stream, not redacted, and whether it is large."""
 
 
-TakeEvents: TypeAlias = "Callable[[list[Object], bool], Awaitable[None]]"
-"""Called with the events that a piece of the stream completes, and whether they are large."""
+@dataclass(frozen=True, slots=True)
+class _Paid:
+    """A call and its reservations (spec L10, FL7).
+
+    Attributes:
+        call: the call; of a fleet child, with a bound on its output.
+        reserved: its worst case at its accounts.
+        number: its number in the ledger.
+        payer: the payer of a fleet child's call; None for another child's.
+        name: the name of the reservation in the payer's slices; None for none.
+        began_s: when it was reserved.
+    """
+
+    call: Call
+    reserved: ReservedCall
+    number: int
+    payer: Payer | None
+    name: str | None
+    began_s: float
 
 
 class Gateway:
@@ -258,194 +276,131 @@ class Gateway:
         if call.api not in (*call.model.apis, EMBEDDINGS):
             text = f"the model {call.model.name!r} is not asked by {call.api.path[1:]}"
             raise FailedCallError(text)
-        call, reservation, paid = await self._pay(call)
-        answer, request = call.api.reader(), Request(partial(self._check_fence, call))
-        meter = _Meter(self, call, reservation, answer, request, paid)
-        memory = self._budget.reservation(call.ledger)
-        has_no_memory, after_s, code = False, None, ""
+        request = Request(self._fence.check_of(call.child_id))
+        paid = await self._reserve(call, request)
+        answer = call.api.reader()
+        completion: Completion | None = None
+        failed: list[FailedCallError] = []  # raised from here, it is in no circle
+        with self._budget.reservation(call.ledger) as memory:
+            try:
+                with trio.fail_after(self._timeout_s):
+                    found, is_large = await self._exchange(
+                        paid, request, answer, memory, on_event
+                    )
+                    completion = await in_thread_if(
+                        is_large, self.redact_completion, found
+                    )
+            except FencedError as why:
+                raise FailedCallError(str(why)) from None
+            except FAILURES as why:
+                failed.append(self._failure_of(why, request))
+            finally:
+                unfinished = "failed" if failed else "cancelled"
+                outcome = unfinished if completion is None else "ok"
+                self._settle(paid, request, answer, outcome)
+                with trio.CancelScope(shield=True):  # bounded: one small transaction
+                    await self._spending.wait_written()
+        if completion is None:
+            raise failed.pop()
+        return completion
 
-        take = partial(_take, request.check, memory, answer, on_event)
-        try:
-            with trio.fail_after(self._timeout_s), memory:
-                found, is_large = await self._exchange(
-                    call, reservation, answer, request, take
-                )
-                usage = answer.usage() or answer.estimate(
-                    call.prompt_tokens, reservation.max_tokens
-                )
-                completion = await self._check(found, usage, is_large=is_large)
-                meter.settle("ok")
-                await self._spending.wait_written()
-                return completion
-        except trio.TooSlowError:
-            reason, status = f"no complete answer within {self._timeout_s:g} s", 0
-        except (CallError, ProviderError) as why:
-            reason, status = str(why), getattr(why, "status", 0)
-            after_s, code = getattr(why, "retry_after_s", None), why.code
-        except OSError as why:  # no thread can be started, or no memory is left
-            reason, status = os.strerror(why.errno or errno.EIO), 0
-            has_no_memory = why.errno == errno.ENOMEM
-        except AnswerError as why:
-            reason, status = f"invalid response: {why}", 0
-        except BaseException:
-            meter.settle("cancelled")
-            with trio.CancelScope(shield=True):  # bounded: one small transaction
-                await self._spending.wait_written()
-            raise
-        meter.settle("failed")
-        await self._spending.wait_written()
-        if has_no_memory:
-            raise NoMemoryError(NO_MEMORY)
+    def _failure_of(self, why: Exception, request: Request) -> FailedCallError:
+        """Return the error of a failed call, without secrets."""
+        match why:
+            case trio.TooSlowError():
+                reason = f"no complete answer within {self._timeout_s:g} s"
+            case OSError(errno=errno.ENOMEM):
+                return NoMemoryError(NO_MEMORY)
+            case OSError():  # no thread can be started
+                reason = os.strerror(why.errno or errno.EIO)
+            case AnswerError():
+                reason = f"invalid response: {why}"
+            case _:
+                reason = str(why)
+        status, code = getattr(why, "status", 0), getattr(why, "code", "")
         is_fault = status in (0, 429) or status >= 500
-        may_pass = is_fault and not request.is_sent
-        raise FailedCallError(
+        return FailedCallError(
             self.describe_in_a_line(reason),
             status,
-            after_s,
-            may_pass=may_pass,
+            getattr(why, "retry_after_s", None),
+            may_pass=is_fault and not request.is_sent,
             code=self._plain_code(code),
         )
 
-    def _payer_of(self, call: Call) -> Payer | None:
-        """Return the payer of a fleet child's calls; None for any other child."""
-        is_of_fleet = self._fence.life_of(call.child_id) is not None
-        return self._fence.payer if is_of_fleet else None
-
-    def _bounded(self, call: Call) -> Call:
-        """Return a call whose worst case is finite, if a fleet pays for it."""
-        if call.max_tokens is not None or self._payer_of(call) is None:
-            return call
-        return replace(call, max_tokens=MAX_SENT_TOKENS)
-
-    async def _pay(self, call: Call) -> tuple[Call, ReservedCall, Paid | None]:
-        """Reserve a call at its accounts, and in a slice if it is a fleet child's.
-
-        Returns:
-            The call as it is made, and both reservations (spec FL7).
+    async def _reserve(self, call: Call, request: Request) -> _Paid:
+        """Reserve a call at its accounts, in its fleet's slices and in the ledger.
 
         Raises:
             QuotaError: an account has no room.
             FailedCallError: the lease is over, or the directory does not answer.
         """
-        call = self._bounded(call)
-        reservation = self._reserve(call)
-        payer = self._payer_of(call)
-        if payer is None:
-            return call, reservation, None
         try:
-            name = await payer.reserve(reservation.worst_cost)
-        except BaseException as why:
-            reservation.release()
-            if isinstance(why, UnpaidError) and why.is_refused:
-                self._tell_denied(call)
-                raise QuotaError from None
-            if isinstance(why, (UnpaidError, FencedError)):
-                raise FailedCallError(str(why), may_pass=True) from None
-            raise
-        return call, reservation, None if name is None else Paid(payer, name)
-
-    def _check_fence(self, call: Call) -> None:
-        """Let a call go out (spec FL6).
-
-        Raises:
-            FailedCallError: the lease of its child is over.
-        """
-        try:
-            self._fence.check(call.child_id)
+            _check_fence(request)
         except FencedError as why:
             raise FailedCallError(str(why)) from None
-
-    def _reserve(self, call: Call) -> ReservedCall:
-        self._check_fence(call)
+        is_of_fleet = self._fence.life_of(call.child_id) is not None
+        payer = self._fence.payer if is_of_fleet else None
+        if payer is not None and call.max_tokens is None:  # a worst case is finite
+            call = replace(call, max_tokens=MAX_SENT_TOKENS)
+        factor = call.node.factor(call.model.name)
         try:
-            factor = call.node.factor(call.model.name)
-            return call.node.reserve(
+            reserved = call.node.reserve(
                 math.ceil(factor * call.most_prompt_tokens),
                 call.max_tokens,
                 call.model.weights,
                 math.ceil(factor * call.likely_prompt_tokens),
             )
+            name = None if payer is None else await _reserve_slice(payer, reserved)
         except QuotaError:
-            self._tell_denied(call)
+            self._journal.write(
+                "quota.denied",
+                child_id=call.child_id,
+                client_id=call.client_id,
+                model=call.model.name,
+            )
             raise
-
-    def _tell_denied(self, call: Call) -> None:
-        self._journal.write(
-            "quota.denied",
-            child_id=call.child_id,
-            client_id=call.client_id,
-            model=call.model.name,
-        )
+        number = self._spending.reserve(reserved.amounts)
+        return _Paid(call, reserved, number, payer, name, time.monotonic())
 
     async def _exchange(
         self,
-        call: Call,
-        reservation: ReservedCall,
-        answer: AnswerReader,
+        paid: _Paid,
         request: Request,
-        take: TakeEvents,
+        answer: AnswerReader,
+        memory: MemoryReservation,
+        on_event: OnEvent | None,
     ) -> tuple[Object, bool]:
-        """Return the answer, and whether it is large."""
-        bound = reservation.max_tokens
+        """Send a call, and return its answer and whether it is large."""
+        call, bound = paid.call, paid.reserved.max_tokens
         if call.max_tokens is None and bound is not None and bound > MAX_SENT_TOKENS:
             bound = None
-        if call.is_large:
-            data = await in_thread(call.encode, bound)
-        else:
-            data = call.encode(bound)
+        data = await in_thread_if(call.is_large, call.encode, bound)
         await self._spending.wait_written()
         ask = call.model.provider.ask
         asking = ask(call.api, data, request, call.headers, call.max_retries)
-        received = await _receive(asking, answer, take)
-        if received > LARGE_BYTES:
-            return await in_thread(answer.finish), True
-        return answer.finish(), False
+        received = await _receive(asking, request, answer, memory, on_event)
+        is_large = received > LARGE_BYTES
+        return await in_thread_if(is_large, answer.finish), is_large
 
-    async def _check(
-        self, found: Object, usage: Usage, *, is_large: bool
-    ) -> Completion:
-        redact = partial(self.redact_completion, found, usage)
-        return await in_thread(redact) if is_large else redact()
-
-    def redact_completion(self, found: Object, usage: Usage) -> Completion:
-        """Return the completion of an answer, without secrets."""
-        data = msgspec.json.encode(found)
-        clean = self._redactor.data(data)
-        if clean != data:
-            try:
-                found = msgspec.json.decode(clean)
-            except msgspec.DecodeError:  # a backslash before the blot escapes its text
-                raise AnswerError("it holds a secret, and is nothing without") from None
-            drop_logprobs(found)  # they would spell the secret
-            clean = msgspec.json.encode(found)
-        return Completion(clean, found, usage)
-
-    def describe_in_a_line(self, reason: str) -> str:
-        """Return a reason as one line, without secrets."""
-        return " ".join(self._redactor.text(reason).split())
-
-    def _plain_code(self, code: str) -> str:
-        """Return a provider's code of an error; empty if it is no plain word (I10)."""
-        is_plain = len(code) <= MAX_CODE_CHARS and _CODE.fullmatch(code)
-        return code if is_plain and self._redactor.text(code) == code else ""
-
-    def reserve(self, reservation: ReservedCall) -> int:
-        """Store the worst cost of a call in the ledger; return its number there."""
-        return self._spending.reserve(reservation.amounts)
-
-    def settle(self, call: Call, number: int, cost: float, *, counts: bool) -> None:
-        """Replace the worst cost in the ledger by the cost of the call."""
-        self._spending.add(call.node, cost, int(counts), number)
-
-    def record_call(
-        self,
-        call: Call,
-        usage: Usage,
-        cost: float,
-        outcome: str,
-        latency_s: float,
+    def _settle(
+        self, paid: _Paid, request: Request, answer: AnswerReader, outcome: str
     ) -> None:
-        """Write an ended call to the journal, without its texts (spec L13)."""
+        """Charge a call's use, or nothing if it was not made (spec L10, L11).
+
+        Its journal entry has no texts (spec L13).
+        """
+        call, usage, cost = paid.call, Usage(0, 0), 0.0
+        if request.is_sent:
+            usage, least = _use(paid, answer)
+            cost = paid.reserved.settle(usage, least)
+            # A provider may count more than the worst case: reserve more next time (MD5).
+            factor = usage.prompt / max(1, call.most_prompt_tokens)
+            call.node.learn(call.model.name, factor)
+        else:
+            paid.reserved.release()
+        if paid.payer is not None and paid.name is not None:
+            paid.payer.settle(paid.name, cost)
+        self._spending.add(call.node, cost, int(request.is_sent), paid.number)
         self._journal.write(
             "llm.called",
             child_id=call.child_id,
@@ -460,14 +415,61 @@ class Gateway:
             cost=round(cost, 4),
             api=call.api.name,
             asked=call.asked,
-            latency_ms=round(1000 * latency_s, 3),
+            latency_ms=round(1000 * (time.monotonic() - paid.began_s), 3),
         )
+
+    def redact_completion(self, found: Object) -> Completion:
+        """Return the completion of an answer, without secrets."""
+        data = msgspec.json.encode(found)
+        clean = self._redactor.data(data)
+        if clean != data:
+            try:
+                found = msgspec.json.decode(clean)
+            except msgspec.DecodeError:  # a backslash before the blot escapes its text
+                raise AnswerError("it holds a secret, and is nothing without") from None
+            drop_logprobs(found)  # they would spell the secret
+            clean = msgspec.json.encode(found)
+        return Completion(clean, found)
+
+    def describe_in_a_line(self, reason: str) -> str:
+        """Return a reason as one line, without secrets."""
+        return " ".join(self._redactor.text(reason).split())
+
+    def _plain_code(self, code: str) -> str:
+        """Return a provider's code of an error; empty if it is no plain word (I10)."""
+        is_plain = len(code) <= MAX_CODE_CHARS and _CODE.fullmatch(code)
+        return code if is_plain and self._redactor.text(code) == code else ""
+
+
+def _check_fence(request: Request) -> None:
+    """Let a call go on (spec FL6).
+
+    Raises:
+        FencedError: the lease of its child is over.
+    """
+    if request.check is not None:
+        request.check()
+
+
+async def _reserve_slice(payer: Payer, reserved: ReservedCall) -> str | None:
+    """Reserve a call in a fleet's slices, or release it; return its name there."""
+    try:
+        return await payer.reserve(reserved.worst_cost)
+    except BaseException as why:
+        reserved.release()
+        if isinstance(why, UnpaidError) and why.is_refused:
+            raise QuotaError from None
+        if isinstance(why, (UnpaidError, FencedError)):
+            raise FailedCallError(str(why), may_pass=True) from None
+        raise
 
 
 async def _receive(
     asking: AbstractAsyncContextManager[AsyncIterator[bytes]],
+    request: Request,
     answer: AnswerReader,
-    take: TakeEvents,
+    memory: MemoryReservation,
+    on_event: OnEvent | None,
 ) -> int:
     """Read an answer to its end; return its length in bytes.
 
@@ -475,134 +477,79 @@ async def _receive(
 
     Args:
         asking: the request, which yields the answer's bytes.
+        request: its state.
         answer: the reader of the answer.
-        take: called with the events that each piece completes.
+        memory: the reservation for what is received.
+        on_event: called with each event.
+
+    Raises:
+        FencedError: the lease of the call's child is over.
     """
-    received = 0
+    received = steps = 0
     try:
         with trio.CancelScope() as scope:
             async with asking as pieces:
                 async for piece in pieces:
                     received += len(piece)
                     is_large = answer.pending_bytes > LARGE_BYTES
+                    turns: Iterable[list[Object]] = answer.turns(piece)
                     if is_large:
-                        await take(await in_thread(answer.feed, piece), True)
-                    else:
-                        answer.receive(piece)
-                        await take(answer.next_events(), False)
-                        while answer.has_lines:
-                            await take(answer.next_events(), False)
+                        turns = [await in_thread(answer.feed, piece)]
+                    for events in turns:
+                        steps += 1 + len(events)
+                        if (
+                            steps >= TURN_STEPS
+                            or on_event is not None
+                            or answer.has_lines
+                        ):
+                            steps = 0
+                            _check_fence(request)
+                            memory.add(answer.held_bytes - memory.size_bytes)
+                            await _pass_on(events, on_event, is_large=is_large)
                     if answer.has_ended and scope.deadline == math.inf:
                         scope.deadline = trio.current_time() + END_S
     except BrokenOffError:
         if not answer.has_ended:
             raise
+    _check_fence(request)
+    memory.add(answer.held_bytes - memory.size_bytes)
     return received
 
 
-async def _take(
-    check: Callable[[], None],
-    memory: MemoryReservation,
-    answer: AnswerReader,
-    on_event: OnEvent | None,
-    events: list[Object],
-    is_large: bool,
+async def _pass_on(
+    events: list[Object], on_event: OnEvent | None, *, is_large: bool
 ) -> None:
-    """Reserve the received bytes and pass events on; other tasks run after each.
+    """Pass events on; other tasks run after each, or once if there is none to pass.
 
     So a burst of a fast provider does not delay other children, and its first event is
-    sent before the last is parsed.
-
-    Raises:
-        FailedCallError: the lease of the call's child is over.
+    sent before the last is parsed.  Not cancelled meanwhile: all received bytes are
+    charged.
     """
-    check()
-    memory.add(answer.held_bytes - memory.size_bytes)
-    # Not cancelled while other tasks run: all received bytes are charged.
-    if not events:
+    if on_event is None or not events:
         await trio.lowlevel.cancel_shielded_checkpoint()
+        return
     for event in events:
-        if on_event is not None:
-            await on_event(event, is_large)
+        await on_event(event, is_large)
         await trio.lowlevel.cancel_shielded_checkpoint()
 
 
-@dataclass(frozen=True, slots=True)
-class Paid:
-    """A call that a fleet pays for.
-
-    Attributes:
-        payer: the payer of the node.
-        name: the name of the reservation in its slices.
-    """
-
-    payer: Payer
-    name: str
-
-    def settle(self, cost: float) -> None:
-        """Count what the call cost; 0 if it was never sent."""
-        self.payer.settle(self.name, cost)
-
-
-class _Meter:
-    """Ends the reservation of one call, once, and records its cost."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        call: Call,
-        reservation: ReservedCall,
-        answer: AnswerReader,
-        request: Request,
-        paid: Paid | None,
-    ) -> None:
-        self._paid = paid
-        self._gateway = gateway
-        self._call = call
-        self._reservation = reservation
-        self._answer = answer
-        self._request = request
-        self._number = gateway.reserve(reservation)
-        self._began = time.monotonic()
-
-    def settle(self, outcome: str) -> None:
-        """Charge the call's use, or nothing if it was not made (spec L10, L11)."""
-        reservation = self._reservation
-        if reservation.cost is not None:
-            return
-        counts = self._request.is_sent
-        usage, cost = Usage(0, 0), 0.0
-        if counts:
-            usage, least = self._use()
-            cost = reservation.settle(usage, least)
-            # A provider may count more than the worst case: reserve more next time (MD5).
-            factor = usage.prompt / max(1, self._call.most_prompt_tokens)
-            self._call.node.learn(self._call.model.name, factor)
-        else:
-            reservation.release()
-        if self._paid is not None:
-            self._paid.settle(cost)
-        latency_s = time.monotonic() - self._began
-        self._gateway.settle(self._call, self._number, cost, counts=counts)
-        self._gateway.record_call(self._call, usage, cost, outcome, latency_s)
-
-    def _use(self) -> tuple[Usage, float]:
-        """Return the call's use, and its least cost in weighted tokens."""
-        try:
-            reported = self._answer.usage()
-        except AnswerError:
-            reported = None
-        if reported is not None and not self._answer.has_early_usage:
-            return reported, 0.0
-        bound = self._reservation.max_tokens
-        usage = self._answer.estimate(self._call.prompt_tokens, bound)
-        if reported is not None:  # reported before the output was written (spec MD5)
-            usage = replace(
-                reported,
-                prompt=max(reported.prompt, usage.prompt),
-                completion=max(reported.completion, usage.completion),
-            )
-        # Reasoning is not shown, so there may have been as much as allowed; the request
-        # asks for it, or the model always reasons (spec L10, MD5).
-        is_hidden = self._call.has_reasoning or self._call.model.has_reasoning
-        return usage, self._reservation.reserved if is_hidden else 0.0
+def _use(paid: _Paid, answer: AnswerReader) -> tuple[Usage, float]:
+    """Return a call's use, and its least cost in weighted tokens."""
+    call, reserved = paid.call, paid.reserved
+    try:
+        reported = answer.usage()
+    except AnswerError:
+        reported = None
+    if reported is not None and not answer.has_early_usage:
+        return reported, 0.0
+    usage = answer.estimate(call.prompt_tokens, reserved.max_tokens)
+    if reported is not None:  # reported before the output was written (spec MD5)
+        usage = replace(
+            reported,
+            prompt=max(reported.prompt, usage.prompt),
+            completion=max(reported.completion, usage.completion),
+        )
+    # Reasoning is not shown, so there may have been as much as allowed; the request
+    # asks for it, or the model always reasons (spec L10, MD5).
+    is_hidden = call.has_reasoning or call.model.has_reasoning
+    return usage, reserved.reserved if is_hidden else 0.0

@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 
 def random_id(prefix: str) -> str:

@@ -27,7 +27,7 @@ from hostlib.documents import MOST_DEPTH, is_deep, texts_in
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 LONG_TEXT_BYTES = 256
 """Longest text that is decoded with the object that holds it, in a long request."""

@@ -27,7 +27,7 @@ from supervisor.llm.ids import put_id
 from supervisor.llm.quota import Usage
 
 if TYPE_CHECKING:
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 _TEXTS = ("text", "thinking", "partial_json")
 """Members of a delta or a block with text of the model."""
@@ -153,7 +153,7 @@ class MessagesAnswer(AnswerReader):
                 raise AnswerError("a block that is not an object")
             self.count_output(*(block.get(name) for name in _TEXTS))
             if block.get("input"):  # in a stream it comes as text
-                self.add_output(len(msgspec.json.encode(block["input"])))
+                self.count_output(msgspec.json.encode(block["input"]).decode())
         self._take_usage(found)
 
     def usage(self) -> Usage | None:

@@ -37,7 +37,7 @@ from supervisor.llm.translation import (
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 _DROPPED = frozenset({"metadata", "context_management"})
 

@@ -28,7 +28,7 @@ from supervisor.llm.translation import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
     from supervisor.llm.translation import Translation
 
 _STOP_REASONS = {

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.redact import MIN_SECRET_CHARS, Redactor
+from hostlib.threads import LARGE_BYTES
 from hostlib.user_values import parse_duration
 from supervisor.llm.apis import ASKABLE, CHAT, has_reasoning
-from supervisor.llm.gateway import LARGE_BYTES, Call, Gateway, Model, encode_chat
+from supervisor.llm.gateway import Call, Gateway, Model, encode_chat
 from supervisor.llm.presets import BUILT_IN
 from supervisor.llm.prompt_size import PromptSize
 from supervisor.llm.quota import Weights
@@ -126,12 +127,10 @@ class Models:
     def model_name(self, client: Client, *, claim: bool) -> str:
         """Return the model of a client in a view (spec L6)."""
         policy = client.policy
-        restricted = self.section.restricted_model_for(CHAT.name)
-        if policy.top_level:
-            if not claim:
-                return restricted  # a voluntary drop
+        if policy.top_level and claim:
             return policy.model or self.section.default_model
-        return policy.model or restricted
+        own = None if policy.top_level else policy.model  # None for a voluntary drop
+        return own or self.section.restricted_model_for(CHAT.name)
 
     def model(self, name: str) -> Model:
         """Return a model by its name in the configuration or at its provider."""
@@ -160,7 +159,7 @@ class Models:
         messages: Sequence[dict[str, str]],
         *,
         claim: bool,
-        size_bytes: int | None = None,
+        size_bytes: int,
     ) -> Call:
         """Return the call for a client's messages.
 
@@ -168,20 +167,17 @@ class Models:
             client: the client.
             messages: the conversation.
             claim: the effective view (spec A1).
-            size_bytes: size of its texts, if it is known.
+            size_bytes: size of its texts.
         """
         section = self.section
         body: dict[str, object] = {"messages": list(messages)}
         if section.temperature is not None:
             body["temperature"] = section.temperature
-        size = size_bytes
-        if size is None:
-            size = sum(len(message["content"].encode()) for message in messages)
         return self.call_for_body(
             client,
             self.model_name(client, claim=claim),
             body,
-            size=PromptSize(size, len(messages)),
+            size=PromptSize(size_bytes, len(messages)),
             max_tokens=section.max_tokens,
         )
 
@@ -207,8 +203,8 @@ class Models:
         """
         found = self.model(model)
         encode = partial(encode_chat, found, body)
-        is_hidden = has_reasoning(CHAT, body)
         call = self.new_call(client, found, CHAT, size, encode, node)
+        is_hidden = has_reasoning(CHAT, body)
         return replace(call, max_tokens=max_tokens, has_reasoning=is_hidden)
 
     def new_call(
@@ -220,7 +216,7 @@ class Models:
         encode: Callable[[int | None], bytes],
         node: Node | None = None,
     ) -> Call:
-        """Return a call without a bound on its output.
+        """Return the call for a request, without a bound on its output.
 
         Args:
             client: the client.
@@ -230,7 +226,10 @@ class Models:
             encode: see ``Call``.
             node: the node that pays; None for the client's own.
         """
-        self.accounts.begin_window()
+        if node is None:
+            node = self.accounts.node_of(client)
+        else:
+            self.accounts.begin_window()
         return Call(
             model=model,
             api=api,
@@ -240,7 +239,7 @@ class Models:
             most_prompt_tokens=size.most_tokens(client.policy.image_tokens),
             likely_prompt_tokens=size.likely_tokens(client.policy.image_tokens),
             max_tokens=None,
-            node=self.accounts.node_of(client) if node is None else node,
+            node=node,
             ledger=client.ledger,
             child_id=self._child_of(client),
             client_id=client.id,

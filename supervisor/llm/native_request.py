@@ -14,10 +14,10 @@ import msgspec
 from supervisor.llm.apis import CHAT, MESSAGES, RESPONSES, is_hosted
 
 if TYPE_CHECKING:
+    from hostlib.documents import Object
     from supervisor.llm.apis import Api
     from supervisor.llm.gateway import Model
     from supervisor.llm.json_request import JsonRequest
-    from supervisor.llm.pieces import Object
 
 LEAST_BUDGET = 1024
 """The smallest budget for thinking that the Messages API takes."""

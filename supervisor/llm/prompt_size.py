@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from supervisor.llm.quota import tokens_of
+from supervisor.llm.quota import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ class PromptSize:
     @property
     def estimated_tokens(self) -> int:
         """The estimate of spec L10, with four bytes a token."""
-        return tokens_of(self.size_bytes)
+        return -(-self.size_bytes // BYTES_PER_TOKEN)
 
     def likely_tokens(self, image_tokens: int | None = None) -> int:
         """Return the most tokens of most texts, with three bytes a token (spec MD5)."""

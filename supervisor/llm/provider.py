@@ -132,11 +132,12 @@ class Request:
     """A request of one call.
 
     Attributes:
-        check: called before each attempt; raises if the call may not go out any more.
+        check: called before each attempt; raises if the call may not go out any more; None
+            if it always may.
         is_sent: it was sent completely and not refused, so it may cost something.
     """
 
-    check: Callable[[], None]
+    check: Callable[[], None] | None
     is_sent: bool = False
 
 
@@ -296,7 +297,9 @@ class Provider:
 
     async def _check(self, _request: object) -> None:
         """Raise where the current task's call may not go out any more."""
-        self._requests[trio.lowlevel.current_task()].check()
+        check = self._requests[trio.lowlevel.current_task()].check
+        if check is not None:
+            check()
 
     def _note_sent(self) -> None:
         """Record that the current task's request was sent completely."""

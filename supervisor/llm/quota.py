@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hostlib.accounts import Account, Reservation
@@ -138,11 +139,6 @@ class Node:
             yield node
             node = node.parent
 
-    @property
-    def is_used_up(self) -> bool:
-        """Whether ended calls alone have used up the quota."""
-        return self.calls.is_used_up or self.tokens.is_used_up
-
     def factor(self, model: str) -> float:
         """Return the factor for the worst case of a prompt (spec MD5)."""
         return max(1.0, *(node.factors.get(model, 1.0) for node in self.path()))
@@ -195,7 +191,7 @@ class Node:
             QuotaError: the quota of tokens or of calls is used up.
             HeldQuotaError: present calls hold the rest of the quota.
         """
-        if any(node.is_used_up for node in self.path()):
+        if self.calls.is_used_up or self.tokens.is_used_up:  # by ended calls alone
             self.refusals += 1
             raise QuotaError
         likely = prompt_tokens if likely_tokens is None else likely_tokens
@@ -217,33 +213,32 @@ class Node:
         Raises:
             HeldQuotaError: present calls hold the rest of the quota.
         """
-        if any(calls.left < 1 for calls in self.calls.path()):
+        lefts = self.tokens.lefts()
+        left = min(lefts)
+        if left <= 0.0 or min(self.calls.lefts()) < 1:
             raise HeldQuotaError
-        path = tuple(self.tokens.path())
         prompt_tokens, likely_tokens = prompt
         prompt_cost = prompt_tokens * weights.prompt
-        left = min(tokens.left for tokens in path)
-        if left <= 0.0:
-            raise HeldQuotaError
+        reserve = partial(ReservedCall, self, lefts, prompt_tokens, weights)
         room = _output_room(left - prompt_cost, weights)
         if room >= 1:
             granted = room if max_tokens is None else min(max_tokens, room)
             if granted == math.inf:  # no limit in the path, or output costs nothing
-                return ReservedCall(self, prompt_cost, None, prompt_tokens, weights)
+                return reserve(prompt_cost, None)
             tokens = int(granted)
             # Without a maximum reserve all that is left, with fractions of a token.
             cost = left if max_tokens is None else prompt_cost + tokens * weights.output
-            return ReservedCall(self, cost, tokens, prompt_tokens, weights)
+            return reserve(cost, tokens)
         # The worst case does not fit: the call runs alone at the nodes where it does not,
         # which admit no other call until it is settled (spec MD5).
         wanted = prompt_cost + weights.output
-        if any(tokens.left < wanted and tokens.reservations for tokens in path):
-            raise HeldQuotaError
+        for node, left_here in zip(self.path(), lefts, strict=True):
+            if left_here < wanted and node.tokens.reservations:
+                raise HeldQuotaError
         room = _output_room(left - likely_tokens * weights.input, weights)
         granted = min(room if max_tokens is None else max_tokens, room)
         tokens = int(max(1, min(granted, MOST_ALONE)))
-        cost = prompt_cost + tokens * weights.output
-        return ReservedCall(self, cost, tokens, prompt_tokens, weights)
+        return reserve(prompt_cost + tokens * weights.output, tokens)
 
 
 def _output_room(left: float, weights: Weights) -> float:
@@ -263,10 +258,11 @@ class ReservedCall:
     Args:
         node: the node that pays, with its ancestors; a node with less left than the worst
             case reserves its rest.
-        worst_cost: weighted tokens.
-        max_tokens: the bound on the output; None for no bound.
+        lefts: the weighted tokens that are left at each of them.
         prompt_tokens: tokens reserved for the prompt.
         weights: the model's weights.
+        worst_cost: weighted tokens.
+        max_tokens: the bound on the output; None for no bound.
 
     Attributes:
         amounts: each node that pays, with its reserved amount.
@@ -293,18 +289,17 @@ class ReservedCall:
     def __init__(
         self,
         node: Node,
-        worst_cost: float,
-        max_tokens: int | None,
+        lefts: list[float],
         prompt_tokens: int,
         weights: Weights,
+        worst_cost: float,
+        max_tokens: int | None,
     ) -> None:
-        amounts = [(one, min(worst_cost, one.left)) for one in node.tokens.path()]
-        self._tokens = Reservation(amounts)
-        self.amounts = tuple(
-            (one, amount) for one, (_, amount) in zip(node.path(), amounts, strict=True)
-        )
-        self._call = Reservation([(calls, 1) for calls in node.calls.path()])
-        self.reserved = max(amount for _, amount in amounts)
+        amounts = [min(worst_cost, left) for left in lefts]
+        self.amounts = tuple(zip(node.path(), amounts, strict=True))
+        self.reserved = max(amounts)
+        self._tokens = Reservation([(one.tokens, much) for one, much in self.amounts])
+        self._call = Reservation([(one.calls, 1) for one, _ in self.amounts])
         self.worst_cost = worst_cost
         self.max_tokens = max_tokens
         self.prompt_tokens = prompt_tokens

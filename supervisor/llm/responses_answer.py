@@ -25,7 +25,7 @@ from supervisor.llm.answer_reader import (
 from supervisor.llm.ids import put_id
 
 if TYPE_CHECKING:
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
     from supervisor.llm.quota import Usage
 
 _ENDS = frozenset({"response.completed", "response.incomplete"})

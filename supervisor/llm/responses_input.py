@@ -36,7 +36,7 @@ from supervisor.llm.translation import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 CUSTOM_INPUT = "input"
 """The one parameter of a function that replaces a tool of type ``custom``."""

@@ -32,7 +32,7 @@ from supervisor.llm.translation import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 HOSTED = frozenset(
     {

@@ -29,7 +29,7 @@ from supervisor.llm.translation import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
     from supervisor.llm.translation import Translation
 
 _ECHOED: Object = {

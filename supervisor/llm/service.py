@@ -7,7 +7,7 @@ calls have ended and are paid before.  With LLM fds, conversations belong to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from supervisor.llm.endpoint import EndpointState  # noqa: TC001 - msgspec
 from vfs.handover import state_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
     from contextlib import AsyncExitStack, ExitStack
 
     from supervisor.fsproxy.ports import Account, Caller, ChildView, Doors
@@ -97,11 +97,11 @@ class LlmService:
             return {}
         return await self.endpoint.admit(child, client, stack)
 
-    async def chat(
+    def chat(
         self, caller: Caller, parts: tuple[bytes, ...], *, claim: bool
-    ) -> bytes | None:
+    ) -> Coroutine[Any, Any, bytes | None]:
         """Answer one LLM_CHAT; see ``ports.Model``."""
-        return await answer(caller, self.models, self.dialogues, claim, parts)
+        return answer(caller, self.models, self.dialogues, claim, parts)
 
     def doors_of(self, client: Client) -> Doors | None:
         """Return the doors of the endpoint for a child; None if there is none."""

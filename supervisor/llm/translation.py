@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from supervisor.llm.pieces import Object
+    from hostlib.documents import Object
 
 NO_FORM = "Chat Completions has no form for it"
 

@@ -15,10 +15,10 @@ from supervisor.llm.answer_writers import TranslatedWriter
 from supervisor.llm.apis import MESSAGES, RESPONSES
 
 if TYPE_CHECKING:
+    from hostlib.documents import Object
     from hostlib.redact import Redactor
     from supervisor.llm.answer_writers import Maker
     from supervisor.llm.apis import Api
-    from supervisor.llm.pieces import Object
     from supervisor.llm.translation import Translation
 
 TRANSLATED = frozenset({RESPONSES.name, MESSAGES.name})

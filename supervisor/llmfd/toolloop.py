@@ -20,14 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import trio
 
-from hostlib.threads import in_thread
+from hostlib.threads import LARGE_BYTES, in_thread_if
 from protocol import fdxml
-from supervisor.llm.conversations import (
-    LARGE_CHARS,
-    MOST_KEPT_CHARS,
-    file_text,
-    long_user_text,
-)
+from supervisor.llm.conversations import MOST_KEPT_CHARS, file_text, long_user_text
 from supervisor.llmfd import FOR_PROGRAMS, FdError, UnknownCallError, chat_schema
 from supervisor.llmfd.calls.wrapping import INPUT_SOURCE
 from supervisor.llmfd.prompt import enrich
@@ -194,7 +189,7 @@ class ToolLoop:
             )
         offered = process.offered_tools() if has_tools else ()
         sent = partial(_format_all, process.messages, marks=has_tools)
-        messages = await in_thread(sent) if size > LARGE_CHARS else sent()
+        messages = await in_thread_if(size > LARGE_BYTES, sent)
         client: Client = process.caller  # type: ignore[assignment]
         return await self.model.complete(
             client,
@@ -251,9 +246,8 @@ class ToolLoop:
             answer = await process.call(name, **arguments)
         except UnknownCallError as why:
             answer = fdxml.failure("invalid_parameter", "", f"Invalid call: {why}")
-        if len(answer) > LARGE_CHARS:
-            return call_id, await in_thread(answer.decode)
-        return call_id, answer.decode()
+        is_long = len(answer) > LARGE_BYTES
+        return call_id, await in_thread_if(is_long, answer.decode)
 
     async def summary(self, process: Process, fd: LlmFd) -> str | None:
         """Return a summary of a content; None if the model fails."""

@@ -157,9 +157,7 @@ def taken(form: str, make: Callable[[], Any], pieces: list[bytes]) -> list[bytes
             usage = reader.usage() or reader.estimate(1, BOUND)
             assert usage.prompt >= 0
             assert usage.completion >= 0
-            completion = take(
-                f"{form}: it is redacted", gate.redact_completion, found, usage
-            )
+            completion = take(f"{form}: it is redacted", gate.redact_completion, found)
             frames += take(f"{form}: its end is written", writer.finish, completion)
         except (AnswerError, ProviderError) as why:
             text = gate.describe_in_a_line(f"invalid response: {why}")

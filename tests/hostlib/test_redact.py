@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hostlib.redact import BLOT, Redactor, StreamRedactor, Wanted
 from supervisor.llm.answer_reader import AnswerError
 from supervisor.llm.gateway import Gateway
-from supervisor.llm.quota import Usage
 
 KEY = 'sk-ca/na+ry="7f3e91'
 
@@ -252,7 +251,7 @@ def test_an_answer_that_is_nothing_without_the_key_is_none() -> None:
 
     def redacted(content: str) -> bytes:
         found = {"choices": [{"message": {"content": content}}]}
-        return Gateway.redact_completion(gateway, found, Usage(1, 1)).data  # type: ignore[arg-type]
+        return Gateway.redact_completion(gateway, found).data  # type: ignore[arg-type]
 
     assert b"pass" not in redacted(f"it is {key} there")
     with pytest.raises(AnswerError, match="nothing without"):

@@ -13,11 +13,11 @@ import pytest
 import trio
 
 from hostlib.redact import Redactor
+from hostlib.threads import LARGE_BYTES
 from supervisor.llm.answer_reader import AnswerError, AnswerReader
 from supervisor.llm.answer_writers import AnswerWriter, ChatWriter, PassedWriter
 from supervisor.llm.apis import CHAT, MESSAGES, RESPONSES, Api
 from supervisor.llm.deltas import EventRedactor
-from supervisor.llm.gateway import LARGE_BYTES
 from tests.helpers.doors import answered, unchunked
 from tests.helpers.rounds import some_of
 from tests.helpers.stage import eventually

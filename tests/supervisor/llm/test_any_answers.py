@@ -78,7 +78,7 @@ def take(api: Api, data: bytes, cut: Callable[[bytes], list[bytes]]) -> list[byt
         found = reader.finish()
         usage = reader.usage() or reader.estimate(1, None)
         assert isinstance(usage, Usage)
-        whole = Completion(json.dumps(found).encode(), found, usage)
+        whole = Completion(json.dumps(found).encode(), found)
         if found.get("choices") or api is not CHAT:
             frames += writer.finish(whole)
     except (AnswerError, ProviderError):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hostlib.threads import LARGE_BYTES
 from supervisor.llm import endpoint_call, gateway, models, translations
 from supervisor.llm.answer_writers import ChatWriter
 from supervisor.llm.json_request import INLINE_BYTES, INLINE_VALUES
@@ -40,7 +41,7 @@ TEXTS = {
     "short": ["a"],
     "many bytes": ["a" * INLINE_BYTES],
     "many values": ["a"] * INLINE_VALUES,
-    "longer": ["a" * gateway.LARGE_BYTES],
+    "longer": ["a" * LARGE_BYTES],
 }
 
 BODIES: dict[str, Callable[[list[str]], dict[str, object]]] = {
@@ -130,5 +131,5 @@ async def test_a_long_answer_is_gone_through_in_worker_threads(
             body = {"model": "m", "stream": stream, "messages": content}
             status, text = await door.ask(json.dumps(body).encode())
             assert status == 200
-            assert (len(text) > gateway.LARGE_BYTES) is not is_inline
+            assert (len(text) > LARGE_BYTES) is not is_inline
             assert {inline for _, inline in seen} == {is_inline}, seen

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostlib.documents import Object
 from supervisor.llm import messages_writer
 from supervisor.llm.answer_reader import parse_object
 from supervisor.llm.messages_request import count_tokens_estimate, translate_request
 from supervisor.llm.messages_writer import MessagesWriter
-from supervisor.llm.pieces import Object
 from supervisor.llm.prompt_size import IMAGE_TOKENS
 from supervisor.llm.translation import Translation, UntranslatableError
 
