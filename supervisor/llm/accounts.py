@@ -17,8 +17,6 @@ from supervisor.llm.quota import Node, quota_text, status_text
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from supervisor.fsproxy.ports import ChildView
     from supervisor.llm.ledger import Spending
     from vfs.clients import Client
@@ -103,10 +101,10 @@ class Accounts:
             rows.append(_row(node, client.id, None if parent is None else parent.id))
         return rows
 
-    def all(self) -> Iterator[Account]:
-        """Yield the host's own account, for metrics and the status page."""
+    def host_account(self) -> Account:
+        """Return the host's own account, for metrics and the status page."""
         tokens = self.root.tokens
-        yield Account("host", tokens.used, tokens.reserved, tokens.limit)
+        return Account("host", tokens.used, tokens.reserved, tokens.limit)
 
     # Hand-over: spending is kept
 

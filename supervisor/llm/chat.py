@@ -118,6 +118,8 @@ async def answer(
             )
         except FailedCallError as why:
             reply = error(b"OpenAI API call failed: " + echo(why.reason.encode()))
+        except BlockingIOError as why:  # no thread can be started
+            reply = error(b"OpenAI API call failed: " + reason(why))
     return reply
 
 

@@ -452,7 +452,7 @@ class Endpoint:
             with request.memory:
                 await self.gate.wait_open()
                 http.begin()
-                account = self._account(connection, request.token)
+                account = self._account(connection, request.head.token)
                 connection.answering = trio.CancelScope()
                 with connection.answering:
                     asker = Asker(self._models, account.client, account.node)

@@ -14,6 +14,7 @@ Rules of this file.
 from __future__ import annotations
 
 import math
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +26,14 @@ import trio
 from hostlib.documents import MOST_VALUES
 from hostlib.footprint import document_bytes
 from hostlib.threads import LARGE_BYTES, in_thread_if
-from supervisor.llm import native_request, translations
-from supervisor.llm.answer_writers import ChatWriter, PassedWriter
+from supervisor.llm import (
+    messages_request,
+    messages_writer,
+    native_request,
+    responses_request,
+    responses_writer,
+)
+from supervisor.llm.answer_writers import ChatWriter, PassedWriter, TranslatedWriter
 from supervisor.llm.apis import (
     CHAT,
     EMBEDDINGS,
@@ -50,7 +57,6 @@ from supervisor.llm.gateway import (
     NoMemoryError,
 )
 from supervisor.llm.json_request import BadJsonError, is_short, read_request
-from supervisor.llm.messages_request import count_tokens_estimate
 from supervisor.llm.prompt_size import size_of_body, size_of_request
 from supervisor.llm.quota import HeldQuotaError, QuotaError
 from supervisor.llm.translation import UntranslatableError
@@ -59,12 +65,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hostlib.documents import Object
-    from supervisor.llm.answer_writers import AnswerWriter
+    from hostlib.redact import Redactor
+    from supervisor.llm.answer_writers import AnswerWriter, Maker
     from supervisor.llm.endpoint_http import HttpConnection, HttpRequest
     from supervisor.llm.gateway import Call, Model
     from supervisor.llm.json_request import JsonRequest
     from supervisor.llm.models import Models
     from supervisor.llm.quota import Node
+    from supervisor.llm.translation import Translation
     from vfs.filesystem import Client
     from vfs.payload import Reservation
 
@@ -138,13 +146,13 @@ async def answer(asker: Asker, http: HttpConnection, request: HttpRequest) -> No
     Raises:
         RefusedRequestError: the request is refused; nothing has been sent.
     """
-    path = request.path.rstrip("/")
+    path = request.head.path.rstrip("/")
     api = DOORS.get(path)
-    if api is RESPONSES and request.is_upgrade:
+    if api is RESPONSES and request.head.is_upgrade:
         why = _invalid("no WebSocket here; ask with POST", 426)
         why.headers = {**why.headers, "connection": "close"}
         raise why
-    match request.method, path:
+    match request.head.method, path:
         case "POST", _ if api is not None:
             await _Asking(asker, http, request, api).answer()
         case "POST", _ if path == COUNT_TOKENS:
@@ -152,12 +160,12 @@ async def answer(asker: Asker, http: HttpConnection, request: HttpRequest) -> No
         case "GET" | "HEAD", _ if path == MODELS or path.startswith(f"{MODELS}/"):
             await http.answer(200, _models(asker, path.removeprefix(MODELS)[1:]))
         case _ if api is not None or path in (MODELS, COUNT_TOKENS):
-            why = _invalid(f"{request.method} does nothing here", 405)
+            why = _invalid(f"{request.head.method} does nothing here", 405)
             allow = "GET, HEAD" if path == MODELS else "POST"
             why.headers = {**why.headers, "allow": allow}
             raise why
         case _:
-            raise _invalid(_no_door(request.path), 404)
+            raise _invalid(_no_door(request.head.path), 404)
 
 
 def _no_door(path: str) -> str:
@@ -202,7 +210,7 @@ async def _count_tokens(http: HttpConnection, request: HttpRequest) -> None:
 
 def _count(body: bytearray) -> int:
     """Return an estimate of the input tokens of a request."""
-    return count_tokens_estimate(_read(body).whole_value())
+    return messages_request.count_tokens_estimate(_read(body).whole_value())
 
 
 async def _reserve_forms(request: HttpRequest) -> int:
@@ -374,7 +382,7 @@ class _Asking:
         is_stream = bool(asked.get("stream")) and api.streams
         if api in model.apis or (api is EMBEDDINGS and CHAT in model.apis):
             made = self._pass_unchanged(found, model)
-        elif CHAT in model.apis and api.name in translations.TRANSLATED:
+        elif CHAT in model.apis and api in (RESPONSES, MESSAGES):
             made = self._translate(found, model, named or name)
         else:
             text = f"model: {name!r} is not asked by {api.path[1:]} here"
@@ -392,13 +400,14 @@ class _Asking:
         except BadRequestError as why:
             raise _invalid(str(why)) from None
         size = size_of_request(api, found)
-        change = native_request.Changes(
+        encode = partial(
+            native_request.encode_native,
             api,
             model,
+            found,
             temperature=section.temperature if api is CHAT else None,
             drops_hosted_tools=section.hosted_tools == "drop",
         )
-        encode = partial(change.encode, found)
         call = replace(
             models.new_call(client, model, api, size, encode, node),
             max_tokens=1 if not api.bounds else self._bound(asked),
@@ -414,14 +423,14 @@ class _Asking:
         return _Prepared(call, PassedWriter(models.redactor, name, api))
 
     def _headers(self) -> dict[str, str]:
-        told = self._request.headers
+        told = self._request.head.headers
         return {name: told[name] for name in told if name in self._api.headers}
 
     def _translate(self, found: JsonRequest, model: Model, name: str) -> _Prepared:
         models, api = self._models, self._api
         section = models.section
         try:
-            made, writer = translations.translate(
+            made, writer = translate(
                 api,
                 found.whole_value(),
                 name,
@@ -449,6 +458,43 @@ class _Asking:
     def _bound(self, asked: Object) -> int | None:
         """Return the smallest bound on the output; None without one."""
         return self._api.least_bound(asked, self._models.section.max_tokens)
+
+
+def translate(
+    api: Api,
+    asked: Object,
+    name: str,
+    redactor: Redactor,
+    *,
+    has_reasoning: bool,
+    drops_hosted_tools: bool,
+) -> tuple[Translation, TranslatedWriter]:
+    """Return a request in the form of Chat Completions, and the writer of its answer.
+
+    Args:
+        api: the API of the request.
+        asked: the request.
+        name: the name of the model in the answer.
+        redactor: knows every secret.
+        has_reasoning: the model takes an effort of reasoning.
+        drops_hosted_tools: leave out tools that a provider runs itself.
+
+    Raises:
+        UntranslatableError: the request cannot be translated.
+    """
+    maker: Maker
+    if api is MESSAGES:
+        found = messages_request.translate_request(asked, has_reasoning=has_reasoning)
+        maker = messages_writer.MessagesWriter(asked, found, name)
+    else:
+        found = responses_request.translate_request(
+            asked, drops_hosted_tools=drops_hosted_tools
+        )
+        if not has_reasoning and found.body.pop("reasoning_effort", None) is not None:
+            found.dropped = (*found.dropped, "reasoning.effort")
+        now = int(time.time())
+        maker = responses_writer.ResponsesWriter(asked, found, name, now)
+    return found, TranslatedWriter(redactor, api, maker)
 
 
 def _waiting(

@@ -42,21 +42,64 @@ FORMS = 4
 the measured and the sent request."""
 
 
+_API_HEADERS = frozenset(
+    name.encode() for api in ASKABLE.values() for name in api.headers
+)
+
+
+class RequestHead:
+    """The parts of a request's head that are used.
+
+    Attributes:
+        method: the method.
+        path: the path, without a query.
+        token: the child's token; empty if there is none, or more than one.
+        headers: the headers of an API.
+        is_upgrade: the client asks for a WebSocket (RFC 6455 4.1).
+        form: the form of errors, of the API of the request.
+    """
+
+    def __init__(self, head: h11.Request) -> None:
+        self.method = head.method.decode("latin-1")
+        self.path = head.target.decode("latin-1").partition("?")[0]
+        self.headers: dict[str, str] = {}
+        self.is_upgrade = False
+        tokens: list[tuple[bytes, str]] = []
+        for name, value in head.headers:
+            text = value.decode("latin-1").strip()
+            if name == b"authorization":
+                scheme, _, rest = text.partition(" ")
+                is_bearer = scheme.lower() == "bearer"
+                tokens.append((name, rest.strip() if is_bearer else ""))
+            elif name == b"x-api-key":
+                tokens.append((name, text))
+            elif name == b"upgrade":
+                offered = [one.strip() for one in text.lower().split(",")]
+                self.is_upgrade |= self.method == "GET" and "websocket" in offered
+            elif name in _API_HEADERS:
+                known = self.headers.get(name.decode())
+                self.headers[name.decode()] = f"{known}, {text}" if known else text
+        # Repeated headers, two tokens or another scheme count as no token (attack 34).
+        is_one = (
+            len(dict(tokens)) == len(tokens) and len(set(dict(tokens).values())) == 1
+        )
+        self.token = tokens[0][1] if is_one else ""
+        is_messages = self.path.startswith("/v1/messages") or (
+            self.path.startswith("/v1/models") and "anthropic-version" in self.headers
+        )
+        self.form = "messages" if is_messages else "openai"
+
+
 class HttpRequest(NamedTuple):
     """A complete request.
 
     Attributes:
-        path: the path, without a query.
-        headers: the headers of an API.
-        is_upgrade: the client asks for a WebSocket (RFC 6455 4.1).
+        head: its head.
+        body: its body.
         memory: the reservation for it, until it is answered.
     """
 
-    method: str
-    path: str
-    token: str
-    headers: dict[str, str]
-    is_upgrade: bool
+    head: RequestHead
     body: bytearray
     memory: Reservation
 
@@ -100,13 +143,13 @@ class HttpConnection(http1.Connection):
             return None if head is None else await self._whole(head, admit)
         except http1.FramingError as why:
             if why.head is not None:
-                self.form = _Head(why.head).form
+                self.form = RequestHead(why.head).form
             raise _malformed(str(why), why.status) from None
 
     async def _whole(
         self, head: h11.Request, admit: Callable[[str], Awaitable[Reservation]]
     ) -> HttpRequest:
-        told = _Head(head)
+        told = RequestHead(head)
         self.form = told.form
         self.failing = None
         declared = int(dict(head.headers).get(b"content-length", b"0"))
@@ -126,15 +169,7 @@ class HttpConnection(http1.Connection):
         except BaseException:
             memory.close()
             raise
-        return HttpRequest(
-            method=told.method,
-            path=told.path,
-            token=told.token,
-            headers=told.headers,
-            is_upgrade=told.is_upgrade,
-            body=body,
-            memory=memory,
-        )
+        return HttpRequest(told, body, memory)
 
     async def answer(
         self, status: int, body: bytes, more: Mapping[str, str] | None = None
@@ -206,45 +241,6 @@ def reserve_answer(memory: Reservation, size_bytes: int) -> None:
         memory.add(size_bytes)
     except OSError:
         raise TooManyBytesError from None
-
-
-class _Head:
-    """The parts of a request's head that are used."""
-
-    def __init__(self, head: h11.Request) -> None:
-        self.method = head.method.decode("latin-1")
-        self.path = head.target.decode("latin-1").partition("?")[0]
-        self.headers: dict[str, str] = {}
-        self.is_upgrade = False
-        tokens: list[tuple[bytes, str]] = []
-        for name, value in head.headers:
-            text = value.decode("latin-1").strip()
-            if name == b"authorization":
-                scheme, _, rest = text.partition(" ")
-                is_bearer = scheme.lower() == "bearer"
-                tokens.append((name, rest.strip() if is_bearer else ""))
-            elif name == b"x-api-key":
-                tokens.append((name, text))
-            elif name == b"upgrade":
-                offered = [one.strip() for one in text.lower().split(",")]
-                self.is_upgrade |= self.method == "GET" and "websocket" in offered
-            elif name in _API_HEADERS:
-                known = self.headers.get(name.decode())
-                self.headers[name.decode()] = f"{known}, {text}" if known else text
-        # Repeated headers, two tokens or another scheme count as no token (attack 34).
-        is_one = (
-            len(dict(tokens)) == len(tokens) and len(set(dict(tokens).values())) == 1
-        )
-        self.token = tokens[0][1] if is_one else ""
-        is_messages = self.path.startswith("/v1/messages") or (
-            self.path.startswith("/v1/models") and "anthropic-version" in self.headers
-        )
-        self.form = "messages" if is_messages else "openai"
-
-
-_API_HEADERS = frozenset(
-    name.encode() for api in ASKABLE.values() for name in api.headers
-)
 
 
 def _check_size(size_bytes: int) -> None:

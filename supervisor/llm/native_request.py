@@ -6,7 +6,6 @@ is sent byte for byte.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +13,6 @@ import msgspec
 from supervisor.llm.apis import CHAT, MESSAGES, RESPONSES, is_hosted
 
 if TYPE_CHECKING:
-    from hostlib.documents import Object
     from supervisor.llm.apis import Api
     from supervisor.llm.gateway import Model
     from supervisor.llm.json_request import JsonRequest
@@ -23,63 +21,49 @@ LEAST_BUDGET = 1024
 """The smallest budget for thinking that the Messages API takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """The changes to requests for one model.
+def encode_native(
+    api: Api,
+    model: Model,
+    request: JsonRequest,
+    bound: int | None,
+    *,
+    temperature: float | None = None,
+    drops_hosted_tools: bool = False,
+) -> bytes:
+    """Return the bytes to send for a request.
 
-    Attributes:
+    Args:
         api: the API.
         model: the model.
+        request: the received request.
+        bound: most tokens of output; None leaves the request's own bound.
         temperature: the temperature for requests without one; None sets none.
         drops_hosted_tools: leave out tools that the provider runs itself.
     """
-
-    api: Api
-    model: Model
-    temperature: float | None = None
-    drops_hosted_tools: bool = False
-
-    def encode(self, request: JsonRequest, bound: int | None) -> bytes:
-        """Return the bytes to send for a request.
-
-        Args:
-            request: the received request.
-            bound: most tokens of output; None leaves the request's own bound.
-        """
-        asked = request.value
-        changes: dict[str, object] = {"model": self.model.id}
-        without: set[str] = set()
-        if self.api.bounds:
-            self._bound(asked, bound, changes, without)
-        if self.api is CHAT:
-            changes["stream"] = True
-            changes["stream_options"] = {"include_usage": True}
-        if self.temperature is not None and asked.get("temperature") is None:
-            changes["temperature"] = self.temperature
-        if self.drops_hosted_tools:
-            _drop_hosted_tools(self.api, request, changes)
-        texts = {
-            name: msgspec.json.encode(value)
-            for name, value in changes.items()
-            if name not in asked or asked[name] != value
-        }
-        return request.with_changes(texts, without)
-
-    def _bound(
-        self,
-        asked: Object,
-        bound: int | None,
-        changes: dict[str, object],
-        without: set[str],
-    ) -> None:
-        """Set the bound, under the provider's name for it."""
-        least = self.api.least_bound(asked, bound)
-        name = self.model.bound_name if self.api is CHAT else self.api.bounds[0]
-        without |= {one for one in self.api.bounds if one != name and one in asked}
+    asked = request.value
+    changes: dict[str, object] = {"model": model.id}
+    without: set[str] = set()
+    if api.bounds:  # under the provider's name for it
+        name = model.bound_name if api is CHAT else api.bounds[0]
+        without = {one for one in api.bounds if one != name and one in asked}
+        least = api.least_bound(asked, bound)
         if least is not None:
             changes[name] = least
-            if self.api is MESSAGES:
+            if api is MESSAGES:
                 _lower_budget(asked.get("thinking"), least, changes)
+    if api is CHAT:
+        changes["stream"] = True
+        changes["stream_options"] = {"include_usage": True}
+    if temperature is not None and asked.get("temperature") is None:
+        changes["temperature"] = temperature
+    if drops_hosted_tools:
+        _drop_hosted_tools(api, request, changes)
+    texts = {
+        name: msgspec.json.encode(value)
+        for name, value in changes.items()
+        if name not in asked or asked[name] != value
+    }
+    return request.with_changes(texts, without)
 
 
 def _drop_hosted_tools(

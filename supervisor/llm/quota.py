@@ -298,8 +298,9 @@ class ReservedCall:
         amounts = [min(worst_cost, left) for left in lefts]
         self.amounts = tuple(zip(node.path(), amounts, strict=True))
         self.reserved = max(amounts)
-        self._tokens = Reservation([(one.tokens, much) for one, much in self.amounts])
-        self._call = Reservation([(one.calls, 1) for one, _ in self.amounts])
+        tokens = [(one.tokens, amount) for one, amount in self.amounts]
+        calls = [(one.calls, 1) for one, _ in self.amounts]
+        self._tokens, self._call = Reservation(tokens), Reservation(calls)
         self.worst_cost = worst_cost
         self.max_tokens = max_tokens
         self.prompt_tokens = prompt_tokens

@@ -127,9 +127,9 @@ class LlmService:
         """Return every account as JSON objects, the host's own first."""
         return self.models.accounts.rows()
 
-    def accounts(self) -> Iterator[Account]:
-        """Yield the accounts for metrics and the status page."""
-        return self.models.accounts.all()
+    def accounts(self) -> tuple[Account, ...]:
+        """Return the accounts for metrics and the status page."""
+        return (self.models.accounts.host_account(),)
 
     def client_gone(self, client: Client) -> None:
         """Close a client's account; its spending stays with its ancestors."""

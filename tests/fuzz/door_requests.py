@@ -263,7 +263,7 @@ def _check_native(api: Any, request: Any, hosted: str, byte: int) -> None:
     """Send a request on: nothing of it changes but what may."""
     from supervisor.llm import apis  # noqa: PLC0415
     from supervisor.llm.json_request import read_request  # noqa: PLC0415
-    from supervisor.llm.native_request import Changes  # noqa: PLC0415
+    from supervisor.llm.native_request import encode_native  # noqa: PLC0415
     from supervisor.llm.prompt_size import size_of_request  # noqa: PLC0415
 
     bound = (None, 1, 1024, BOUND)[byte % 4]
@@ -273,8 +273,16 @@ def _check_native(api: Any, request: Any, hosted: str, byte: int) -> None:
     assert 0 <= size.other_parts <= len(request.data)
     assert size.estimated_tokens <= size.likely_tokens() <= size.most_tokens()
     apis.has_reasoning(api, request.value)
-    changes = Changes(api, _model(), temperature, drops_hosted_tools=hosted == "drop")
-    sent = read_request(changes.encode(request, bound), MOST_VALUES).value
+    drops = hosted == "drop"
+    data = encode_native(
+        api,
+        _model(),
+        request,
+        bound,
+        temperature=temperature,
+        drops_hosted_tools=drops,
+    )
+    sent = read_request(data, MOST_VALUES).value
     asked = request.value
     may_change = {"model", "stream", "stream_options", "thinking", *api.bounds}
     may_change |= {"tools", "input"} if hosted == "drop" else set()
@@ -297,10 +305,10 @@ def _check_native(api: Any, request: Any, hosted: str, byte: int) -> None:
 def _check_translated(api: Any, request: Any, hosted: str) -> None:
     """Translate a request: no text of it is lost, and it stays in proportion."""
     from supervisor.llm.apis import MESSAGES  # noqa: PLC0415
+    from supervisor.llm.endpoint_call import translate  # noqa: PLC0415
     from supervisor.llm.messages_request import count_tokens_estimate  # noqa: PLC0415
     from supervisor.llm.prompt_size import size_of_body  # noqa: PLC0415
     from supervisor.llm.translation import UntranslatableError  # noqa: PLC0415
-    from supervisor.llm.translations import translate  # noqa: PLC0415
 
     asked = request.whole_value()
     before = json.dumps(asked)

@@ -21,6 +21,8 @@ from protocol.chat import ChatBody
 from supervisor.fsproxy.replies import denied, no_memory_error, reason
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from supervisor.fsproxy.session import Session
 
 LEAVE_S = 0.002
@@ -58,27 +60,36 @@ def _chat_now(
     session: Session, is_top_level: bool, chat: ChatBody, data: bytes | memoryview
 ) -> bytes | None:
     # A view of the payload in a job would keep its memory.
-    parts = chat.split(data) if len(data) <= INLINE_BYTES else None
-    session.start(partial(_chat, session, is_top_level, chat, parts))
+    if len(data) <= INLINE_BYTES:
+        session.start(partial(_chat, session, is_top_level, chat.split(data)))
+    else:
+        session.start(partial(_chat_long, session, is_top_level, chat))
     return None
 
 
-async def _chat(
-    session: Session,
-    is_top_level: bool,
-    chat: ChatBody,
-    parts: tuple[bytes, ...] | None,
+async def _chat_long(
+    session: Session, is_top_level: bool, chat: ChatBody
 ) -> bytes | None:
     try:
-        if parts is None:
-            parts = await in_thread(session.inbound.call_with_payload, chat.split)
-        session.inbound.release_payload()
-        service = session.services.llm
-        if service is None:
-            return error(b"LLM not available")  # the host is ending
-        return await service.chat(session, parts, claim=is_top_level)
+        parts = await in_thread(session.inbound.call_with_payload, chat.split)
     except BlockingIOError as why:  # no thread can be started
         return error(b"OpenAI API call failed: " + reason(why))
+    return await _chat(session, is_top_level, parts)
+
+
+def _chat(
+    session: Session, is_top_level: bool, parts: tuple[bytes, ...]
+) -> Awaitable[bytes | None]:
+    """Return the service's work on a request, whose payload is not needed any more."""
+    session.inbound.release_payload()
+    service = session.services.llm
+    if service is None:
+        return _refuse_chat()
+    return service.chat(session, parts, claim=is_top_level)
+
+
+async def _refuse_chat() -> bytes:
+    return error(b"LLM not available")  # the host is ending
 
 
 def do_quota(session: Session, request: m.Quota) -> bytes | None:

@@ -13,10 +13,15 @@ from typing import Any
 import pytest
 
 from hostlib.threads import LARGE_BYTES
-from supervisor.llm import endpoint_call, gateway, models, translations
+from supervisor.llm import (
+    endpoint_call,
+    gateway,
+    messages_request,
+    models,
+    native_request,
+)
 from supervisor.llm.answer_writers import ChatWriter
 from supervisor.llm.json_request import INLINE_BYTES, INLINE_VALUES
-from supervisor.llm.native_request import Changes
 from tests.helpers.doors import Door, answered, open_door, open_door_stage
 
 NATIVE = {"api": ["chat", "responses", "messages"]}
@@ -27,14 +32,17 @@ STEPS: list[tuple[Any, str]] = [
     (endpoint_call, "document_bytes"),
     (endpoint_call, "read_request"),
     (endpoint_call, "check_request"),
-    (endpoint_call, "count_tokens_estimate"),
+    (messages_request, "count_tokens_estimate"),
     (endpoint_call, "size_of_request"),
     (endpoint_call, "size_of_body"),
-    (translations, "translate"),
+    (endpoint_call, "translate"),
 ]
 """Functions that go through a body."""
 
-ENCODERS: list[tuple[Any, str]] = [(models, "encode_chat"), (Changes, "encode")]
+ENCODERS: list[tuple[Any, str]] = [
+    (models, "encode_chat"),
+    (native_request, "encode_native"),
+]
 """Those that make the provider's request of it; a text of 256 KiB takes them a moment."""
 
 TEXTS = {
