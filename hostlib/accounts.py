@@ -77,11 +77,8 @@ class Account(Generic[Amount]):
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the used amount alone has reached a limit, here or above."""
-        return any(
-            account.limit is not None and account.used >= account.limit
-            for account in self.path()
-        )
+        """Whether the used amount alone has reached the limit."""
+        return self.limit is not None and self.used >= self.limit
 
     def charge(self, amount: Amount) -> bool:
         """Charge an amount here and above, or nowhere; return whether it was charged.

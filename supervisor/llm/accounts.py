@@ -13,7 +13,7 @@ import msgspec
 
 from supervisor.fsproxy.ports import Account
 from supervisor.llm.ledger import LedgerError
-from supervisor.llm.quota import Node, quota_text, status_text
+from supervisor.llm.quota import Node
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
@@ -80,18 +80,6 @@ class Accounts:
         if self.spending.reset():
             for _, node in self._nodes.values():
                 node.forget_spending()
-
-    def lower(self, client: Client, quota: float) -> None:
-        """Limit a client to a number of weighted tokens; a limit only shrinks (A5)."""
-        self.node_of(client).tokens.lower(quota)
-
-    def status_text(self, client: Client) -> str:
-        """Return the text about a client's quota in LLM_CHAT's reply (spec L7)."""
-        return status_text(self.node_of(client))
-
-    def quota_text(self, client: Client) -> str:
-        """Return the answer to a client's LLM_QUOTA (spec L9)."""
-        return quota_text(self.node_of(client))
 
     def rows(self) -> list[dict[str, object]]:
         """Return every account as JSON objects, the host's own first."""

@@ -105,7 +105,7 @@ async def answer(
                         await _call(models, turn)
                     )
                 await _write(memory, opened, completion)
-                status = models.accounts.status_text(client).encode()
+                status = models.accounts.node_of(client).status_text().encode()
                 data = completion.data
                 reply = b"OK %d %b\n%b" % (len(data), status, data)
         except RefusedError as why:

@@ -405,17 +405,14 @@ class Endpoint:
     ) -> None:
         try:
             with scope:
-                await self._accept(listener)
+                while True:
+                    stream = await accept(listener)
+                    if len(self._strangers) >= STRANGERS:
+                        self._make_room()
+                    self.own(stream, by=listener)
         finally:
             self.listeners.discard(listener)
             listener.socket.close()
-
-    async def _accept(self, listener: trio.SocketListener) -> None:
-        while True:
-            stream = await accept(listener)
-            if len(self._strangers) >= STRANGERS:
-                self._make_room()
-            self.own(stream, by=listener)
 
     def _make_room(self) -> None:
         """End the oldest connection without a token, of the listener with most."""

@@ -32,7 +32,7 @@ from supervisor.llm.answer_reader import AnswerError, BrokenOffError, ProviderEr
 from supervisor.llm.apis import CHAT, EMBEDDINGS
 from supervisor.llm.deltas import drop_logprobs
 from supervisor.llm.provider import MAX_RETRIES, CallError, Request
-from supervisor.llm.quota import QuotaError, Usage, Weights
+from supervisor.llm.quota import QuotaError, Usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from supervisor.llm.ledger import Spending
     from supervisor.llm.provider import Provider
     from supervisor.llm.quota import Node, ReservedCall
+    from supervisor.llm.section import Weights
     from vfs.ledger import Ledger
     from vfs.payload import PayloadBudget
     from vfs.payload import Reservation as MemoryReservation

@@ -20,7 +20,6 @@ from supervisor.llm.apis import ASKABLE, CHAT, has_reasoning
 from supervisor.llm.gateway import Call, Gateway, Model, encode_chat
 from supervisor.llm.presets import BUILT_IN
 from supervisor.llm.prompt_size import PromptSize
-from supervisor.llm.quota import Weights
 from supervisor.llm.section import ModelSection
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.llm.apis import Api
     from supervisor.llm.provider import Provider
     from supervisor.llm.quota import Node
-    from supervisor.llm.section import LlmSection, WeightsSection
+    from supervisor.llm.section import LlmSection
     from supervisor.parts import Parts
     from vfs.clients import Client
 
@@ -147,7 +146,7 @@ class Models:
             name,
             known.model or name,
             provider,
-            _weights(known.weights or weights),
+            known.weights or weights,
             bound_name or provider.bound_name,
             tuple(ASKABLE[name] for name in names) or provider.apis,
             known.reasoning or (own is None and section.reasoning),
@@ -293,10 +292,6 @@ class Models:
         for one in self._providers.values():
             yield from one.descriptors()
         yield from self.accounts.spending.descriptors()
-
-
-def _weights(section: WeightsSection) -> Weights:
-    return Weights(section.input, section.cached, section.output, section.cache_write)
 
 
 def _resolve_alias(alias: Mapping[str, str], asked: str) -> str | None:

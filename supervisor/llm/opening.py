@@ -12,6 +12,8 @@ import errno
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+import trio
+
 from hostlib import keys
 from hostlib.threads import in_thread
 from supervisor.llm import provider
@@ -45,7 +47,7 @@ def _open_providers(
     own = keys.take_from_environment()  # removed there even if a file is used
     key = key_of(section.api_key_file) or own
     base_url = section.base_url or provider.DEFAULT_BASE_URL
-    turns = provider.Turns()
+    turns = trio.Lock()
     found: dict[str | None, Provider] = {None: provider.Provider(base_url, key, turns)}
     for name, model in section.models.items():
         if model.base_url is not None:

@@ -147,7 +147,8 @@ class Provider:
     Args:
         base_url: its address.
         key: its key; None for none.
-        turns: shared by all providers of a host (rule 4).
+        turns: held by a task while it prepares a request; shared by all providers of a
+            host (rule 4).
 
     Attributes:
         base_url: its address, without credentials.
@@ -159,7 +160,7 @@ class Provider:
         secrets: texts that must be redacted.
     """
 
-    def __init__(self, base_url: str, key: str | None, turns: Turns) -> None:
+    def __init__(self, base_url: str, key: str | None, turns: trio.Lock) -> None:
         import httpx2  # noqa: PLC0415 - rule 2
         import openai  # noqa: PLC0415
 
@@ -178,7 +179,7 @@ class Provider:
         self._http = httpx2.AsyncClient(
             timeout=None,
             transport=wire.Transport(
-                base_url, turns.end, self._note_sent, self._sockets
+                base_url, self._end_turn, self._note_sent, self._sockets
             ),
             follow_redirects=False,  # the key goes to the configured address only
             event_hooks={"request": [self._check], "response": [self._note_answer]},
@@ -251,7 +252,7 @@ class Provider:
 
         from supervisor.llm import wire  # noqa: PLC0415
 
-        await self._turns.begin()
+        await self._turns.acquire()
         task = trio.lowlevel.current_task()
         self._requests[task] = request
         try:
@@ -277,7 +278,7 @@ class Provider:
         except (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL) as why:
             raise CallError(f"{type(why).__name__}: {why}") from None
         finally:
-            self._turns.end()
+            self._end_turn()
             del self._requests[task]
         response = cast("httpx2.Response", found)  # as ``cast_to`` asks
         plain = response.headers.get("content-encoding", "identity") == "identity"
@@ -294,6 +295,11 @@ class Provider:
 
     def _headers_of(self, api: Api) -> dict[str, str | openai.Omit]:
         return self._message_headers if api is MESSAGES else self._headers
+
+    def _end_turn(self) -> None:
+        """End this task's turn to prepare a request, unless it has ended already."""
+        if self._turns.statistics().owner is trio.lowlevel.current_task():
+            self._turns.release()
 
     async def _check(self, _request: object) -> None:
         """Raise where the current task's call may not go out any more."""
@@ -324,25 +330,6 @@ class Provider:
     async def aclose(self) -> None:
         """Close every connection."""
         await self._client.close()
-
-
-class Turns:
-    """Turns for preparing a request (rule 4)."""
-
-    def __init__(self) -> None:
-        self._lock = trio.Lock()
-        self._whose: trio.lowlevel.Task | None = None
-
-    async def begin(self) -> None:
-        """Wait for a turn."""
-        await self._lock.acquire()
-        self._whose = trio.lowlevel.current_task()
-
-    def end(self) -> None:
-        """End this task's turn, unless it has ended already."""
-        if self._whose is trio.lowlevel.current_task():
-            self._whose = None
-            self._lock.release()
 
 
 def _ambient_headers() -> list[str]:

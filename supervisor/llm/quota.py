@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hostlib.accounts import Account, Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from supervisor.llm.section import Weights
 
 MOST_FACTORS = 64
 """Most models with a factor in one account; the oldest is forgotten."""
@@ -37,33 +39,6 @@ class QuotaError(Exception):
 
 class HeldQuotaError(QuotaError):
     """Present calls hold the rest of the quota until they end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The costs of tokens by kind (spec L8).
-
-    Attributes:
-        input: cost of a token of the prompt.
-        cached: cost of a token that the provider had cached.
-        output: cost of a token of the completion, reasoning included.
-        cache_write: cost of a token that the provider caches now; None: as ``input``.
-    """
-
-    input: float = 1.0
-    cached: float = 0.25
-    output: float = 4.0
-    cache_write: float | None = None
-
-    @property
-    def written(self) -> float:
-        """The cost of a token that the provider caches now."""
-        return self.input if self.cache_write is None else self.cache_write
-
-    @property
-    def prompt(self) -> float:
-        """The highest cost of a token of a prompt."""
-        return max(self.input, self.written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +141,22 @@ class Node:
                 return node
         return self
 
+    def status_text(self) -> str:
+        """Return the text about the quota in LLM_CHAT's reply (spec L7)."""
+        tokens = self.reported_node().tokens
+        if tokens.limit is None:
+            return f"{tokens.used:.1f} weighted tokens (no limit)"
+        return f"{tokens.used:.1f}/{int(tokens.limit)} weighted tokens"
+
+    def quota_text(self) -> str:
+        """Return the answer to LLM_QUOTA (spec L9)."""
+        tokens = self.reported_node().tokens
+        if tokens.limit is None:
+            return self.status_text()
+        used = 100.0 * tokens.used / tokens.limit if tokens.limit else 100.0
+        left = max(0.0, tokens.limit - tokens.used)
+        return f"{self.status_text()} ({used:.1f}% used, {left:.1f} remaining)"
+
     def forget_spending(self) -> None:
         """Begin a new window; reservations of present calls stay."""
         self.tokens.used = 0.0
@@ -191,9 +182,11 @@ class Node:
             QuotaError: the quota of tokens or of calls is used up.
             HeldQuotaError: present calls hold the rest of the quota.
         """
-        if self.calls.is_used_up or self.tokens.is_used_up:  # by ended calls alone
-            self.refusals += 1
-            raise QuotaError
+        accounts: tuple[Account[Any], ...] = *self.calls.path(), *self.tokens.path()
+        for account in accounts:
+            if account.is_used_up:  # by ended calls alone
+                self.refusals += 1
+                raise QuotaError
         likely = prompt_tokens if likely_tokens is None else likely_tokens
         prompt = (prompt_tokens, min(likely, prompt_tokens))
         reserved = self._reserve_left(prompt, max_tokens, weights)
@@ -326,21 +319,3 @@ class ReservedCall:
             self._tokens.settle(cost)
             self._call.settle(int(counts))
         return self.cost
-
-
-def status_text(node: Node) -> str:
-    """Return the text about the quota in LLM_CHAT's reply (spec L7)."""
-    tokens = node.reported_node().tokens
-    if tokens.limit is None:
-        return f"{tokens.used:.1f} weighted tokens (no limit)"
-    return f"{tokens.used:.1f}/{int(tokens.limit)} weighted tokens"
-
-
-def quota_text(node: Node) -> str:
-    """Return the answer to LLM_QUOTA (spec L9)."""
-    tokens = node.reported_node().tokens
-    if tokens.limit is None:
-        return status_text(node)
-    used = 100.0 * tokens.used / tokens.limit if tokens.limit else 100.0
-    left = max(0.0, tokens.limit - tokens.used)
-    return f"{status_text(node)} ({used:.1f}% used, {left:.1f} remaining)"

@@ -43,13 +43,30 @@ MAX_TIMEOUT_S = 3600.0
 """Longest timeout: more than an hour is a mistake of units."""
 
 
-class WeightsSection(msgspec.Struct, forbid_unknown_fields=True):
-    """Weighted tokens for a token of each kind (spec L8)."""
+class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The costs of tokens by kind, in weighted tokens (spec L8).
+
+    Attributes:
+        input: cost of a token of the prompt.
+        cached: cost of a token that the provider had cached.
+        output: cost of a token of the completion, reasoning included.
+        cache_write: cost of a token that the provider caches now; None: as ``input``.
+    """
 
     input: float = 1.0
     cached: float = 0.25
     output: float = 4.0
     cache_write: float | None = None
+
+    @property
+    def written(self) -> float:
+        """The cost of a token that the provider caches now."""
+        return self.input if self.cache_write is None else self.cache_write
+
+    @property
+    def prompt(self) -> float:
+        """The highest cost of a token of a prompt."""
+        return max(self.input, self.written)
 
 
 class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,7 +76,7 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     api_key_file: str | None = None
     model: str | None = None
     max_tokens_as: str | None = None
-    weights: WeightsSection | None = None
+    weights: Weights | None = None
     api: str | list[str] | None = None
     reasoning: bool = False
 
@@ -69,8 +86,8 @@ class QuotaSection(msgspec.Struct, forbid_unknown_fields=True):
 
     max_tokens: int | float | None = None
     window: str = "run"
-    weights: WeightsSection = msgspec.field(default_factory=WeightsSection)
-    models: dict[str, WeightsSection] = {}
+    weights: Weights = msgspec.field(default_factory=Weights)
+    models: dict[str, Weights] = {}
 
 
 class PresetSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -241,7 +258,7 @@ def _check_quota(quota: QuotaSection) -> Iterator[tuple[str, str]]:
         yield from _check_weights(f"quota.models.{joined(name)}", weights)
 
 
-def _check_weights(where: str, weights: WeightsSection) -> Iterator[tuple[str, str]]:
+def _check_weights(where: str, weights: Weights) -> Iterator[tuple[str, str]]:
     for name in ("input", "cached", "output", "cache_write"):
         value = getattr(weights, name)
         if value is None:

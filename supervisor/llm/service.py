@@ -113,11 +113,11 @@ class LlmService:
 
     def limit(self, client: Client, quota: float) -> None:
         """Limit a client to a number of weighted tokens; a limit only shrinks (A5)."""
-        self.models.accounts.lower(client, quota)
+        self.models.accounts.node_of(client).tokens.lower(quota)
 
     def quota_text(self, client: Client) -> str:
         """Return the answer to a client's LLM_QUOTA (spec L9)."""
-        return self.models.accounts.quota_text(client)
+        return self.models.accounts.node_of(client).quota_text()
 
     def config_json(self) -> bytes:
         """Return the answer to LLM_CONFIG, with the contract's keys only (L13)."""

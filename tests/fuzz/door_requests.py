@@ -252,7 +252,7 @@ def _depth(value: Any) -> int:
 def _model() -> Any:
     from supervisor.llm.apis import CHAT, EMBEDDINGS, MESSAGES, RESPONSES  # noqa: PLC0415
     from supervisor.llm.gateway import Model  # noqa: PLC0415
-    from supervisor.llm.quota import Weights  # noqa: PLC0415
+    from supervisor.llm.section import Weights  # noqa: PLC0415
 
     nobody: Any = None
     speaks = (CHAT, RESPONSES, MESSAGES, EMBEDDINGS)

@@ -10,7 +10,8 @@ import trio
 
 from hostlib.paths import LEDGER
 from supervisor.llm.ledger import LedgerError, Spending
-from supervisor.llm.quota import Node, Usage, Weights
+from supervisor.llm.quota import Node, Usage
+from supervisor.llm.section import Weights
 from tests.helpers.sessions import chat_request
 from tests.helpers.stage import eventually, open_model_stage
 

@@ -19,11 +19,9 @@ from supervisor.llm.quota import (
     QuotaError,
     ReservedCall,
     Usage,
-    Weights,
-    quota_text,
-    status_text,
     tokens_of,
 )
+from supervisor.llm.section import Weights
 
 SLACK = 1e-6
 """Sums of floating point numbers, in weighted tokens."""
@@ -234,17 +232,17 @@ def test_four_bytes_are_a_token(size: int, tokens: int) -> None:
 def test_the_words_of_the_contract() -> None:
     node = Node(None, 5000.0)
     node.tokens.used = 1250.5
-    assert status_text(node) == "1250.5/5000 weighted tokens"
-    assert quota_text(node) == (
+    assert node.status_text() == "1250.5/5000 weighted tokens"
+    assert node.quota_text() == (
         "1250.5/5000 weighted tokens (25.0% used, 3749.5 remaining)"
     )
     child = Node(node)
     child.tokens.used = 7.0
-    assert status_text(child) == status_text(node)
+    assert child.status_text() == node.status_text()
     free = Node()
     free.tokens.used = 110.0
-    assert quota_text(free) == status_text(free) == "110.0 weighted tokens (no limit)"
-    assert quota_text(Node(None, 0)) == (
+    assert free.quota_text() == free.status_text() == "110.0 weighted tokens (no limit)"
+    assert Node(None, 0).quota_text() == (
         "0.0/0 weighted tokens (100.0% used, 0.0 remaining)"
     )
 
