@@ -26,6 +26,7 @@ import trio
 from hostlib.documents import MOST_VALUES
 from hostlib.footprint import document_bytes
 from hostlib.threads import LARGE_BYTES, in_thread_if
+from supervisor.fsproxy.handlers.llm import LEAVE_S
 from supervisor.llm import (
     messages_request,
     messages_writer,
@@ -119,10 +120,6 @@ would seem wrong."""
 
 SENT_BYTES = 65_536
 """Size of the pieces in which waiting events are sent."""
-
-LEAVE_S = 0.002
-"""Delay before the call of a client that is gone ends: bytes that the provider has sent are
-read, and charged, as for LLM_CHAT."""
 
 
 @dataclass(frozen=True, slots=True)
