@@ -87,7 +87,7 @@ class Server:
         pid_file = self.where / "data" / "postmaster.pid"
         while self.process.poll() is None:
             with suppress(OSError):
-                if pid_file.read_text().split()[-1] == "ready":
+                if pid_file.read_text().split()[-1:] == ["ready"]:
                     return
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.02)
@@ -151,8 +151,8 @@ def server() -> Iterator[Server]:
     where = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     try:
         one = _initialised(where)
-        one.start()
         try:
+            one.start()
             yield one
         finally:
             one.end()

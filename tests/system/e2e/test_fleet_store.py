@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import postgres
+from tests.helpers.command import sandhost
+from tests.helpers.daemon import daemon
 from tests.system.e2e.test_fleet_ray import (
     Place,
     assert_nothing_left,
@@ -216,3 +219,34 @@ def running(one: Place) -> dict[str, int]:
     """Return the pids of the children that run."""
     rows = one.shown()["children"]
     return {row["name"]: row["pid"] for row in rows if row["state"] == "running"}
+
+
+LOOKING = """
+[fleet]
+store = "postgresql://u@db.invalid/fleet?passfile={file}"
+[policy.looks]
+read = ["{where}"]
+"""
+
+
+# spec FL2, L13: no child reads the file of the password, whatever its policy lets it read.
+def test_no_child_reads_the_password_of_the_store() -> None:
+    with tempfile.TemporaryDirectory(prefix="fs-", dir="/tmp") as name:
+        shown = Path(name, "shown")
+        shown.mkdir()
+        (shown / "other").write_text("seen")
+        file = shown / "pgpass"
+        file.write_text("*:*:*:u:sesame-open\n")
+        file.chmod(0o600)
+        with daemon(Path(name), LOOKING.format(file=file, where=shown)) as one:
+            script = f"cat {shown}/other {file}; cp {file} $TMPDIR; echo over"
+            words = ("--policy", "looks", "--name", "x")
+            control = ("--control", f"{name}/run/control")
+            done = sandhost("spawn", *control, *words, "--", "sh", "-c", script)
+            assert done.status == 0, done.err
+            until(lambda: b"over" in sandhost("logs", *control, "x").out)
+            said = sandhost("logs", *control, "x").out
+            assert b"seen" in said
+            assert said.count(b"Permission denied") == 2
+            assert b"sesame" not in said
+            assert one.process.poll() is None
