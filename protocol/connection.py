@@ -7,8 +7,8 @@
    bytes that it received directly into its own memory with ``body_received``.
 3. The host's end answers everything that a peer sends: each line gives exactly one
    message (spec F3), also a line that is too long (spec F4).
-4. A connection keeps the messages of short READ and WRITE lines, which come again and
-   again.  Parsing depends on the line only, so a kept message equals a new one.
+4. A connection keeps the messages of short OPEN, READ and WRITE lines, which come again
+   and again.  Parsing depends on the line only, so a kept message equals a new one.
 """
 
 from protocol import messages as m
@@ -21,7 +21,6 @@ from protocol.limits import (
     MEMO_LINE_BYTES,
     MEMO_LINES,
 )
-from protocol.receivebuffer import ReceiveBuffer
 
 _TOO_LONG = m.Refusal(error(b"request line too long"))
 
@@ -44,7 +43,6 @@ class HostConnection:
         "_dialect",
         "_lines",
         "_skipping",
-        "_whole",
         "body_left",
         "idle",
         "pending",
@@ -53,8 +51,7 @@ class HostConnection:
     def __init__(self, dialect: int = 2) -> None:
         self._buffer = ReceiveBuffer()
         self._dialect = dialect
-        self._whole: dict[bytes, m.Request] = {}  # by line with its LF
-        self._lines: dict[bytes, m.Request] = {}  # by line without
+        self._lines: dict[bytes, m.Request] = {}  # those that are kept, without LF
         self._skipping = False
         self.idle = True
         self.body_left = 0
@@ -63,21 +60,17 @@ class HostConnection:
     def receive_data(self, data: bytes) -> m.Request | None:
         """Add received bytes and return the first message, as ``next_message`` does."""
         if self.idle and not self.body_left:
-            message = self._whole.get(data)
-            if message is not None:
-                self.body_left = message.body
-                return message
             end = data.find(b"\n")
             if 0 <= end <= MAX_LINE_BYTES:
                 # A line that was received whole needs no buffer.
                 line = data[:end]
-                message = self._lines.get(line) or self._parse(line)
-                self.body_left = message.body
                 end += 1
                 if end < len(data):
                     self._buffer.append(data, end)
                     self.pending = True
                     self.idle = False
+                message = self._lines.get(line) or self._parse(line)
+                self.body_left = message.body
                 return message
         self._buffer.append(data)
         self.idle = False
@@ -115,9 +108,7 @@ class HostConnection:
         if message.recurs and len(line) <= MEMO_LINE_BYTES:
             if len(self._lines) >= MEMO_LINES:
                 self._lines.clear()
-                self._whole.clear()
             self._lines[line] = message
-            self._whole[line + b"\n"] = message
         return message
 
     def _settle(self) -> None:
@@ -150,9 +141,11 @@ class HostConnection:
         """Return the received bytes of the body; empty when more must come."""
         if not self.pending:
             return b""
-        piece = self._buffer.take(self.body_left)
+        buffer = self._buffer
+        piece = buffer.take(self.body_left)
         self.body_left -= len(piece)
-        self._settle()
+        self.pending = buffer.at < buffer.end
+        self.idle = not self.pending  # a body never follows a part of a line
         return piece
 
     def body_received(self, count: int) -> None:
@@ -257,3 +250,93 @@ def _parse_reply(line: bytes, kind: str) -> m.Reply:
     number = int(token)
     body = number if kind in ("body", "chat") else 0
     return m.Reply(True, text, number, body)
+
+
+class ReceiveBuffer:
+    """Pieces in, lines and payload bytes out, in O(n).
+
+    1. A byte is copied at most twice, whatever the sizes of the pieces: once into the
+       partial line it belongs to, once out as that line.  A line that lies whole in one
+       piece is cut from it directly, and so are payload bytes.
+    2. A byte is searched for LF once: the search continues where it stopped.
+    3. At most one line's limit is held, plus the piece received last.
+
+    Attributes:
+        at: offset of the next unread byte in the piece received last.
+        end: length of that piece.
+    """
+
+    __slots__ = ("_partial", "_piece", "at", "end")
+
+    def __init__(self) -> None:
+        self._piece = b""
+        self.at = 0
+        self.end = 0
+        self._partial = bytearray()
+
+    def __len__(self) -> int:
+        """Return the number of held bytes."""
+        return len(self._partial) + self.end - self.at
+
+    def peek(self) -> bytes:
+        """Return the held bytes, and keep them."""
+        return bytes(self._partial) + self._piece[self.at :]
+
+    def append(self, piece: bytes, start: int = 0) -> None:
+        """Add a received piece, from ``start`` on."""
+        if self.at < self.end:
+            # Only a caller that feeds before it has drained comes here.
+            piece = self._piece[self.at :] + piece[start:]
+            start = 0
+        self._piece = piece
+        self.at = start
+        self.end = len(piece)
+
+    def take_line(self, limit: int) -> bytes | None:
+        """Cut the next line off, without its LF.
+
+        Args:
+            limit: most bytes that the line may have.
+
+        Returns:
+            The line, or None while its LF has not come.
+
+        Raises:
+            OverflowError: there are more than ``limit`` bytes and no LF among them;
+                they are dropped, and the caller continues with ``skip_line``.
+        """
+        piece = self._piece
+        start = self.at
+        end = piece.find(b"\n", start)
+        partial = self._partial
+        if end < 0:
+            self.at = len(piece)
+            if len(partial) + len(piece) - start > limit:
+                partial.clear()
+                raise OverflowError
+            partial += memoryview(piece)[start:]
+            return None
+        if len(partial) + end - start > limit:
+            partial.clear()
+            self.at = end
+            raise OverflowError
+        self.at = end + 1
+        if not partial:
+            return piece[start:end]
+        partial += memoryview(piece)[start:end]
+        line = bytes(partial)
+        partial.clear()
+        return line
+
+    def skip_line(self) -> bool:
+        """Drop bytes up to and including LF; return whether the LF was among them."""
+        end = self._piece.find(b"\n", self.at)
+        self.at = len(self._piece) if end < 0 else end + 1
+        return end >= 0
+
+    def take(self, limit: int) -> bytes:
+        """Remove and return up to ``limit`` payload bytes; empty when there are none."""
+        start = self.at
+        piece = self._piece[start : start + limit]
+        self.at = start + len(piece)
+        return piece

@@ -65,9 +65,16 @@ def _quick_parser(  # noqa: C901 - five small closures
         return None
 
     def two_numbers(tokens: list[bytes], _: int) -> m.Request | None:
-        if len(tokens) != 3 or not (is_number(tokens[1]) and is_number(tokens[2])):
-            return None
-        return message(tokens[1], int(tokens[2]))
+        if len(tokens) == 3:
+            _word, token, size = tokens
+            if (
+                token.isdigit()
+                and size.isdigit()
+                and len(token) <= MAX_DIGITS
+                and len(size) <= MAX_DIGITS
+            ):
+                return message(token, int(size))
+        return None
 
     def name_mode_flag(tokens: list[bytes], dialect: int) -> m.Request | None:
         if len(tokens) != 4 or dialect != 2:

@@ -117,7 +117,9 @@ class Read(SizedRequest):
     recurs = True
 
     def __init__(self, token: bytes, size: int) -> None:
-        super().__init__(token, size)
+        self.fileno = int(token)
+        self.token = token
+        self.size = size
         self.head = b"OK %d\n" % size
 
 

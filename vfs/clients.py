@@ -170,7 +170,7 @@ class OpenFile:
             or handle.mount.is_distant
         )
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes | bytearray:
         """Read at the offset and move it; fewer bytes only at the end (spec R1).
 
         Raises:

@@ -55,7 +55,7 @@ _LOCAL_FILE_SYSTEMS = frozenset(
 that is gone, so even an OPEN or a CLOSE there does not run in the Trio thread."""
 
 
-def _pread_nowait(fd: int, size: int, offset: int) -> bytes:
+def _pread_nowait(fd: int, size: int, offset: int) -> bytes | bytearray:
     buffer = bytearray(size)
     got = 0
     try:
@@ -70,7 +70,7 @@ def _pread_nowait(fd: int, size: int, offset: int) -> bytes:
             raise
         # The file system has the flag, this file does not: let a thread read.
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
-    return bytes(buffer) if got == size else bytes(buffer[:got])
+    return buffer if got == size else buffer[:got]
 
 
 def _pread_never(fd: int, size: int, offset: int) -> bytes:
@@ -120,7 +120,7 @@ class Mount:
         self.is_distant = kind not in _LOCAL_FILE_SYSTEMS
         self.allocates_ahead = kind not in _EXACT_FILE_SYSTEMS
         self._slow_until = 0.0
-        self.read: Callable[[int, int, int], bytes]
+        self.read: Callable[[int, int, int], bytes | bytearray]
         if self.in_memory:
             self.read = os.pread
         else:

@@ -9,9 +9,10 @@ from typing import Self, SupportsIndex
 
 import pytest
 
-from protocol import ClientConnection, HostConnection, messages, receivebuffer
+from protocol import ClientConnection, HostConnection, messages
+from protocol import connection as ends
+from protocol.connection import ReceiveBuffer
 from protocol.limits import MAX_LINE_BYTES, MEMO_LINES
-from protocol.receivebuffer import ReceiveBuffer
 
 
 class Count:
@@ -101,9 +102,7 @@ def test_the_counters_count() -> None:
 def count(monkeypatch: pytest.MonkeyPatch) -> Count:
     """Return a counter of what buffers do that are made from now on."""
     counted = Count()
-    monkeypatch.setattr(
-        receivebuffer, "bytearray", lambda: Partial(counted), raising=False
-    )
+    monkeypatch.setattr(ends, "bytearray", lambda: Partial(counted), raising=False)
     return counted
 
 

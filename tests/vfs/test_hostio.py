@@ -1,6 +1,7 @@
 """Calls that stay in the Trio thread, and calls that leave it for a worker."""
 
 import contextlib
+import ctypes
 import errno
 import gc
 import os
@@ -291,6 +292,17 @@ def test_a_slow_append_tells_its_mount(
     handle.append(b"x")
     handle.close()
     assert not handle.mount.inline
+
+
+def test_a_file_of_procfs_is_written_though_it_has_no_end() -> None:
+    memory = ctypes.create_string_buffer(b"old")
+    fd = os.open("/proc/self/mem", os.O_WRONLY)
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.lseek(fd, 0, os.SEEK_END)
+    handle = HostHandle(fd, os.fstat(fd))
+    handle.pwrite(b"new", ctypes.addressof(memory))
+    handle.close()
+    assert memory.value == b"new"
 
 
 async def test_what_a_call_returns_and_raises_comes_back() -> None:

@@ -63,7 +63,7 @@ class Handle(Protocol):
     fd: int
     mount: Mount
 
-    def pread(self, size: int, offset: int) -> bytes:
+    def pread(self, size: int, offset: int) -> bytes | bytearray:
         """Read up to ``size`` bytes at ``offset``, fewer at the end of the file.
 
         Raises:

@@ -27,7 +27,7 @@ from hostlib.file_closing import close_file, frees_much
 from hostlib.linux.resolve import OPEN_FLAGS
 from vfs.backends.base import Removed, UnflushedError
 from vfs.backends.fsuser import act_as
-from vfs.mounts import MOUNTS, mount_of
+from vfs.mounts import MOUNTS, SLOW_WRITE_S, mount_of
 
 STAGED_PREFIX = b".sandhost-"
 """The prefix of the hidden names of staged files."""
@@ -49,7 +49,7 @@ class HostHandle:
             mount = mount_of(opened.st_dev, fd)
         self.mount = mount
 
-    def pread(self, size: int, offset: int) -> bytes:
+    def pread(self, size: int, offset: int) -> bytes | bytearray:
         return self.mount.read(self.fd, size, offset)
 
     def pread_wait(self, size: int, offset: int) -> bytes:
@@ -67,32 +67,20 @@ class HostHandle:
         return b"".join(pieces)
 
     def pwrite(self, data: bytes | memoryview, offset: int) -> None:
-        mount = self.mount
-        if mount.in_memory:
-            self._pwrite_all(data, offset)
-            return
-        start = time.monotonic()
-        self._pwrite_all(data, offset)
-        mount.note(time.monotonic() - start)
-
-    def _pwrite_all(self, data: bytes | memoryview, offset: int) -> None:
-        size = len(data)
-        old_end = os.fstat(self.fd).st_size
+        begun_s = time.monotonic()
+        fd, size = self.fd, len(data)
+        old_end = end_of(fd)
         done = 0
         try:
             while done < size:
-                done += os.pwrite(self.fd, data[done:] if done else data, offset + done)
+                done += os.pwrite(fd, data[done:] if done else data, offset + done)
         except OSError:
             self.cut_off(offset + done, old_end)
             raise
+        self._note_slow(begun_s)
 
     def append(self, data: bytes | memoryview) -> int:
-        start = time.monotonic()
-        end = self._append_all(data)
-        self.mount.note(time.monotonic() - start)
-        return end
-
-    def _append_all(self, data: bytes | memoryview) -> int:
+        begun_s = time.monotonic()
         size = len(data)
         done = 0
         try:
@@ -102,7 +90,14 @@ class HostHandle:
             end = os.lseek(self.fd, 0, os.SEEK_CUR)
             self.cut_off(end, end - done)
             raise
+        self._note_slow(begun_s)
         return os.lseek(self.fd, 0, os.SEEK_CUR)
+
+    def _note_slow(self, begun_s: float) -> None:
+        """Tell the mount of a write that took long."""
+        took_s = time.monotonic() - begun_s
+        if took_s > SLOW_WRITE_S:
+            self.mount.note(took_s)
 
     def cut_off(self, end: int, old_end: int) -> None:
         if end > old_end and os.fstat(self.fd).st_size == end:
@@ -297,6 +292,17 @@ class StagedHandle(HostHandle):
                     os.unlink(self._temporary, dir_fd=self._temporary_fd)
         finally:
             os.close(dir_fd)
+
+
+def end_of(fd: int) -> int:
+    """Return the size of a file, and move its position there.
+
+    lseek(2) costs a third of fstat(2), but some files of procfs have no end for it.
+    """
+    try:
+        return os.lseek(fd, 0, os.SEEK_END)
+    except OSError:
+        return os.fstat(fd).st_size
 
 
 def entry_to_lose(dir_fd: int, last: bytes) -> Removed | None:

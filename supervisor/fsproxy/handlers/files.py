@@ -123,10 +123,9 @@ def do_read(  # noqa: PLR0911 - the hot path, in one piece
         return None
     except OSError as why:
         return error(b"failed to read: " + reason(why))
-    got = len(data)
-    if got != size:
-        return b"OK %d\n%b" % (got, data)
-    return request.head + data
+    if len(data) == size:
+        return request.head + data
+    return b"OK %d\n" % len(data) + data
 
 
 async def _read_waiting(session: Session, file: OpenFile, size: int) -> bytes:
@@ -136,7 +135,7 @@ async def _read_waiting(session: Session, file: OpenFile, size: int) -> bytes:
         data = await in_thread(file.read_wait, size, share=threads)
     except OSError as why:
         return error(b"failed to read: " + reason(why))
-    return b"OK %d\n%b" % (len(data), data)
+    return b"OK %d\n" % len(data) + data
 
 
 def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
@@ -153,7 +152,7 @@ def _read_large(session: Session, file: OpenFile, size: int) -> bytes | None:
             return _read_small(session, file, SMALL_READ_BYTES)
         if handle.fd < 0:
             data = file.read(size)
-            return b"OK %d\n%b" % (len(data), data)
+            return b"OK %d\n" % len(data) + data
     except OSError as why:
         return error(b"failed to read: " + reason(why))
     return session.send_file(file, size)
@@ -166,7 +165,7 @@ def _read_small(session: Session, file: OpenFile, size: int) -> bytes | None:
     except BlockingIOError:
         session.start(partial(_read_waiting, session, file, size))
         return None
-    return b"OK %d\n%b" % (len(data), data)
+    return b"OK %d\n" % len(data) + data
 
 
 def do_write(session: Session, request: m.Write) -> bytes | None:

@@ -269,7 +269,7 @@ class File:
             at %= self.ring_bytes
             size = min(size, self.ring_bytes - at)
         try:
-            return self._mount.read(self.fd, size, at)
+            return bytes(self._mount.read(self.fd, size, at))
         except BlockingIOError:
             return await in_thread(os.pread, self.fd, size, at)
 

@@ -328,7 +328,7 @@ def test_a_read_whose_data_is_not_in_memory_waits_for_the_disk(
     mount = MOUNTS[(memory / "f").stat().st_dev]
     real = mount.read
 
-    def sometimes(fd: int, size: int, offset: int) -> bytes:
+    def sometimes(fd: int, size: int, offset: int) -> bytes | bytearray:
         if offset == 50:
             raise BlockingIOError
         return real(fd, size, offset)
