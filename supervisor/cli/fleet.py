@@ -202,6 +202,8 @@ def _enter(control: str | None, options: Options) -> Entered:
         entered = enter(find_place(control), options)
     except (ControlError, RayError) as why:
         raise FleetRefusal(str(why)) from None
+    if entered.note:
+        print_stderr("sandhost fleet", entered.note)
     if entered.open_ports:
         ports = ", ".join(map(str, entered.open_ports))
         print_stderr(

@@ -90,11 +90,13 @@ class Entered(NamedTuple):
 
     Attributes:
         open_ports: those that listen on every address of this machine.
+        note: what somebody has to know about Ray here; often nothing.
     """
 
     address: str
     token_file: str
     open_ports: tuple[int, ...]
+    note: str
 
 
 def find_place(control: str | None) -> Place:
@@ -272,7 +274,7 @@ def _set_up(order: SetupOrder) -> Entered:
         ) from None
     if outcome.address is None:
         raise RayError(outcome.error)
-    return Entered(outcome.address, order.token_file, outcome.open_ports)
+    return Entered(outcome.address, order.token_file, outcome.open_ports, outcome.note)
 
 
 def leave(place: Place, ask: Callable[[FleetClient], object]) -> str | None:

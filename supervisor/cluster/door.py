@@ -441,9 +441,10 @@ class Door:
                     taking.start_soon(self._take_down, node, left, failed)
             try:
                 await self._node.ask(own, "leave", _NO_ARGS)
-                await self._node.ask(own, "end-ray", _NO_ARGS)
             except RequestError as why:
                 refusal = why
+            # This actor, too: on a Ray of somebody else's no command would end it.
+            await self._node.ask(own, "end-ray", _NO_ARGS)
             nursery.cancel_scope.cancel()
         await send(Leaving(failed=failed))
         if refusal is not None:

@@ -81,8 +81,10 @@ class SetupOutcome(msgspec.Struct, frozen=True):
         address: of the fleet's head; None: nothing was made.
         error: why.
         open_ports: those that listen on every address of this machine.
+        note: what somebody has to know about Ray here.
     """
 
     address: str | None = None
     error: str = ""
     open_ports: tuple[int, ...] = ()
+    note: str = ""

@@ -478,6 +478,18 @@ class Cluster:
             if row.state == 0
         }
 
+    def is_fleet(self) -> bool:
+        """Return whether a node of a fleet is there."""
+        return any(name.startswith(f"{_NODE_PREFIX}:") for name in self.raylets())
+
+    def has_resource(self, raylet: str, resource: str) -> bool:
+        """Return whether a raylet that is alive was started with a resource."""
+        return any(
+            resource in row.resources_total
+            for row in self._client.get_all_node_info().values()
+            if row.node_name == raylet and row.state == 0
+        )
+
     def ports_of(self, raylet: str) -> tuple[int, ...]:
         """Return the ports of a raylet that is alive, without those of its workers."""
         found = set()

@@ -138,16 +138,20 @@ def _write_token(directory: str, token: bytes) -> str:
     return path
 
 
-def environment(token_file: str) -> dict[str, str]:
+def environment(token_file: str | None) -> dict[str, str]:
     """Return the environment of a program that uses Ray, without Ray's own settings.
 
     Nor has it a database's password: others of the user could read it there.
+
+    Args:
+        token_file: None for a program that has no token.
     """
     kept = {key: value for key, value in os.environ.items() if not _is_of_ray(key)}
     kept.pop("PGPASSWORD", None)
+    kept["RAY_AUTH_MODE"] = "disabled"
+    if token_file is not None:
+        kept |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_file}
     return kept | {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": token_file,
         "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_USAGE_STATS_ENABLED": "0",
         # The memory of this machine is the host's to watch: it would kill our actors.
@@ -200,7 +204,7 @@ def start(
         ) from None
 
 
-def run(words: Sequence[str], token_file: str, data: bytes) -> tuple[bytes, str]:
+def run(words: Sequence[str], token_file: str | None, data: bytes) -> tuple[bytes, str]:
     """Run a program that uses Ray; return what it said on stdout and stderr."""
     done = subprocess.run(
         words,

@@ -2,7 +2,7 @@
 
 A command starts it with an order on stdin, and reads one line of its stdout: what came of
 it. It starts Ray, is a driver of it for a moment, makes the actors and ends. Called with
-`ray WORDS` it is Ray's own command line.
+`ray WORDS` it is Ray's own command line, with `probe ADDRESS` a question to a cluster.
 """
 
 from __future__ import annotations
@@ -47,6 +47,15 @@ OBJECTS_BYTES = 80 * 1024 * 1024
 """Ray's store of objects, which the fleet does not use: the least that Ray takes."""
 
 
+RESOURCE = "sandhost"
+"""Ray's resource of a node, for others to see: as many as children may run there."""
+
+_NO_RESOURCE = (
+    f"Ray runs here already, without the resource {RESOURCE!r}, and takes no more of"
+    " them; start it with --resources"
+)
+
+
 def set_up(order: SetupOrder) -> SetupOutcome:
     """Bring a node into the fleet; what was started ends again if that fails.
 
@@ -80,8 +89,10 @@ def _join(order: SetupOrder) -> SetupOutcome:
     address = order.address or ""
     cluster = Cluster(address)
     own_versions().check(cluster.versions, address)
+    _check_fleet(cluster, address)
     before = ray_processes.last_raylet(order.node.directory)
     cluster.check_name(order.node.node, before)
+    note = ""
     name = foreign_raylet(cluster, _own_addresses())
     if name is None:
         name = raylet_name(order.node.node)
@@ -90,10 +101,30 @@ def _join(order: SetupOrder) -> SetupOutcome:
         _wait_raylet(process, order, address, name)
     else:
         ports = RayPorts(cluster.ports_of(name), WORKER_PORTS)
+        if not cluster.has_resource(name, RESOURCE):
+            note = _NO_RESOURCE
     node = _with_ray(order, ports.ranges())
     with Driver(address, order.bind) as driver:
         driver.make_node(node, driver.node_id(name), is_again=before != "")
-    return SetupOutcome(address, open_ports=_open_ports(order))
+    return SetupOutcome(address, open_ports=_open_ports(order), note=note)
+
+
+def _check_fleet(cluster: Cluster, address: str) -> None:
+    """Refuse a Ray on which no fleet was begun; one of a fleet has a token (FL9).
+
+    Raises:
+        AdapterError: it is one.
+    """
+    if cluster.is_fleet():
+        return
+    why = "no fleet was begun on its Ray"
+    words = (sys.executable, "-m", "supervisor.cluster.setup", "probe", address)
+    _, errors = ray_processes.run(words, None, b"")
+    if not errors:
+        why = f"its Ray takes requests without a token, and {why}"
+    raise AdapterError(
+        f"cannot join {address}: {why}; begin one by `sandhost fleet up`"
+    )
 
 
 class RayPorts(NamedTuple):
@@ -175,7 +206,7 @@ def _start_ray(
 
 def _resources(order: SetupOrder) -> str:
     """Return the resources of a node for others to see, as JSON."""
-    found = {"sandhost": order.capacity}
+    found = {RESOURCE: order.capacity}
     if order.resource is not None:
         found[order.resource] = 1
     return msgspec.json.encode(found).decode()
@@ -203,10 +234,22 @@ def _wait_raylet(process: Program, order: SetupOrder, address: str, name: str) -
     )
 
 
+def _probe(address: str) -> int:
+    """Ask a cluster whatever; say why that fails."""
+    try:
+        Cluster(address)
+    except AdapterError as why:
+        sys.stderr.write(f"{why}\n")
+        return 1
+    return 0
+
+
 def main() -> int:
     """Do what the command line or the order says; return the exit status."""
     if sys.argv[1:2] == ["ray"]:
         return run_ray(sys.argv[2:])
+    if sys.argv[1:2] == ["probe"]:
+        return _probe(sys.argv[2])
     out = os.dup(1)
     os.dup2(2, 1)  # lines that Ray prints are no outcome
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=SetupOrder)

@@ -198,6 +198,84 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
             assert_nothing_left(a, b)
 
 
+USERS = ("--disable-usage-stats", "--num-cpus=0")
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+@contextmanager
+def users_ray(token: str | None, *words: str) -> Iterator[list[int]]:
+    """Start Ray as its user does, beside all nodes; yield its processes."""
+    with tempfile.TemporaryDirectory(prefix="u", dir="/tmp") as where:
+        # The marks of its processes, by which this test finds and ends them.
+        env = ray_processes.environment(token) | {ray_processes.MARK: where}
+        started = [RAY, "start", f"--temp-dir={where}/ray", *USERS, *words]
+        with (Path(where) / "out").open("wb") as out:
+            done = subprocess.run(started, env=env, stdout=out, stderr=out, check=False)
+        assert done.returncode == 0, (Path(where) / "out").read_text()
+        try:
+            yield pids_of(where, "")
+        finally:
+            ray_processes.end(where)
+
+
+# spec FL1, FL8, FL9
+@pytest.mark.chaos
+def test_a_node_on_a_ray_that_runs_already_leaves_it_alone() -> None:
+    if OWN is None:
+        pytest.skip("this machine has no address but loopback")
+    with place("a") as a, place("b") as b:
+        at = ("--bind", OWN, "--port", str(free_port()))
+        done = a.fleet("up", "--node", "a", *at, "--json")
+        assert done.status == 0, done.err
+        address, token = json.loads(done.out).values()
+        named = ("--node", "b", "--bind", OWN, "--token-file", token)
+        words = ("join", *named, "--address")
+        with users_ray(token, f"--address={address}") as pids:
+            done = b.fleet(*words, address)
+            assert done.status == 0, done.err
+            assert done.said("without the resource 'sandhost'")
+            assert not ray_processes.is_running(b.directory)
+            assert a.states() == {"a": "up", "b": "up"}
+            spawned = ("--node", "b", "--name", "w", "--", "sleep", "600")
+            assert a.fleet("spawn", *spawned).status == 0
+            child = row_of(a, "w")["pid"]
+            done = b.fleet("leave")
+            assert (done.status, done.err) == (0, b"")
+            until(lambda: a.states()["b"] == "left")
+            assert not os.path.exists(f"/proc/{child}")
+            until(lambda: is_deaf(f"{b.where}/run/fleet"))
+            assert_nothing_left(b)
+            assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+            # Nor is it the node's after the daemon was killed.
+            assert b.fleet(*words, address).status == 0
+            kill(b.daemon.process.pid)
+            assert b.fleet("leave").said("no daemon at")
+            until(lambda: is_deaf(f"{b.where}/run/fleet"))
+            assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+        until(lambda: a.states()["b"] == "lost")
+        assert a.fleet("forget", "b").status == 0
+        done = a.fleet("down")
+        assert (done.status, done.err) == (0, b"")
+
+
+# spec FL9
+@pytest.mark.chaos
+def test_a_ray_without_a_token_is_not_joined() -> None:
+    if OWN is None:
+        pytest.skip("this machine has no address but loopback")
+    with place("c") as c:
+        port = str(free_port())
+        head = ("--head", f"--port={port}", "--include-dashboard=false")
+        with users_ray(None, *head):
+            (c.where / "token").write_text("0" * 64)
+            (c.where / "token").chmod(0o600)
+            given = ("--token-file", str(c.where / "token"))
+            done = c.fleet("join", "--address", f"{OWN}:{port}", *given)
+            assert done.status == 1
+            assert done.said("takes requests without a token")
+            assert_nothing_left(c)
+
+
 def check_refusals(a: Place, b: Place, words: tuple[str, ...], token: str) -> None:
     """Begin and join in ways that are refused; nothing has changed."""
     assert a.fleet("up").said("this node is in one already")
