@@ -41,6 +41,7 @@ class StandIn:
         version: that it says it has.
         missing: policies that its configuration has not.
         may_leave: it does not leave before.
+        sending: held by the one task that writes to the link.
     """
 
     ledger: str
@@ -52,6 +53,7 @@ class StandIn:
     missing: tuple[str, ...] = ()
     left: trio.Event = field(default_factory=trio.Event)
     may_leave: trio.Event | None = None
+    sending: trio.Lock = field(default_factory=trio.Lock)
 
     async def serve(
         self,
@@ -146,7 +148,8 @@ class StandIn:
         for send in step.sends:
             if self.link is not None:
                 try:
-                    await self.link.send_all(encode_frame(send.message))
+                    async with self.sending:
+                        await self.link.send_all(encode_frame(send.message))
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     self.link = None
         for action in step.actions:
