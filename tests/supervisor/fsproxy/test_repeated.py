@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no write be slow: what a thread would do nobody does here.
 
-    Nor a mount that an earlier test has found slow.
+    Nor a mount that an earlier test has found slow, nor a turn that ends by the clock.
     """
+    monkeypatch.setattr(session, "now_s", lambda: 0.0)
     monkeypatch.setattr(Mount, "note", lambda _self, _seconds: None)
     for mount in MOUNTS.values():
         monkeypatch.setattr(mount, "inline", mount.in_memory or mount.takes_nowait)
