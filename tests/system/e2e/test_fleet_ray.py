@@ -209,10 +209,13 @@ def users_ray(token: str | None, *words: str) -> Iterator[list[int]]:
         # The marks of its processes, by which this test finds and ends them.
         env = ray_processes.environment(token) | {ray_processes.MARK: where}
         started = [RAY, "start", f"--temp-dir={where}/ray", *USERS, *words]
-        with (Path(where) / "out").open("wb") as out:
-            done = subprocess.run(started, env=env, stdout=out, stderr=out, check=False)
-        assert done.returncode == 0, (Path(where) / "out").read_text()
+        said = Path(where) / "out"
         try:
+            with said.open("wb") as out:
+                done = subprocess.run(
+                    started, env=env, stdout=out, stderr=out, check=False
+                )
+            assert done.returncode == 0, said.read_text()
             yield pids_of(where, "")
         finally:
             ray_processes.end(where)
