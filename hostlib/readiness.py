@@ -64,10 +64,10 @@ async def wait_readable(fd: int | HasFileno) -> None:
 
 
 async def poll_until_readable(why: OSError, fd: int | HasFileno) -> None:
-    """Poll until a descriptor is readable, if there was no watch; else raise the error.
+    """Poll until a descriptor is readable, if no watch was left for it.
 
     Args:
-        why: the error of ``trio.lowlevel.wait_readable``.
+        why: the error of ``trio.lowlevel.wait_readable``; raised if it is another one.
         fd: the descriptor.
     """
     await _look(why, fd, select.POLLIN)
