@@ -15,16 +15,14 @@ import trio
 
 from supervisor.cluster.requests import Nothing, Requests, read
 from supervisor.fleet.clocks import read_clocks
-from supervisor.fleet.directory import (
-    Directory,
-    FleetError,
+from supervisor.fleet.directory import Directory, FleetError, SpawnRequest
+from supervisor.fleet.lease import LEASE_S
+from supervisor.fleet.listings import (  # noqa: TC001 - msgspec looks at them
     ShownChild,
     ShownFleet,
     ShownQuota,
     ShownWorkspace,
-    SpawnRequest,
 )
-from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.messages import decode_from_node, encode
 from supervisor.fleet.step import StaleEpochError
 from supervisor.fleet.store import FleetStore, StepWriter, StoreError

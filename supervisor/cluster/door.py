@@ -34,7 +34,8 @@ from supervisor.cluster.node_service import ControlRequest
 from supervisor.cluster.requests import RequestError
 from supervisor.config.child import signal_number
 from supervisor.control.server import ControlServer, OrderError, Orders
-from supervisor.fleet.directory import ShownChild, ShownFleet, ShownNode, SpawnRequest
+from supervisor.fleet.directory import SpawnRequest
+from supervisor.fleet.listings import ShownChild, ShownFleet, ShownNode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,9 +15,10 @@ import trio
 
 from supervisor.control.client import VERSION as CONTROL_VERSION
 from supervisor.fleet.clocks import read_clocks
-from supervisor.fleet.directory import Directory, ShownChild, SpawnRequest
+from supervisor.fleet.directory import Directory, SpawnRequest
 from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.link import ActorReader, LinkArgs, encode_frame, request_line
+from supervisor.fleet.listings import ShownChild
 from supervisor.fleet.messages import FromNode, Program
 from supervisor.fleet.placement import Needs
 from supervisor.fleet.step import Step

@@ -3,14 +3,9 @@
 import msgspec
 import pytest
 
-from supervisor.fleet.directory import (
-    MOST_OVER,
-    Directory,
-    FleetError,
-    ShownChild,
-    SpawnRequest,
-)
+from supervisor.fleet.directory import MOST_OVER, Directory, FleetError, SpawnRequest
 from supervisor.fleet.lease import LEASE_S, SILENT_S
+from supervisor.fleet.listings import ShownChild
 from supervisor.fleet.messages import (
     VERSION,
     AskSlice,
