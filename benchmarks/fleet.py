@@ -3,7 +3,7 @@
 `tests.helpers.fleetmachines` makes the machines. Doors and control sockets are asked from
 this program, which is on none of them: a path of a socket is reached from any net
 namespace. Beside the fleet stand, from the same run, its daemons without it, and Ray's own
-actors (`fleet_ray`). Needs root.
+actors (`fleet_ray`). `--kills` kills nodes of a further fleet (`fleet_kills`). Needs root.
 """
 
 import statistics
@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from benchmarks.fleet_kills import AIMED, rows_of_kills
 from benchmarks.fleet_ray import rows_of_ray
 from benchmarks.measure import MeasureError, in_turn, percentile, run, workplace
 from benchmarks.options import add_sandhost, parse, parser
@@ -75,6 +76,13 @@ def main(argv: Sequence[str] = ()) -> int:
     add_sandhost(options)
     options.add_argument("--children", type=int, default=CHILDREN, metavar="N")
     options.add_argument("--nodes", type=int, default=MOST_NODES, metavar="N")
+    options.add_argument(
+        "--kills",
+        type=int,
+        default=0,
+        metavar="N",
+        help=f"kill nodes so often, about 10 s each (default none, the aim {AIMED})",
+    )
     given = parse(options, argv)
     try:
         rows = measure(given.sandhost, given.rounds, given.nodes, given.children)
@@ -82,6 +90,7 @@ def main(argv: Sequence[str] = ()) -> int:
         rows = [Row("a fleet", None, "", detail=str(why), is_absent=True)]
     except (AssertionError, ControlError, MeasureError) as why:
         rows = [Row("a fleet", None, "", detail=str(why))]
+    rows += rows_of_kills(given.kills)
     report = Report(NAME, METHOD, given.rounds, rows)
     return report.publish(save=given.save, strict=given.strict)
 

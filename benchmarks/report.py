@@ -48,7 +48,7 @@ class Row:
     """One figure: `value` in `unit`, or None and the reason in `detail`.
 
     Attributes:
-        is_absent: without a value because a program is not on this machine.
+        is_absent: without a value, for a program is not on this machine, or it was not asked.
     """
 
     name: str
