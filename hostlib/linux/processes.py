@@ -135,11 +135,14 @@ def open_process(process: ProcessIdentity) -> int | None:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    stat = read_parent_and_start(pid)
-    if stat is not None and stat[1] == create_time:
-        return pidfd
-    os.close(pidfd)
-    return None
+    is_it = False
+    try:
+        stat = read_parent_and_start(pid)
+        is_it = stat is not None and stat[1] == create_time
+    finally:
+        if not is_it:
+            os.close(pidfd)
+    return pidfd if is_it else None
 
 
 def signal_pidfd(pidfd: int, signal: int) -> bool:

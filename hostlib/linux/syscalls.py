@@ -215,6 +215,8 @@ def open_exactly(path: bytes, top: int = -1, flags: int = os.O_PATH) -> int:
     found = open_step_by_step(path, top)
     if flags & os.O_PATH:
         return found
+    # The name in /proc is a link itself; those of the path were refused above.
+    flags &= ~os.O_NOFOLLOW
     try:
         return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC)
     finally:

@@ -292,7 +292,7 @@ class Gateway:
                         is_large, self.redact_completion, found
                     )
             except FencedError as why:
-                raise FailedCallError(str(why)) from None
+                failed.append(FailedCallError(str(why)))
             except FAILURES as why:
                 failed.append(self._failure_of(why, request))
             finally:
@@ -497,15 +497,17 @@ async def _receive(
                     if is_large:
                         turns = [await in_thread(answer.feed, piece)]
                     for events in turns:
+                        _check_fence(request)
                         steps += 1 + len(events)
+                        new_bytes = answer.held_bytes - memory.size_bytes
                         if (
                             steps >= TURN_STEPS
+                            or new_bytes > LARGE_BYTES
                             or on_event is not None
                             or answer.has_lines
                         ):
                             steps = 0
-                            _check_fence(request)
-                            memory.add(answer.held_bytes - memory.size_bytes)
+                            memory.add(new_bytes)
                             await _pass_on(events, on_event, is_large=is_large)
                     if answer.has_ended and scope.deadline == math.inf:
                         scope.deadline = trio.current_time() + END_S

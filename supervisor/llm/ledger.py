@@ -379,7 +379,7 @@ class Spending:
         if self._file is None:
             return
         async with self._turn:  # another task may have done the work meanwhile
-            while self._is_waiting:
+            if self._is_waiting:  # others' later charges are others' to wait for
                 charges = list(self._waiting.values())
                 reserved, ended = self._reserved, self._ended
                 self._waiting, self._reserved, self._ended = {}, {}, []
@@ -429,7 +429,10 @@ class Spending:
         if self._file is None:
             return
         try:
-            await self.wait_written()
+            while self._is_waiting:
+                await self.wait_written()
+                if self._is_failing:
+                    break
         finally:
             file, self._file = self._file, None
             await in_thread(file.close)

@@ -137,9 +137,12 @@ async def end_former(row: LaunchpadRow) -> None:
         return
     stat = processes.read_parent_and_start(row.pid)
     parent = 0 if stat is None else stat[0]
+    former = processes.trees_beneath(parent, [row.pid])
+    if (row.pid, row.create_time) not in former[:1]:
+        return  # it has ended just now
     with ExitStack() as stack:
         pidfds = []
-        for process in processes.trees_beneath(parent, [row.pid]):
+        for process in former:
             pidfd = processes.open_process(process)
             if pidfd is not None:
                 stack.callback(os.close, pidfd)

@@ -1,11 +1,13 @@
 """Opening a path without following links: one contract for two ways."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hostlib.linux import syscalls
 from hostlib.linux.syscalls import NOT_THERE, open_exactly, open_step_by_step
 
 WAYS = [open_exactly, open_step_by_step]
@@ -48,3 +50,21 @@ def test_what_a_link_leads_to_is_not_there(
     with pytest.raises(OSError) as refused:  # noqa: PT011 - the number is what counts
         way(os.fsencode(tmp_path / name))
     assert refused.value.errno in NOT_THERE
+
+
+@pytest.mark.parametrize("flags", [os.O_DIRECTORY, os.O_DIRECTORY | os.O_NOFOLLOW])
+def test_a_directory_is_opened_for_reading_without_openat2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, no_leaks: None
+) -> None:
+    del no_leaks
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(syscalls, "openat2", refuse)
+    (tmp_path / "file").touch()
+    fd = open_exactly(os.fsencode(tmp_path), flags=flags)
+    try:
+        assert os.listdir(fd) == ["file"]
+    finally:
+        os.close(fd)

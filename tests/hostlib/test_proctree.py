@@ -1,6 +1,7 @@
 """Parentage as /proc tells it, and signals that reach exactly who is meant."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -113,6 +114,19 @@ signal.pause()
         assert not processes.signal_pidfd(pidfd, signal.SIGKILL)
         assert processes.end_processes([pidfd], 0, 0.0)
         os.close(pidfd)
+
+
+def test_a_pidfd_is_closed_where_its_process_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    del no_leaks
+
+    def refuse(_pid: int) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(processes, "read_parent_and_start", refuse)
+    with pytest.raises(OSError, match="open files"):
+        processes.open_process((os.getpid(), 1))
 
 
 def test_children_of_nobody_are_none() -> None:

@@ -172,8 +172,7 @@ class OutputLog:
             piece, view = view[:written], view[written:]
             self.pending = view
             self.end += written
-            if len(self._stores) > 1:  # else nothing is dropped
-                self._drop_old(store)
+            self._drop_old(store)
             if self._grown:
                 self._grown.unpark_all()
             live = self.live

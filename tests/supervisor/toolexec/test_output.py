@@ -342,6 +342,20 @@ async def test_without_a_place_for_files_nothing_is_lost(tmp_path: Path) -> None
         assert (reply.body, reply.code) == (printed(500_000), 0)
 
 
+# spec E30: what a ring has overwritten is not replayed as something else.
+async def test_without_a_place_for_files_old_output_is_told_as_dropped(
+    tmp_path: Path,
+) -> None:
+    async with opened_scene(tmp_path, log_dir=str(tmp_path / "nowhere")) as scene:
+        data = scene.request(numbers(700_000), "X-Aifo-Exec-Id: a")
+        assert (await scene.say(data)).code == 0
+        (owner,) = scene.tool.children.values()
+        log = owner.kept["a"].log
+        assert log.end - stores.WINDOW_BYTES <= log.start < log.end
+        reply = await replay(scene, "a", log.start)
+        assert reply.body == printed(700_000, log.start)
+
+
 # spec E21: a moment without descriptors is no end of a tool.
 async def test_an_output_that_must_be_whole_waits_for_a_descriptor(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
