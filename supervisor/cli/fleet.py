@@ -8,6 +8,7 @@ import json
 import math
 import os
 import select
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -93,12 +94,24 @@ def _words(
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
+def _address(_ctx: click.Context, _param: click.Parameter, text: str) -> str:
+    """Read an IP address; Ray is told no names."""
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise UsageFault(
+            f"--bind: no IP address: {text!r:.80}; write one of this machine, such as"
+            " 10.0.0.1"
+        ) from None
+
+
 _node = click.option("--node", metavar="N", help="Its name; else this machine's.")
 _bind = click.option(
     "--bind",
     metavar="IP",
     default=LOOPBACK,
     show_default=True,
+    callback=_address,
     help="Address of Ray here. Another than the loopback opens ports on every address.",
 )
 _labels = click.option(

@@ -436,12 +436,14 @@ def keep_loopback() -> None:
 
 def run_ray(words: list[str]) -> int:
     """Run Ray's own command line in this process; return its status."""
-    from ray.scripts.scripts import cli  # noqa: PLC0415 - of this program alone
+    from ray.scripts import scripts  # noqa: PLC0415 - of this program alone
 
     keep_loopback()
+    # Where grpc is installed a head would start the client server, which runs code too.
+    scripts.get_ray_client_dependency_error = lambda: "it is not started"
     # Without it a head would run the dashboard's process all the same, for figures.
     services.start_api_server = lambda *_, **__: (None, None)
-    return int(cli(words, standalone_mode=False) or 0)
+    return int(scripts.cli(words, standalone_mode=False) or 0)
 
 
 class Cluster:

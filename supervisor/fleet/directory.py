@@ -53,7 +53,7 @@ from supervisor.fleet.messages import (
     workspace_name,
 )
 from supervisor.fleet.placement import Candidate, Needs, PlacementError, place
-from supervisor.fleet.ray_places import RayPlaces
+from supervisor.fleet.ray_places import RayPlaces, is_place
 from supervisor.fleet.slices import (
     AccountRow,
     RequestRow,
@@ -354,6 +354,9 @@ class Directory:
             check_version(f"node {message.node!r}", message.version, self._version)
         except VersionError as why:
             return str(why), True
+        if message.ray is not None and not is_place(message.ray):
+            text = f"cannot join as {message.node!r}: {message.ray.addresses!r:.60} are"
+            return f"{text} no IP addresses; give one by --bind", True
         if node is None or node.session == message.session:
             is_over = node is not None and node.state in (
                 NodeState.LOST,
@@ -384,12 +387,13 @@ class Directory:
         )
 
     def _ray_places(self) -> RayPlaces:
-        """Return where Ray of nodes may listen; of one that has left it has ended."""
+        """Return where Ray of nodes may listen, of those that have left too.
+
+        A Ray that its user has started stays, and so does that of a lost machine.
+        """
         if self._ray is None:
             self._ray = RayPlaces(
-                node.ray
-                for node in self._nodes.values()
-                if node.ray is not None and node.state is not NodeState.LEFT
+                node.ray for node in self._nodes.values() if node.ray is not None
             )
         return self._ray
 

@@ -58,3 +58,12 @@ class RayPlaces:
             if is_own and any(one.is_loopback or one in own for one in addresses):
                 return True
         return False
+
+
+def is_place(place: RayPlace) -> bool:
+    """Tell whether all addresses of a place are IP addresses."""
+    try:
+        list(map(ip_address, place.addresses))
+    except ValueError:
+        return False
+    return True

@@ -115,4 +115,15 @@ def test_nodes_learn_where_ray_of_later_ones_listens() -> None:
         for send in step.sends:
             scene.pass_on(send.message)
     scene.beat("a")
+    # Its Ray may be the user's, who has not ended it.
+    assert scene.known("a") == (HERE, THERE)
+
+
+# spec FL9: a name would be looked up by each node in its own way.
+def test_a_node_whose_ray_has_no_ip_address_does_not_join() -> None:
+    scene = Scene()
+    scene.join("a", HERE)
+    scene.join("b", RayPlace(("localhost",), ((6379, 6379),)))
+    scene.beat("a")
     assert scene.known("a") == (HERE,)
+    assert [node.name for node in scene.directory.ps().nodes] == ["a"]
