@@ -375,3 +375,21 @@ def test_a_configuration_that_cannot_be_used_says_what_to_do(places: Path) -> No
     assert found["policy.a.read"].endswith("there: links go round in a ring")
     assert "is a link that leads nowhere; mend it" in found["policy.b.read"]
     assert found["policy.b.root"].endswith("; choose another one")
+
+
+# spec FL9: Ray takes an address; a name would be looked up by each node in its own way.
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--bind", "localhost"), "--bind: no IP address: 'localhost'; write one"),
+        (("--ports", "x"), "--ports: not a range: 'x'; write 20000-20100"),
+        (("--ports", "20000-20001"), "--ports: '20000-20001' has too few ports"),
+    ],
+    ids=["a name", "no range", "too few"],
+)
+def test_a_fleet_is_not_begun_at_odd_addresses(
+    tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    outcome = sandhost("fleet", "up", *options, cwd=tmp_path)
+    assert outcome.status == 2
+    assert told in outcome.err
