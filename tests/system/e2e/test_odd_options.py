@@ -392,4 +392,4 @@ def test_a_fleet_is_not_begun_at_odd_addresses(
 ) -> None:
     outcome = sandhost("fleet", "up", *options, cwd=tmp_path)
     assert outcome.status == 2
-    assert told in outcome.err
+    assert told in " ".join(outcome.err.decode().split())
