@@ -77,6 +77,7 @@ class _Launchpad:
                 if is_busy and self._has_just_started:
                     self._has_just_started = False
                     select.select([self._epoll], (), (), _HEAD_START_S)
+                    self._drop_old_roots()  # it may have taken the word of a change
                 events = self._epoll.poll(0 if is_busy else None)
                 for fd, what in events:
                     self._serve(fd, what)
@@ -96,7 +97,7 @@ class _Launchpad:
             self._deaths.take()
             self._ends.has_more_to_do = True
         elif fd == self._mounts.fd:
-            self._drop_roots()
+            self._drop_old_roots()
         elif fd != self._control.fileno():
             if child := self._family.by_report.get(fd):
                 self._read_reports(child)
@@ -191,10 +192,11 @@ class _Launchpad:
         self._family.assign(child, ident)
         self._end_surplus()
 
-    def _drop_roots(self) -> None:
+    def _drop_old_roots(self) -> None:
         """Have no child wait in a mount namespace that is older than the machine's."""
-        self._stock.drop_roots()
-        self._end_surplus()
+        if self._mounts.have_changed():
+            self._stock.drop_roots()
+            self._end_surplus()
 
     def _end_surplus(self) -> None:
         for surplus in self._stock.take_surplus():
@@ -204,8 +206,8 @@ class _Launchpad:
         self, order: Order, body: tuple[Any, ...], fds: list[int]
     ) -> Child | None:
         """Give an order to a child in stock; None if none of its kind waits."""
-        if "mountns" in order.layers and self._mounts.have_changed():
-            self._drop_roots()
+        if "mountns" in order.layers:  # the order may stand before the word of a change
+            self._drop_old_roots()
         child = self._stock.take(order.layers)
         if child is None or not send_order(child, body, fds, order.owners):
             return None

@@ -68,6 +68,8 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     """Survive a signal."""
 
 
+_TABLE = "/proc/self/mountinfo"
+
 # struct signalfd_siginfo of signalfd(2). Of a signal that came again there is one.
 _DEATH_BYTES = 128
 
@@ -105,18 +107,22 @@ class Deaths:
 class MountChanges:
     """Hears that something was mounted or unmounted: proc_pid_mountinfo(5).
 
+    The kernel tells each open file once, whoever polls it: there is one to be woken by,
+    and one to ask.
+
     Attributes:
         fd: has EPOLLPRI when the mount table has changed; -1: there is no such table.
     """
 
     def __init__(self) -> None:
+        self.fd = -1
         self._poll = select.poll()
         try:
-            self.fd = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+            asked = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC)
+            self.fd = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            self.fd = -1
-        else:
-            self._poll.register(self.fd, select.POLLPRI)
+            return
+        self._poll.register(asked, select.POLLPRI)
 
     def have_changed(self) -> bool:
         """Tell whether the table has changed since the last time that this was told."""
