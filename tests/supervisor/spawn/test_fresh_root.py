@@ -23,7 +23,7 @@ PROGRAM = """
 import os, sys
 sys.path.insert(0, {source!r})
 from hostlib.linux import mount_calls, syscalls
-from supervisor.spawn.launchpad.layers import fresh_root, mounts
+from supervisor.spawn.launchpad.layers import common_root, fresh_root, mounts
 from supervisor.spawn.launchpad.layers import namespaces
 root, outside = {root!r}, {outside!r}
 os.chdir(root)
@@ -407,3 +407,56 @@ def test_a_rule_of_landlock_follows_no_link(
     if not said:
         pytest.skip("no Landlock here")
     assert said == "mine\n13\n"
+
+
+# ---------------------------------------------------------------- made beforehand
+
+BEFOREHAND = """
+def build_later(tree, *, files=(), links=(), meanwhile=lambda: None):
+    namespaces.enter("mountns")
+    trees = ((os.fsencode(tree), "execute", False),)
+    common = common_root.make_common_root(trees, ())
+    meanwhile()
+    passed = mounts.Passed((), -1, -1)
+    made = mounts.Made(links, files)
+    mounts.build(made, trees, -1, passed, common, fresh_proc=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("q/tool", "files"),
+        ("q/more", "files"),
+        ("q/tool", "links"),
+        ("q/more", "links"),
+        ("q", "links"),
+    ],
+)
+def test_own_entries_in_what_is_mounted_beforehand_are_covered_by_it(
+    places: Path, name: str, own: str
+) -> None:
+    said = says(
+        places,
+        f"""{BEFOREHAND}
+build_later(root, {own}=((os.fsencode(root + "/{name}"), b"own"),))
+print(os.listdir(root + "/q"), open(root + "/q/tool").read())
+""",
+    )
+    assert said == "['tool'] mine\n"
+
+
+def test_what_became_a_link_is_not_seen_though_it_leads_to_the_same(
+    places: Path, way: str
+) -> None:
+    said = says(
+        places,
+        f"""{way}{BEFOREHAND}
+def swap_later():
+    os.rename(root + "/q", root + "/before")
+    os.symlink("before", root + "/q")
+build_later(root + "/q", meanwhile=swap_later)
+print(os.path.lexists(root + "/q"))
+""",
+    )
+    assert said == "False\n"

@@ -280,6 +280,18 @@ async def test_files_of_the_system_that_were_replaced_are_the_new_ones(
     assert out.read_bytes() == b"after"
 
 
+# The child's own /etc/passwd lies beneath what all of the kind see.
+async def test_a_child_that_is_shown_the_machines_etc_starts_each_time(
+    stage: Stage,
+) -> None:
+    stage.sandbox = KINDS["namespaces"]
+    for status in range(4):
+        child = await stage.sh(f"exit {status}", expose=("/etc",))
+        assert await child.wait_gone() == status
+        wanted = status > 0  # two of the kind have come
+        await eventually(lambda: not wanted or ready_in(stage))  # noqa: B023
+
+
 async def test_fresh_children_are_as_well_off_when_the_stock_is_empty(
     stage: Stage,
 ) -> None:

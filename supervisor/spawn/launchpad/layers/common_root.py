@@ -57,7 +57,7 @@ class CommonRoot:
     The umask is to be 022.
     """
 
-    __slots__ = ("_around", "_links", "_seen", "has_terminals", "stage")
+    __slots__ = ("_above", "_links", "_seen", "has_terminals", "stage")
 
     def __init__(
         self,
@@ -82,25 +82,38 @@ class CommonRoot:
         self.stage.make_links((*LINKS, *links))  # some of them lie in /tmp
         self._links = frozenset(links)
         self._seen = {tree: identity_of(tree[0]) for tree in trees}
-        self._around = {above for path, *_ in trees for above in _parents(path)}
+        self._above = {above for path, *_ in trees for above in _parents(path)}
         for path, kind, _ in trees:
             for copy in copy_trees(path, kind, -1):
                 self.stage.attach(copy)
                 copy.close()
 
-    def is_part_of(
-        self, trees: tuple[Tree, ...], links: tuple[tuple[bytes, bytes], ...]
+    def fits(
+        self,
+        trees: tuple[Tree, ...],
+        links: tuple[tuple[bytes, bytes], ...],
+        files: tuple[tuple[bytes, bytes], ...],
     ) -> bool:
-        """Tell whether a root of these trees and links has all that is in this one."""
+        """Tell whether it can become the root of these trees, links and files.
+
+        What is made later in one of its trees would be made in the machine's own files.
+        """
         rest = set(trees) - self._seen.keys()
+        own = [path for path, _ in (*files, *(set(links) - self._links))]
         return (
             len(rest) == len(trees) - len(self._seen)
             and self._links.issubset(links)
-            and not any(path in self._around for path, *_ in rest)
+            and self._above.isdisjoint((*own, *(path for path, *_ in rest)))
+            and not self._cover(own)
             and all(was == identity_of(tree[0]) for tree, was in self._seen.items())
         )
 
-    def without(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
+    def _cover(self, paths: list[bytes]) -> bool:
+        """Tell whether one of these paths is a tree that it has, or lies in one."""
+        tops = {path for path, *_ in self._seen}
+        return any(not tops.isdisjoint((path, *_parents(path))) for path in paths)
+
+    def trees_to_attach(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
         """Return those trees that it does not have."""
         return tuple(tree for tree in trees if tree not in self._seen)
 

@@ -65,7 +65,7 @@ def _copies_in_part(
 
 
 def _copy_separately(found: int, path: bytes, kind: str, owners: int) -> list[Held]:
-    """Copy a mount and those beneath it that can have owners mapped (rule 5).
+    """Copy a mount and those beneath it that can have owners mapped (rule 2).
 
     Raises:
         PartError: owners cannot be mapped on the file system of the path itself.

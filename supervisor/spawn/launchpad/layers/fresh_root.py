@@ -276,11 +276,13 @@ def moved(path: bytes) -> PartError:
 
 
 def identity_of(path: bytes) -> tuple[int, int] | None:
-    """Return (device, inode) of what is at a path; None if nothing can be reached."""
+    """Return (device, inode) of what is at a path without links; None for nothing."""
     try:
-        found = os.stat(path)
+        fd = open_exactly(path)
     except OSError:
         return None
+    found = os.fstat(fd)
+    os.close(fd)
     return found.st_dev, found.st_ino
 
 

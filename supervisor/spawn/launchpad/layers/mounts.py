@@ -120,11 +120,11 @@ def build(
     held: list[Held] = []
     umask = os.umask(0o022)
     try:
-        if common is not None and not common.is_part_of(trees, made.links):
+        if common is not None and not common.fits(trees, made.links, made.files):
             common.remove()
             common = None
         root = common or CommonRoot((), made.links)
-        for tree in root.without(trees):
+        for tree in root.trees_to_attach(trees):
             held += _hold(tree, owners, passed)
         kinds = {path: kind for path, kind, _ in trees}
         overlays = [one for one in held if kinds.get(one.path) == OVERLAY]
@@ -143,7 +143,7 @@ def build(
         os.chdir("/")
     finally:
         os.umask(umask)
-    count = len(held) + len(trees) - len(root.without(trees))
+    count = len(held) + len(trees) - len(root.trees_to_attach(trees))
     return f"{count} places{_describe_left_out(held)}{without}"
 
 

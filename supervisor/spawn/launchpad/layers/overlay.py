@@ -32,7 +32,7 @@ of the caller's mount namespace, by descriptor (6.13). NAMED: such mounts, as
 """
 
 _PLACE = b"/proc"
-"""Where a mount by NAMED is for a moment: a directory that is there (``launchpad.mounts``)."""
+"""Where a mount by NAMED is for a moment: a directory that is there (``layers.mounts``)."""
 
 SEALED_FILE = "sealed"
 """Where an overlay's directory names its sealed layers, newest first, a NUL after each."""
