@@ -254,10 +254,12 @@ class Child:
         finally:
             # Also where its life was cancelled: the host is being torn down.
             self.state = State.REAPING
-            self._handle(Event.CLEANED)
-            del self._siblings[self.id]
-            self.gone.set()
-            self.begun.set()
+            try:
+                self._handle(Event.CLEANED)
+            finally:
+                del self._siblings[self.id]
+                self.gone.set()
+                self.begun.set()
 
     async def _start_and_live(self) -> None:
         async with AsyncExitStack() as stack:
