@@ -53,6 +53,7 @@ _DETAILS = {
     Reason.REFUSED_BY_RULE: "a rule refuses it",
     Reason.PRIVATE_ADDRESS: "it stands for an address that is not public",
     Reason.OWN_ADDRESS: "it stands for an address of the host",
+    Reason.FLEET_PORT: "it is a port of the fleet's Ray",
     Reason.NO_SUCH_NAME: "the name does not exist",
     Reason.NO_NAME: "the address stands for no name",
     Reason.TOO_MANY_NAMES: "the child has asked for too many names",
