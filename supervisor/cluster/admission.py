@@ -26,7 +26,8 @@ from supervisor.cluster.orders import (
 )
 from supervisor.cluster.ray_processes import RayError
 from supervisor.config.fleet import MOST_WORDS, WORD_RULE, is_fleet_word
-from supervisor.control.client import ControlError, call, find_control
+from supervisor.control.client import ControlError, RefusedError, call, find_control
+from supervisor.fleet.link import LEAVE_REQUEST
 from supervisor.fleet.store_address import is_postgres
 
 if TYPE_CHECKING:
@@ -288,16 +289,22 @@ def leave(place: Place, ask: Callable[[FleetClient], object]) -> str | None:
         RayError: there is no fleet here, or something does not end.
     """
     said: str | None = None
+    is_silent = False
     door = door_of(place.control)
     with ray_processes.locked(place.directory):
         try:
             ask(FleetClient(place.control))
         except ControlError as why:
             said = str(why)
+            is_silent = not isinstance(why, RefusedError)
             if not ray_processes.is_there(place.directory):
                 # Another node's `down` has left the socket, which asks to leave again.
                 ray_processes.remove_deaf(door)
                 raise RayError(said if is_there(door) else NO_FLEET) from None
         ray_processes.end(place.directory)
+        if is_silent:
+            # Only now: a node actor that Ray starts again would have it join anew.
+            with suppress(ControlError):  # without a daemon nothing of the fleet runs
+                call(place.control, LEAVE_REQUEST)
         ray_processes.remove_deaf(door)
     return said

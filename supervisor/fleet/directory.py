@@ -325,6 +325,11 @@ class Directory:
             self._leases.grant(message.node, now.clock_s)
         elif node.session == message.session:
             self._on_node(message.node, NodeEvent.HEARD, "", now, step)
+            row = self._nodes[message.node]
+            if (row.labels, row.ray) != (message.labels, message.ray):
+                # Its Ray was started anew within the session.
+                row = replace(row, labels=message.labels, ray=message.ray)
+                self._put_node(row, step)
         else:
             reason = "its daemon has joined anew"
             self._on_node(message.node, NodeEvent.JOIN, reason, now, step)

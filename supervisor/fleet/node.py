@@ -201,6 +201,17 @@ class Node:
         """
         return self._on(PhaseEvent.JOIN, now)
 
+    def relink(
+        self, labels: tuple[str, ...], ray: RayPlace | None, now: Moment
+    ) -> NodeStep:
+        """Take what a node actor says of its node; a member tells the directory."""
+        step = NodeStep()
+        if (labels, ray) != (self._labels, self.own_ray):
+            self._labels, self.own_ray = labels, ray
+            if self.phase is Phase.MEMBER:
+                self._send_join(now, step)
+        return step
+
     def leave(self, now: Moment) -> NodeStep:
         """End what runs here, then say that the node has left."""
         return self._on(PhaseEvent.LEAVE, now)

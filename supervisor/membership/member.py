@@ -320,7 +320,7 @@ class Member:
         node = self.node
         if self._fault is not None:
             raise LinkError(f"cannot link node {args.node!r}: {self._fault}")
-        if node is not None and not node.is_out and node.name != args.node:
+        if node is not None and not _may_begin(node) and node.name != args.node:
             raise LinkError(
                 f"cannot link node {args.node!r}: this daemon is node {node.name!r} of"
                 " a fleet; let that leave first"
@@ -331,15 +331,17 @@ class Member:
         return self._host.settings.max_children
 
     def _begin(self, args: LinkArgs) -> Node:
-        """Return the node; it asks to join if it is in no fleet."""
+        """Return the node; it asks to join, as the actor says, if it is no member."""
         node = self.node
-        if node is None or node.is_out:
-            labels = args.labels or tuple(self._section.labels)
+        labels = args.labels or tuple(self._section.labels)
+        if node is None or _may_begin(node):
             self._held.node = args.node
             node = Node(args.node, labels, self._capacity, self._held)
             self.node = node
             node.own_ray = args.ray
             self._do(node.join(self._clocks()))
+        else:
+            self._do(node.relink(labels, args.ray, self._clocks()))
         return node
 
     async def _serve_link(
@@ -661,6 +663,11 @@ class Member:
         if self.node is None:
             raise FencedError(f"cannot let {life.child!r} act: its node has left")
         self.node.check_effect(life.child, life.incarnation, self._clocks())
+
+
+def _may_begin(node: Node) -> bool:
+    """Return whether another node may be in its place: nothing runs of this one."""
+    return node.phase in (Phase.OUT, Phase.JOINING)
 
 
 async def _read_ledger(store: FleetStore, directory: str) -> Ledger:

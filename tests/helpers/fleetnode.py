@@ -41,6 +41,7 @@ class StandIn:
         version: that it says it has.
         missing: policies that its configuration has not.
         may_leave: it does not leave before.
+        leaves: how often it was asked to leave.
         sending: held by the one task that writes to the link.
     """
 
@@ -53,6 +54,7 @@ class StandIn:
     missing: tuple[str, ...] = ()
     left: trio.Event = field(default_factory=trio.Event)
     may_leave: trio.Event | None = None
+    leaves: int = 0
     sending: trio.Lock = field(default_factory=trio.Lock)
 
     async def serve(
@@ -137,6 +139,7 @@ class StandIn:
             self.link = None
 
     async def _leave(self) -> None:
+        self.leaves += 1
         if self.may_leave is not None:
             await self.may_leave.wait()
         if self.node is not None:

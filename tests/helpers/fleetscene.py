@@ -19,7 +19,7 @@ from supervisor.fleet.directory import Directory, SpawnRequest
 from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.link import ActorReader, LinkArgs, encode_frame, request_line
 from supervisor.fleet.listings import ShownChild
-from supervisor.fleet.messages import FromNode, Program
+from supervisor.fleet.messages import FromNode, Program, RayPlace
 from supervisor.fleet.placement import Needs
 from supervisor.fleet.step import Step
 from supervisor.fleet.store import FleetStore, StepWriter
@@ -123,14 +123,16 @@ class Scene:
 
     # Node actors
 
-    async def link(self, control: str, node: str, *labels: str) -> ActorReader:
+    async def link(
+        self, control: str, node: str, *labels: str, ray: RayPlace | None = None
+    ) -> ActorReader:
         """Link a node's daemon; return its answer, with what reads the link.
 
         Raises:
             LinkError: it is refused.
         """
         stream = await trio.open_unix_socket(control)
-        args = LinkArgs(node, labels)
+        args = LinkArgs(node, labels, ray=ray)
         reader, messages = ActorReader(), list[FromNode]()
         try:
             await stream.send_all(request_line(args, CONTROL_VERSION))

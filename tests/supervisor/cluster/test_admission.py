@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from supervisor.cluster.admission import (
     find_place,
     leave,
 )
-from supervisor.cluster.client import FleetClient
+from supervisor.cluster.client import FleetClient, is_there
 from supervisor.cluster.names import DOOR, LOOPBACK
 from supervisor.cluster.ray_processes import RayError
 from supervisor.control.client import ControlError
@@ -136,6 +137,25 @@ def test_a_node_that_was_ended_from_elsewhere_is_in_no_fleet(tmp_path: Path) -> 
     assert not os.path.lexists(door)
     with pytest.raises(ControlError, match="this node is in none"):
         FleetClient(one.control)
+
+
+# spec FL5, FL8
+async def test_a_daemon_leaves_though_its_node_actor_was_killed(
+    tmp_path: Path,
+) -> None:
+    one, standin = place(tmp_path), StandIn("L1")
+    os.makedirs(f"{one.directory}/{ray_processes.SESSIONS}")
+    door = f"{tmp_path}/{DOOR}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(door)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(standin.serve, one.control)
+        ask = partial(leave, one, lambda client: list(client.leave("leave")))
+        assert "the node actor here has ended" in (await in_thread(ask) or "")
+        nursery.cancel_scope.cancel()
+    assert standin.leaves == 1
+    assert not is_there(door)
+    assert not ray_processes.is_there(one.directory)
 
 
 # spec FL1

@@ -4,6 +4,7 @@ from ipaddress import ip_address
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from supervisor.fleet.directory import Directory
 from supervisor.fleet.fence import Fence, FleetLife
@@ -127,3 +128,18 @@ def test_a_node_whose_ray_has_no_ip_address_does_not_join() -> None:
     scene.beat("a")
     assert scene.known("a") == (HERE,)
     assert [node.name for node in scene.directory.ps().nodes] == ["a"]
+
+
+# spec FL9: Ray of a node can be started anew within its session.
+def test_a_member_tells_where_its_ray_listens_now() -> None:
+    scene = Scene()
+    scene.join("a", HERE)
+    scene.join("b", THERE)
+    node, moved = scene.nodes["b"], replace(THERE, ports=((9000, 9001),))
+    assert node.relink((), THERE, scene.now).sends == []
+    for send in node.relink(("gpu",), moved, scene.now).sends:
+        scene.pass_on(send.message)
+    assert scene.known("b") == (HERE, moved)
+    scene.beat("a")
+    assert scene.known("a") == (HERE, moved)
+    assert [one.labels for one in scene.directory.ps().nodes] == [(), ("gpu",)]

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from supervisor.fleet.link import LinkError
+from supervisor.fleet.messages import Join, RayPlace
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetscene import CALM_S, Scene, fleet
 
@@ -97,6 +98,25 @@ async def test_the_node_outlives_the_link_of_its_actor(tmp_path: Path) -> None:
             scene.kill("web")
             await scene.until(lambda: scene.child("web").state == "ended")
             assert scene.child("web").incarnation == before.incarnation == 1
+
+
+# spec FL9: Ray was killed here, and nobody has had the node leave.
+async def test_a_node_that_asks_to_join_takes_another_place(tmp_path: Path) -> None:
+    places = [RayPlace(("10.0.0.1",), ((first, first),)) for first in (7000, 8000)]
+    with daemon(tmp_path, FLEET) as one:
+        control = str(one.where / "run" / "control")
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
+            scene.deaf_to = "Join"
+            await scene.link(control, "a", "cpu", ray=places[0])
+            await scene.until(lambda: scene.heard)
+            await scene.unlink("a")
+            scene.deaf_to = ""
+            await scene.link(control, "b", "gpu", ray=places[1])
+            await scene.until(lambda: scene.node("b") == "up")
+            (row,) = scene.directory.ps().nodes
+            (join,) = (one for one in scene.heard if one.node == "b")
+            assert isinstance(join, Join)
+            assert (row.labels, join.ray) == (("gpu",), places[1])
 
 
 # spec FL11
