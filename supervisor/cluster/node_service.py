@@ -35,6 +35,7 @@ from supervisor.fleet.messages import (
     FromDirectory,
     Joined,
     Refused,
+    Renewed,
     decode_from_directory,
     encode,
 )
@@ -246,7 +247,7 @@ class NodeService:
                 return
 
     def _note_membership(self, message: FromDirectory) -> None:
-        if isinstance(message, Joined):
+        if isinstance(message, (Joined, Renewed)):
             self._set_state(JoinState(is_up=True))
         elif isinstance(message, Refused):
             state = JoinState(

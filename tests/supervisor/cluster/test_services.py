@@ -291,6 +291,20 @@ async def test_an_end_without_a_node_actor_is_told_by_the_next(tmp_path: Path) -
         assert (over["state"], over["status"]) == ("ended", 7)
 
 
+# spec FL1: a daemon that is a member still gets renewals alone.
+async def test_a_node_that_joins_again_within_its_lease_is_up(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as scene:
+        node = await scene.add("a")
+        scene.scopes["a"].cancel()
+        while scene.daemons["a"].link is not None:
+            await trio.lowlevel.checkpoint()
+        again = NodeService(node.order, scene, LOG, lambda: None)
+        scene.nodes["a"] = again
+        scene.nursery.start_soon(again.run)
+        state = json.loads(done(await again.answer(VERSION, "join-state", b"{}")))
+        assert state == {"is_up": True, "reason": "", "is_final": False}
+
+
 # spec FL1
 async def test_a_door_is_its_users_alone(tmp_path: Path) -> None:
     async with fleet(tmp_path) as scene:
