@@ -421,7 +421,7 @@ class Door:
         _check_empty(words)
         fleet = await self._read("ps", {}, ShownFleet)
         own = self._node.name
-        others = (one for one in fleet.nodes if one.name != own and one.state != "left")
+        others = (one for one in fleet.nodes if one.name != own)
         await self._end_nodes(tuple(others), send)
 
     async def _end_nodes(self, others: tuple[ShownNode, ...], send: Send) -> None:
@@ -455,12 +455,18 @@ class Door:
         self, node: ShownNode, left: set[str], failed: dict[str, str]
     ) -> None:
         """Have another node leave and end its Ray; note how that went."""
+        if node.state == "left":
+            # A `down` that was interrupted may have left its Ray.
+            with suppress(RequestError):
+                await self._end_ray(node.name)
+            left.add(node.name)
+            return
         # Nothing runs any more on a lost one: its fence has ended it.
         wait_s = ALIVE_S if node.state == "lost" else LONGEST_LEAVE_S
         try:
             with trio.fail_after(wait_s):
                 await self._node.ask(node.name, "leave", _NO_ARGS)
-                await self._node.ask(node.name, "end-ray", _NO_ARGS)
+            await self._end_ray(node.name)
         except RequestError as why:
             failed[node.name] = str(why)
         except trio.TooSlowError:
@@ -469,6 +475,17 @@ class Door:
                 " `sandhost fleet leave` there"
             )
         left.add(node.name)
+
+    async def _end_ray(self, node: str) -> None:
+        """Have a node that has left end its Ray, also where the command has ended.
+
+        Raises:
+            RequestError: it refuses, or does not answer in time.
+        """
+        with trio.move_on_after(ALIVE_S, shield=True):
+            await self._node.ask(node, "end-ray", _NO_ARGS)
+            return
+        raise RequestError(f"it has not ended its Ray within {ALIVE_S:g} s")
 
     async def _on(self, words: dict[str, Any]) -> msgspec.Raw:
         target = await self._target(msgspec.convert(words, OnArgs))

@@ -369,6 +369,26 @@ async def test_down_has_all_nodes_leave_and_end_their_ray(tmp_path: Path) -> Non
             await trio.lowlevel.checkpoint()
 
 
+# spec FL8: a `down` before it was interrupted.
+async def test_down_ends_the_ray_of_nodes_that_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(tmp_path) as scene:
+        for name in ("a", "b", "c"):
+            await scene.add(name)
+        for name in ("b", "c"):
+            done(await scene.nodes[name].answer(VERSION, "leave", b"{}"))
+        states: list[str] = []
+        while states != ["up", "left", "left"]:
+            nodes = (await scene.ask("a", "ps"))["nodes"]
+            states = [node["state"] for node in nodes]
+        scene.hung.add("c")  # as one whose node actor has ended, too
+        monkeypatch.setattr(door, "ALIVE_S", 1.0)
+        assert await scene.end("a", "down") == {}
+        while sorted(scene.ended) != ["a", "b"]:
+            await trio.lowlevel.checkpoint()
+
+
 # spec FL5, FL11
 async def test_down_waits_for_no_node_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
