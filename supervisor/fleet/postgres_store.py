@@ -238,28 +238,35 @@ class PostgresStore:
             StaleEpochError: another directory has counted the epoch up since.
             StoreError: it is not known whether they are stored; this store is over.
         """
+        try:
+            self._put(changes)
+        except psycopg.Error as why:
+            self._base.close()
+            raise self._error("write", why) from None
+        except BaseException:
+            self._base.close()
+            raise
+
+    def _put(self, changes: Sequence[Change]) -> None:
         # A row that changes twice in one transaction changes once.
         rows = {(name, key): row for name, key, row in changes}
         old = [key for key, row in rows.items() if row is None]
         new = [(*key, row) for key, row in rows.items() if row is not None]
-        try:
-            if rows:
-                found = self._run(
-                    _PUT,
-                    self.epoch,
-                    [name for name, _ in old],
-                    [key for _, key in old],
-                    [name for name, _, _ in new],
-                    [key for _, key, _ in new],
-                    [msgspec.msgpack.encode(row) for _, _, row in new],
-                )
-            else:
-                found = self._run(_EPOCH)
-            if found != [(self.epoch,)]:
-                ((number,),) = self._run(_EPOCH)
-                raise StaleEpochError(number, self.epoch)
-        except psycopg.Error as why:
-            raise self._error("write", why) from None
+        if rows:
+            found = self._run(
+                _PUT,
+                self.epoch,
+                [name for name, _ in old],
+                [key for _, key in old],
+                [name for name, _, _ in new],
+                [key for _, key, _ in new],
+                [msgspec.msgpack.encode(row) for _, _, row in new],
+            )
+        else:
+            found = self._run(_EPOCH)
+        if found != [(self.epoch,)]:
+            ((number,),) = self._run(_EPOCH)
+            raise StaleEpochError(number, self.epoch)
 
     def _run(self, query: str, *words: object) -> list[tuple[Any, ...]]:
         """Return the rows of a statement that is committed.

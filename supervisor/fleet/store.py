@@ -6,7 +6,8 @@ Rules of this file.
    the kernel drops it with its process.
 2. The epoch is counted up under the lock; each transaction compares it first.
 3. One thread call at a time writes, and takes all steps that wait; nothing of a step is
-   sent before its rows are on the disk.
+   sent before its rows are on the disk. After a failure nothing is written any more: a
+   caller may have been told that its step is not stored.
 """
 
 from __future__ import annotations
@@ -150,6 +151,7 @@ class StepWriter(Generic[S]):
         self._carry_out = carry_out
         self._waiting: list[S] = []
         self._turn = trio.Lock()
+        self._fault: Exception | None = None
 
     def add(self, step: S) -> None:
         """Put a step behind those that wait; ``flush`` is to follow."""
@@ -160,20 +162,26 @@ class StepWriter(Generic[S]):
 
         Raises:
             StaleEpochError: another process has the store: this one has to end.
-            StoreError, sqlite3.Error: the steps cannot be stored, and none of them was
-                carried out.
+            StoreError, sqlite3.Error: the steps cannot be stored, or could not before:
+                none of them is carried out, now or later.
+            OSError: no thread is to be had; the next call tries it again.
 
         Cancellation: a transaction that has begun is waited for, and carried out.
         """
         async with self._turn:  # a task that waited finds the work done
+            if self._fault is not None:
+                raise self._fault.with_traceback(None)
             while self._waiting:
                 steps, self._waiting = self._waiting, []
                 changes = [change for step in steps for change in step.changes]
                 try:
                     if changes or self._store.is_remote:
                         await in_thread(self._store.put, changes)
-                except BaseException:
+                except (OSError, trio.Cancelled):  # it was not begun
                     self._waiting = steps + self._waiting
+                    raise
+                except Exception as why:
+                    self._fault = why
                     raise
                 for step in steps:
                     self._carry_out(step)

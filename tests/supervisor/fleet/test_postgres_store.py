@@ -202,6 +202,9 @@ def test_a_slow_server_and_a_stopped_one_are_given_up(
             StoreError, match="canceling statement due to statement timeout"
         ):
             store.put([Change("ledger", "a", ROW)])
+    with pytest.raises(StoreError, match="the connection is closed"):
+        store.put([])  # it is over, though its server would go on
+    store = PostgresStore(address, QUICK)
     assert keys(store) == []
     server.stop()
     try:
@@ -272,6 +275,9 @@ def test_a_disk_that_is_full_is_told_and_loses_nothing(
         stored: list[str] = []
         with pytest.raises(StoreError, match=r"No space left.*; make room on its disk"):
             fill(store, stored)
+        store.close()
+        server.run("ALTER DATABASE small SET TABLESPACE pg_default")
+        store = PostgresStore(server.address_of("small"))
         assert set(keys(store)) == set(stored) != set()
         store.close()
         server.run("DROP DATABASE small")

@@ -39,11 +39,22 @@ class Place:
 
     Attributes:
         name: as `[fleet] store` has it.
-        count_epoch: counts the epoch up, as another directory does.
+        run: does a statement there, as another program does.
+        prefix: of the names of its tables.
     """
 
     name: str
-    count_epoch: Callable[[], object]
+    run: Callable[[str], object]
+    prefix: str = ""
+
+    def count_epoch(self) -> None:
+        """Count the epoch up, as another directory does."""
+        query = f"UPDATE {self.prefix}epoch SET number = number + 1"  # noqa: S608 - ours
+        self.run(query)
+
+    def rename(self, table: str, name: str) -> None:
+        """Give a table another name: no statement finds it then."""
+        self.run(f"ALTER TABLE {self.prefix}{table} RENAME TO {self.prefix}{name}")
 
     def open(self) -> Store:
         """Return the store, opened."""
@@ -63,16 +74,19 @@ def place(server: postgres.Server | None, tmp_path: Path) -> Place:
     if server is None:
         path = tmp_path / "fleet"
 
-        def count() -> None:
+        def run(query: str) -> None:
             other = sqlite3.connect(path / FILE)
             with other:
-                other.execute("UPDATE epoch SET number = number + 1")
+                other.execute(query)
             other.close()
 
-        return Place(str(path), count)
+        return Place(str(path), run)
     base = server.make_base()
-    query = "UPDATE sandhost_fleet_epoch SET number = number + 1"
-    return Place(server.address_of(base), lambda: server.run(query, base))
+    return Place(
+        server.address_of(base),
+        lambda query: server.run(query, base),
+        "sandhost_fleet_",
+    )
 
 
 def rows(store: Store) -> list[tuple[str, str]]:
@@ -139,8 +153,10 @@ def test_another_epoch_writes_nothing(place: Place, changes: list[Change]) -> No
     if changes or store.is_remote:
         with pytest.raises(StaleEpochError, match="epoch is 2, this directory's is 1"):
             store.put(changes)
-    assert rows(store) == []
     store.close()
+    again = place.open()
+    assert rows(again) == []
+    again.close()
 
 
 WRITER = """
@@ -208,6 +224,31 @@ async def test_a_step_that_cannot_be_stored_is_not_carried_out(place: Place) -> 
         await writer.flush()
     assert seen == []
     store.close()
+
+
+# spec FL2: a fault that passes, as a full disk does; the caller was told of a failure.
+async def test_a_step_that_could_not_be_stored_is_not_stored_later(
+    place: Place,
+) -> None:
+    store = place.open()
+    seen: list[Step] = []
+    writer = StepWriter(store, seen.append)
+    step = Step()
+    step.put("ledger", "a", ROW)
+    writer.add(step)
+    place.rename("rows", "away")
+    with pytest.raises((StoreError, sqlite3.Error)):
+        await writer.flush()
+    place.rename("away", "rows")
+    writer.add(Step())
+    for _ in range(2):
+        with pytest.raises((StoreError, sqlite3.Error)):
+            await writer.flush()
+    assert seen == []
+    store.close()
+    again = place.open()
+    assert rows(again) == []
+    again.close()
 
 
 # spec FL2, FL5: a renewal of a directory that has lost its store to another machine's.
