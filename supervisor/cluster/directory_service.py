@@ -29,7 +29,7 @@ from supervisor.fleet.store import FleetStore, StepWriter, StoreError
 from supervisor.fleet.store_address import is_postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hostlib.log import Log
     from supervisor.fleet.step import Step, Store
@@ -108,7 +108,8 @@ class DirectoryService:
     """One directory, in the loop of its process.
 
     Args:
-        store: of its rows; owned by the caller.
+        store: where its changes go; owned by the caller.
+        rows: all that is stored there.
         deliver: takes a message for a node; it may be lost.
         log: for what cannot be told to anybody.
         lease_s: L.
@@ -117,11 +118,12 @@ class DirectoryService:
     def __init__(
         self,
         store: Store,
+        rows: Iterable[tuple[str, str, bytes]],
         deliver: Callable[[str, bytes], None],
         log: Log,
         lease_s: float = LEASE_S,
     ) -> None:
-        self._directory = Directory(store.epoch, store.load(), read_clocks(), lease_s)
+        self._directory = Directory(store.epoch, rows, read_clocks(), lease_s)
         self._deliver = deliver
         self._log = log
         self._writer: StepWriter[Step] = StepWriter(store, self._carry_out)

@@ -7,7 +7,7 @@ a lost machine still has. So the actor begins without it, and tries again and ag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from supervisor.cluster.orders import DirectoryOrder
     from supervisor.cluster.requests import Reply
     from supervisor.fleet.step import Store
+
+Row: TypeAlias = tuple[str, str, bytes]
+"""A table, a key and what is stored there, as msgpack."""
 
 READY = "ready"
 """The request that waits for the outcome of the first attempt."""
@@ -57,10 +60,12 @@ class DirectoryStart:
             StaleEpochError: another directory has the store.
             StoreError, sqlite3.Error: the store cannot be read or written any more.
         """
-        store = await self._open()
+        store, rows = await self._open()
         try:
             order = self._order
-            service = DirectoryService(store, self._deliver, self._log, order.lease_s)
+            service = DirectoryService(
+                store, rows, self._deliver, self._log, order.lease_s
+            )
             if order.max_tokens is not None:
                 service.open_account(ACCOUNT, order.max_tokens, order.window)
             self._service = service
@@ -69,10 +74,10 @@ class DirectoryStart:
         finally:
             store.close()
 
-    async def _open(self) -> Store:
+    async def _open(self) -> tuple[Store, list[Row]]:
         while True:
             try:
-                return await in_thread(open_store, self._order.store)
+                return await in_thread(_load_store, self._order.store)
             except StoreError as why:
                 if str(why) != self._reason:
                     self._log.write("WARNING", f"The directory waits: {why}")
@@ -96,3 +101,17 @@ class DirectoryStart:
             if do == READY
             else await self._service.answer(version, do, args)
         )
+
+
+def _load_store(where: str) -> tuple[Store, list[Row]]:
+    """Return a store, opened, with all that is in it; blocks.
+
+    Raises:
+        StoreError: it cannot be opened or read.
+    """
+    store = open_store(where)
+    try:
+        return store, list(store.load())
+    except BaseException:
+        store.close()
+        raise

@@ -194,7 +194,7 @@ async def fleet_of(
                 if node in scene.nodes:
                     scene.nodes[node].deliver([message])
 
-            directory = DirectoryService(store, deliver, LOG, lease_s)
+            directory = DirectoryService(store, store.load(), deliver, LOG, lease_s)
             scene = Doors(nursery, directory, daemons)
             nursery.start_soon(directory.run)
             for node in daemons:

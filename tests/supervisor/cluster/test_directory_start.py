@@ -8,11 +8,14 @@ import pytest
 import trio
 
 from hostlib.log import Log
+from hostlib.threads import in_thread
+from supervisor.cluster.directory_service import open_store
 from supervisor.cluster.directory_start import READY, DirectoryStart
 from supervisor.cluster.orders import DirectoryOrder
 from supervisor.fleet.messages import VERSION
 from supervisor.fleet.step import StaleEpochError
 from supervisor.fleet.store import FILE, FleetStore
+from tests.helpers import postgres
 
 LOG = Log("ERROR")
 
@@ -55,6 +58,46 @@ async def test_a_directory_whose_store_has_another_epoch_ends(tmp_path: Path) ->
             words = b'{"name": "x", "program": {"command": ["true"]}, "wait": true}'
             is_done, text = await start.answer(VERSION, "spawn", words)
             assert (is_done, b"its epoch is 2" in text) == (False, True)
+
+
+# spec FL2
+@pytest.mark.slow
+async def test_a_store_that_cannot_be_read_is_waited_for() -> None:
+    rename = "ALTER TABLE sandhost_fleet_rows RENAME {} TO {}"
+    with postgres.server() as server:
+        open_store(server.address).close()
+        server.run(rename.format("data", "away"))
+        start = DirectoryStart(DirectoryOrder(server.address), no_node, LOG)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(start.run)
+            is_done, text = await start.answer(VERSION, READY, b"{}")
+            assert (is_done, b"cannot read the fleet's store" in text) == (False, True)
+            server.run(rename.format("away", "data"))
+            while not (await start.answer(VERSION, READY, b"{}"))[0]:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+
+# spec FL2: its answer comes late; the loop goes on meanwhile.
+@pytest.mark.slow
+async def test_a_store_that_is_read_slowly_holds_up_nothing() -> None:
+    with postgres.server() as server:
+        open_store(server.address).close()
+        psycopg = pytest.importorskip("psycopg")
+        start = DirectoryStart(DirectoryOrder(server.address), no_node, LOG)
+        async with trio.open_nursery() as nursery:
+            with psycopg.connect(server.address) as other:
+                other.execute("LOCK TABLE sandhost_fleet_rows")
+                nursery.start_soon(start.run)
+                while await in_thread(server.run, WAITING) != [(1,)]:
+                    pass
+                is_done, text = await start.answer(VERSION, "ps", b"{}")
+                assert (is_done, b"it opens its store" in text) == (False, True)
+            assert (await start.answer(VERSION, READY, b"{}"))[0]
+            nursery.cancel_scope.cancel()
 
 
 def no_node(node: str, message: bytes) -> None:

@@ -126,7 +126,7 @@ async def fleet(where: Path) -> AsyncIterator[Scene]:
     try:
         async with trio.open_nursery() as nursery:
             scene = Scene(where, nursery)
-            scene.directory = DirectoryService(store, scene.deliver, LOG)
+            scene.directory = DirectoryService(store, store.load(), scene.deliver, LOG)
             nursery.start_soon(scene.directory.run)
             yield scene
             nursery.cancel_scope.cancel()
