@@ -96,7 +96,7 @@ class CommonRoot:
     ) -> bool:
         """Tell whether it can become the root of these trees, links and files.
 
-        What is made later in one of its trees would be made in the machine's own files.
+        An entry made in one of its trees would be made in the machine's own files.
         """
         rest = set(trees) - self._seen.keys()
         own = [path for path, _ in (*files, *(set(links) - self._links))]
