@@ -107,7 +107,7 @@ class Deaths:
 class MountChanges:
     """Hears that something was mounted or unmounted: proc_pid_mountinfo(5).
 
-    The kernel tells each open file once, whoever polls it: there is one to be woken by,
+    The kernel tells each open file once, by any poll of it: there is one to be woken by,
     and one to ask.
 
     Attributes:
