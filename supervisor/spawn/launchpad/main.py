@@ -53,8 +53,6 @@ class _Launchpad:
         self._pid = os.getpid()
         self._epoll = select.epoll()
         self._family = Family(self._epoll)
-        self._mounts = setup.MountChanges()
-        self._stock = Stock(sees_mounts=self._mounts.fd >= 0)
         self._outbox = Outbox(control, self._epoll)
         self._ends = Ends(
             self._family, self._read_all_reports, self._bury, self._outbox.put
@@ -63,6 +61,8 @@ class _Launchpad:
         self._has_just_started = False  # a child, since the last pause
         self._namespaces = PidNamespaces()
         self._deaths = setup.Deaths()
+        self._mounts = setup.MountChanges()  # the last descriptors: it can do without
+        self._stock = Stock(sees_mounts=self._mounts.fd >= 0)
         self._epoll.register(control.fileno(), select.EPOLLIN)
         self._epoll.register(self._deaths.fd, select.EPOLLIN)
         if self._mounts.fd >= 0:

@@ -111,7 +111,8 @@ class MountChanges:
     and one to ask.
 
     Attributes:
-        fd: has EPOLLPRI when the mount table has changed; -1: there is no such table.
+        fd: has EPOLLPRI when the mount table has changed; -1: there is no such table,
+            or no descriptor for it.
     """
 
     def __init__(self) -> None:
@@ -119,8 +120,12 @@ class MountChanges:
         self._poll = select.poll()
         try:
             asked = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
             self.fd = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
+            os.close(asked)
             return
         self._poll.register(asked, select.POLLPRI)
 
