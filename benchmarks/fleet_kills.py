@@ -1,4 +1,4 @@
-"""Kills of a fleet's nodes: when a lost child is told of and placed again.
+"""Kills of a fleet's nodes: when a child is told lost, and placed again.
 
 The fleet is one of its own, with leases of their usual length, and ends with the kills.
 """

@@ -60,17 +60,7 @@ async def wait_readable(fd: int | HasFileno) -> None:
     try:
         await trio.lowlevel.wait_readable(fd)
     except OSError as why:
-        await poll_until_readable(why, fd)
-
-
-async def poll_until_readable(why: OSError, fd: int | HasFileno) -> None:
-    """Poll until a descriptor is readable, if no watch was left for it.
-
-    Args:
-        why: the error of ``trio.lowlevel.wait_readable``; raised if it is another one.
-        fd: the descriptor.
-    """
-    await _look(why, fd, select.POLLIN)
+        await _look(why, fd, select.POLLIN)
 
 
 async def wait_writable(fd: int | HasFileno) -> None:

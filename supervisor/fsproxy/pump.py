@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from hostlib.readiness import LOOK_PAUSE_S, note_unwatched, poll_until_readable
+from hostlib.readiness import LOOK_PAUSE_S, note_unwatched, wait_readable
 from supervisor.fsproxy.counts import SAMPLE_TURNS, Counts
 from supervisor.fsproxy.replies import EOF, SLOW
 from vfs.policy import SHARE
@@ -274,11 +274,7 @@ class Pump:
                     yield_core()
                     continue
                 else:
-                    # As `wait_readable`, without a frame of its own at each wake-up.
-                    try:
-                        await trio.lowlevel.wait_readable(self.epoll)
-                    except OSError as why:
-                        await poll_until_readable(why, self.epoll)
+                    await wait_readable(self.epoll)
                     misses = 0
                     slice_end = self._slice_end()
                     continue
