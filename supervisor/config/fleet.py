@@ -11,7 +11,7 @@ import msgspec
 from hostlib.user_values import OptionError, named, parse_duration, parse_size
 from supervisor.fleet.lease import LEAST_LEASE_S
 from supervisor.fleet.slices import DAY, NEVER
-from supervisor.fleet.store_address import fault_of, is_postgres, password_file
+from supervisor.fleet.store_address import fault_of, is_postgres, secret_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,8 +58,8 @@ class FleetSection(msgspec.Struct, forbid_unknown_fields=True):
     quota: FleetQuotaSection = msgspec.field(default_factory=FleetQuotaSection)
 
     def key_files(self) -> Iterator[tuple[str, str]]:
-        """Yield (key, path) of the file of the store's password, if one is named."""
-        if (path := password_file(self.store)) is not None:
+        """Yield (key, path) of the files of secrets that the store's address names."""
+        for path in secret_files(self.store):
             yield "store", path
 
 
@@ -89,13 +89,14 @@ def _check_store(store: str | None) -> Iterator[tuple[str, str]]:
         yield "store", "the absolute path of a directory of the head, or postgresql://"
     elif (reason := fault_of(store)) is not None:
         yield "store", reason
-    elif (path := password_file(store)) is not None:
+    else:
         from hostlib.keys import KeyFileError, identify_key_file  # noqa: PLC0415 - ctypes
 
-        try:
-            identify_key_file(path)
-        except KeyFileError as why:
-            yield "store", str(why)
+        for path in secret_files(store):
+            try:
+                identify_key_file(path)
+            except KeyFileError as why:
+                yield "store", str(why)
 
 
 def _check_words(section: FleetSection) -> Iterator[tuple[str, str]]:

@@ -57,7 +57,7 @@ from supervisor.control.server import Given, OrderError, Orders, serve_control
 from supervisor.control.streams import DaemonStreams, Overdue
 from supervisor.daemon.sweep import sweep
 from supervisor.fleet.link import LinkError
-from supervisor.fleet.store_address import password_file
+from supervisor.fleet.store_address import secret_files, usual_secret_files
 from supervisor.fsproxy.ports import Portable
 from supervisor.handover.daemon import DaemonSurroundings, daemon_state
 from supervisor.handover.host_state import restore_host
@@ -300,7 +300,7 @@ class Daemon:
         if section is not None:
             from supervisor.control.bases import BaseOrders  # noqa: PLC0415 - seldom
 
-            _hide_password(host, section)
+            _hide_secrets(host, section)
             self._member = self._make_member(host, children, section)
             await nursery.start(self._member.run)
             BaseOrders(self._member, host.journal).add_to(orders)
@@ -432,18 +432,21 @@ class Daemon:
         return tell
 
 
-def _hide_password(host: Host, section: FleetSection) -> None:
-    """Keep the file of the store's password from all children.
+def _hide_secrets(host: Host, section: FleetSection) -> None:
+    """Keep the files of the store's password and key from all children.
 
     Raises:
-        OSError: it cannot be read, or others may read it.
+        OSError: one that is named cannot be read, or others may read it.
     """
-    if (path := password_file(section.store)) is None:
-        return
-    try:
-        host.hide_key_files({path: identify_key_file(path)})
-    except KeyFileError as why:
-        raise OSError(errno.EINVAL, str(why)) from None
+    for path in secret_files(section.store):
+        try:
+            host.hide_key_files({path: identify_key_file(path)})
+        except KeyFileError as why:
+            raise OSError(errno.EINVAL, str(why)) from None
+    for path in usual_secret_files(section.store, os.environ):
+        # One that is not there, or that others may read, libpq does not use either.
+        with suppress(KeyFileError):
+            host.hide_key_files({path: identify_key_file(path)})
 
 
 async def _reload(host: Host, actions: DaemonOrders) -> None:

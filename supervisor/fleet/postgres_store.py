@@ -107,6 +107,9 @@ WITH own AS (
 SELECT number FROM own
 """
 
+_STANDBY_WAIT = "SyncRepWaitForLSN"
+"""Function of the server that warns where the wait for a standby was ended."""
+
 _HELP = {
     "25006": "name the server that may be written to",
     "3D000": "make the database, or correct the address",
@@ -185,7 +188,11 @@ class PostgresStore:
                 f"cannot open the fleet's store, {self._name}: its version is {version};"
                 f" it needs {LEAST_VERSION} or later"
             )
+        # A role may have other bounds of its own.
+        self._set("statement_timeout", bounds.statement_s)
         self._set("idle_session_timeout", bounds.silent_s)
+        self._set("idle_in_transaction_session_timeout", bounds.silent_s)
+        self._set("tcp_user_timeout", bounds.silent_s)
         if self._run(_FIND) == [(None,)]:
             with self._base.transaction():
                 self._base.execute(_SCHEMA)
@@ -202,6 +209,7 @@ class PostgresStore:
             StoreError: another directory has it.
         """
         self._set("lock_timeout", lock_s)
+        self._set("statement_timeout", 2 * lock_s)  # the lock's own bound comes first
         self._base.answer_s += lock_s
         try:
             self._run(f"SELECT pg_advisory_lock({_LOCK})")
@@ -283,8 +291,10 @@ class PostgresStore:
         return found
 
     def _note(self, notice: psycopg.errors.Diagnostic) -> None:
-        if notice.severity_nonlocalized == "WARNING":
-            self._warnings.append(notice.message_primary or "it warns")
+        if notice.source_function == _STANDBY_WAIT:
+            self._warnings.append(
+                notice.message_primary or "a standby is not waited for"
+            )
 
     def _error(
         self, verb: str, why: psycopg.Error, advice: str = "look at its log"

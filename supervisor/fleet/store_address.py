@@ -7,11 +7,26 @@ its password stands in a file that libpq reads (`passfile`, PGPASSFILE, a servic
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _BEGIN = ("postgresql://", "postgres://")
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%]+\]|[^\s:\[\]@/]*)(:[0-9]{1,5})?")
-_SECRETS = frozenset({"password", "sslpassword", "oauth_client_secret"})
+_SECRETS = frozenset(
+    {
+        "password", "sslpassword", "oauth_client_secret",
+        "scram_client_key", "scram_server_key",
+    }
+)  # fmt: skip
+
+_FILES = {
+    "passfile": ("PGPASSFILE", ".pgpass"),
+    "sslkey": ("PGSSLKEY", ".postgresql/postgresql.key"),
+}
+"""Parameters that name a file of secrets: (variable, file of HOME) where they do not."""
 
 
 def is_postgres(store: str | None) -> bool:
@@ -36,9 +51,16 @@ def fault_of(address: str) -> str | None:
         )
     if not all(map(_HOST.fullmatch, hosts.split(","))):
         return "write a host as HOST, HOST:PORT or [IPv6]:PORT, with commas between"
-    if not words.get("passfile", "/").startswith("/"):
-        return "passfile: write an absolute path"
+    for key in _FILES:
+        file = words.get(key, "/")
+        if not (file.startswith("/") or _is_of_engine(key, file)):
+            return f"{key}: write an absolute path"
     return None
+
+
+def _is_of_engine(key: str, value: str) -> bool:
+    """Return whether a key is in hardware: ENGINE:ID, which is no file."""
+    return key == "sslkey" and ":" in value
 
 
 def name_of(address: str) -> str:
@@ -53,11 +75,34 @@ def name_of(address: str) -> str:
     return f"{what} at {unquote(hosts)}"
 
 
-def password_file(address: str | None) -> str | None:
-    """Return the file that an address names for its password; None if it names none."""
+def secret_files(address: str | None) -> tuple[str, ...]:
+    """Return the files of secrets that an address names: a password's, a key's."""
     if address is None or not is_postgres(address):
-        return None
-    return _words(urlsplit(address)).get("passfile")
+        return ()
+    words = _words(urlsplit(address))
+    named = ((key, words[key]) for key in _FILES if key in words)
+    return tuple(file for key, file in named if not _is_of_engine(key, file))
+
+
+def usual_secret_files(
+    address: str | None, environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the files in which libpq looks for secrets that an address does not name.
+
+    Args:
+        address: of the store.
+        environment: of the process.
+    """
+    if address is None or not is_postgres(address):
+        return ()
+    words = _words(urlsplit(address))
+    home = environment.get("HOME", "/")
+    files = [
+        environment.get(variable) or f"{home}/{usual}"
+        for key, (variable, usual) in _FILES.items()
+        if key not in words
+    ]
+    return tuple(file for file in files if file.startswith("/"))
 
 
 def _words(parts: SplitResult) -> dict[str, str]:

@@ -262,6 +262,55 @@ def test_a_commit_whose_standby_is_not_waited_for_is_not_told_as_done(
     store.close()
 
 
+WARN = (
+    (
+        "CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE WARNING 'look out'; RETURN NEW; END $$"
+    ),
+    (
+        "CREATE TRIGGER warned BEFORE INSERT ON sandhost_fleet_rows"
+        " FOR EACH ROW EXECUTE FUNCTION warn()"
+    ),
+)
+
+
+# spec FL2
+def test_another_warning_of_the_server_is_no_fault(
+    server: postgres.Server, address: str
+) -> None:
+    store = PostgresStore(address)
+    base = address.partition("?")[0].rpartition("/")[2]
+    for statement in WARN:
+        server.run(statement, base)
+    store.put([Change("ledger", "a", ROW)])
+    assert keys(store) == ["a"]
+    store.close()
+
+
+WAITED = (
+    "SELECT 1 FROM pg_locks WHERE NOT granted AND waitstart < now() - '0.3 s'::interval"
+)
+
+
+# spec FL2
+def test_a_user_s_own_short_bound_does_not_cut_the_wait_for_the_lock(
+    server: postgres.Server,
+) -> None:
+    base = server.make_base()
+    server.run(f"CREATE ROLE hasty SUPERUSER LOGIN PASSWORD '{server.password}'")
+    server.run("ALTER ROLE hasty SET statement_timeout = '100ms'")
+    with server.password_file.open("a") as lines:
+        lines.write(f"*:*:*:hasty:{server.password}\n")
+    first = PostgresStore(server.address_of(base))
+    second = run_beside(lambda: PostgresStore(server.address_of(base, "hasty")))
+    while server.run(WAITED, base) == []:
+        select.select([], [], [], 0.02)
+    first.close()
+    store = second()
+    assert store.epoch == 2
+    store.close()
+
+
 # spec FL2
 def test_a_disk_that_is_full_is_told_and_loses_nothing(
     server: postgres.Server,
