@@ -24,8 +24,8 @@ from supervisor.fleet.listings import (  # noqa: TC001 - msgspec looks at them
     ShownWorkspace,
 )
 from supervisor.fleet.messages import decode_from_node, encode
-from supervisor.fleet.step import StaleEpochError
-from supervisor.fleet.store import FleetStore, StepWriter, StoreError
+from supervisor.fleet.step import StaleEpochError, StoreError
+from supervisor.fleet.store import FleetStore, StepWriter
 from supervisor.fleet.store_address import is_postgres
 
 if TYPE_CHECKING:
@@ -113,6 +113,9 @@ class DirectoryService:
         deliver: takes a message for a node; it may be lost.
         log: for what cannot be told to anybody.
         lease_s: L.
+
+    Raises:
+        StoreError: its rows cannot be read.
     """
 
     def __init__(

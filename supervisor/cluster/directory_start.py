@@ -14,7 +14,7 @@ import trio
 from hostlib.threads import in_thread
 from supervisor.cluster.directory_service import DirectoryService, open_store
 from supervisor.fleet.slices import ACCOUNT
-from supervisor.fleet.store import StoreError
+from supervisor.fleet.step import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,12 +60,9 @@ class DirectoryStart:
             StaleEpochError: another directory has the store.
             StoreError, sqlite3.Error: the store cannot be read or written any more.
         """
-        store, rows = await self._open()
+        store, service = await self._open()
         try:
             order = self._order
-            service = DirectoryService(
-                store, rows, self._deliver, self._log, order.lease_s
-            )
             if order.max_tokens is not None:
                 service.open_account(ACCOUNT, order.max_tokens, order.window)
             self._service = service
@@ -74,16 +71,32 @@ class DirectoryStart:
         finally:
             store.close()
 
-    async def _open(self) -> tuple[Store, list[Row]]:
+    async def _open(self) -> tuple[Store, DirectoryService]:
         while True:
             try:
-                return await in_thread(_load_store, self._order.store)
+                return await self._load()
             except StoreError as why:
                 if str(why) != self._reason:
                     self._log.write("WARNING", f"The directory waits: {why}")
                 self._reason = str(why)
             self._tried.set()
             await trio.sleep(AGAIN_S)
+
+    async def _load(self) -> tuple[Store, DirectoryService]:
+        """Open the store and read it.
+
+        Raises:
+            StoreError: it cannot be opened or read.
+        """
+        store, rows = await in_thread(_load_store, self._order.store)
+        try:
+            lease_s = self._order.lease_s
+            return store, DirectoryService(
+                store, rows, self._deliver, self._log, lease_s
+            )
+        except BaseException:
+            store.close()
+            raise
 
     def receive(self, messages: list[bytes]) -> None:
         """Take messages of nodes; they are lost before it has its store."""

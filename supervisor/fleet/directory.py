@@ -71,7 +71,7 @@ from supervisor.fleet.states import (
     NodeEvent,
     NodeState,
 )
-from supervisor.fleet.step import Step
+from supervisor.fleet.step import Step, StoreError
 from supervisor.spawn.restart_policies import is_placed_again
 
 if TYPE_CHECKING:
@@ -190,6 +190,22 @@ _ROWS: dict[str, type[msgspec.Struct]] = {
 }
 
 
+def _read_row(table: str, key: str, data: bytes) -> msgspec.Struct:
+    """Return a row as it was stored.
+
+    Raises:
+        StoreError: it was stored by another version, or is damaged.
+    """
+    try:
+        row: msgspec.Struct = msgspec.msgpack.decode(data, type=_ROWS[table])
+    except (KeyError, msgspec.DecodeError) as why:
+        raise StoreError(
+            f"cannot read the fleet's store: {key!r:.40} of {table!r:.20}: {why!s:.60};"
+            " take its version of sandhost, or an empty store"
+        ) from None
+    return row
+
+
 class Directory:
     """The directory of one fleet.
 
@@ -199,6 +215,9 @@ class Directory:
         now: every node that is a member has one full lease from now.
         lease_s: L.
         version: nodes of another one are refused.
+
+    Raises:
+        StoreError: what is stored cannot be read.
     """
 
     account_type = RootAccount
@@ -231,10 +250,7 @@ class Directory:
                 self._leases.grant(node.name, now.clock_s)
 
     def _load(self, stored: Iterable[tuple[str, str, bytes]]) -> None:
-        rows = [
-            (key, msgspec.msgpack.decode(data, type=_ROWS[table]))
-            for table, key, data in stored
-        ]
+        rows = [(key, _read_row(table, key, data)) for table, key, data in stored]
         slices = [row for _, row in rows if isinstance(row, SliceRow)]
         requests = [(key, row) for key, row in rows if isinstance(row, RequestRow)]
         for key, row in rows:

@@ -20,8 +20,7 @@ import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from supervisor.fleet.step import StaleEpochError
-from supervisor.fleet.store import StoreError
+from supervisor.fleet.step import StaleEpochError, StoreError
 from supervisor.fleet.store_address import name_of
 
 if TYPE_CHECKING:

@@ -102,6 +102,10 @@ class Store(Protocol):
         ...
 
 
+class StoreError(Exception):
+    """The store cannot be used; the text says why and what to do."""
+
+
 class StaleEpochError(Exception):
     """Another directory writes this store by now: this one ends at once (FL2).
 

@@ -25,7 +25,7 @@ from hostlib.database import open_database
 from hostlib.linux.holdings import descriptors_of
 from hostlib.private_files import open_private
 from hostlib.threads import in_thread
-from supervisor.fleet.step import StaleEpochError, Step
+from supervisor.fleet.step import StaleEpochError, Step, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,10 +44,6 @@ CREATE TABLE IF NOT EXISTS rows (
     name TEXT, key TEXT, row BLOB NOT NULL, PRIMARY KEY (name, key)
 ) WITHOUT ROWID;
 """
-
-
-class StoreError(Exception):
-    """The store cannot be used; the text says why and what to do."""
 
 
 class FleetStore:

@@ -59,8 +59,8 @@ from supervisor.fleet.node import (
     Told,
 )
 from supervisor.fleet.states import Phase
-from supervisor.fleet.step import Moment, StaleEpochError
-from supervisor.fleet.store import FleetStore, StepWriter, StoreError
+from supervisor.fleet.step import Moment, StaleEpochError, StoreError
+from supervisor.fleet.store import FleetStore, StepWriter
 from supervisor.kept_children.kept_child import NOT_STARTED
 from supervisor.kept_children.placed import Placed
 from supervisor.membership.bases import BaseError, PeerError

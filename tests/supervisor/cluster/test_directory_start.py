@@ -61,6 +61,28 @@ async def test_a_directory_whose_store_has_another_epoch_ends(tmp_path: Path) ->
 
 
 # spec FL2
+@pytest.mark.parametrize(("table", "row"), [("nodes", b"\x01"), ("ghosts", b"\x80")])
+async def test_a_row_that_cannot_be_read_is_named(
+    tmp_path: Path, table: str, row: bytes
+) -> None:
+    FleetStore(str(tmp_path)).close()
+    base = sqlite3.connect(tmp_path / FILE)
+    with base:
+        base.execute("INSERT INTO rows VALUES (?, 'a', ?)", (table, row))
+    start = DirectoryStart(DirectoryOrder(str(tmp_path)), no_node, LOG)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(start.run)
+        is_done, text = await start.answer(VERSION, READY, b"{}")
+        assert (is_done, f"'a' of '{table}'".encode() in text) == (False, True), text
+        with base:
+            base.execute("DELETE FROM rows")
+        base.close()
+        while not (await start.answer(VERSION, READY, b"{}"))[0]:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+# spec FL2
 @pytest.mark.slow
 async def test_a_store_that_cannot_be_read_is_waited_for() -> None:
     rename = "ALTER TABLE sandhost_fleet_rows RENAME {} TO {}"

@@ -14,8 +14,7 @@ import pytest
 
 from hostlib.threads import run_beside
 from supervisor.fleet.held_slices import LedgerRow
-from supervisor.fleet.step import Change
-from supervisor.fleet.store import StoreError
+from supervisor.fleet.step import Change, StoreError
 from tests.helpers import postgres
 from tests.helpers.command import small_disk
 
@@ -346,8 +345,7 @@ import itertools, sys
 from hostlib.threads import run_beside
 from supervisor.fleet.held_slices import LedgerRow
 from supervisor.fleet.postgres_store import PostgresStore
-from supervisor.fleet.step import Change
-from supervisor.fleet.store import StoreError
+from supervisor.fleet.step import Change, StoreError
 store = PostgresStore(sys.argv[1])
 try:
     for number in itertools.count():

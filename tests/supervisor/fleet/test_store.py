@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.fleet.held_slices import LedgerRow
-from supervisor.fleet.step import Change, StaleEpochError, Step
-from supervisor.fleet.store import FILE, FleetStore, StepWriter, StoreError
+from supervisor.fleet.step import Change, StaleEpochError, Step, StoreError
+from supervisor.fleet.store import FILE, FleetStore, StepWriter
 from tests.helpers.command import small_disk
 
 ROW = LedgerRow("L1", 2, 3)

@@ -13,8 +13,15 @@ import pytest
 from supervisor.cluster.directory_service import open_store
 from supervisor.fleet.held_slices import LedgerRow
 from supervisor.fleet.messages import Renewed, Session
-from supervisor.fleet.step import Change, Send, StaleEpochError, Step, Store
-from supervisor.fleet.store import FILE, StepWriter, StoreError
+from supervisor.fleet.step import (
+    Change,
+    Send,
+    StaleEpochError,
+    Step,
+    Store,
+    StoreError,
+)
+from supervisor.fleet.store import FILE, StepWriter
 from supervisor.fleet.store_address import is_postgres
 from tests.helpers import postgres
 
