@@ -536,11 +536,13 @@ def _is_of_node(raylet: str, node: str) -> bool:
     return prefix == _NODE_PREFIX and rest.rpartition(":")[0] == node
 
 
-def foreign_raylet(cluster: Cluster, addresses: frozenset[str]) -> str | None:
-    """Return the name of a raylet here that is no node's yet; None: there is none."""
-    for name, (_, address) in cluster.raylets().items():
+def foreign_raylet(
+    cluster: Cluster, addresses: frozenset[str]
+) -> tuple[str, str] | None:
+    """Return (name, id) of a raylet here that is no node's yet; None: there is none."""
+    for name, (node_id, address) in cluster.raylets().items():
         if address in addresses and not name.startswith(f"{_NODE_PREFIX}:"):
-            return name
+            return name, node_id
     return None
 
 

@@ -279,6 +279,38 @@ def open_ports(directory: str) -> list[int]:
     return sorted(ports)
 
 
+def worker_ports(node_id: str) -> tuple[tuple[int, int], ...]:
+    """Return the ports of actors of a raylet here, as first and last of each range.
+
+    Raises:
+        RayError: its command line is not to be seen.
+    """
+    words = _raylet_words(node_id)
+    if words.get("worker_port_list"):
+        return tuple((int(port),) * 2 for port in words["worker_port_list"].split(","))
+    first, last = int(words["min_worker_port"]), int(words["max_worker_port"])
+    if first == 0:  # Ray leaves the choice to the kernel
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii")
+        least, most = map(int, text.split())
+        return ((least, most),)
+    return ((first, last),)
+
+
+def _raylet_words(node_id: str) -> dict[str, str]:
+    """Return the options of a raylet, as its command line has them."""
+    wanted = f"--node_id={node_id}"
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = (process / "cmdline").read_bytes().decode(errors="replace")
+            if wanted in (line := words.split("\0")):
+                pairs = (word[2:].partition("=") for word in line if word[:2] == "--")
+                return {key: value for key, _, value in pairs}
+    raise RayError(
+        "cannot join: the command line of Ray's raylet here is not to be seen, so its"
+        " ports are not known; run the daemon as a user that may read /proc"
+    )
+
+
 def is_there(directory: str) -> bool:
     """Tell whether anything of a node's Ray is left: a process, or its files."""
     return is_running(directory) or Path(directory, SESSIONS).exists()

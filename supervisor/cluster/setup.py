@@ -55,6 +55,10 @@ _NO_RESOURCE = (
     " them; start it with --resources"
 )
 
+_NO_DIRECTORY = (
+    "the fleet's directory never moves to the Ray here: it is without resource"
+)
+
 
 def set_up(order: SetupOrder) -> SetupOutcome:
     """Bring a node into the fleet; what was started ends again if that fails.
@@ -93,20 +97,32 @@ def _join(order: SetupOrder) -> SetupOutcome:
     before = ray_processes.last_raylet(order.node.directory)
     cluster.check_name(order.node.node, before)
     note = ""
-    name = foreign_raylet(cluster, _own_addresses())
-    if name is None:
+    foreign = foreign_raylet(cluster, _own_addresses())
+    if foreign is None:
         name = raylet_name(order.node.node)
         ports = _choose_ports(order.ports)
         process = _start_ray(order, ports, [f"--address={address}"], name)
         _wait_raylet(process, order, address, name)
+        ranges = ports.ranges()
     else:
-        ports = RayPorts(cluster.ports_of(name), WORKER_PORTS)
-        if not cluster.has_resource(name, RESOURCE):
-            note = _NO_RESOURCE
-    node = _with_ray(order, ports.ranges())
+        name, node_id = foreign
+        workers = ray_processes.worker_ports(node_id)
+        ranges = (*_each(cluster.ports_of(name)), *workers)
+        note = _note_on_resources(cluster, name, order)
+    node = _with_ray(order, ranges)
     with Driver(address, order.bind) as driver:
         driver.make_node(node, driver.node_id(name), is_again=before != "")
     return SetupOutcome(address, open_ports=_open_ports(order), note=note)
+
+
+def _note_on_resources(cluster: Cluster, raylet: str, order: SetupOrder) -> str:
+    """Return what a Ray lacks that its user has started without our resources."""
+    notes = []
+    if not cluster.has_resource(raylet, RESOURCE):
+        notes.append(_NO_RESOURCE)
+    if order.resource is not None and not cluster.has_resource(raylet, order.resource):
+        notes.append(f"{_NO_DIRECTORY} {order.resource!r}")
+    return "; ".join(notes)
 
 
 def _check_fleet(cluster: Cluster, address: str) -> None:
@@ -140,7 +156,11 @@ class RayPorts(NamedTuple):
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Return them as first and last port of each range."""
-        return (*((port, port) for port in self.own), self.workers)
+        return (*_each(self.own), self.workers)
+
+
+def _each(ports: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple((port, port) for port in ports)
 
 
 def _choose_ports(given: tuple[int, int] | None) -> RayPorts:

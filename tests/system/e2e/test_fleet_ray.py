@@ -199,6 +199,7 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
 
 
 USERS = ("--disable-usage-stats", "--num-cpus=0")
+PORTS_OF_USER = ("--min-worker-port=21800", "--max-worker-port=21840")
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
@@ -233,7 +234,7 @@ def test_a_node_on_a_ray_that_runs_already_leaves_it_alone() -> None:
         address, token = json.loads(done.out).values()
         named = ("--node", "b", "--bind", OWN, "--token-file", token)
         words = ("join", *named, "--address")
-        with users_ray(token, f"--address={address}") as pids:
+        with users_ray(token, f"--address={address}", *PORTS_OF_USER) as pids:
             done = b.fleet(*words, address)
             assert done.status == 0, done.err
             assert done.said("without the resource 'sandhost'")
