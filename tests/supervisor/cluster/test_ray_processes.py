@@ -1,4 +1,4 @@
-"""What is known of Ray's processes without asking Ray."""
+"""Ports and processes of Ray, read without asking Ray."""
 
 import subprocess
 from collections.abc import Iterator
