@@ -40,12 +40,6 @@ async def _reap(pid: int) -> None:
     pidfd = os.pidfd_open(pid)
     try:
         await wait_readable(pidfd)
-        collect(pidfd)
+        processes.exit_status(pidfd)
     finally:
         os.close(pidfd)
-
-
-def collect(pidfd: int) -> bool:
-    """Reap a child that has ended; return whether it exited with 0."""
-    ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-    return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import sys
+import termios
 from typing import NamedTuple
 
 _tee = ctypes.CDLL(None, use_errno=True).tee
@@ -44,6 +46,13 @@ def resize_pipe(pipe: int, size_bytes: int) -> None:
     """Change a pipe's capacity, if the kernel allows it."""
     with contextlib.suppress(OSError):  # EPERM: the user's share of pipe memory is used
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size_bytes)
+
+
+def bytes_waiting(fd: int) -> int:
+    """Return how many bytes can be read from a pipe, socket or terminal (FIONREAD)."""
+    count = bytearray(4)
+    fcntl.ioctl(fd, termios.FIONREAD, count)
+    return int.from_bytes(count, sys.byteorder)
 
 
 def copy_pipe(source: int, target: int, size_bytes: int) -> int:

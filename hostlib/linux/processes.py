@@ -201,6 +201,21 @@ def end_processes(pidfds: Collection[int], signal: int, timeout_s: float) -> boo
     return True
 
 
+def exit_status(pidfd: int, timeout_s: float | None = None) -> int | None:
+    """Reap a child of this process; return its exit status, None if a signal ended it.
+
+    Args:
+        pidfd: the child's; it stays open.
+        timeout_s: it is killed then; None waits for its own end.
+    """
+    if timeout_s is not None and not end_processes([pidfd], 0, timeout_s):
+        signal_pidfd(pidfd, _signal.SIGKILL)
+    ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    if ended is None or ended.si_code != os.CLD_EXITED:
+        return None
+    return ended.si_status
+
+
 def signal_trees(parent: int, roots: Collection[int], signal: int) -> None:
     """Send `signal` to each root and all beneath it, parents before their children."""
     for process in trees_beneath(parent, roots):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from hostlib.linux.pipes import bytes_waiting
 from protocol import HostConnection, error
 from protocol import messages as m
 from protocol.chat import ChatBody
@@ -33,7 +34,7 @@ from supervisor.fsproxy.outbound import Outbound
 from supervisor.fsproxy.ports import NO_NAMES
 from supervisor.fsproxy.pump import POLLS
 from supervisor.fsproxy.replies import EOF, FAULT, PROCESS_EXIT, REPLACED, SLOW
-from supervisor.fsproxy.transport import bytes_waiting, revoke
+from supervisor.fsproxy.transport import revoke
 from vfs.errors import RightsError
 from vfs.policy import close_places, network_in
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from hostlib.linux.pipes import bytes_waiting
+
 if TYPE_CHECKING:
     from vfs.clients import OpenFile
 
@@ -34,13 +36,6 @@ _ZEROS = bytes(65_536)
 
 _NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of sendfile for a file that the kernel cannot send by itself (sendfile(2))."""
-
-
-def bytes_waiting(fd: int) -> int:
-    """Return how many bytes wait to be read from a socket or pipe (FIONREAD)."""
-    count = bytearray(4)
-    fcntl.ioctl(fd, termios.FIONREAD, count)
-    return int.from_bytes(count, sys.byteorder)
 
 
 def bytes_unread(fd: int) -> int:

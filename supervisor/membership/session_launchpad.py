@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from hostlib.descendants import collect, end_descendants
+from hostlib.descendants import end_descendants
 from hostlib.linux import processes
 from hostlib.linux.holdings import is_same_process
 from hostlib.readiness import wait_readable
@@ -157,7 +157,7 @@ def _end_unused(launchpad: LaunchpadProcess) -> None:
     launchpad.control.close()
     try:
         signal.pidfd_send_signal(launchpad.pidfd, signal.SIGKILL)
-        collect(launchpad.pidfd)
+        processes.exit_status(launchpad.pidfd)
     finally:
         os.close(launchpad.pidfd)
 

@@ -17,7 +17,6 @@ import errno
 import fcntl
 import os
 import resource
-import select
 import shutil
 import signal
 import sys
@@ -26,6 +25,7 @@ import tempfile
 from hostlib.linux import delegation, syscalls
 from hostlib.linux.cgroup_files import describe_bounds
 from hostlib.linux.namespace_counts import explain_refusal
+from hostlib.linux.processes import exit_status
 from hostlib.linux.syscalls import PR_SET_CHILD_SUBREAPER
 from supervisor.sandbox.groups import hierarchies
 from supervisor.sandbox.held_mount import try_way
@@ -245,15 +245,12 @@ def _status_of(program: str) -> int:
         os.waitid(os.P_PID, pid, os.WEXITED)
         raise UnknownError("there is no pidfd to wait by") from None
     try:
-        in_time = bool(select.select([pidfd], [], [], PROBE_TIMEOUT_S)[0])
-        if not in_time:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        status = exit_status(pidfd, PROBE_TIMEOUT_S)
     finally:
         os.close(pidfd)
-    if not in_time or ended is None or ended.si_code != os.CLD_EXITED:
+    if status is None:
         raise UnknownError("the process that tried it was killed")
-    return ended.si_status
+    return status
 
 
 def landlock() -> str:

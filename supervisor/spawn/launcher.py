@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import trio
 
-from hostlib.descendants import collect, end_descendants
+from hostlib.descendants import end_descendants
+from hostlib.linux.processes import exit_status
 from hostlib.readiness import wait_readable, wait_writable
 from supervisor.spawn.launchpad import wire
 from supervisor.spawn.process import (
@@ -440,7 +441,7 @@ class Launcher:
         try:
             signals.pidfd_send_signal(pidfd, signals.SIGCONT)  # should it be stopped
             await wait_readable(pidfd)
-            went_well = collect(pidfd)
+            went_well = exit_status(pidfd) == 0
         finally:
             os.close(pidfd)
         if not went_well:

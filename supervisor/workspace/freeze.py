@@ -21,14 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hostlib.linux.files import closing_fd
+from hostlib.linux.namespaces import NEW_PIDS, NEW_USER, set_namespace
 from hostlib.linux.net_namespace import (
     is_own_user_namespace,
     open_user_namespace,
 )
-from hostlib.linux.processes import read_parent_and_start, signal_process
+from hostlib.linux.processes import (
+    exit_status,
+    read_parent_and_start,
+    signal_process,
+)
 from hostlib.linux.syscalls import PR_SET_DUMPABLE, prctl
 from supervisor.workspace.directory import WorkspaceError
-from supervisor.workspace.linux import NEW_PID_SPACE, NEW_USER_SPACE, enter_space
 from supervisor.workspace.processes import (
     find_processes,
     is_at_rest,
@@ -47,7 +51,7 @@ STOP_TIMEOUT_S = 5.0
 """A process that waits for a disk stops when that has answered."""
 
 _LOOK_AGAIN_MS = 1
-_INSIDE_MS = 200
+_INSIDE_S = 0.2
 """How long a fork may take in a child's pid namespace, where the child may stop it."""
 
 _QUIET_LOOKS = 2
@@ -219,7 +223,8 @@ def _stop_inside(pid: int, space: str) -> bool:
             os._exit(0 if _enter_and_stop(pid, space) else 1)
         finally:
             os._exit(1)
-    return _exit_status(helper) == 0
+    with closing_fd(os.pidfd_open(helper)) as process:
+        return exit_status(process) == 0
 
 
 def _enter_and_stop(pid: int, space: str) -> bool:
@@ -233,7 +238,8 @@ def _enter_and_stop(pid: int, space: str) -> bool:
                 os._exit(0)
         finally:
             os._exit(1)
-    return _exit_status(inner, _INSIDE_MS) == 0
+    with closing_fd(os.pidfd_open(inner)) as process:
+        return exit_status(process, _INSIDE_S) == 0
 
 
 def _enter_space_of(pid: int) -> None:
@@ -245,20 +251,11 @@ def _enter_space_of(pid: int) -> None:
     space = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     users = open_user_namespace(space)
     if not is_own_user_namespace(users):
-        enter_space(users, NEW_USER_SPACE)
-    enter_space(space, NEW_PID_SPACE)
+        set_namespace(users, NEW_USER)
+    set_namespace(space, NEW_PIDS)
 
 
-def _exit_status(pid: int, timeout_ms: int | None = None) -> int:
-    """Wait for a forked process; one that takes too long is killed."""
-    with closing_fd(os.pidfd_open(pid)) as process:
-        if not _is_readable(process, timeout_ms):
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-        ended = os.waitid(os.P_PIDFD, process, os.WEXITED)
-        return -1 if ended is None else ended.si_status
-
-
-def _is_readable(fd: int, timeout_ms: int | None) -> bool:
+def _is_readable(fd: int, timeout_ms: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_ms))
@@ -300,7 +297,7 @@ def guarded_stop(
         yield
     finally:
         os.close(end_in)
-        os.waitid(os.P_PIDFD, guard, os.WEXITED)
+        exit_status(guard)
         os.close(guard)
 
 

@@ -1,7 +1,6 @@
-"""System calls for layers, commits and stops: renameat2, statx, syncfs, setns.
+"""System calls for layers and commits: renameat2, statx, syncfs.
 
-Sources: rename(2), statx(2), syncfs(2), open_by_handle_at(2), ioctl_ficlone(2),
-setns(2).
+Sources: rename(2), statx(2), syncfs(2), open_by_handle_at(2), ioctl_ficlone(2).
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ _SYS_RENAMEAT2 = 316 if _IS_X86_64 else 276
 _SYS_STATX = 332 if _IS_X86_64 else 291
 _SYS_SYNCFS = 306 if _IS_X86_64 else 267
 _SYS_NAME_TO_HANDLE_AT = 303 if _IS_X86_64 else 264
-_SYS_SETNS = 308 if _IS_X86_64 else 268
 _SYS_OPEN_BY_HANDLE_AT = 304 if _IS_X86_64 else 265
 
 # <linux/fs.h>, <linux/stat.h>, <fcntl.h>
@@ -44,13 +42,9 @@ _NO_RANGE_COPY = frozenset(
 )
 _COPY_BYTES = 1 << 20
 
-NEW_USER_SPACE, NEW_PID_SPACE = 0x10000000, 0x20000000
-"""Kinds of namespaces, as setns(2) takes them."""
-
 _renameat2 = caller(_SYS_RENAMEAT2, "ntntn")
 _statx = caller(_SYS_STATX, "ntnnn")
 _syncfs = caller(_SYS_SYNCFS, "n")
-_setns = caller(_SYS_SETNS, "nn")
 _open_by_handle_at = caller(_SYS_OPEN_BY_HANDLE_AT, "nnn")
 _name_to_handle_at = caller(_SYS_NAME_TO_HANDLE_AT, "ntnnn")
 
@@ -257,19 +251,6 @@ def _copy_range(source: int, target: int, start: int, end: int) -> None:
         if done == 0:  # the file has become shorter meanwhile
             return
         start += done
-
-
-def enter_space(fd: int, kind: int) -> None:
-    """Enter a namespace; of pids, for what is forked next: setns(2).
-
-    Args:
-        fd: of the namespace.
-        kind: ``NEW_USER_SPACE`` or ``NEW_PID_SPACE``.
-
-    Raises:
-        OSError: this process may not.
-    """
-    _setns(fd, kind)
 
 
 def is_whiteout(status: os.stat_result) -> bool:

@@ -116,6 +116,20 @@ signal.pause()
         os.close(pidfd)
 
 
+def test_a_child_is_reaped_with_its_status_or_killed_in_time() -> None:
+    for program, timeout_s, status in [
+        ("raise SystemExit(3)", None, 3),
+        ("raise SystemExit(3)", 60.0, 3),
+        ("import signal; signal.pause()", 0.0, None),
+    ]:
+        argv = [sys.executable, "-I", "-S", "-c", program]
+        pidfd = os.pidfd_open(os.posix_spawn(argv[0], argv, {}))
+        assert processes.exit_status(pidfd, timeout_s) == status
+        with pytest.raises(ChildProcessError):
+            processes.exit_status(pidfd)
+        os.close(pidfd)
+
+
 def test_a_pidfd_is_closed_where_its_process_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from hostlib.linux.pipes import bytes_waiting
 from hostlib.readiness import wait_readable
 from supervisor.toolexec.output.log import PIECE_BYTES
-from supervisor.toolexec.output.splice import SPLICED_BYTES, Tap, waiting_in
+from supervisor.toolexec.output.splice import SPLICED_BYTES, Tap
 from supervisor.toolexec.output.stores import HEAD_BYTES
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class OutputPump:
     def end_at_present(self) -> None:
         """Make the present content of the pipe the last: others hold it open for ever."""
         if not self.has_ended:
-            self._last_bytes = waiting_in(self._pipe)
+            self._last_bytes = bytes_waiting(self._pipe)
             trio.lowlevel.notify_closing(self._pipe)  # a waiting reader continues
 
     @property

@@ -13,15 +13,13 @@ r"""Moves output from pipe to file and socket within the kernel, without a copy.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import fcntl
 import os
-import termios
 from typing import TYPE_CHECKING
 
-from hostlib.linux.pipes import copy_pipe, open_pipe, resize_pipe
+from hostlib.linux.pipes import Pipe, copy_pipe, open_pipe, resize_pipe
 
 if TYPE_CHECKING:
     import socket
@@ -35,13 +33,6 @@ is moved; the pipe aside has room for the frame, too."""
 
 _FRAME_PAGES = 2
 """A line before and one after a piece, in a page each."""
-
-
-def waiting_in(pipe: int) -> int:
-    """Return the number of bytes in a pipe or a terminal."""
-    found = array.array("i", [0])
-    fcntl.ioctl(pipe, termios.FIONREAD, found)
-    return found[0]
 
 
 class Tap:
@@ -60,37 +51,35 @@ class Tap:
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
-        self._fds: tuple[int, ...] = ()
+        self._open: tuple[Pipe, ...] = ()
         resize_pipe(pipe, PIPE_BYTES)
-        self._taken, self._to_be_kept = self._open_pipe()
+        self._taken = self._open_pipe(SPLICED_BYTES)
         try:
-            self._out, self._in = self._open_pipe()
+            self._aside = self._open_pipe(PIPE_BYTES)
         except OSError:
             self.close()
             raise
-        resize_pipe(self._to_be_kept, SPLICED_BYTES)
-        resize_pipe(self._in, PIPE_BYTES)
-        aside = fcntl.fcntl(self._in, fcntl.F_GETPIPE_SZ)
-        framed = aside - _FRAME_PAGES * os.sysconf("SC_PAGESIZE")
+        aside_bytes = fcntl.fcntl(self._aside.into, fcntl.F_GETPIPE_SZ)
+        framed = aside_bytes - _FRAME_PAGES * os.sysconf("SC_PAGESIZE")
         if framed <= 0:
             self.close()
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
         self.piece_bytes = min(SPLICED_BYTES, framed)
 
-    def _open_pipe(self) -> tuple[int, int]:
-        pipe = open_pipe()
-        self._fds += pipe
+    def _open_pipe(self, size_bytes: int) -> Pipe:
+        pipe = open_pipe(size_bytes)
+        self._open += (pipe,)
         return pipe
 
     def close(self) -> None:
         """Close the two pipes."""
-        fds, self._fds = self._fds, ()
-        for fd in fds:
-            os.close(fd)
+        pipes, self._open = self._open, ()
+        for pipe in pipes:
+            pipe.close()
 
     def descriptors(self) -> tuple[int, ...]:
         """Return its descriptors of the host."""
-        return self._fds
+        return tuple(end for pipe in self._open for end in pipe)
 
     def take(self, size: int) -> int:
         """Take the content of the tool's pipe; return its size, 0 at the end.
@@ -99,7 +88,7 @@ class Tap:
             BlockingIOError: it is empty.
             OSError: pages cannot be moved out of it.
         """
-        return os.splice(self._pipe, self._to_be_kept, min(size, self.piece_bytes))
+        return os.splice(self._pipe, self._taken.into, min(size, self.piece_bytes))
 
     def set_aside(self, size: int, before: bytes, after: bytes) -> bool:
         """Put the taken piece aside as well, with its frame.
@@ -108,10 +97,10 @@ class Tap:
             False if it does not fit; then call ``empty_aside``.
         """
         try:
-            os.write(self._in, before)
-            if copy_pipe(self._taken, self._in, size) != size:
+            os.write(self._aside.into, before)
+            if copy_pipe(self._taken.out, self._aside.into, size) != size:
                 return False
-            os.write(self._in, after)
+            os.write(self._aside.into, after)
         except OSError:  # less room than requested
             return False
         return True
@@ -122,11 +111,11 @@ class Tap:
         Raises:
             OSError: the file refused.
         """
-        return os.splice(self._taken, fd, size, offset_dst=offset)
+        return os.splice(self._taken.out, fd, size, offset_dst=offset)
 
     def rest(self) -> bytes:
         """Return the taken bytes that were not kept."""
-        return _empty(self._taken)
+        return _empty(self._taken.out)
 
     def send(self, sock: socket.socket, size: int) -> int:
         """Move bytes from aside to a socket; return their number.
@@ -135,11 +124,11 @@ class Tap:
             BlockingIOError: the socket takes nothing now.
             OSError: its other end is gone.
         """
-        return os.splice(self._out, sock.fileno(), size)
+        return os.splice(self._aside.out, sock.fileno(), size)
 
     def empty_aside(self) -> None:
         """Empty the pipe aside."""
-        _empty(self._out)
+        _empty(self._aside.out)
 
 
 def _empty(pipe: int) -> bytes:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.toolexec.output.splice import PIPE_BYTES, SPLICED_BYTES, Tap, waiting_in
+from hostlib.linux.pipes import bytes_waiting
+from supervisor.toolexec.output.splice import PIPE_BYTES, SPLICED_BYTES, Tap
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -56,7 +57,7 @@ def test_a_piece_is_kept_and_sent_framed(
     with (tmp_path / "log").open("wb") as log, ours, theirs:
         got = b""
         offset = 0
-        while waiting_in(read_end):
+        while bytes_waiting(read_end):
             size = tap.take(PIPE_BYTES)
             assert tap.set_aside(size, b"<", b">")
             while size:
@@ -89,7 +90,7 @@ def test_what_is_taken_leaves_its_room_to_the_tool(
     read_end, write_end = ends
     data = filled(write_end)
     size = tap.take(PIPE_BYTES)
-    assert waiting_in(read_end) == len(data) - size
+    assert bytes_waiting(read_end) == len(data) - size
     assert len(filled(write_end)) == size
     assert tap.rest() == data[:size]
     assert tap.rest() == b""
