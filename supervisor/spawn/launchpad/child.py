@@ -143,9 +143,9 @@ def _unblock_signals(_order: Order, _launchpad: int) -> None:
 
 
 def _prepare_rules(order: Order, _launchpad: int) -> None:
-    if order.common is None:
+    if order.likely_rules is None:
         return
-    rules, no_tcp = order.common
+    rules, no_tcp = order.likely_rules
     try:
         order.ruleset = landlock.prepare(rules, no_tcp=no_tcp)
     except OSError:
@@ -154,9 +154,9 @@ def _prepare_rules(order: Order, _launchpad: int) -> None:
 
 
 def _prepare_root(order: Order, _launchpad: int) -> None:
-    if order.common_root is not None:
+    if order.likely_root is not None:
         namespaces.enter("mountns")
-        order.root = common_root.make_common_root(*order.common_root)
+        order.root = common_root.make_common_root(*order.likely_root)
 
 
 def _await_order(order: Order, _launchpad: int) -> None:

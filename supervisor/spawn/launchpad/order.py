@@ -53,10 +53,6 @@ class Order:
         applied: (layer, detail) of what has been put on.
         cwd: the working directory's path without links, where a fresh root was made; its
             descriptor says what has to be there. b"" if that one is taken as it is.
-        common: rules of Landlock that the order, still to come, will have most likely,
-            and whether it restricts TCP; None if nothing is known.
-        common_root: trees and links that the order, still to come, will have most likely
-            in its fresh root; None if it is not known to have one.
         group: the directory of its group of processes, version 2; -1 for none.
         joined: namespaces of the child whose tool it is, by name.
         init: of the pid namespace that it was forked into; -1 for none.
@@ -64,21 +60,23 @@ class Order:
         is_in_group: it was forked into that group.
         is_in_overlay: its working directory lies in an overlay that it has made.
         held: mounts that the host has made, in the order in which "mountns" names them.
+        likely_root: trees and links that the order, still to come, will have most likely
+            in its fresh root; None if it is not known to have one.
+        likely_rules: rules of Landlock that it will have most likely, and whether it
+            restricts TCP; None if nothing is known.
         line: where the order comes from; None if it is here.
         locks: what the launchpad keeps open until nothing of the child is left.
         mounts_fd: by which overlays that it makes go to the host; -1 for none.
         listener_fd: by which a listener that it makes goes to the host; -1 for none.
         owners: the user namespace that shows root's files as its own; -1 for none.
         report: where it tells what becomes of it.
-        root: made of `common_root` while there was time.
-        ruleset: made of `common` while there was time.
+        root: made of `likely_root` while the order was awaited.
+        ruleset: made of `likely_rules` while it was awaited.
     """
 
     __slots__ = (
         "applied",
         "argv",
-        "common",
-        "common_root",
         "cwd",
         "cwd_fd",
         "env",
@@ -91,6 +89,8 @@ class Order:
         "is_in_overlay",
         "joined",
         "layers",
+        "likely_root",
+        "likely_rules",
         "line",
         "listener_fd",
         "locks",
@@ -123,8 +123,8 @@ class Order:
         self.held: list[int] = []
         self.locks: list[int] = []
         self.applied: list[tuple[str, str]] = []
-        self.common: tuple[Rules, bool] | None = None
-        self.common_root: tuple[Trees, Links] | None = None
+        self.likely_rules: tuple[Rules, bool] | None = None
+        self.likely_root: tuple[Trees, Links] | None = None
         self.root: CommonRoot | None = None
         self.ruleset: Ruleset | None = None
         self.owners = -1

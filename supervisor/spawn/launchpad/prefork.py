@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from supervisor.spawn.launchpad import wire
 from supervisor.spawn.launchpad.child import SHAPING
+from supervisor.spawn.launchpad.layers.common_root import parents
 from supervisor.spawn.launchpad.order import Order
 from supervisor.spawn.launchpad.words import JOINED
 
@@ -159,9 +160,9 @@ class Stock:
             layers["cgroup"] = kind.groups
         order = Order(layers)
         if kind.rules:
-            order.common = kind.rules, kind.no_tcp
+            order.likely_rules = kind.rules, kind.no_tcp
         if kind.trees is not None:
-            order.common_root = kind.trees, kind.links
+            order.likely_root = kind.trees, kind.links
         return order
 
     def groups(self) -> tuple[bytes, ...]:
@@ -205,18 +206,22 @@ def _keep_common_rules(kind: Kind, layers: dict[str, Any]) -> None:
 
 
 def _keep_common_root(kind: Kind, words: tuple[Any, ...]) -> None:
-    """Keep of a kind's trees and links those that an order has as well."""
-    links, trees, *_ = words
+    """Keep of a kind's trees and links those that an order has as well.
+
+    A tree with an entry of the order's own is not kept: the root would not fit.
+    """
+    links, trees, _, files, *_ = words
     if kind.trees is None:
         kind.trees = tuple(tree for tree in trees if _is_to_read(tree))
         kind.links = links
-    now = set(trees)
-    own = tuple(path + b"/" for path, *_ in now.difference(kind.trees))
-    kind.trees = tuple(
-        tree for tree in kind.trees if tree in now and not tree[0].startswith(own)
-    )
     if kind.links != links:
         kind.links = tuple(link for link in kind.links if link in links)
+    entries = [path for path, _ in (*files, *set(links).difference(kind.links))]
+    tops = {top for path in entries for top in (path, *parents(path))}
+    now = set(trees)
+    kept = [tree for tree in kind.trees if tree in now and tree[0] not in tops]
+    own = tuple(path + b"/" for path, *_ in now.difference(kept))
+    kind.trees = tuple(tree for tree in kept if not tree[0].startswith(own))
 
 
 def _is_to_read(tree: Tree) -> bool:

@@ -359,7 +359,7 @@ def test_rules_are_those_that_all_orders_had() -> None:
     stock.take({"landlock": ((usr, two), True)})
     kind = stock.find_missing()
     assert kind is not None
-    assert stock.order_for(kind).common == ((usr,), True)
+    assert stock.order_for(kind).likely_rules == ((usr,), True)
 
 
 def test_rules_of_what_the_fresh_root_has_anew_are_not_made_beforehand() -> None:
@@ -367,10 +367,15 @@ def test_rules_of_what_the_fresh_root_has_anew_are_not_made_beforehand() -> None
     usr, packages = (b"/usr", "execute"), (b"/srv/packages", "list")
     rules = (usr, packages, (b"/proc", "read"), (b"/tmp", "write"))
     for _ in range(2):
-        stock.take({"mountns": ((), ()), "landlock": (rules, True)})
+        stock.take({"mountns": in_root((), ()), "landlock": (rules, True)})
     kind = stock.find_missing()
     assert kind is not None
-    assert stock.order_for(kind).common == ((usr,), True)
+    assert stock.order_for(kind).likely_rules == ((usr,), True)
+
+
+def in_root(links: Any, trees: Any, files: Any = ()) -> Any:
+    """Return the words of a fresh root."""
+    return links, trees, b"/", files, b""
 
 
 READ, WRITTEN, MAPPED = (
@@ -384,17 +389,31 @@ def test_mounts_made_beforehand_are_those_that_all_orders_read() -> None:
     stock = Stock(sees_mounts=True)
     cwd = (b"/srv/a/src", "execute", False)
     link, other = (b"/bin", b"usr/bin"), (b"/a", b"/b")
-    stock.take({"mountns": ((link, other), (READ, MAPPED, cwd))})
-    stock.take({"mountns": ((link,), (READ, MAPPED, WRITTEN, cwd))})
+    stock.take({"mountns": in_root((link, other), (READ, MAPPED, cwd))})
+    stock.take({"mountns": in_root((link,), (READ, MAPPED, WRITTEN, cwd))})
     kind = stock.find_missing()
     assert kind is not None
     # One that lies in what is not there yet comes after it.
-    assert stock.order_for(kind).common_root == ((READ,), (link,))
+    assert stock.order_for(kind).likely_root == ((READ,), (link,))
+
+
+# A root with the machine's /etc could not take the child's own /etc/passwd.
+def test_a_tree_in_which_orders_make_entries_is_not_mounted_beforehand() -> None:
+    stock = Stock(sees_mounts=True)
+    etc, inner = (b"/etc", "read", False), (b"/etc/ssl", "read", False)
+    own = ((b"/etc/passwd", b"me"),)
+    for name in (b"/opt/first", b"/opt/second"):
+        opt = (b"/opt", "read", False)
+        links = ((name, b"/usr"),)
+        stock.take({"mountns": in_root(links, (READ, etc, inner, opt), own)})
+    kind = stock.find_missing()
+    assert kind is not None
+    assert stock.order_for(kind).likely_root == ((READ,), ())
 
 
 def test_who_waits_in_older_mounts_is_given_up_and_asked_for_again() -> None:
     stock = Stock(sees_mounts=True)
-    words = {"mountns": ((), (READ,))}
+    words = {"mountns": in_root((), (READ,))}
     for _ in range(2):
         stock.take(words)
     child = put(stock)
@@ -408,10 +427,10 @@ def test_who_waits_in_older_mounts_is_given_up_and_asked_for_again() -> None:
 def test_without_word_of_mounts_no_child_waits_in_a_mount_namespace() -> None:
     stock = Stock()
     for _ in range(2):
-        stock.take({"mountns": ((), (READ,))})
+        stock.take({"mountns": in_root((), (READ,))})
     kind = stock.find_missing()
     assert kind is not None
-    assert stock.order_for(kind).common_root is None
+    assert stock.order_for(kind).likely_root is None
 
 
 def test_a_kind_that_failed_in_stock_has_to_be_asked_for_again() -> None:

@@ -82,7 +82,7 @@ class CommonRoot:
         self.stage.make_links((*LINKS, *links))  # some of them lie in /tmp
         self._links = frozenset(links)
         self._seen = {tree: identity_of(tree[0]) for tree in trees}
-        self._above = {above for path, *_ in trees for above in _parents(path)}
+        self._above = {above for path, *_ in trees for above in parents(path)}
         for path, kind, _ in trees:
             for copy in copy_trees(path, kind, -1):
                 self.stage.attach(copy)
@@ -111,7 +111,7 @@ class CommonRoot:
     def _cover(self, paths: list[bytes]) -> bool:
         """Tell whether one of these paths is a tree that it has, or lies in one."""
         tops = {path for path, *_ in self._seen}
-        return any(not tops.isdisjoint((path, *_parents(path))) for path in paths)
+        return any(not tops.isdisjoint((path, *parents(path))) for path in paths)
 
     def trees_to_attach(self, trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
         """Return those trees that it does not have."""
@@ -136,7 +136,7 @@ def make_common_root(
         os.umask(umask)
 
 
-def _parents(path: bytes) -> Iterator[bytes]:
+def parents(path: bytes) -> Iterator[bytes]:
     """Yield the directories that a path lies in, but for the top."""
     while path := path.rpartition(b"/")[0]:
         yield path
