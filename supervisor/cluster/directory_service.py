@@ -8,6 +8,7 @@ Rules of this file.
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -130,6 +131,7 @@ class DirectoryService:
         self._deliver = deliver
         self._log = log
         self._writer: StepWriter[Step] = StepWriter(store, self._carry_out)
+        self._writer.add(self._directory.name_fleet(secrets.token_hex(8)))
         self._due = trio.Event()
         self._changed = trio.Event()
         handlers = {

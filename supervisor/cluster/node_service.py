@@ -122,6 +122,12 @@ class JoinState(msgspec.Struct, frozen=True):
     reason: str = ""
     is_final: bool = False
 
+    def refusal(self, node: str) -> str:
+        """Return why a node is no member, as a sentence that names it."""
+        if self.reason.startswith("cannot "):
+            return self.reason
+        return f"cannot join as {node!r}: {self.reason}"
+
 
 class NodeService:
     """One node actor, in the loop of its process.

@@ -636,7 +636,7 @@ def _wait_up(actor: Any, node: str) -> None:
     Raises:
         AdapterError: it was refused, or is not up in time.
     """
-    reason = "its actor does not answer"
+    state = JoinState(is_up=False, reason="its actor does not answer")
     until_s = time.monotonic() + UP_S
     while time.monotonic() < until_s:
         ref = actor.ask.remote(VERSION, "join-state", b"{}")
@@ -645,14 +645,14 @@ def _wait_up(actor: Any, node: str) -> None:
         except GetTimeoutError:
             break
         except RayFault as why:
-            reason = _first_line(why)
+            state = JoinState(is_up=False, reason=_first_line(why))
             continue
         if not is_done:
-            raise AdapterError(f"cannot join as {node!r}: {data.decode()}")
+            state = JoinState(is_up=False, reason=data.decode())
+            break
         state = msgspec.json.decode(data, type=JoinState)
         if state.is_up:
             return
-        reason = state.reason
         if state.is_final:
             break
-    raise AdapterError(f"cannot join as {node!r}: {reason}")
+    raise AdapterError(state.refusal(node))

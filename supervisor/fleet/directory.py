@@ -153,9 +153,15 @@ class ChildRow(msgspec.Struct, frozen=True):
 
 
 class MetaRow(msgspec.Struct, frozen=True):
-    """The single row: the number of children made so far, for their ids."""
+    """The single row.
+
+    Attributes:
+        children: made so far, for their ids.
+        fleet: its id, made with the store; empty in one of before there were ids.
+    """
 
     children: int = 0
+    fleet: str = ""
 
 
 class SpawnRequest(msgspec.Struct, frozen=True):
@@ -272,6 +278,17 @@ class Directory:
                     ],
                 )
 
+    def name_fleet(self, fleet: str) -> Step:
+        """Give the fleet an id if its store has none: due before anything else.
+
+        Args:
+            fleet: that no other fleet has.
+        """
+        step = Step()
+        if not self._meta.fleet:
+            self._put_meta(replace(self._meta, fleet=fleet), step)
+        return step
+
     # Messages and time
 
     def receive(self, message: FromNode, now: Moment) -> Step:
@@ -332,9 +349,7 @@ class Directory:
         node = self._nodes.get(message.node)
         refusal = self._why_not(message, node)
         if refusal is not None:
-            reason, is_final = refusal
-            refused = Refused(self.epoch, message.session, reason, is_final)
-            step.send(message.node, refused)
+            self._refuse(message, *refusal, step)
             return
         if node is None:
             self._put_node(self._joined_row(message, now), step)
@@ -366,8 +381,16 @@ class Directory:
             lease_s,
             accounts,
             self._ray_places().places,
+            self._meta.fleet,
         )
         step.send(message.node, answer)
+
+    def _refuse(
+        self, message: Join | Beat, reason: str, is_final: bool, step: Step
+    ) -> None:
+        fleet = self._meta.fleet
+        refused = Refused(self.epoch, message.session, reason, is_final, fleet)
+        step.send(message.node, refused)
 
     def _why_not(self, message: Join, node: NodeRow | None) -> tuple[str, bool] | None:
         """Return why a node may not join, and whether that is final."""
@@ -378,6 +401,9 @@ class Directory:
         if message.ray is not None and not is_place(message.ray):
             text = f"cannot join as {message.node!r}: {message.ray.addresses!r:.60} are"
             return f"{text} no IP addresses; give one by --bind", True
+        if message.fleet and message.fleet != self._meta.fleet:
+            text = f"cannot join as {message.node!r}: its daemon is still in another"
+            return f"{text} fleet; run `sandhost fleet leave` there first", True
         if node is None or node.session == message.session:
             is_over = node is not None and node.state in (
                 NodeState.LOST,
@@ -420,8 +446,7 @@ class Directory:
 
     def _beat(self, message: Beat, now: Moment, step: Step) -> None:
         if not self._is_member(message.node, message.session):
-            reason = "its session is over"
-            step.send(message.node, Refused(self.epoch, message.session, reason, False))
+            self._refuse(message, "its session is over", False, step)
             return
         self._on_node(message.node, NodeEvent.HEARD, "", now, step)
         self._others[message.node] = message.others
@@ -529,10 +554,10 @@ class Directory:
         before = self._names.get(name)
         if before is not None:
             self._remove_child(before, step)
-        self._meta = MetaRow(self._meta.children + 1)
-        step.put("meta", "", self._meta)
+        number = self._meta.children + 1
+        self._put_meta(replace(self._meta, children=number), step)
         row = ChildRow(
-            id=f"c{self._meta.children}",
+            id=f"c{number}",
             name=name,
             program=request.program,
             needs=request.needs,
@@ -834,6 +859,10 @@ class Directory:
         )
 
     # Rows
+
+    def _put_meta(self, row: MetaRow, step: Step) -> None:
+        self._meta = row
+        step.put("meta", "", row)
 
     def _put_node(self, row: NodeRow, step: Step) -> None:
         self._nodes[row.name] = row

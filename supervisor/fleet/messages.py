@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-VERSION = "fleet-2"
+VERSION = "fleet-3"
 """The form of these messages; another one is refused by name (FL11)."""
 
 
@@ -160,6 +160,7 @@ class Join(_Message, frozen=True):
         children: what runs, and the ends that the directory has not confirmed.
         slices: all that the ledger holds.
         ray: of the node.
+        fleet: in which the session is already; empty for a new session.
     """
 
     node: str
@@ -171,6 +172,7 @@ class Join(_Message, frozen=True):
     children: tuple[ChildReport, ...]
     slices: tuple[SliceReport, ...]
     ray: RayPlace | None = None
+    fleet: str = ""
 
 
 class Beat(_Message, frozen=True):
@@ -231,6 +233,7 @@ class Joined(_Message, frozen=True):
     Attributes:
         accounts: of the fleet; calls of its children are paid in slices of them.
         ray: of all nodes; no child of the fleet reaches it (FL9).
+        fleet: id of the fleet, made with its store.
     """
 
     epoch: int
@@ -239,6 +242,7 @@ class Joined(_Message, frozen=True):
     lease_s: float
     accounts: tuple[str, ...] = ()
     ray: tuple[RayPlace, ...] = ()
+    fleet: str = ""
 
 
 class Renewed(_Message, frozen=True):
@@ -259,12 +263,14 @@ class Refused(_Message, frozen=True):
 
     Attributes:
         is_final: no session of this node would be, until somebody changes something.
+        fleet: that refuses; a member of another one is not concerned.
     """
 
     epoch: int
     session: Session
     reason: str
     is_final: bool
+    fleet: str = ""
 
 
 class Start(_Message, frozen=True):

@@ -173,6 +173,7 @@ class Node:
         self._capacity = capacity
         self._version = version
         self._lease = NodeLease()
+        self._fleet = ""
         self._epoch = 0
         self._tell_s = float("-inf")
         self._children: dict[str, ChildReport] = {}
@@ -204,12 +205,14 @@ class Node:
     def relink(
         self, labels: tuple[str, ...], ray: RayPlace | None, now: Moment
     ) -> NodeStep:
-        """Take what a node actor says of its node; a member tells the directory."""
+        """Take what a node actor says of its node; a member tells the directory.
+
+        It may be another fleet's, which refuses what is still in this one.
+        """
         step = NodeStep()
-        if (labels, ray) != (self._labels, self.own_ray):
-            self._labels, self.own_ray = labels, ray
-            if self.phase is Phase.MEMBER:
-                self._send_join(now, step)
+        self._labels, self.own_ray = labels, ray
+        if self.phase is Phase.MEMBER:
+            self._send_join(now, step)
         return step
 
     def leave(self, now: Moment) -> NodeStep:
@@ -271,6 +274,8 @@ class Node:
     def receive(self, message: FromDirectory, now: Moment) -> NodeStep:
         """Decide what follows from a message of the directory."""
         step = NodeStep()
+        if isinstance(message, Refused) and self._is_of_another_fleet(message):
+            return step
         if message.epoch < self._epoch:
             return step
         if isinstance(message, SlicesSettled):
@@ -283,6 +288,9 @@ class Node:
             self._meet_directory(message.epoch, now, step)
         self._dispatch(message, now, step)
         return step
+
+    def _is_of_another_fleet(self, message: Refused) -> bool:
+        return bool(self._fleet and message.fleet) and message.fleet != self._fleet
 
     def _meet_directory(self, epoch: int, now: Moment, step: NodeStep) -> None:
         """Tell a directory that has just started what runs here."""
@@ -319,6 +327,7 @@ class Node:
         if message.ray is not None:
             self.ray = RayPlaces(message.ray)
         if isinstance(message, Joined):
+            self._fleet = message.fleet
             self._lease.lease_s = message.lease_s
             self.accounts = message.accounts
             self._on(PhaseEvent.JOINED, now, step)
@@ -339,6 +348,9 @@ class Node:
     ) -> NodeStep:
         step = NodeStep() if step is None else step
         self.phase, action = PHASES.step(self.phase, event)
+        if action is PhaseAction.ASK or self.is_out:
+            # Nothing runs of any fleet here: another one may take the node.
+            self._fleet, self._epoch = "", 0
         match action:
             case PhaseAction.ASK:
                 self._lease = NodeLease(self._lease.lease_s)
@@ -384,6 +396,7 @@ class Node:
                 children,
                 self.held.inventory(),
                 self.own_ray,
+                self._fleet,
             ),
         )
 

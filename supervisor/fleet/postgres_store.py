@@ -195,21 +195,22 @@ class PostgresStore:
         if self._run(_FIND) == [(None,)]:
             with self._base.transaction():
                 self._base.execute(_SCHEMA)
-        self._lock(bounds.lock_s)
+        self._lock(bounds)
         self._base.answer_s = bounds.answer_s
         self._set("statement_timeout", bounds.statement_s)
         self._base.execute("SET lock_timeout = 0; SET synchronous_commit = on")
         ((self.epoch,),) = self._run(_COUNT)
 
-    def _lock(self, lock_s: float) -> None:
+    def _lock(self, bounds: Bounds) -> None:
         """Take the lock, which goes with the connection.
 
         Raises:
             StoreError: another directory has it.
         """
-        self._set("lock_timeout", lock_s)
-        self._set("statement_timeout", 2 * lock_s)  # the lock's own bound comes first
-        self._base.answer_s += lock_s
+        self._set("lock_timeout", bounds.lock_s)
+        # The lock's own bound comes first.
+        self._set("statement_timeout", bounds.lock_s + bounds.statement_s)
+        self._base.answer_s += bounds.lock_s
         try:
             self._run(f"SELECT pg_advisory_lock({_LOCK})")
         except psycopg.errors.LockNotAvailable:

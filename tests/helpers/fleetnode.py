@@ -127,6 +127,8 @@ class StandIn:
             held = HeldSlices(args.node, LedgerRow(self.ledger))
             self.node = Node(args.node, args.labels, self.capacity, held)
             await self._do(self.node.join(read_clocks()))
+        else:
+            await self._do(self.node.relink(args.labels, args.ray, read_clocks()))
         reader = FrameReader(decode_from_directory)
         data: bytes | bytearray = rest
         while True:

@@ -7,6 +7,7 @@
 `Scene.link` speaks as a node actor does: the control socket, one request, frames.
 """
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from supervisor.fleet.directory import Directory, SpawnRequest
 from supervisor.fleet.lease import LEASE_S
 from supervisor.fleet.link import ActorReader, LinkArgs, encode_frame, request_line
 from supervisor.fleet.listings import ShownChild
-from supervisor.fleet.messages import FromNode, Program, RayPlace
+from supervisor.fleet.messages import FromNode, Message, Program, RayPlace
 from supervisor.fleet.placement import Needs
 from supervisor.fleet.step import Step
 from supervisor.fleet.store import FleetStore, StepWriter
@@ -39,6 +40,7 @@ class Scene:
     Attributes:
         directory: decides.
         heard: all messages that nodes have sent.
+        sent: all messages of the directory for nodes.
         cut: nodes whose messages go nowhere, either way.
         deaf_to: the name of messages that the directory does not get.
     """
@@ -48,6 +50,7 @@ class Scene:
     ) -> None:
         self.directory = Directory(store.epoch, store.load(), read_clocks(), lease_s)
         self.heard: list[FromNode] = []
+        self.sent: list[Message] = []
         self.cut: set[str] = set()
         self.deaf_to = ""
         self.nursery = nursery
@@ -56,6 +59,7 @@ class Scene:
         self._wake = trio.Event()
         self._changed = trio.Event()
         self._outgoing: dict[str, list[bytes]] = {}
+        self.do(self.directory.name_fleet(os.urandom(8).hex()))
 
     # The directory
 
@@ -66,6 +70,7 @@ class Scene:
 
     def _carry_out(self, step: Step) -> None:
         for send in step.sends:
+            self.sent.append(send.message)
             if send.node not in self.cut and send.node in self._streams:
                 frame = encode_frame(send.message)
                 self._outgoing.setdefault(send.node, []).append(frame)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -20,7 +21,7 @@ from supervisor.cluster.client import TIMEOUT_S
 from supervisor.cluster.directory_service import DirectoryService
 from supervisor.cluster.door import Door
 from supervisor.cluster.names import DOOR
-from supervisor.cluster.node_service import NodeService
+from supervisor.cluster.node_service import JoinState, NodeService
 from supervisor.cluster.orders import NodeOrder
 from supervisor.cluster.requests import RequestError
 from supervisor.control.client import ControlError, call, stream
@@ -303,6 +304,32 @@ async def test_a_node_that_joins_again_within_its_lease_is_up(tmp_path: Path) ->
         scene.nursery.start_soon(again.run)
         state = json.loads(done(await again.answer(VERSION, "join-state", b"{}")))
         assert state == {"is_up": True, "reason": "", "is_final": False}
+
+
+# spec FL2, FL11
+async def test_a_daemon_that_is_in_another_fleet_says_how_to_leave_it(
+    tmp_path: Path,
+) -> None:
+    places = [tmp_path / "one", tmp_path / "other"]
+    for place in places:
+        place.mkdir()
+    async with fleet(places[0]) as scene, fleet(places[1]) as other:
+        node = await scene.add("b")
+        scene.scopes["b"].cancel()
+        while scene.daemons["b"].link is not None:
+            await trio.lowlevel.checkpoint()
+        again = NodeService(node.order, other, LOG, lambda: None)
+        other.nodes["b"] = again
+        other.nursery.start_soon(again.run)
+        data = done(await again.answer(VERSION, "join-state", b"{}"))
+        state = msgspec.json.decode(data, type=JoinState)
+        assert state.is_final
+        assert state.refusal("b") == (
+            "cannot join as 'b': its daemon is still in another fleet; run `sandhost"
+            " fleet leave` there first"
+        )
+        assert (await scene.ask("b", "ps"))["nodes"][0]["state"] != "left"
+        other.nursery.cancel_scope.cancel()
 
 
 # spec FL1

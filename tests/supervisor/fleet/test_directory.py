@@ -48,11 +48,12 @@ class Scene:
         self.sessions: dict[str, Session] = {}
         self.restart()
 
-    def restart(self) -> None:
-        """Start a directory on what is stored."""
+    def restart(self, fleet: str = "one") -> None:
+        """Start a directory on what is stored; a new store is a fleet of its own."""
         self.epoch += 1
         stored = [(table, key, row) for (table, key), row in self.rows.items()]
         self.directory = Directory(self.epoch, stored, self.now)
+        self.store(self.directory.name_fleet(fleet))
 
     @property
     def now(self) -> Moment:
@@ -89,10 +90,13 @@ class Scene:
         slices: tuple[SliceReport, ...] = (),
         version: str = VERSION,
         capacity: int = 2,
+        fleet: str = "",
     ) -> Message:
         """Let a node join; return the last answer."""
         session = Session(ledger or f"L{node}", number)
-        join = Join(node, session, 1, version, labels, capacity, children, slices)
+        join = Join(
+            node, session, 1, version, labels, capacity, children, slices, fleet=fleet
+        )
         answer = self.tell(join)[-1]
         if isinstance(answer, Joined):
             self.sessions[node] = session
@@ -584,3 +588,44 @@ def test_an_incarnation_is_never_used_twice(scene: Scene) -> None:
     scene.beat("b")
     note(scene.wait(1))  # a is lost
     assert seen == [1, 2, 3, 4]
+
+
+# spec FL2: the epochs of two fleets tell nothing of each other.
+def test_a_daemon_that_is_still_in_another_fleet_is_refused() -> None:
+    scene = Scene()
+    text = (
+        "cannot join as 'b': its daemon is still in another fleet; run `sandhost fleet"
+        " leave` there first"
+    )
+    refused = scene.join("b", fleet="two")
+    assert refused == Refused(1, Session("Lb", 1), text, True, "one")
+    assert scene.directory.ps().nodes == ()
+    joined = scene.join("b")
+    assert isinstance(joined, Joined)
+    assert joined.fleet == "one"
+
+
+# spec FL2: its head was lost, and its store is taken over.
+def test_a_fleet_keeps_its_id_with_its_store() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.restart("two")
+    assert isinstance(scene.join("a", fleet="one"), Joined)
+    beat = Beat("a", Session("La", 9), 1)
+    (refused,) = scene.tell(beat)
+    assert isinstance(refused, Refused)
+    assert refused.fleet == "one"
+
+
+# spec FL2
+def test_a_store_of_before_there_were_ids_becomes_a_fleet_of_its_own() -> None:
+    scene = Scene()
+    scene.rows = {("meta", ""): msgspec.msgpack.encode({"children": 4})}
+    scene.restart("two")
+    joined = scene.join("a")
+    assert isinstance(joined, Joined)
+    assert joined.fleet == "two"
+    scene.spawn()
+    assert scene.child().id == "c5"
+    scene.restart("three")
+    assert isinstance(scene.join("a", fleet="two"), Joined)

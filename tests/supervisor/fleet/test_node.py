@@ -64,11 +64,12 @@ class Scene:
         """Let the directory send a message."""
         return self.node.receive(message, self.now)
 
-    def enter(self, epoch: int = 1) -> None:
+    def enter(self, epoch: int = 1, fleet: str = "") -> None:
         """Join, with a lease that is armed."""
         (join,) = messages(self.node.join(self.now))
         assert isinstance(join, Join)
-        self.arm(self.hear(Joined(epoch, self.session, join.number, LEASE_S)))
+        joined = Joined(epoch, self.session, join.number, LEASE_S, fleet=fleet)
+        self.arm(self.hear(joined))
 
     def arm(self, step: NodeStep) -> None:
         """Arm what a step says."""
@@ -292,3 +293,39 @@ def test_a_node_that_leaves_ends_its_children_first(scene: Scene) -> None:
     step = scene.node.leave(scene.now)
     assert (step.actions, messages(step)) == ([EndAll()], [])
     assert messages(scene.node.all_gone(scene.now)) == [Leave("a", scene.session)]
+
+
+# spec FL2, FL6
+def test_a_member_that_another_fleet_refuses_stays_what_it_is() -> None:
+    scene = Scene()
+    scene.enter(epoch=3, fleet="one")
+    scene.start(epoch=3)
+    (join,) = messages(scene.node.relink((), None, scene.now))
+    assert isinstance(join, Join)
+    assert join.fleet == "one"
+    for epoch in (1, 9):
+        for is_final in (False, True):
+            refused = Refused(epoch, scene.session, "no", is_final, "two")
+            assert scene.hear(refused).actions == []
+    scene.node.check_effect("c1", 1, scene.now)
+    assert scene.start(incarnation=1, epoch=3) == []  # it counts no other's epoch
+
+
+# spec FL2
+@pytest.mark.parametrize("how", ["leave", "expire"])
+def test_a_node_of_which_nothing_runs_may_join_another_fleet(how: str) -> None:
+    scene = Scene()
+    scene.enter(epoch=3, fleet="one")
+    if how == "leave":
+        scene.node.leave(scene.now)
+    else:
+        scene.node.launchpad_gone(scene.now)
+    step = scene.node.all_gone(scene.now)
+    if how == "leave":
+        step = scene.node.join(scene.now)
+    (join,) = messages(step)
+    assert isinstance(join, Join)
+    assert join.fleet == ""
+    joined = Joined(1, scene.session, join.number, LEASE_S, fleet="two")
+    scene.arm(scene.hear(joined))
+    assert len(scene.start()) == 1

@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from supervisor.fleet.link import LinkError
-from supervisor.fleet.messages import Join, RayPlace
+from supervisor.fleet.messages import Join, RayPlace, Refused
+from supervisor.fleet.store import FleetStore
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetscene import CALM_S, Scene, fleet
 
@@ -117,6 +118,35 @@ async def test_a_node_that_asks_to_join_takes_another_place(tmp_path: Path) -> N
             (join,) = (one for one in scene.heard if one.node == "b")
             assert isinstance(join, Join)
             assert (row.labels, join.ray) == (("gpu",), places[1])
+
+
+# spec FL2, FL6: the epoch of the other fleet is lower, and tells nothing of this one's.
+async def test_a_member_of_one_fleet_is_not_taken_by_another(tmp_path: Path) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        control = str(one.where / "run" / "control")
+        FleetStore(str(tmp_path / "head")).close()
+        async with (
+            fleet(tmp_path / "head", lease_s=CALM_S) as scene,
+            fleet(tmp_path / "other", lease_s=CALM_S) as other,
+        ):
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600")
+            child = await scene.until_running("web")
+            await scene.unlink("a")
+            await other.link(control, "a")
+            await other.until(lambda: other.sent)
+            refused = other.sent[0]
+            assert isinstance(refused, Refused)
+            assert "its daemon is still in another fleet" in refused.reason
+            assert other.node("a") is None
+            await other.unlink("a")
+            await joined(scene, one)
+            scene.kill("web")
+            await scene.until(lambda: scene.child("web").state == "ended")
+            assert scene.child("web").incarnation == child.incarnation == 1
+            await scene.unlink("a")
+            await trio.to_thread.run_sync(ask, one, "fleet-leave")
+            await joined(other, one)
 
 
 # spec FL11
