@@ -229,7 +229,11 @@ def _enter(control: str | None, options: Options) -> Entered:
 
 
 def _leave(control: str | None, do: str, *, as_json: bool) -> int:
-    from supervisor.cluster.admission import find_left_place, leave  # noqa: PLC0415
+    from supervisor.cluster.admission import (  # noqa: PLC0415
+        HEAD_STAYS,
+        find_left_place,
+        leave,
+    )
     from supervisor.cluster.ray_processes import RayError  # noqa: PLC0415
     from supervisor.control.client import ControlError  # noqa: PLC0415
 
@@ -237,23 +241,17 @@ def _leave(control: str | None, do: str, *, as_json: bool) -> int:
 
     def ask(client: FleetClient) -> None:
         if do == "leave" and client.ask("here").get("is_head"):
-            raise FleetRefusal(
-                "cannot leave: the fleet's directory is on this node, and ends with it;"
-                " end the fleet by `sandhost fleet down`"
-            )
+            raise FleetRefusal(HEAD_STAYS)
         _end_nodes(client, do, failed)
 
     try:
-        said = leave(find_left_place(control), ask)
+        said = leave(find_left_place(control), ask, may_end_fleet=do == "down")
     except (ControlError, RayError) as why:
         raise FleetRefusal(str(why)) from None
     for name, reason in failed.items():
         print_stderr("sandhost fleet down", f"node {name!r} was not ended: {reason}")
     if said is not None:
-        print_stderr(
-            f"sandhost fleet {do}",
-            f"{said}; Ray here is ended, children here end with their lease",
-        )
+        print_stderr(f"sandhost fleet {do}", said)
     if as_json:
         print_text(json.dumps({"failed": failed}) + "\n")
     return 1 if failed else 0

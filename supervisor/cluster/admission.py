@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+HEAD_STAYS = (
+    "cannot leave: the fleet's directory is on this node, and ends with it; end the fleet"
+    " by `sandhost fleet down`"
+)
+
+
 class FleetFigures(msgspec.Struct, frozen=True):
     """A daemon's `[fleet]`, as `stats` tells it.
 
@@ -196,6 +202,7 @@ def enter(place: Place, options: Options) -> Entered:
         except BaseException:
             # The start ends what it has made, unless it was killed.
             ray_processes.end(place.directory)
+            ray_processes.remove_deaf(door)
             raise
 
 
@@ -278,33 +285,74 @@ def _set_up(order: SetupOrder) -> Entered:
     return Entered(outcome.address, order.token_file, outcome.open_ports, outcome.note)
 
 
-def leave(place: Place, ask: Callable[[FleetClient], object]) -> str | None:
-    """Take this node out of its fleet, and end its Ray; return why it was not asked.
+def leave(
+    place: Place, ask: Callable[[FleetClient], object], *, may_end_fleet: bool = False
+) -> str | None:
+    """Take this node out of its fleet, and end its Ray; return what was not as usual.
+
+    One that was interrupted, at whatever moment, is finished by the next.
 
     Args:
         place: the daemon.
         ask: asks the fleet first; its children end.
+        may_end_fleet: the fleet's directory may be here, and ends then.
 
     Raises:
-        RayError: there is no fleet here, or something does not end.
+        RayError: there is no fleet here, its directory is here, or something does not
+            end.
     """
-    said: str | None = None
-    is_silent = False
     door = door_of(place.control)
     with ray_processes.locked(place.directory):
         try:
             ask(FleetClient(place.control))
         except ControlError as why:
-            said = str(why)
-            is_silent = not isinstance(why, RefusedError)
             if not ray_processes.is_there(place.directory):
-                # Another node's `down` has left the socket, which asks to leave again.
-                ray_processes.remove_deaf(door)
-                raise RayError(said if is_there(door) else NO_FLEET) from None
-        ray_processes.end(place.directory)
-        if is_silent:
+                return _leave_without_ray(place, str(why))
+            if ray_processes.is_head(place.directory) and not may_end_fleet:
+                raise RayError(HEAD_STAYS) from None
+            ray_processes.end(place.directory)
+            said = "children here end with their lease"
             # Only now: a node actor that Ray starts again would have it join anew.
-            with suppress(ControlError):  # without a daemon nothing of the fleet runs
-                call(place.control, LEAVE_REQUEST)
+            if not isinstance(why, RefusedError) and _has_left(place.control):
+                said = "so are its children"
+            ray_processes.remove_deaf(door)
+            return f"{why}; Ray here is ended, {said}"
+        ray_processes.end(place.directory)
         ray_processes.remove_deaf(door)
-    return said
+    return None
+
+
+def _leave_without_ray(place: Place, reason: str) -> str:
+    """Have a daemon leave by itself; return that it has.
+
+    Args:
+        place: the daemon.
+        reason: why its node actor was not asked.
+
+    Raises:
+        RayError: it was no node, it refuses, or its node actor is on a Ray of others.
+    """
+    # Another node's `down` has left the socket, which asks to leave again.
+    ray_processes.remove_deaf(door_of(place.control))
+    if is_there(door_of(place.control)):
+        raise RayError(reason)
+    ray_processes.end(place.directory)  # a token that an interrupted one has left
+    try:
+        node = call(place.control, LEAVE_REQUEST)["node"]
+    except ControlError as why:
+        raise RayError(str(why)) from None
+    if node is None:
+        raise RayError(NO_FLEET)
+    return (
+        f"nothing of Ray is left here; node {node!r} has left, and its children have"
+        " ended"
+    )
+
+
+def _has_left(control: str) -> bool:
+    """Have a daemon leave whose Ray has ended; return whether it has answered."""
+    try:
+        call(control, LEAVE_REQUEST)
+    except ControlError:  # without a daemon nothing of the fleet runs
+        return False
+    return True

@@ -42,6 +42,9 @@ TOKEN, SESSIONS, LOCK, STORE = "token", "ray", "lock", "directory"
 LOG, ACTORS_LOG, RAYLET = "ray.log", "actors.log", "raylet"
 """Names in that directory."""
 
+_HEAD = b"gcs_server"
+"""In the command line of the program that a head alone has."""
+
 LISTEN = "0A"
 """State of a socket that listens, as proc_pid_net(5) has it."""
 
@@ -253,6 +256,16 @@ def is_running(directory: str) -> bool:
         os.close(pidfd)
         return True
     return False
+
+
+def is_head(directory: str) -> bool:
+    """Tell whether a node's Ray is the head of its fleet."""
+    found = False
+    for pid, pidfd in _marked(directory):
+        os.close(pidfd)
+        with contextlib.suppress(OSError):  # it has ended
+            found |= _HEAD in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return found
 
 
 def open_ports(directory: str) -> list[int]:

@@ -394,16 +394,8 @@ class Directory:
 
     def _why_not(self, message: Join, node: NodeRow | None) -> tuple[str, bool] | None:
         """Return why a node may not join, and whether that is final."""
-        try:
-            check_version(f"node {message.node!r}", message.version, self._version)
-        except VersionError as why:
-            return str(why), True
-        if message.ray is not None and not is_place(message.ray):
-            text = f"cannot join as {message.node!r}: {message.ray.addresses!r:.60} are"
-            return f"{text} no IP addresses; give one by --bind", True
-        if message.fleet and message.fleet != self._meta.fleet:
-            text = f"cannot join as {message.node!r}: its daemon is still in another"
-            return f"{text} fleet; run `sandhost fleet leave` there first", True
+        if (text := self._why_never(message)) is not None:
+            return text, True
         if node is None or node.session == message.session:
             is_over = node is not None and node.state in (
                 NodeState.LOST,
@@ -418,6 +410,21 @@ class Directory:
         if node.state in (NodeState.UP, NodeState.UNKNOWN):
             text = f"cannot join as {message.node!r}: a node of that name is"
             return f"{text} {node.state.value}; choose another name", True
+        return None
+
+    def _why_never(self, message: Join) -> str | None:
+        """Return why a node may not join, whatever its session and its name are."""
+        try:
+            check_version(f"node {message.node!r}", message.version, self._version)
+        except VersionError as why:
+            return str(why)
+        text = f"cannot join as {message.node!r}:"
+        if message.ray is not None and not is_place(message.ray):
+            text = f"{text} {message.ray.addresses!r:.60} are no IP addresses"
+            return f"{text}; give one by --bind"
+        if message.fleet and self._meta.fleet not in ("", message.fleet):
+            text = f"{text} its daemon is still in another fleet"
+            return f"{text}; run `sandhost fleet leave` there first"
         return None
 
     def _joined_row(self, message: Join, now: Moment) -> NodeRow:

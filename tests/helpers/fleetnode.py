@@ -99,8 +99,7 @@ class StandIn:
             args = msgspec.json.decode(question.args, type=LinkArgs)
             await self._serve_link(args, stream, rest)
         elif question.do == "fleet-leave":
-            await self._leave()
-            await reply(stream, ok=True, result={"node": None})
+            await reply(stream, ok=True, result={"node": await self._leave()})
         elif question.do == "count":
             for number in range(3):
                 await reply(stream, item=number)
@@ -140,13 +139,16 @@ class StandIn:
         if self.link is stream:
             self.link = None
 
-    async def _leave(self) -> None:
+    async def _leave(self) -> str | None:
         self.leaves += 1
         if self.may_leave is not None:
             await self.may_leave.wait()
-        if self.node is not None:
-            await self._do(self.node.leave(read_clocks()))
+        if self.node is None or self.node.is_out:
+            return None
+        await self._do(self.node.leave(read_clocks()))
+        if not self.node.is_out:
             await self.left.wait()
+        return self.node.name
 
     async def _do(self, step: NodeStep) -> None:
         assert self.node is not None

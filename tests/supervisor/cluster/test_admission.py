@@ -4,7 +4,10 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +24,13 @@ from supervisor.cluster.admission import (
     find_place,
     leave,
 )
-from supervisor.cluster.client import FleetClient, is_there
+from supervisor.cluster.client import FleetClient, door_of, is_there
 from supervisor.cluster.names import DOOR, LOOPBACK
 from supervisor.cluster.ray_processes import RayError
 from supervisor.control.client import ControlError
+from supervisor.fleet.clocks import read_clocks
+from supervisor.fleet.held_slices import HeldSlices, LedgerRow
+from supervisor.fleet.node import Node
 from tests.helpers.fleetnode import StandIn
 
 # A start that leaves a program which was started for the node, and says nothing.
@@ -52,10 +58,14 @@ def test_a_start_that_dies_leaves_nothing_of_ray(
     program.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(program))
+    door = door_of(one.control)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(door)  # of its node actor, which the start has killed again
     try:
         with pytest.raises(RayError, match=r"its start failed: .*; see .*/ray\.log"):
             enter(one, Options("n1", (), LOOPBACK, 1, None))
         assert not ray_processes.is_running(one.directory)
+        assert not is_there(door)
     finally:
         ray_processes.end(one.directory)
 
@@ -125,16 +135,22 @@ def test_a_word_that_names_no_node_and_no_label_is_refused(
 
 
 # spec FL1
-def test_a_node_that_was_ended_from_elsewhere_is_in_no_fleet(tmp_path: Path) -> None:
+async def test_a_node_that_was_ended_from_elsewhere_is_in_no_fleet(
+    tmp_path: Path,
+) -> None:
     one = place(tmp_path)
     door = f"{tmp_path}/{DOOR}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(door)
     with pytest.raises(ControlError, match="else `sandhost fleet leave`"):
         FleetClient(one.control).ask("ps")
-    with pytest.raises(RayError, match="this node is in none"):
-        leave(one, lambda client: list(client.leave("leave")))
-    assert not os.path.lexists(door)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(StandIn("L1").serve, one.control)
+        ask = partial(leave, one, lambda client: list(client.leave("leave")))
+        with pytest.raises(RayError, match="this node is in none"):
+            await in_thread(ask)
+        nursery.cancel_scope.cancel()
+    assert not is_there(door)
     with pytest.raises(ControlError, match="this node is in none"):
         FleetClient(one.control)
 
@@ -155,6 +171,98 @@ async def test_a_daemon_leaves_though_its_node_actor_was_killed(
         nursery.cancel_scope.cancel()
     assert standin.leaves == 1
     assert not is_there(door)
+    assert not ray_processes.is_there(one.directory)
+
+
+# spec FL8: its Ray was killed, and nobody has had the daemon leave.
+async def test_a_daemon_leaves_of_which_no_ray_is_left(tmp_path: Path) -> None:
+    one, standin = place(tmp_path), StandIn("L1")
+    standin.node = Node("b", (), 8, HeldSlices("b", LedgerRow("L1")))
+    standin.node.join(read_clocks())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(standin.serve, one.control)
+        ask = partial(leave, one, lambda client: list(client.leave("leave")))
+        assert await in_thread(ask) == (
+            "nothing of Ray is left here; node 'b' has left, and its children have"
+            " ended"
+        )
+        assert standin.node.is_out
+        with pytest.raises(RayError, match="this node is in none"):
+            await in_thread(ask)
+        nursery.cancel_scope.cancel()
+
+
+# A program that was started for a node.
+MARKED = "import signal; print(flush=True); signal.pause()"
+
+
+@contextmanager
+def left_behind(one: Place, word: str = "raylet") -> Iterator[None]:
+    """Have a node as the kill of its actor leaves it: Ray, its files, a deaf door."""
+    os.makedirs(f"{one.directory}/{ray_processes.SESSIONS}")
+    ray_processes.make_token(one.directory)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(door_of(one.control))
+    env = {**os.environ, ray_processes.MARK: one.directory}
+    words = [sys.executable, "-c", MARKED, word]
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+INTERRUPTED = (
+    "admission.FleetClient",
+    "ray_processes.end_processes",
+    "ray_processes.shutil.rmtree",
+    "ray_processes.Path.unlink",
+    "admission.call",
+    "ray_processes.remove_deaf",
+)
+"""What a `leave` does one after the other, where no node actor answers."""
+
+
+# spec FL8
+@pytest.mark.parametrize("moment", INTERRUPTED)
+async def test_a_leave_that_was_interrupted_is_finished_by_the_next(
+    tmp_path: Path, moment: str
+) -> None:
+    one, standin = place(tmp_path), StandIn("L1")
+    standin.node = Node("b", (), 8, HeldSlices("b", LedgerRow("L1")))
+    standin.node.join(read_clocks())
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    ask = partial(leave, one, lambda client: list(client.leave("leave")))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(standin.serve, one.control)
+        with left_behind(one):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(f"supervisor.cluster.{moment}", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    await in_thread(ask)
+            with suppress(RayError):  # where all was done but the last file
+                await in_thread(ask)
+            assert not ray_processes.is_running(one.directory)
+        nursery.cancel_scope.cancel()
+    assert standin.node.is_out
+    assert os.listdir(one.directory) == [ray_processes.LOCK]
+    assert not is_there(door_of(one.control))
+
+
+# spec FL1, FL2: Ray starts the node actor again within 2 s.
+def test_a_head_whose_node_actor_was_killed_is_not_left(tmp_path: Path) -> None:
+    one = place(tmp_path)
+    ask = partial(leave, one, lambda client: list(client.leave("leave")))
+    with left_behind(one, "gcs_server"):
+        with pytest.raises(RayError, match="the fleet's directory is on this node"):
+            ask()
+        assert ray_processes.is_running(one.directory)
+        assert "Ray here is ended" in (ask(may_end_fleet=True) or "")
     assert not ray_processes.is_there(one.directory)
 
 

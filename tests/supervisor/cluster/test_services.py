@@ -42,6 +42,9 @@ class Scene:
         is_cut: the directory is not reached.
         is_hung: the directory is reached, and answers nobody.
         hung: nodes whose actors answer nobody.
+        may_end: other nodes take no request to end their Ray before; None: at once.
+        ending: set with the first such request.
+        given_up: set when a request to a node that is hung was cancelled.
     """
 
     where: Path
@@ -53,6 +56,9 @@ class Scene:
     is_cut: bool = False
     is_hung: bool = False
     hung: set[str] = field(default_factory=set)
+    may_end: trio.Event | None = None
+    ending: trio.Event = field(default_factory=trio.Event)
+    given_up: trio.Event = field(default_factory=trio.Event)
     directory: DirectoryService | None = None
 
     def deliver(self, node: str, message: bytes) -> None:
@@ -76,7 +82,14 @@ class Scene:
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
         """Ask another node, as `Others` says."""
         if node in self.hung:
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.given_up.set()
+        if do == "end-ray":
+            self.ending.set()
+            if self.may_end is not None:
+                await self.may_end.wait()
         return done(await self.nodes[node].answer(VERSION, do, args))
 
     async def add(
@@ -414,6 +427,51 @@ async def test_down_ends_the_ray_of_nodes_that_have_left(
         assert await scene.end("a", "down") == {}
         while sorted(scene.ended) != ["a", "b"]:
             await trio.lowlevel.checkpoint()
+
+
+# spec FL8
+async def test_a_down_that_is_interrupted_ends_the_ray_of_nodes_that_have_left(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path) as scene:
+        for name in ("a", "b", "c"):
+            await scene.add(name)
+        scene.hung.add("c")
+        scene.may_end = trio.Event()
+        stream = await trio.open_unix_socket(f"{tmp_path}/a/{DOOR}")
+        await stream.send_all(b'{"v":1,"do":"down","args":{}}\n')
+        await scene.ending.wait()  # b has left
+        await stream.aclose()
+        await scene.given_up.wait()
+        scene.may_end.set()
+        while scene.ended != ["b"]:
+            await trio.lowlevel.checkpoint()
+        scene.hung.clear()
+        assert await scene.end("a", "down") == {}
+        while set(scene.ended) != {"a", "b", "c"}:
+            await trio.lowlevel.checkpoint()
+
+
+# spec FL8
+async def test_a_leave_that_is_interrupted_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "ALIVE_S", 0.1)
+    async with fleet(tmp_path) as scene:
+        for name in ("a", "b"):
+            await scene.add(name)
+        scene.daemons["b"].may_leave = may_leave = trio.Event()
+        items = client.FleetClient(f"{tmp_path}/b/control").leave("leave")
+        assert await in_thread(next, items) == {"waiting": ["b"]}
+        await in_thread(items.close)  # type: ignore[attr-defined]
+        may_leave.set()
+        assert await scene.end("b", "leave") == {}
+        while scene.ended != ["b"]:
+            await trio.lowlevel.checkpoint()
+        states: list[str] = []
+        while states != ["up", "left"]:
+            nodes = (await scene.ask("a", "ps"))["nodes"]
+            states = [node["state"] for node in nodes]
 
 
 # spec FL5, FL11

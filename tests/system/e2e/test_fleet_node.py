@@ -5,15 +5,19 @@ import os
 import signal
 import socket
 import sqlite3
+import tempfile
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
+from supervisor.fleet.clocks import read_clocks
 from supervisor.fleet.link import LinkError
-from supervisor.fleet.messages import Join, RayPlace, Refused
+from supervisor.fleet.messages import Join, Leave, RayPlace, Refused
 from supervisor.fleet.store import FleetStore
+from tests.helpers.command import sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.fleetscene import CALM_S, Scene, fleet
 
@@ -193,6 +197,47 @@ async def test_a_node_that_leaves_has_ended_its_children(tmp_path: Path) -> None
             assert dict(leaks["result"])["clean"], leaks  # type: ignore[call-overload]
 
 
+# spec FL6, FL8: its Ray was ended from elsewhere; before, somebody gave up to ask.
+async def test_a_daemon_leaves_of_which_no_ray_is_left(tmp_path: Path) -> None:
+    with (
+        # Short, for Ray would have its sockets in there.
+        tempfile.TemporaryDirectory(prefix="f", dir="/tmp") as where,
+        daemon(Path(where), FLEET) as one,
+    ):
+        control = str(one.where / "run" / "control")
+        leave = partial(sandhost, "fleet", "leave", "--control", control)
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sleep", "600")
+            child = await scene.until_running("web")
+            done = await trio.to_thread.run_sync(leave)
+            assert (done.status, done.out) == (0, b"")
+            assert done.said("node 'a' has left, and its children have ended")
+            assert not await trio.Path(f"/proc/{child.pid}").exists()
+            await scene.until(lambda: scene.node("a") == "left")
+            done = await trio.to_thread.run_sync(leave)
+            assert done.status == 1
+            assert done.said("this node is in none")
+
+
+# spec FL8
+async def test_a_leave_that_was_given_up_is_finished_by_the_next(
+    tmp_path: Path,
+) -> None:
+    with daemon(tmp_path, FLEET) as one:
+        control = str(one.where / "run" / "control")
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
+            await joined(scene, one)
+            scene.spawn("web", "sh", "-c", "trap '' TERM; exec sleep 600")
+            child = await scene.until_running("web")
+            async with await trio.open_unix_socket(control) as stream:
+                await stream.send_all(b'{"v":1,"do":"fleet-leave","args":{}}\n')
+            answer = await trio.to_thread.run_sync(ask, one, "fleet-leave")
+            assert answer["result"] in ({"node": "a"}, {"node": None})
+            assert not await trio.Path(f"/proc/{child.pid}").exists()
+            await scene.until(lambda: scene.node("a") == "left")
+
+
 # spec FL5: a lease is renewed by a daemon that answers; a hand-over is none for seconds.
 async def test_a_member_is_not_replaced_until_it_has_left(tmp_path: Path) -> None:
     with daemon(tmp_path, FLEET) as one:
@@ -267,14 +312,16 @@ async def test_a_node_whose_ledger_cannot_be_written_is_in_no_fleet(
     own = "[child.own]\ncommand = ['sleep', '600']\n"
     with daemon(tmp_path, FLEET + own) as one:
         control = str(one.where / "run" / "control")
-        async with fleet(tmp_path / "head", lease_s=3.0) as scene:
+        async with fleet(tmp_path / "head", lease_s=CALM_S) as scene:
             await joined(scene, one)
             scene.spawn("web", "sleep", "600")
             child = await scene.until_running("web")
             ledger = one.where / "state" / "fleet-node" / "fleet.sqlite3"
             with closing(sqlite3.connect(ledger)) as base, base:
                 base.execute("UPDATE epoch SET number = number + 1")
-            scene.cut.add("a")  # the next session is written
+            (join,) = (one for one in scene.heard if isinstance(one, Join))
+            # Its next beat is refused, and the next session is written.
+            scene.do(scene.directory.receive(Leave("a", join.session), read_clocks()))
             await scene.until(lambda: "In no fleet any more" in one.said())
             said = "cannot write its ledger"
             answer = await trio.to_thread.run_sync(ask, one, "fleet-leave")
