@@ -222,7 +222,7 @@ INTERRUPTED = (
     "admission.call",
     "ray_processes.remove_deaf",
 )
-"""What a `leave` does one after the other, where no node actor answers."""
+"""The steps of a `leave`, in their order, where no node actor answers."""
 
 
 # spec FL8
