@@ -308,10 +308,13 @@ class DirectoryActor:
 
 
 async def _end_with(raylet: int) -> None:
-    """Wait for the end of this process's raylet: Ray makes another directory then.
+    """Wait for the end of this process's raylet; Ray delivers it nothing from then on.
+
+    It may live on, and send: a directory would leave the store to no other one, and a
+    node would be up and take no order.
 
     Raises:
-        AdapterError: it has ended; this one must leave the store to the other.
+        AdapterError: the raylet has ended.
     """
     pidfd = os.pidfd_open(raylet)
     try:
@@ -334,6 +337,7 @@ class NodeActor:
     async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         door = door_of(self._order.control)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_with, os.getppid())
             nursery.start_soon(self._others.mailbox.run)
             await nursery.start(self._service.run)
             nursery.start_soon(Door(self._service).serve, door, self._log)

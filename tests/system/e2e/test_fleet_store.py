@@ -171,6 +171,7 @@ def check_raylet(server: postgres.Server, base: str, a: Place, b: Place) -> None
     (raylet,) = pids_of(a.directory, "/raylet/raylet")
     kill(raylet)
     assert pids_of(a.directory, "gcs_server")
+    until(lambda: not pids_of(a.directory, "ray::NodeActor"))
     until(lambda: bool(pids_of(b.directory, "ray::Directory")))
     until(lambda: is_up(b, "b"))
     assert epoch(server, base) > was
