@@ -142,9 +142,9 @@ class AnswerReader(ABC):
             AnswerError: the answer is too long, or no answer.
             ProviderError: an event says that the provider failed.
         """
-        return [event for events in self.turns(data) for event in events]
+        return [event for events in self.batches(data) for event in events]
 
-    def turns(self, data: bytes) -> Iterator[list[Object]]:
+    def batches(self, data: bytes) -> Iterator[list[Object]]:
         """Add bytes; yield the events of each ``TURN_LINES`` lines, at least once.
 
         Raises:

@@ -18,9 +18,9 @@ import trio
 from hostlib.footprint import message_bytes
 from hostlib.threads import LARGE_BYTES, in_thread, in_thread_if
 from protocol import echo, error, invalid, limits
-from supervisor.fsproxy.handlers.llm import CHAT_FORMS, INLINE_BYTES, LEAVE_S
+from supervisor.fsproxy.handlers.llm import INLINE_BYTES, LEAVE_S, TEXT_FORMS
 from supervisor.fsproxy.replies import UNAVAILABLE, denied, no_memory_error, reason
-from supervisor.llm.conversations import KeptError, Turn, user_text
+from supervisor.llm.conversations import ChosenPreset, KeptError, Turn, user_text
 from supervisor.llm.gateway import FailedCallError
 from supervisor.llm.presets import DEFAULT_PRESET
 from supervisor.llm.quota import QuotaError
@@ -51,6 +51,10 @@ MOST_PRESET_BYTES = 4096
 MOST_NAMES = 10_000
 """Most names of input files, and of output files: opening this many takes some tenths of a
 second."""
+
+SHIELD_S = 5.0
+"""How long files are written and removed for a client that is gone; one that waits gets
+all of them."""
 
 NO_PROMPT = error(b"invalid prompt encoding")
 NO_INPUTS = error(b"failed to read input files data")
@@ -93,12 +97,13 @@ async def answer(
             with caller.while_connected(LEAVE_S):
                 # No call begins for a client that is gone (spec L10).
                 await trio.lowlevel.checkpoint_if_cancelled()
-                prompt = await _decode(memory, prompt_data, NO_PROMPT, CHAT_FORMS - 2)
+                prompt = await _decode(memory, prompt_data, NO_PROMPT, TEXT_FORMS)
                 chosen = _resolve_preset(models, prompt, preset)
                 files = await _read_inputs(caller, memory, inputs, claim=claim)
                 await opened.open(await _names(outputs, NO_OUTPUTS))
-                turn = Turn(client, claim, *chosen, prompt, files)
-                if turn.has_tools or turn.name:  # a loop with tools, or a conversation
+                turn = Turn(client, claim, chosen, prompt, files)
+                # A loop with tools, or a conversation.
+                if chosen.has_tools or chosen.conversation:
                     completion = await dialogues.answer(turn)
                 else:
                     completion = await models.gateway.complete(
@@ -139,7 +144,7 @@ async def _decode(
         memory: the reservation of the request.
         data: the bytes.
         refusal: the reply if they are no text.
-        forms: number of copies for which memory is reserved already.
+        forms: copies of the text for which memory is reserved already.
 
     Raises:
         RefusedError: they are no text, or there is no memory for it.
@@ -174,17 +179,10 @@ def _names_in(text: bytes, refusal: bytes) -> list[bytes]:
     return names
 
 
-def _resolve_preset(
-    models: Models, prompt: str, preset: bytes
-) -> tuple[str, str, bool, str]:
-    """Return a preset and its conversation (spec L5).
-
-    Returns:
-        (preset, its system prompt, whether it has tools, name of the conversation); all
-        empty if the request names no preset.
-    """
+def _resolve_preset(models: Models, prompt: str, preset: bytes) -> ChosenPreset:
+    """Return the preset that a request names, and its conversation (spec L5)."""
     if not preset and prompt:
-        return "", "", False, ""
+        return ChosenPreset()
     if len(preset) > MOST_PRESET_BYTES:
         raise RefusedError(invalid("preset", preset))
     text = preset.decode(errors="surrogateescape") or DEFAULT_PRESET
@@ -192,7 +190,7 @@ def _resolve_preset(
     system = models.presets.get(program)
     if system is None or (at and not _is_name(name)):
         raise RefusedError(invalid("preset", preset))
-    return program, system, models.has_tools(program), name
+    return ChosenPreset(program, system, models.has_tools(program), name)
 
 
 def _is_name(name: str) -> bool:
@@ -207,11 +205,12 @@ async def _call(models: Models, turn: Turn) -> Call:
         is_long, _user_message, turn.prompt, turn.files
     )
     messages = []
-    if turn.program:
-        messages.append({"role": "system", "content": turn.system})
+    system = turn.preset.system
+    if turn.preset.name:
+        messages.append({"role": "system", "content": system})
     if text:
         messages.append({"role": "user", "content": text})
-    size_bytes += len(turn.system.encode())
+    size_bytes += len(system.encode())
     return models.call(turn.client, messages, claim=turn.claim, size_bytes=size_bytes)
 
 
@@ -272,15 +271,15 @@ def _read_all(file: OpenFile, most: int) -> bytes:
 
 
 async def _write(memory: Reservation, opened: Outputs, completion: Completion) -> None:
-    """Write the outputs; not cancelled, for the call is paid."""
+    """Write the outputs; not cancelled for ``SHIELD_S``, for the call is paid."""
     try:
         memory.add(2 * len(completion.data))
     except OSError as why:
         raise RefusedError(no_memory_error(why)) from None
-    with trio.CancelScope(shield=True):  # bounded: a few writes to files
+    with trio.CancelScope(shield=True) as scope:
         text = completion.text
         is_long = len(text) > LARGE_BYTES
-        await opened.write(await in_thread_if(is_long, text.encode))
+        await opened.write(await in_thread_if(is_long, text.encode), scope)
 
 
 class Outputs:
@@ -305,13 +304,16 @@ class Outputs:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with trio.CancelScope(shield=True):  # bounded: a few removals
+        until = trio.current_time() + SHIELD_S
+        with trio.CancelScope(shield=True) as scope:
             for file in self._files:
                 if file.fileno in self._caller.client.files:
                     with suppress(OSError):  # the file is closed in any case
                         await self._caller.fs.abandon_waiting(file)
+                scope.shield = trio.current_time() < until
             for name, identity in self._made:
                 await self._remove(name, identity)
+                scope.shield = trio.current_time() < until
 
     async def open(self, names: Iterable[bytes]) -> None:
         """Open every file without changing it.
@@ -344,16 +346,22 @@ class Outputs:
             text = b"failed to open file '" + echo(name) + b"': " + reason(why)
             raise RefusedError(error(text)) from None
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, scope: trio.CancelScope) -> None:
         """Write the answer into every file, and close it.
+
+        Args:
+            data: the answer.
+            scope: a shield, which ends after ``SHIELD_S``.
 
         Raises:
             RefusedError: a file could not be written; earlier ones are written.
         """
+        until = trio.current_time() + SHIELD_S
         self._made.clear()  # from here on new files stay
         try:
             for file in tuple(self._files):
                 await self._write(file, data)
+                scope.shield = trio.current_time() < until
         except OSError as why:
             raise RefusedError(error(b"failed to write: " + reason(why))) from None
         except (AccessDeniedError, UnavailableError):

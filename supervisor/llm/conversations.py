@@ -34,26 +34,37 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenPreset:
+    """The preset of a request, and the conversation that the request goes on with.
+
+    Attributes:
+        name: the preset's name; empty for none.
+        system: the preset's text.
+        has_tools: the model may call tools before it answers.
+        conversation: its name; empty for one that ends with its answer.
+    """
+
+    name: str = ""
+    system: str = ""
+    has_tools: bool = False
+    conversation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A client's turn in a conversation with the model.
 
     Attributes:
         client: the client that asks and pays.
         claim: the effective view (spec A1).
-        program: the preset's name.
-        system: the preset's text.
-        has_tools: the model may call tools before it answers.
-        name: name of the conversation; empty for one that ends with its answer.
+        preset: its preset and its conversation.
         prompt: the user's text.
         files: (name, content) of each input file.
     """
 
     client: Client
     claim: bool
-    program: str
-    system: str
-    has_tools: bool
-    name: str
+    preset: ChosenPreset
     prompt: str
     files: tuple[tuple[str, str], ...]
 
@@ -174,11 +185,11 @@ class PlainDialogues:
 
     async def answer(self, turn: Turn) -> Completion:
         """See ``Dialogues``."""
-        if turn.has_tools:
+        if turn.preset.has_tools:
             raise FailedCallError("the preset has tools, and this host has no LLM fds")
         client, models = turn.client, self._models
-        self.kept.check_room(client, turn.name, turn.size_chars)
-        said = self.kept.find(client, turn.name) or ()
+        self.kept.check_room(client, turn.preset.conversation, turn.size_chars)
+        said = self.kept.find(client, turn.preset.conversation) or ()
         size_chars = turn.size_chars + sum(len(one["content"]) for one in said)
         is_long = size_chars > LARGE_BYTES
         messages, size = await in_thread_if(is_long, _messages, turn, said)
@@ -194,7 +205,7 @@ class PlainDialogues:
             completion = await models.gateway.complete(call)
         said = (*said, {"role": "assistant", "content": completion.text})
         size = sum(len(message["content"]) for message in said)
-        self.kept.keep(client, turn.name, said, size)
+        self.kept.keep(client, turn.preset.conversation, said, size)
         return completion
 
     def client_gone(self, client: Client) -> None:
@@ -204,7 +215,7 @@ class PlainDialogues:
 
 def _messages(turn: Turn, said: tuple[Message, ...]) -> tuple[list[Message], int]:
     """Return what a turn sends after what was said before it, and its length in bytes."""
-    messages = [{"role": "system", "content": turn.system}, *said]
+    messages = [{"role": "system", "content": turn.preset.system}, *said]
     if text := user_text(turn.prompt, turn.files):
         messages.append({"role": "user", "content": text})
     return messages, sum(len(one["content"].encode()) for one in messages)

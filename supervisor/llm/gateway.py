@@ -493,10 +493,12 @@ async def _receive(
                 async for piece in pieces:
                     received += len(piece)
                     is_large = answer.pending_bytes > LARGE_BYTES
-                    turns: Iterable[list[Object]] = answer.turns(piece)
+                    batches: Iterable[list[Object]]
                     if is_large:
-                        turns = [await in_thread(answer.feed, piece)]
-                    for events in turns:
+                        batches = [await in_thread(answer.feed, piece)]
+                    else:
+                        batches = answer.batches(piece)
+                    for events in batches:
                         _check_fence(request)
                         steps += 1 + len(events)
                         new_bytes = answer.held_bytes - memory.size_bytes

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol import fdxml
-from supervisor.llm.conversations import Kept, Turn
+from supervisor.llm.conversations import ChosenPreset, Kept, Turn
 from supervisor.llmfd import FdError, Param, Tool
 from supervisor.llmfd.arguments import FDS, STRING, STRINGS
 from supervisor.llmfd.calls.wrapping import describe_excess, wrap
@@ -79,9 +79,8 @@ class Conversations:
     ) -> Reply:
         """Answer a client with tools; see ``answer``."""
         system = self.loop.model.system(program) or ""
-        return await self.answer(
-            Turn(client, True, program, system, True, name, prompt, ())
-        )
+        preset = ChosenPreset(program, system, has_tools=True, conversation=name)
+        return await self.answer(Turn(client, True, preset, prompt, ()))
 
     async def answer(self, turn: Turn) -> Reply:
         """Answer a client.
@@ -91,7 +90,7 @@ class Conversations:
                 the effects of tools.
             KeptError: there is no room for the conversation.
         """
-        client, name = turn.client, turn.name
+        client, preset, name = turn.client, turn.preset, turn.preset.conversation
         if name:
             self.kept.check_room(client, name, turn.size_chars)
         process = self.conversation(client, name)
@@ -100,9 +99,9 @@ class Conversations:
         is_kept = self.kept.find(client, name) is process
         try:
             with _restore_preset(process):
-                await self.loop.begin(process, turn.program, has_tools=turn.has_tools)
+                await self.loop.begin(process, preset.name, has_tools=preset.has_tools)
                 reply = await self.loop.ask(
-                    process, turn.prompt, turn.files, has_tools=turn.has_tools
+                    process, turn.prompt, turn.files, has_tools=preset.has_tools
                 )
             if name:
                 self.kept.keep(client, name, process, size_of(process.messages))

@@ -98,6 +98,11 @@ class ConnectionState(msgspec.Struct):
     is_refused: bool = False
 
 
+def hold_no_place(_owner: ChildExecutions) -> AbstractContextManager[bool]:
+    """Admit a request without a bound for its child."""
+    return nullcontext(True)
+
+
 class Connection:
     """One connection.
 
@@ -105,9 +110,8 @@ class Connection:
         context: of the host's ToolExec.
         sock: non-blocking; owned.
         heads: the turn for parsing a large head.
-        lasting: holds a place for a request with an execution, if the child may have
-            one more; None for no bound. Connections that were handed over have none: no
-            more of them come.
+        hold_place: holds a place for a request with an execution; gives False if its
+            child may have no more of them.
 
     Attributes:
         wire: its bytes.
@@ -122,15 +126,14 @@ class Connection:
         context: Context,
         sock: socket.socket,
         heads: Share,
-        lasting: Callable[[ChildExecutions], AbstractContextManager[bool]]
-        | None = None,
+        hold_place: Callable[[ChildExecutions], AbstractContextManager[bool]],
     ) -> None:
         self.wire = Wire(sock, heads)
         self.task: Task | None = None
         self.idle_since: float | None = trio.current_time()
         self.scope = trio.CancelScope()
         self._context = context
-        self._lasting = lasting
+        self._hold_place = hold_place
         self._is_received = False
         self._is_refused = False
         self._owner: ChildExecutions | None = None
@@ -312,8 +315,7 @@ class Connection:
             raise RuntimeError("a request without an owner is refused before")
         if isinstance(request, Signal):
             return await self._signal(owner, request)
-        lasting = nullcontext(True) if self._lasting is None else self._lasting(owner)
-        with lasting as is_admitted:
+        with self._hold_place(owner) as is_admitted:
             if not is_admitted:
                 return requests.BUSY
             if isinstance(request, Exec):

@@ -7,7 +7,7 @@
 3. A listener has ``MAX_REFUSED`` refusals, and one more that was awaited earlier; later
    clients wait in the kernel's queue, without a descriptor.
 4. During an exchange, clients wait there for the next program and its restored state.
-5. On a shared listener each child has ``PER_CHILD`` lasting connections.
+5. On a shared listener a child has ``PER_CHILD`` connections with an execution.
 
 Sources: unix(7), RFC 9112.
 """
@@ -24,7 +24,7 @@ import trio
 from hostlib.fairness import Share
 from hostlib.listener import accept_socket, make_room
 from protocol.toolexec.requests import BUSY
-from supervisor.toolexec.connection import Connection
+from supervisor.toolexec.connection import Connection, hold_no_place
 from supervisor.toolexec.slots import MAX_CONNECTIONS
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Server:
                 listener.socket.setsockopt(*option)
         self.heads = Share(context.heads)
         self.connections: dict[int, Connection] = {}
-        self.lasting_of: dict[ChildExecutions, int] = {}
+        self.places_held: dict[ChildExecutions, int] = {}
         self._refused: dict[int, Connection] = {}
         self._room = trio.Event()
         self.rested = trio.lowlevel.ParkingLot()  # one task at most
@@ -142,8 +142,8 @@ class Server:
         return await accept_socket(plain, self._tell_of_shortage)
 
     async def _serve(self, sock: socket.socket) -> None:
-        lasting = self._lasting if self.is_shared else None
-        connection = Connection(self._context, sock, self.heads, lasting)
+        hold_place = self._hold_place if self.is_shared else hold_no_place
+        connection = Connection(self._context, sock, self.heads, hold_place)
         places, among = self._context.places, self.connections
         if places.has_one(len(among)) or make_room(among.values()) is not None:
             places.take(1)
@@ -187,19 +187,19 @@ class Server:
             self._room.set()
 
     @contextmanager
-    def _lasting(self, owner: ChildExecutions) -> Iterator[bool]:
-        """Hold a lasting connection, if its child may have one more (rule 5)."""
-        held = self.lasting_of.get(owner, 0)
+    def _hold_place(self, owner: ChildExecutions) -> Iterator[bool]:
+        """Hold a place for a request, if its child may have one more (rule 5)."""
+        held = self.places_held.get(owner, 0)
         if held >= PER_CHILD:
             yield False
             return
-        self.lasting_of[owner] = held + 1
+        self.places_held[owner] = held + 1
         try:
             yield True
         finally:
-            self.lasting_of[owner] -= 1
-            if not self.lasting_of[owner]:
-                del self.lasting_of[owner]
+            self.places_held[owner] -= 1
+            if not self.places_held[owner]:
+                del self.places_held[owner]
 
     @property
     def listener_fd(self) -> int:

@@ -24,7 +24,11 @@ import msgspec
 import trio
 
 from hostlib.listener import listener_on
-from supervisor.toolexec.connection import Connection, ConnectionState
+from supervisor.toolexec.connection import (
+    Connection,
+    ConnectionState,
+    hold_no_place,
+)
 from supervisor.toolexec.context import Context
 from supervisor.toolexec.executions import ChildExecutions, ChildState
 from supervisor.toolexec.listeners import (
@@ -283,7 +287,8 @@ class ToolExec:
         if state.task is not None:
             execution = self.entered[state.task.child][state.task.number]
             task = Task.restore(state.task, execution, sock)
-        connection = Connection(self.context, sock, server.heads)
+        # No bound: no more of those that were handed over come.
+        connection = Connection(self.context, sock, server.heads, hold_no_place)
         connection.restore(state, owner)
         server.go_on(connection, task, state.unsent)
 

@@ -87,7 +87,7 @@ class Copier:
             else:
                 os.mknod(name, status.st_mode, status.st_rdev, dir_fd=directory)
             with held_entry(directory, name) as copy:
-                self._finish(node, copy)
+                self._finish(node, copy, None)
 
     def finish_directory(self, node: Node, copy: int) -> None:
         """Give the copy of a directory what its object has, once all is in it."""
@@ -103,14 +103,20 @@ class Copier:
             self.size_bytes += os.fstat(copy).st_size
             self._finish(node, copy, source)
 
-    def _finish(self, node: Node, copy: int, source: int = -1) -> None:
+    def _finish(self, node: Node, copy: int, source: int | None) -> None:
         """Give a copy the owner, extended attributes, mode and times of its object.
 
         In this order: chown(2) takes away capabilities and set-user-ID.
+
+        Args:
+            node: the object.
+            copy: a descriptor of its copy.
+            source: a descriptor of the object; None for a link, device, pipe or socket,
+                which cannot be opened for its attributes.
         """
         status = node.status
         set_owner(copy, status.st_uid, status.st_gid)
-        if source >= 0:
+        if source is not None:
             self._copy_attributes(source, copy)
         if not stat.S_ISLNK(status.st_mode):
             set_mode(copy, stat.S_IMODE(status.st_mode))

@@ -29,8 +29,8 @@ LEAVE_S = 0.002
 """How long a call outlives its client: bytes of the provider until then are read, to be
 charged (spec L10), and a dead child is cleaned up within 10 ms (spec S4)."""
 
-CHAT_FORMS = 6
-"""Copies of a request's text at its end: the received one (twice while it is split),
+RECEIVED_FORMS, TEXT_FORMS = 2, 4
+"""Copies of a request at its end: the received one, twice while it is split; its text,
 decoded, in a message, and as JSON (twice, once for measuring). More is reserved when it
 is known."""
 
@@ -47,7 +47,8 @@ def do_chat(session: Session, request: m.Chat) -> bytes | None:
     if session.services.llm is None:
         return session.inbound.drain(error(b"LLM not available"), chat)
     try:
-        session.reserved_memory().resize(CHAT_FORMS * sum(request.parts))
+        forms = RECEIVED_FORMS + TEXT_FORMS
+        session.reserved_memory().resize(forms * sum(request.parts))
     except OSError as why:
         return session.inbound.drain(no_memory_error(why), chat)
     piece = session.conn.take_body()

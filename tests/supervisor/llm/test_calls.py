@@ -9,7 +9,7 @@ import trio
 
 from demo.provider import serving
 from supervisor.fsproxy.replies import EOF, PROCESS_EXIT
-from supervisor.llm import provider
+from supervisor.llm import chat, provider
 from supervisor.llm.answer import Answer
 from tests.helpers.canary import KEY, leave_out
 from tests.helpers.delays import NEIGHBOUR_S, kept_waiting_s
@@ -204,6 +204,25 @@ async def test_the_outputs_of_a_cancelled_call_are_as_before(stage: Stage) -> No
     await line.gone()
     assert (stage.root / "old").read_text() == "old"
     assert not (stage.root / "new").exists()
+
+
+# spec L4: what a check made is removed again, and all outputs of a client that waits are
+# written; a call that is cancelled goes on with it for a time only.
+@pytest.mark.parametrize("shield_s", [60.0, 0.0])
+async def test_outputs_of_a_cancelled_call_are_removed_for_a_time(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, shield_s: float
+) -> None:
+    monkeypatch.setattr(chat, "SHIELD_S", shield_s)
+    line = stage.connect()
+    reply = await line.chat(b"a", outputs=b"one\ntwo")
+    assert (stage.root / "one").read_text() == (stage.root / "two").read_text()
+    assert (stage.root / "two").read_text() == reply.text
+    with trio.CancelScope() as scope:
+        async with chat.Outputs(line.session, claim=False) as outputs:
+            await outputs.open([b"three", b"four"])
+            scope.cancel()
+            await trio.sleep_forever()
+    assert (stage.root / "four").exists() == (shield_s == 0.0)
 
 
 # spec L10: nested clients as well, when they go and when their parent does.

@@ -357,7 +357,7 @@ async def test_a_child_has_a_share_of_a_common_listener(
             for _ in range(2):
                 sock = stack.enter_context(await scene.connect())
                 await send(sock, replay)
-            await eventually(lambda: sum(common.lasting_of.values()) == 3)
+            await eventually(lambda: sum(common.places_held.values()) == 3)
             for data in (replay, scene.request(b"tool=true")):
                 reply = await scene.say(data)
                 assert (reply.status, reply.body) == (503, b"busy\n")
@@ -369,5 +369,5 @@ async def test_a_child_has_a_share_of_a_common_listener(
                 b"exec_id=mine&signal=KILL", line="POST /signal HTTP/1.1"
             )
             assert (await scene.say(signal)).status == 204
-        await eventually(lambda: not common.lasting_of)
+        await eventually(lambda: not common.places_held)
         assert (await scene.run("tool=true")).status == 200

@@ -9,7 +9,7 @@ from hostlib.fairness import Share
 from hostlib.listener import make_room
 from protocol.toolexec import requests
 from supervisor.toolexec import http_heads
-from supervisor.toolexec.connection import Connection
+from supervisor.toolexec.connection import Connection, hold_no_place
 from supervisor.toolexec.wire import Wire
 from tests.helpers.toolscene import Scene, pair, parse, receive_all, send
 
@@ -75,7 +75,7 @@ async def test_a_connection_that_is_served_makes_no_room(scene: Scene) -> None:
 async def test_a_connection_that_was_to_make_room_is_not_served(scene: Scene) -> None:
     ours, theirs = pair()
     theirs.sendall(scene.request(b"tool=true"))
-    connection = Connection(scene.tool.context, ours, Share())
+    connection = Connection(scene.tool.context, ours, Share(), hold_no_place)
     assert make_room([connection]) is connection
     await connection.serve()
     assert theirs.recv(1) == b""
