@@ -36,8 +36,10 @@ from supervisor.run import (
     innermost,
 )
 from supervisor.sandbox import start as sandbox_start
+from supervisor.sandbox.groups import GroupBounds
 from supervisor.sandbox.plan import AUTO, NONE, PROFILES, Machine, Wanted
 from supervisor.sandbox.scratch import remove_tree
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.inner_pair import InnerListener
 from supervisor.spawn.launcher import Launcher
 from supervisor.spawn.request import SpawnRequest, find_executable
@@ -349,13 +351,17 @@ async def _spawn(
         network = "host" if env.get(_NETWORK) == "host" else "none"
         if listener is not None:
             network = "rules"
-        own = () if asked.tmp is None else (asked.tmp,)
-        wanted = Wanted(profile, network, working_directory(), own)
-        wanted.exposed, wanted.readable = asked.shown.exposed, asked.shown.readable
-        wanted.is_served = listener is not None
-        if not asked.is_narrowed and env.get("FSPROXY_WORKSPACE"):
-            wanted.kept = (env["FSPROXY_WORKSPACE"],)
-        wanted.no_groups = "a nested child is in its parent's"
+        workspace = "" if asked.is_narrowed else env.get("FSPROXY_WORKSPACE", "")
+        files = ShownFiles(
+            working_directory(),
+            own=() if asked.tmp is None else (asked.tmp,),
+            kept=(workspace,) if workspace else (),
+            exposed=asked.shown.exposed,
+            readable=asked.shown.readable,
+        )
+        bounds = GroupBounds(why_none="a nested child is in its parent's")
+        is_served = listener is not None
+        wanted = Wanted(profile, network, files, bounds, is_served)
         process, walls = await sandbox_start.spawn(launcher, Machine(), request, wanted)
         if listener is not None:
             try:

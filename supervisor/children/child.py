@@ -46,6 +46,7 @@ from supervisor.sandbox.groups import Groups
 from supervisor.sandbox.home import check_owner
 from supervisor.sandbox.host_directories import resolver_locations
 from supervisor.sandbox.plan import PROFILES, Walls, Wanted
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.ends import Ends
 from supervisor.spawn.inner_pair import InnerListener
 from supervisor.spawn.process import LaunchpadLost, ProcessState
@@ -292,13 +293,13 @@ class Child:
         cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._held.keep(stack, cwd_fd, DIRECTORY)
         wanted = self.wanted = self._take_wanted(stack)
-        if wanted.home:
-            check_owner(wanted.home, wanted.user)
+        if wanted.files.home:
+            check_owner(wanted.files.home, wanted.user)
         root = None
         if self._workspaces is not None:
             root = await self._workspaces.mount(stack, wanted)
         policy = self._make_policy(stack, cwd_fd, root)
-        wanted.readable = spec.readable(self.places)
+        wanted.files.readable = spec.readable(self.places)
         ends = self._ends = Ends(spec.transport, spec.dialect)
         stack.callback(ends.close)
         nursery = await self._open_nursery(stack)
@@ -420,7 +421,7 @@ class Child:
     def _open_start(self, stack: AsyncExitStack, cwd_fd: int, wanted: Wanted) -> int:
         """Return a descriptor of the child's first directory, as its mounts show it."""
         path = self.spec.cwd
-        mount = wanted.mount_of(path)
+        mount = wanted.files.mount_of(path)
         if mount is None or mount.fd < 0:
             return cwd_fd
         fd = open_exactly(os.fsencode(mount.inside(path)), mount.fd)
@@ -440,20 +441,11 @@ class Child:
             is_new = spec.fleet is not None
             groups = self._host.groups.take(self.id, spec.group_limits, is_new=is_new)
             stack.callback(self._host.give_groups_back, groups)
-            wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
-        wanted.needs_groups = spec.group_limits.cpus is not None
-        self._set_group_bounds(wanted, groups)
-        if wanted.needs_groups and not groups.keeps_cpus:
-            raise refusals.cpus_not_kept(wanted.no_groups)
+        wanted.bounds = groups.bounds(spec.group_limits)
+        if wanted.bounds.is_needed and not groups.keeps_cpus:
+            raise refusals.cpus_not_kept(wanted.bounds.why_none)
         self.limits.groups = groups
         return wanted
-
-    def _set_group_bounds(self, wanted: Wanted, groups: Groups) -> None:
-        """Let the groups keep the limits that they can bound for all of its processes."""
-        limits = self.spec.group_limits
-        if groups.keep_memory(limits):
-            wanted.kept_memory = limits.memory
-        wanted.processes = groups.kept_processes(limits)
 
     def _take_user(self, machine: Machine) -> int:
         """Take a user of its own, or the user of a child that shares a workspace."""
@@ -471,19 +463,22 @@ class Child:
         hidden = self._host.apart.locations(spec.made_in) if spec.sandbox.layers else ()
         if spec.network_keys is not None:
             hidden += resolver_locations()
+        files = ShownFiles(
+            spec.cwd,
+            own=spec.own_dirs,
+            home=spec.kept_home or "",
+            exposed=spec.expose,
+            theirs={**others, **spec.written_dirs},
+            hidden=hidden,
+        )
         return Wanted(
             spec.sandbox,
             spec.network,
-            spec.cwd,
-            spec.own_dirs,
-            theirs={**others, **spec.written_dirs},
-            hidden=hidden,
+            files,
+            is_served=spec.network_keys is not None,
             made_in=spec.made_in,
             share=self.threads if spec.sandbox.layers else None,
-            home=spec.kept_home or "",
             has_command=True,
-            exposed=spec.expose,
-            is_served=spec.network_keys is not None,
         )
 
     def _watch_forks(self, stack: AsyncExitStack) -> None:
@@ -498,7 +493,9 @@ class Child:
         spec = self.spec
         stdio = zip(spec.stdio, STANDARD, strict=True)
         path = spec.env.get("PATH")
-        executable = find_executable(spec.command[0], path, spec.cwd, wanted.shown)
+        executable = find_executable(
+            spec.command[0], path, spec.cwd, wanted.files.shown
+        )
         request = SpawnRequest(
             executable=executable,
             argv=spec.command,
@@ -582,7 +579,7 @@ class Child:
             missing=dict(walls.missing),
             init=init,
             user=None if wanted is None else wanted.user,
-            groups=[] if wanted is None else list(wanted.groups),
+            groups=[] if wanted is None else list(wanted.bounds.procs),
         )
 
     async def _restore(
@@ -628,9 +625,8 @@ class Child:
             left.profile, left.network, tuple(left.applied), left.missing
         )
         wanted = self.wanted = self._describe_wanted()
-        wanted.groups = tuple(left.groups)
         wanted.user = left.user
-        wanted.readable = self.spec.readable(self.places)
+        wanted.files.readable = self.spec.readable(self.places)
         if self._workspaces is not None:
             self._workspaces.restore_shown(wanted, held)
         if left.user is not None:
@@ -639,7 +635,7 @@ class Child:
         if left.groups:
             groups = Groups.of_files(left.groups)
             self.limits.restore(groups)
-            self._set_group_bounds(wanted, groups)
+            wanted.bounds = groups.bounds(self.spec.group_limits)
             stack.callback(host.give_groups_back, groups)
 
     def _resume(self, state: ChildState) -> None:

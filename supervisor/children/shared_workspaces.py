@@ -118,7 +118,7 @@ def _sharers(
 
 def _mount_in(other: Sharer, use: WorkspaceUse) -> MountedWorkspace | None:
     """Return the mount and lock that a child holds of a workspace, if it does."""
-    mount = None if other.wanted is None else other.wanted.mount_of(use.base)
+    mount = None if other.wanted is None else other.wanted.files.mount_of(use.base)
     lock = _lock_in(other, use)
     if mount is None or mount.fd not in other.held or lock is None:
         return None

@@ -84,6 +84,7 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
     from hostlib.user_values import Limits  # noqa: PLC0415
     from supervisor.sandbox import groups, start  # noqa: PLC0415
     from supervisor.sandbox.scratch import Scratch  # noqa: PLC0415
+    from supervisor.sandbox.shown_files import ShownFiles  # noqa: PLC0415
     from supervisor.spawn.launcher import Launcher  # noqa: PLC0415
 
     scratch = Scratch(None)
@@ -98,9 +99,8 @@ async def _try(launchpad: LaunchpadProcess) -> tuple[Walls, str]:
             launcher = Launcher(launchpad)
             await nursery.start(launcher.run)
             machine = Machine()
-            own = (scratch.tmp, scratch.run)
-            wanted = Wanted(PROFILES["auto"], "none", scratch.tmp, own)
-            wanted.groups, wanted.no_groups = made.procs(), made.why_not
+            files = ShownFiles(scratch.tmp, own=(scratch.tmp, scratch.run))
+            wanted = Wanted(PROFILES["auto"], "none", files, made.bounds(Limits()))
             if "uid" not in machine.lacking:
                 wanted.user = machine.take_user()
             argv = (sys.executable, "-I", "-S", "-c", "")

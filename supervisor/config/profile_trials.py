@@ -27,6 +27,7 @@ from supervisor.config.walls import requiring
 from supervisor.sandbox import groups as sandbox_groups
 from supervisor.sandbox import start
 from supervisor.sandbox.plan import Machine, Wanted, is_of_the_machine
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.launcher import Launcher
 from supervisor.spawn.process import LaunchpadLost
 from supervisor.spawn.request import SpawnError, SpawnRequest
@@ -142,8 +143,7 @@ async def _start(
     with ExitStack() as stack:
         groups = reserve.take(f"trial-{next(_numbers)}", Limits())
         stack.callback(reserve.give_back, groups)
-        wanted = Wanted(profile, network, "/")
-        wanted.groups, wanted.no_groups = groups.procs(), groups.why_not
+        wanted = Wanted(profile, network, ShownFiles("/"), groups.bounds(Limits()))
         if "uid" not in machine.lacking:
             wanted.user = machine.take_user()
             stack.callback(machine.give_user_back, wanted.user)

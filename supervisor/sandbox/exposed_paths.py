@@ -25,7 +25,7 @@ from vfs.mounts import other_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from supervisor.sandbox.plan import Wanted
+    from supervisor.sandbox.shown_files import ShownFiles
 
 _OF_THE_MACHINE = ("/proc", "/sys", "/dev", "/run")
 """Files of the kernel and running services: of the child, another, or none."""
@@ -65,38 +65,43 @@ def _faults_of_place(path: str, real: str) -> Iterator[str]:
             yield _holds_secret(path, secret)
 
 
-def check_exposed(exposed: Iterable[tuple[str, str]], wanted: Wanted) -> None:
+def check_exposed(
+    exposed: Iterable[tuple[str, str]], files: ShownFiles, *, can_hide: bool
+) -> None:
     """Refuse what a child may not be shown.
 
     Args:
         exposed: (path as it is written, path without links) of each.
-        wanted: of that child.
+        files: the files that the child is to see.
+        can_hide: what lies in a directory can be hidden.
 
     Raises:
         SpawnError: the host's own directories or keys are there, or a workspace is.
     """
     for path, real in exposed:
-        why = fault_of(path) or next(_find_keeper(path, real, wanted), "")
+        why = fault_of(path) or next(
+            _find_keeper(path, real, files, can_hide=can_hide), ""
+        )
         if why:
             raise not_exposed(path, why)
 
 
-def read_by_calls(wanted: Wanted, *, can_hide: bool) -> tuple[str, ...]:
+def read_by_calls(files: ShownFiles, *, can_hide: bool) -> tuple[str, ...]:
     """Return the grants to read that the child sees by its own system calls (rule 2).
 
     Args:
-        wanted: of the child.
+        files: the files that the child is to see.
         can_hide: what lies in a directory can be hidden.
     """
     found = []
-    for path in wanted.readable:
+    for path in files.readable:
         if fault_of(path) or path in _OF_A_FRESH_ROOT:
             continue
         is_secret = any(
             _is_in(path, name) or (_is_in(name, path) and not can_hide)
-            for name in _hidden_names(wanted)
+            for name in _hidden_names(files)
         )
-        if not is_secret and wanted.mount_of(path) is None:
+        if not is_secret and files.mount_of(path) is None:
             found.append(path)
     return tuple(found)
 
@@ -107,17 +112,17 @@ def not_exposed(path: str, why: str) -> SpawnError:
     return SpawnError(0, "expose", text, why)
 
 
-def _find_keeper(path: str, real: str, wanted: Wanted) -> Iterator[str]:
+def _find_keeper(
+    path: str, real: str, files: ShownFiles, *, can_hide: bool
+) -> Iterator[str]:
     """Yield why this child may not be shown a path."""
     if not real:
         yield "a link on its way may be a child's; name what it leads to"
         return
-    for name in _hidden_names(wanted):
-        if _is_in(real, name) or (
-            _is_in(name, real) and "mountns" not in wanted.profile.layers
-        ):
+    for name in _hidden_names(files):
+        if _is_in(real, name) or (_is_in(name, real) and not can_hide):
             yield _holds_secret(path, name)
-    mount = wanted.mount_of(real)
+    mount = files.mount_of(real)
     if mount is not None and mount.is_writable:
         yield f"it lies in workspace {mount.path!r}, which is seen anyhow; leave it out"
 
@@ -128,8 +133,8 @@ def _holds_secret(path: str, secret: str) -> str:
     return f"no child may see {secret!r} there; name what lies beside it"
 
 
-def _hidden_names(wanted: Wanted) -> Iterator[str]:
-    for location in wanted.hidden:
+def _hidden_names(files: ShownFiles) -> Iterator[str]:
+    for location in files.hidden:
         yield location.path
         yield from other_names(location.path)
 

@@ -69,6 +69,26 @@ class Hierarchy:
     group: str
 
 
+@dataclass(frozen=True, slots=True)
+class GroupBounds:
+    """The groups that a child is to join, and what they keep for all of its processes.
+
+    Attributes:
+        procs: files of them that take its pid; none if it joins none.
+        why_none: why there is none, if one was wanted.
+        processes: how many processes they allow; None if they do not keep that.
+        memory_bytes: the bound of their memory; no process has a bound of its own then
+            that is no lower. None if they do not keep that.
+        is_needed: without them it is not to start: they keep what nothing else can.
+    """
+
+    procs: tuple[str, ...] = ()
+    why_none: str = ""
+    processes: int | None = None
+    memory_bytes: int | None = None
+    is_needed: bool = False
+
+
 @dataclass(slots=True)
 class Groups:
     """The groups of one child.
@@ -92,7 +112,9 @@ class Groups:
     @classmethod
     def of_files(cls, files: Iterable[str]) -> Groups:
         """Return the groups whose ``procs`` are these files."""
-        return cls([name.rpartition("/")[0] for name in files])
+        made = [name.rpartition("/")[::2] for name in files]
+        version_2 = {path for path, file in made if file == "cgroup.procs"}
+        return cls([path for path, _ in made], version_2)
 
     def procs(self) -> tuple[str, ...]:
         """Return the files that take the pid of who joins, in version 1 a thread's.
@@ -135,6 +157,16 @@ class Groups:
             return None
         kept = any(os.access(f"{path}/pids.max", os.F_OK) for path in self.made)
         return limits.processes if kept else None
+
+    def bounds(self, limits: Limits) -> GroupBounds:
+        """Return what they keep of the limits that they were given."""
+        return GroupBounds(
+            procs=self.procs(),
+            why_none=self.why_not,
+            processes=self.kept_processes(limits),
+            memory_bytes=limits.memory if self.keep_memory(limits) else None,
+            is_needed=limits.cpus is not None,
+        )
 
     def keep_memory(self, limits: Limits) -> bool:
         """Tell whether one of them bounds memory as it is to be."""

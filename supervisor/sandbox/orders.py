@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from supervisor.sandbox import seccomp_filter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from supervisor.sandbox.etc_files import OwnFiles
     from supervisor.sandbox.plan import Wanted
+    from supervisor.sandbox.shown_files import ShownFiles
     from supervisor.sandbox.view import View
     from supervisor.spawn.launchpad.layers.fresh_root import Tree
 
@@ -51,13 +53,14 @@ def layers_on_the_wire(
     no_internet = wanted.network == "none" and "netns" not in layers
     found.update(_choose_namespaces(layers, wanted))
     if layers & {"landlock", "mountns"}:
-        view = _view(layers, wanted, executable).hiding(wanted.hidden)
-        _check_nothing_hidden(wanted)
-        view = view.showing(wanted.mounts)
+        files = wanted.files
+        view = _view(layers, wanted, executable).hiding(files.hidden)
+        _check_nothing_hidden(files)
+        view = view.showing(files.mounts)
         if not view.cwd:
-            raise _directory_error(wanted.cwd)
+            raise _directory_error(files.cwd)
         if _is_of_a_process(view.cwd):
-            raise _process_order(wanted.cwd, view.cwd)
+            raise _process_order(files.cwd, view.cwd)
         made = (
             _own_files(layers, wanted, home),
             command_of() if wanted.has_command else b"",
@@ -67,7 +70,7 @@ def layers_on_the_wire(
     if "uid" in layers:
         found["uid"] = wanted.user
     if "cgroup" in layers:
-        found["cgroup"] = tuple(as_pair(file) for file in wanted.groups)
+        found["cgroup"] = tuple(as_pair(file) for file in wanted.bounds.procs)
     if "seccomp" in layers:
         found["seccomp"] = seccomp_filter.build_here(
             network=not no_internet,
@@ -94,28 +97,16 @@ def _view(layers: Collection[str], wanted: Wanted, executable: str) -> View:
     Raises:
         SpawnError: something that is exposed cannot be.
     """
-    if not (wanted.readable or wanted.exposed):
-        return _add_shown(wanted, executable, ())
+    files = wanted.files
+    if not (files.readable or files.exposed):
+        return sandbox_paths.view_of(executable, files)
     from supervisor.sandbox import exposed_paths  # noqa: PLC0415 - seldom
 
-    readable = exposed_paths.read_by_calls(wanted, can_hide="mountns" in layers)
-    view = _add_shown(wanted, executable, readable)
-    exposed_paths.check_exposed(view.exposed, wanted)
+    readable = exposed_paths.read_by_calls(files, can_hide="mountns" in layers)
+    view = sandbox_paths.view_of(executable, replace(files, readable=readable))
+    can_hide = "mountns" in wanted.profile.layers
+    exposed_paths.check_exposed(view.exposed, files, can_hide=can_hide)
     return view
-
-
-def _add_shown(wanted: Wanted, executable: str, readable: tuple[str, ...]) -> View:
-    return sandbox_paths.view_of(
-        executable,
-        wanted.cwd,
-        (*wanted.own, *wanted.kept),
-        (*wanted.programs, *wanted.unwritten),
-        wanted.shared,
-        wanted.theirs,
-        wanted.home,
-        wanted.exposed,
-        readable,
-    )
 
 
 def _own_files(layers: Collection[str], wanted: Wanted, home: str) -> OwnFiles:
@@ -172,15 +163,15 @@ def _walls(
     return found
 
 
-def _check_nothing_hidden(wanted: Wanted) -> None:
+def _check_nothing_hidden(files: ShownFiles) -> None:
     """Refuse a workspace that holds what is to be hidden: its child could move it.
 
     Raises:
         SpawnError: it holds keys, or directories of a host.
     """
-    for location in wanted.hidden if wanted.mounts else ():
+    for location in files.hidden if files.mounts else ():
         for path in (location.path, *other_names(location.path)):
-            mount = wanted.mount_of(path)
+            mount = files.mount_of(path)
             if mount is not None:
                 why = f"it holds {path!r}, which no child may see"
                 text = (
@@ -193,7 +184,7 @@ def _add_held(trees: tuple[Tree, ...], wanted: Wanted) -> tuple[Tree, ...]:
     """Return trees with mounts of the host's, or of the child's, under their paths."""
     shown: dict[bytes, Tree] = {}
     position = 0
-    for mount in wanted.mounts:
+    for mount in wanted.files.mounts:
         path = os.fsencode(mount.path)
         if mount.fd >= 0:
             shown[path] = (path, HELD, position)

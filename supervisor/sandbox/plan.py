@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from hostlib.linux.namespace_counts import is_disabled
 from supervisor.sandbox import ownership, seccomp_filter
-from supervisor.sandbox.held_mount import HeldMount
+from supervisor.sandbox.groups import GroupBounds
 from supervisor.spawn.request import SpawnError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import trio
 
-    from supervisor.sandbox.host_directories import Location
+    from supervisor.sandbox.shown_files import ShownFiles
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 
@@ -368,39 +368,6 @@ def would_be_root(why: str, number: int = errno.EPERM) -> SpawnError:
     return SpawnError(number, "uid", text, why)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownMount:
-    """A mount that a child sees under a path: the host's, or one that it makes itself.
-
-    Attributes:
-        path: without symbolic links.
-        fd: a descriptor of it, somebody else's; each child sees a copy. -1: the child makes
-            an overlay in its user namespace.
-        is_writable: else it is to read and execute.
-        own: of such an overlay, the directory of its layer, without symbolic links.
-        namespace: as of ``HeldMount``.
-    """
-
-    path: str
-    fd: int = -1
-    is_writable: bool = True
-    own: str = ""
-    namespace: int = -1
-
-    def copy(self) -> int:
-        """Return a descriptor of a copy that one child can see; a mount of the host's.
-
-        Raises:
-            OSError: it cannot be copied.
-        """
-        held = HeldMount(self.fd, self.namespace)
-        return held.copy(is_writable=self.is_writable)
-
-    def inside(self, path: str) -> str:
-        """Return what a path beneath it is called from its top."""
-        return path[len(self.path) :].strip("/") or "."
-
-
 @dataclass(slots=True)
 class Wanted:
     """The walls that a child is to have, and the parts made ready for it.
@@ -408,88 +375,28 @@ class Wanted:
     Attributes:
         profile: the layers.
         network: ``none``, ``host``, ``rules`` or ``learn``.
+        files: the files that it is to see.
+        bounds: its cgroups.
         is_served: the host serves its net namespace: names, published ports.
-        cwd: its working directory, as a path.
-        own: directories of its own, to write.
-        groups: files of its cgroups that take its pid.
-        processes: how many these allow, if they keep that.
-        kept_memory: bytes to which these bound it over all; no process has a bound of
-            its own then that is no lower. None if they do not.
-        needs_groups: without them it is not to start: they keep what nothing else can.
-        no_groups: why there is none, if one was wanted.
         user: a user that may be given to it, None for none.
-        shared: more that it may write, where what is root's is shown as its own.
-        kept: more that it may write, as it is.
-        programs: more that it may read and execute.
-        unwritten: bases of workspaces that it is to read and execute, and not to write.
-        theirs: what it may write by FD 3 or by tools, that holds what is its own, or that
-            other children may write; and whether it may read that.
-        hidden: directories that are to look empty where they lie in what it sees, but
-            for what is its own there.
         made_in: a descriptor of what its own directories lie in, for reading, somebody
             else's; -1 if nobody holds that.
         share: bounds the threads that may look at what is its own.
-        mounts: mounts of the host's that it sees.
         locks: descriptors of the locks of its workspaces, somebody else's.
         joined: namespaces by name (``launchpad.order``) of the child whose tool this is:
             its users, its mounts if it has made those without a descriptor, its network
             if that is joined; somebody else's.
-        home: a directory of the operator to write, where what is root's is shown as its
-            own; "" for none.
         has_command: ``sandhost`` is to be in its ``/usr/local/bin``.
-        exposed: what the operator shows it by name, to read and execute.
-        readable: its grants to read, without links.
     """
 
     profile: Profile
     network: str
-    cwd: str
-    own: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    processes: int | None = None
-    needs_groups: bool = False
-    no_groups: str = ""
+    files: ShownFiles
+    bounds: GroupBounds = field(default_factory=GroupBounds)
+    is_served: bool = False
     user: int | None = None
-    shared: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()
-    unwritten: tuple[str, ...] = ()
-    theirs: Mapping[str, bool] = field(default_factory=dict)
-    hidden: tuple[Location, ...] = ()
     made_in: int = -1
     share: trio.CapacityLimiter | None = None
-    mounts: tuple[ShownMount, ...] = ()
     locks: tuple[int, ...] = ()
     joined: Mapping[str, int] = field(default_factory=dict)
-    home: str = ""
-    kept_memory: int | None = None
     has_command: bool = False
-    exposed: tuple[str, ...] = ()
-    readable: tuple[str, ...] = ()
-    is_served: bool = False
-
-    def mount_of(self, path: str) -> ShownMount | None:
-        """Return the mount of the host's that a path is in, if it is in one."""
-        for mount in self.mounts:
-            if f"{path}/".startswith(f"{mount.path}/"):
-                return mount
-        return None
-
-    def shown(self, path: str) -> str:
-        """Return where this host can look at what the child has at a path."""
-        mount = self.mount_of(path)
-        if mount is None:
-            return path
-        if mount.fd >= 0:
-            return f"/proc/self/fd/{mount.fd}/{mount.inside(path)}"
-        written = f"{mount.own}/upper/{mount.inside(path)}"
-        return written if os.path.lexists(written) else path
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Visible files that are not everybody's, but for its program."""
-        others = (
-            *(*self.own, *self.kept, *self.shared),
-            *(*self.programs, *self.unwritten, *self.exposed),
-        )
-        return (self.cwd, *others, *((self.home,) if self.home else ()))

@@ -41,7 +41,8 @@ from supervisor.spawn.request import SpawnError, SpawnRequest
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from supervisor.sandbox.plan import Machine, Profile, ShownMount
+    from supervisor.sandbox.plan import Machine, Profile
+    from supervisor.sandbox.shown_files import ShownMount
     from supervisor.spawn.launcher import Launcher
     from supervisor.spawn.launchpad.layers.fresh_root import Tree
     from supervisor.spawn.process import SpawnedProcess
@@ -86,7 +87,7 @@ async def spawn(
         attempt = await _attempt(plan, request, wanted)
         _check_mounts(plan, attempt, wanted)
         try:
-            with _copies(wanted.mounts) as mounts:
+            with _copies(wanted.files.mounts) as mounts:
                 attempt = replace(
                     attempt, mounts=mounts, locks=wanted.locks, joined=wanted.joined
                 )
@@ -103,7 +104,7 @@ async def spawn(
                 if why.missing.startswith("/") and attempt.layers:
                     raise await in_thread(_add_remedy, why, wanted) from None
                 raise
-            await _do_without(launcher, plan, attempt, why, wanted.paths)
+            await _do_without(launcher, plan, attempt, why, wanted.files.paths)
         else:
             walls = _walls_of(plan, wanted, process)
             walls.missing.update(_unkept(attempt, wanted))
@@ -136,11 +137,11 @@ def _add_remedy(error: SpawnError, wanted: Wanted) -> SpawnError:
     path = error.missing
     for _ in range(LINKS):  # of a workspace, what the child has made is a link as well
         try:
-            target = os.readlink(wanted.shown(path))
+            target = os.readlink(wanted.files.shown(path))
         except OSError:
             break
         path = os.path.normpath(os.path.join(os.path.dirname(path), target))
-    if wanted.mount_of(path) is not None or not os.path.exists(path):
+    if wanted.files.mount_of(path) is not None or not os.path.exists(path):
         return error
     prefix, kind = os.path.split(os.path.dirname(path))
     what = prefix if kind == "bin" and prefix != "/" else path
@@ -158,13 +159,14 @@ def _check_mounts(plan: Plan, attempt: SpawnRequest, wanted: Wanted) -> None:
     if "mountns" in attempt.layers:
         return
     why = plan.missing.get("mountns", NO_MOUNTNS)
-    if wanted.mounts:
-        is_own = wanted.mounts[0].fd < 0  # else the host is root, and mounts each mode
+    files = wanted.files
+    if files.mounts:
+        is_own = files.mounts[0].fd < 0  # else the host is root, and mounts each mode
         how = "use the mode 'direct' or 'read-only'" if is_own else ASK_DOCTOR
-        raise no_workspace(wanted.mounts[0].path, why, how)
-    if wanted.unwritten and "landlock" not in attempt.layers:
+        raise no_workspace(files.mounts[0].path, why, how)
+    if files.unwritten and "landlock" not in attempt.layers:
         text = f"no layer keeps it read-only ({why})"
-        raise no_workspace(wanted.unwritten[0], text, "use the mode 'direct'")
+        raise no_workspace(files.unwritten[0], text, "use the mode 'direct'")
 
 
 @contextmanager
@@ -183,7 +185,7 @@ def _copies(mounts: Iterable[ShownMount]) -> Iterator[tuple[int, ...]]:
 def _stay_root(wanted: Wanted) -> None:
     """Let a child that has no user of its own through what its directories lie in."""
     if wanted.made_in < 0:
-        ownership.take_parents_from_keeper(wanted.own)
+        ownership.take_parents_from_keeper(wanted.files.own)
     else:
         ownership.take_from_keeper(wanted.made_in)
 
@@ -270,7 +272,7 @@ def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
     """Return the limits and read-only paths that are not kept, with reasons."""
     limits = {which for which, *_ in request.rlimits}
     is_root = os.geteuid() == 0 and "uid" not in request.layers
-    is_kept = wanted.processes is not None and _groups_keep(request.layers)
+    is_kept = wanted.bounds.processes is not None and _groups_keep(request.layers)
     is_left = "cgroup" in request.layers and not is_held(request.layers)
     end = f", and {LEAVES_GROUPS}; add such layers" if is_left else ""
     unkept = {}
@@ -279,11 +281,11 @@ def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
         unkept[PROCESSES] = f"{why}{end}"
     if resource.RLIMIT_AS in limits and is_left:
         unkept[MEMORY] = f"each process has its own alone{end}"
-    if wanted.unwritten and "mountns" not in request.layers:
+    if wanted.files.unwritten and "mountns" not in request.layers:
         why = (
             "Landlock keeps content and names, not modes, times, owners and attributes"
         )
-        unkept[READ_ONLY] = f"{why} ({wanted.unwritten[0]})"
+        unkept[READ_ONLY] = f"{why} ({wanted.files.unwritten[0]})"
     return unkept
 
 
@@ -319,7 +321,7 @@ def _report_unreachable(asked: dict[str, object], wanted: Wanted) -> dict[str, s
     if wanted.user is None or not {"uid", "mountns"} <= asked.keys():
         return {}
     trees = cast("tuple[object, tuple[Tree, ...]]", asked["mountns"])[1]
-    for own in wanted.own:
+    for own in wanted.files.own:
         with suppress(OSError):  # it is gone, which is told by what needs it
             closed = _closed(wanted.user, own, trees)
             if closed:
@@ -359,12 +361,12 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
     """
     layers = plan.wanted()
     _check_served(plan, layers, wanted)
-    if not wanted.groups:
-        plan.leave(layers, "cgroup", wanted.no_groups)
+    if not wanted.bounds.procs:
+        plan.leave(layers, "cgroup", wanted.bounds.why_none)
     if wanted.user is None:
         plan.leave(layers, "uid", "it was given no user")
     is_kept = _groups_keep(layers)
-    if wanted.needs_groups and not is_kept:
+    if wanted.bounds.is_needed and not is_kept:
         leaves = "cgroup" in layers
         raise cpus_not_kept(plan.missing.get("cgroup", ""), leaves=leaves)
     rlimits = request.rlimits
@@ -399,7 +401,7 @@ def _give_and_ask(
     """Give a child its own directories; return as ``request_layers``."""
     if wanted.user is not None:
         user = wanted.user if "uid" in layers else os.geteuid()
-        ownership.give(wanted.own, user)
+        ownership.give(wanted.files.own, user)
     if "uid" not in layers:
         _stay_root(wanted)
     return request_layers(layers, wanted, executable, home)
@@ -431,10 +433,10 @@ def _report_groups(
     for limit in rlimits:
         # Programs reserve addresses that they never use (V8, Go, the JVM).
         which, soft, _ = limit
-        kept = wanted.kept_memory
+        kept = wanted.bounds.memory_bytes
         is_kept = kept is not None and not 0 <= soft < kept
         if not (is_kept and which == resource.RLIMIT_AS):
-            yield report_group(limit, wanted.processes)
+            yield report_group(limit, wanted.bounds.processes)
 
 
 def report_group(limit: tuple[int, int, int], kept: int | None) -> tuple[int, int, int]:

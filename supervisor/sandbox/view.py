@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from supervisor.sandbox.host_directories import Location
-    from supervisor.sandbox.plan import ShownMount
+    from supervisor.sandbox.shown_files import ShownMount
     from supervisor.spawn.launchpad.layers.fresh_root import Tree
 
 

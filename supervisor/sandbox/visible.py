@@ -17,7 +17,6 @@ import contextlib
 import os
 import stat
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hostlib.linux.syscalls import open_exactly
@@ -32,7 +31,9 @@ from supervisor.sandbox.programs import (
 from supervisor.sandbox.view import Rule, View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
+
+    from supervisor.sandbox.shown_files import ShownFiles
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 
@@ -285,38 +286,17 @@ def common_view() -> View:
     return finder.view("/")
 
 
-def view_of(  # noqa: PLR0913, PLR0917 - a list of places
-    executable: str,
-    cwd: str,
-    own: Iterable[str],
-    program_files: Iterable[str] = (),
-    shared: Iterable[str] = (),
-    theirs: Mapping[str, bool] = MappingProxyType({}),
-    home: str = "",
-    exposed: Iterable[str] = (),
-    readable: Iterable[str] = (),
-) -> View:
-    """Return what one child sees.
+def view_of(executable: str, files: ShownFiles) -> View:
+    """Return what one child sees, before its mounts and what is hidden from it.
 
     Args:
         executable: the absolute path of its program.
-        cwd: its working directory.
-        own: directories that are the child's to write.
-        program_files: more that it may read and execute.
-        shared: directories that it may write, and that are the host's: what is root's
-            there is shown as its own.  Where there are any, the program is a tool.
-        theirs: directories that it may write by other means, or that hold its own; and
-            whether it may read them.
-        home: a directory of the operator that it may write; what is root's there is
-            shown as its own. "" for none.
-        exposed: what the operator shows it by name, to read and execute.
-        readable: grants to read that it sees, without links.
+        files: the files that it is to see.
     """
     finder = _Finder(common_view())
-    own = tuple(own)
-    shared = tuple(shared)
-    finder.links.belong({**theirs, **dict.fromkeys((*own, *shared), True)})
-    for path in program_files:
+    own, shared = (*files.own, *files.kept), files.shared
+    finder.links.belong({**files.theirs, **dict.fromkeys((*own, *shared), True)})
+    for path in (*files.programs, *files.unwritten):
         finder.add_installed(path)
         finder.links.has_programs(path)
     if shared:
@@ -325,16 +305,16 @@ def view_of(  # noqa: PLR0913, PLR0917 - a list of places
         finder.add_program(executable)
     for path in shared:
         finder.add(path, "write", mapped=True)
-    inside = cwd
-    if cwd != "/" and not holder(shared, cwd):
-        is_ours = not _is_everybodys(finder.links.walk(cwd).real)
-        inside = finder.add(cwd, "execute", mapped=is_ours)
+    inside = files.cwd
+    if inside != "/" and not holder(shared, inside):
+        is_ours = not _is_everybodys(finder.links.walk(inside).real)
+        inside = finder.add(inside, "execute", mapped=is_ours)
     for path in own:
         finder.add(path, "write")
-    if home:
-        finder.add(home, "write", mapped=True)
-    shown = tuple((path, finder.expose(path)) for path in exposed)
-    for path in readable:
+    if files.home:
+        finder.add(files.home, "write", mapped=True)
+    shown = tuple((path, finder.expose(path)) for path in files.exposed)
+    for path in files.readable:
         finder.show(path)
     return finder.view(inside)._replace(exposed=shown)
 

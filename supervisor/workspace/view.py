@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from supervisor.sandbox.held_mount import HeldMount
-from supervisor.sandbox.plan import ShownMount
+from supervisor.sandbox.shown_files import ShownMount
 from supervisor.spawn.launchpad import words
 from vfs.policy import MountDirectory, Place, open_place
 
@@ -50,11 +50,11 @@ def show(
     if mount is not None or own:
         fds = (-1, -1) if mount is None else (mount.fd, mount.namespace)
         shown = ShownMount(use.base, fds[0], use.is_writable, own, fds[1])
-        wanted.mounts = (*wanted.mounts, shown)
+        wanted.files.mounts = (*wanted.files.mounts, shown)
     elif use.is_writable:  # the base as it is: the child has its owner's user
-        wanted.kept = (*wanted.kept, use.base)
+        wanted.files.kept = (*wanted.files.kept, use.base)
     else:
-        wanted.unwritten = (*wanted.unwritten, use.base)
+        wanted.files.unwritten = (*wanted.files.unwritten, use.base)
 
 
 def restore_shown(wanted: Wanted, spec: ChildSpec, held: Mapping[int, str]) -> None:
@@ -73,7 +73,7 @@ def unmounted(
     spec: ChildSpec, wanted: Wanted
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a child sees of its workspaces as it is: to write, and to execute."""
-    plain = [use for use in spec.workspaces if wanted.mount_of(use.base) is None]
+    plain = [use for use in spec.workspaces if wanted.files.mount_of(use.base) is None]
     return (
         tuple(use.base for use in plain if use.is_writable),
         tuple(use.base for use in plain if not use.is_writable),
@@ -95,7 +95,7 @@ def open_root(spec: ChildSpec, wanted: Wanted) -> Place:
         OSError: it cannot be opened, or not be copied.
     """
     use = spec.workspaces[0]
-    mount = wanted.mount_of(use.base)
+    mount = wanted.files.mount_of(use.base)
     if mount is None:
         return open_place(
             use.base,
@@ -149,4 +149,4 @@ def fill_root(root: Place | None, mounts: list[int]) -> None:
 
 def own_mounts(wanted: Wanted) -> Iterator[ShownMount]:
     """Yield the mounts that the child makes itself, in the order in which it does."""
-    return (mount for mount in wanted.mounts if mount.fd < 0)
+    return (mount for mount in wanted.files.mounts if mount.fd < 0)

@@ -150,9 +150,8 @@ async def launch(
 
         kept, unwritten = unmounted(child.spec, wanted)
     layers = frozenset(name for name, _ in child.walls.applied)
-    wanted = replace(
-        wanted,
-        profile=replace(wanted.profile, layers=layers, required=layers),
+    files = replace(
+        wanted.files,
         cwd=plan.cwd,
         own=(),
         shared=plan.shared,
@@ -162,6 +161,8 @@ async def launch(
         # The present paths: a tool may have moved their parents.
         hidden=host.apart.locations(child.spec.made_in),
     )
+    profile = replace(wanted.profile, layers=layers, required=layers)
+    wanted = replace(wanted, profile=profile, files=files)
     with ExitStack() as stack:
         if with_doors:
             env, joined = open_doors(owner, plan, stack)

@@ -22,7 +22,9 @@ import trio
 from hostlib.threads import in_thread
 from hostlib.user_values import parse_limits
 from supervisor.sandbox import start as sandbox_start
+from supervisor.sandbox.groups import GroupBounds
 from supervisor.sandbox.plan import PROFILES, Wanted
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.request import SpawnError, find_executable
 from supervisor.toolexec import project, workspace
 from supervisor.toolexec.availability import Availability
@@ -122,16 +124,15 @@ class LocalSidecar(Backend):
 
     def _describe_walls(self, where: str) -> Wanted:
         """Return the walls of its process: a user, layers, the host's network."""
-        wanted = Wanted(
-            self._profile,
-            "host",
+        files = ShownFiles(
             where,
             own=(self._state_dir,),
-            hidden=self._host.apart.locations(self._made_in),
-            no_groups=_NO_GROUPS,
             shared=() if self.workspace_fd < 0 else (where,),
             programs=self._programs,
+            hidden=self._host.apart.locations(self._made_in),
         )
+        bounds = GroupBounds(why_none=_NO_GROUPS)
+        wanted = Wanted(self._profile, "host", files, bounds)
         machine = self._host.machine
         if "uid" in self._profile.layers and "uid" not in machine.lacking:
             self.user = self.user or machine.take_user()

@@ -17,6 +17,7 @@ from supervisor.sandbox import programs as sandbox_programs
 from supervisor.sandbox import visible as sandbox_paths
 from supervisor.sandbox.links import Links
 from supervisor.sandbox.scratch import remove_tree
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.sandbox.view import View
 from supervisor.sandbox.visible import view_of
 
@@ -53,7 +54,10 @@ def kinds(view: View) -> dict[str, str]:
 
 def tool(root: Path, name: str, *program_files: str) -> View:
     top = str(root)
-    return view_of(f"{root}/{name}", top, (), program_files, (top,), {top: True})
+    return view_of(
+        f"{root}/{name}",
+        ShownFiles(top, programs=program_files, shared=(top,), theirs={top: True}),
+    )
 
 
 # ------------------------------------------------------------- as the kernel does
@@ -136,9 +140,11 @@ def test_a_project_may_lie_deep(project: Path) -> None:
     top = (str(project),)
     try:
         for way in (deep, f"{project}/link"):
-            view = view_of(f"{way}/.venv/bin/python3", way, (), (), top)
+            view = view_of(f"{way}/.venv/bin/python3", ShownFiles(way, shared=top))
             assert kinds(view)[str(project)] == "write"
-        view = view_of("/bin/true", f"{project}/link", (), (), (), {str(project): True})
+        view = view_of(
+            "/bin/true", ShownFiles(f"{project}/link", theirs={str(project): True})
+        )
         assert view.cwd == deep
     finally:
         assert remove_tree(project) is None
@@ -166,7 +172,10 @@ def test_nothing_is_written_by_way_of_a_childs_link(
     theirs = dict.fromkeys((str(run), str(project)), True)
     given = {how: (str(state),)}
     view = view_of(
-        "/bin/true", "/", given.get("own", ()), (), given.get("shared", ()), theirs
+        "/bin/true",
+        ShownFiles(
+            "/", own=given.get("own", ()), shared=given.get("shared", ()), theirs=theirs
+        ),
     )
     assert "write" not in kinds(view).values()
 
@@ -174,10 +183,10 @@ def test_nothing_is_written_by_way_of_a_childs_link(
 def test_what_is_seen_anyhow_is_seen_no_better(project: Path) -> None:
     (project / "work").symlink_to("/etc/ssl/certs")
     (project / "cpu").symlink_to("/sys/devices/system/cpu/cpu0")
-    before = kinds(view_of("/bin/true", "/", ()))
+    before = kinds(view_of("/bin/true", ShownFiles("/")))
     for name in ("work", "cpu"):
         theirs = {str(project): True}
-        view = view_of("/bin/true", f"{project}/{name}", (), (), (), theirs)
+        view = view_of("/bin/true", ShownFiles(f"{project}/{name}", theirs=theirs))
         assert view.cwd == os.readlink(project / name)
         assert kinds(view) == before
 
@@ -187,7 +196,7 @@ def test_a_childs_link_leads_to_nothing_of_the_hosts_proc(project: Path) -> None
         (project / "work").unlink(missing_ok=True)
         (project / "work").symlink_to(target)
         theirs = {str(project): True}
-        view = view_of("/bin/true", f"{project}/work", (), (), (), theirs)
+        view = view_of("/bin/true", ShownFiles(f"{project}/work", theirs=theirs))
         assert view.cwd == ""
 
 
@@ -343,14 +352,16 @@ def test_what_a_command_of_the_childs_names_is_there_as_it_is_to_others(
         (f"#!{secret}", False),
     ):
         program(command, line)
-        rules = named(view_of(str(command), "/", (), (), (), {str(project): True}))
+        rules = named(
+            view_of(str(command), ShownFiles("/", theirs={str(project): True}))
+        )
         assert rules[str(command)]  # the operator has named it
         found = {path for path in rules if path.startswith(str(secret))}
         assert bool(found) == shown, line
         assert not any(rules[path] for path in found)
     command.unlink()
     command.symlink_to(secret / "bin" / "run")
-    rules = named(view_of(str(command), "/", (), (), (), {str(project): True}))
+    rules = named(view_of(str(command), ShownFiles("/", theirs={str(project): True})))
     assert not any(rules[path] for path in rules if path.startswith(str(secret)))
 
 
@@ -358,4 +369,4 @@ def test_two_slashes_are_one(project: Path) -> None:
     out = project / "out"
     out.symlink_to(project.parent / "secret")
     assert not links(Path(f"/{project}")).walk(str(out)).real
-    assert view_of("/bin/true", f"/{project}", ()).cwd == str(project)
+    assert view_of("/bin/true", ShownFiles(f"/{project}")).cwd == str(project)

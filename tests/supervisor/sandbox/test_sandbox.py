@@ -19,6 +19,7 @@ from supervisor.sandbox.plan import (
     Walls,
     named,
 )
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.sandbox.view import Rule, View
 from supervisor.sandbox.visible import view_of
 from supervisor.spawn.request import SpawnError
@@ -46,7 +47,7 @@ def test_of_an_installation_only_programs_and_libraries_are_seen(
     tool = tmp_path / "bin" / "tool"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    seen = kinds(view_of(str(tool), "/", ()))
+    seen = kinds(view_of(str(tool), ShownFiles("/")))
     assert seen[f"{tmp_path}/bin"] == seen[f"{tmp_path}/lib"] == "execute"
     assert f"{tmp_path}/share" not in seen
     assert str(tmp_path) not in seen
@@ -63,7 +64,7 @@ def test_links_and_interpreters_are_followed_to_their_installations(
     script = tmp_path / "scripts" / "work"
     script.write_text("#!/usr/bin/env -S run -x\n")
     monkeypatch.setenv("PATH", f"{tmp_path}/one/bin")
-    view = view_of(str(script), "/", ())
+    view = view_of(str(script), ShownFiles("/"))
     seen = kinds(view)
     assert {f"{tmp_path}/{n}" for n in ("one/bin", "two/bin", "two/lib")} <= set(seen)
     assert seen[str(script)] == "execute"
@@ -71,7 +72,7 @@ def test_links_and_interpreters_are_followed_to_their_installations(
 
 
 def test_a_working_directory_that_is_the_top_adds_nothing() -> None:
-    assert kinds(view_of("/bin/true", "/", ())).get("/") is None
+    assert kinds(view_of("/bin/true", ShownFiles("/"))).get("/") is None
 
 
 def test_root_s_files_are_shown_as_the_child_s_wherever_its_own_lie(
@@ -81,7 +82,7 @@ def test_root_s_files_are_shown_as_the_child_s_wherever_its_own_lie(
     (tmp_path / "own").mkdir()
     (tmp_path / "work").mkdir()
     for cwd in (str(tmp_path / "work"), str(tmp_path)):
-        rules = view_of("/bin/true", cwd, (own,)).rules
+        rules = view_of("/bin/true", ShownFiles(cwd, own=(own,))).rules
         assert Rule(cwd, "execute", mapped=True) in rules
         assert Rule(own, "write") in rules
 
@@ -89,14 +90,14 @@ def test_root_s_files_are_shown_as_the_child_s_wherever_its_own_lie(
 def test_what_loops_and_what_is_gone_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    seen = kinds(view_of(str(tmp_path / "a"), str(tmp_path / "gone"), ()))
+    seen = kinds(view_of(str(tmp_path / "a"), ShownFiles(str(tmp_path / "gone"))))
     assert not [path for path in seen if path.startswith(str(tmp_path / "gone"))]
 
 
 def test_mounts_come_outer_ones_first_and_none_twice(tmp_path: Path) -> None:
     (tmp_path / "work" / "own").mkdir(parents=True)
     own = str(tmp_path / "work" / "own")
-    view = view_of(sys.executable, str(tmp_path / "work"), (own,))
+    view = view_of(sys.executable, ShownFiles(str(tmp_path / "work"), own=(own,)))
     paths = [os.fsdecode(path) for path, _, _ in view.mounts()]
     assert len(set(paths)) == len(paths)
     for index, path in enumerate(paths):
@@ -282,7 +283,12 @@ def program(path: Path, first_line: str = "#!/bin/sh") -> None:
 def seen_by_tool(root: Path, tool: str, *program_files: str) -> dict[str, str]:
     """Return what a tool sees that a project has, by path."""
     path, top = f"{root}/{tool}", str(root)
-    return kinds(view_of(path, top, (), program_files, (top,), {top: True}))
+    return kinds(
+        view_of(
+            path,
+            ShownFiles(top, programs=program_files, shared=(top,), theirs={top: True}),
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -353,7 +359,9 @@ def test_a_directory_of_the_childs_own_is_no_way_out(project: Path) -> None:
     own = (f"{run}/sidecar-c",)
     theirs = dict.fromkeys((str(run), str(project)), True)
     for shared in ((), (str(project),)):
-        seen = kinds(view_of("/bin/true", "/", own, (), shared, theirs))
+        seen = kinds(
+            view_of("/bin/true", ShownFiles("/", own=own, shared=shared, theirs=theirs))
+        )
         assert not [path for path in seen if path.startswith(str(secret))]
 
 
@@ -368,7 +376,7 @@ def test_a_command_is_followed_and_links_around_it_are_not(project: Path) -> Non
     place.symlink_to(other / "bin" / "python3")
     (project / ".venv" / "lib").symlink_to(secret)
     theirs = {str(project): True}
-    seen = kinds(view_of(str(place), str(project), (), (), (), theirs))
+    seen = kinds(view_of(str(place), ShownFiles(str(project), theirs=theirs)))
     assert seen[f"{other}/lib"] == "execute"
     assert not [path for path in seen if path.startswith(str(secret))]
 
@@ -383,4 +391,4 @@ def test_a_pipe_in_a_programs_place_is_not_waited_for(project: Path, line: str) 
         named = project / "script"
         program(named, f"#!{fifo}")
     for shared in ((), (str(project),)):
-        view_of(str(named), "/", (), (), shared, {str(project): True})
+        view_of(str(named), ShownFiles("/", shared=shared, theirs={str(project): True}))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.sandbox.view import View
 from supervisor.sandbox.visible import view_of
 from tests.helpers.command import ENVIRONMENT, Outcome, sandhost
@@ -72,8 +73,9 @@ def test_a_link_of_the_childs_is_its_own_by_each_name_of_its_root(
 VIEW = """
 import sys
 sys.path.insert(0, {source!r})
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.sandbox.visible import view_of
-view = view_of({command!r}, {cwd!r}, (), (), (), {{{root!r}: True}})
+view = view_of({command!r}, ShownFiles({cwd!r}, theirs={{{root!r}: True}}))
 for rule in view.rules:
     if rule.path.startswith({top!r}):
         print(rule.path.removeprefix({top!r}), rule.kind, rule.mapped)
@@ -128,7 +130,7 @@ def test_a_link_leads_into_another_grant_that_may_be_read(
     root, other = str(places / "root"), str(places / "other")
     (places / "root" / "work").symlink_to(places / "other" / "work")
     theirs = {root: True, other: may_read}
-    view = view_of("/bin/true", f"{root}/work", (), (), (), theirs)
+    view = view_of("/bin/true", ShownFiles(f"{root}/work", theirs=theirs))
     assert view.cwd == (f"{other}/work" if may_read else "")
     assert kinds(view).get(f"{other}/work") == ("execute" if may_read else None)
 
@@ -136,9 +138,10 @@ def test_a_link_leads_into_another_grant_that_may_be_read(
 def test_a_link_opens_nothing_in_a_grant_that_may_not_be_read(places: Path) -> None:
     root = str(places / "root")
     (places / "root" / "work").symlink_to("sub")
-    assert not view_of("/bin/true", f"{root}/work", (), (), (), {root: False}).cwd
+    theirs = {root: False}
+    assert not view_of("/bin/true", ShownFiles(f"{root}/work", theirs=theirs)).cwd
     # Paths that the operator has named are there.
-    assert view_of("/bin/true", f"{root}/sub", (), (), (), {root: False}).cwd
+    assert view_of("/bin/true", ShownFiles(f"{root}/sub", theirs=theirs)).cwd
 
 
 def test_nothing_is_written_by_way_of_a_link_into_another_grant(places: Path) -> None:
@@ -146,7 +149,9 @@ def test_nothing_is_written_by_way_of_a_link_into_another_grant(places: Path) ->
     (places / "root" / "own").symlink_to(places / "other" / "work")
     theirs = {root: True, other: True}
     for own, shared in (((f"{root}/own",), ()), ((), (f"{root}/own",))):
-        view = view_of("/bin/true", "/", own, (), shared, theirs)
+        view = view_of(
+            "/bin/true", ShownFiles("/", own=own, shared=shared, theirs=theirs)
+        )
         assert "write" not in kinds(view).values()
 
 
@@ -179,7 +184,12 @@ def tools(places: Path) -> Path:
 def seen_by_tool(places: Path, tools: str) -> dict[str, str]:
     root = str(places / "root")
     tool = f"{root}/.venv/bin/python3"
-    return kinds(view_of(tool, root, (), (tools,), (root,), {root: True}))
+    return kinds(
+        view_of(
+            tool,
+            ShownFiles(root, programs=(tools,), shared=(root,), theirs={root: True}),
+        )
+    )
 
 
 @pytest.mark.parametrize("how", ["file", "directory"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.sandbox.host_directories import Apart, Location, locations_of
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.sandbox.view import Rule, View
 from supervisor.sandbox.visible import view_of
 
@@ -83,7 +84,7 @@ def test_what_is_everybodys_keeps_its_owners(tmp_path: Path) -> None:
     for mode, mapped in ((0o1777, False), (0o777, True), (0o1755, True), (0o700, True)):
         tmp_path.chmod(mode)
         for own in ((), (str(tmp_path / "own"),)):
-            rules = view_of("/bin/true", str(tmp_path), own).rules
+            rules = view_of("/bin/true", ShownFiles(str(tmp_path), own=own)).rules
             assert Rule(str(tmp_path), "execute", mapped=mapped) in rules
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from supervisor.sandbox import orders as sandbox_orders
 from supervisor.sandbox import start as sandbox_start
+from supervisor.sandbox.groups import GroupBounds
 from supervisor.sandbox.host_directories import locations_of
 from supervisor.sandbox.plan import (
     LAYERS,
@@ -26,6 +27,7 @@ from supervisor.sandbox.plan import (
     Wanted,
     named,
 )
+from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.spawn.request import SpawnError, SpawnRequest
 from tests.helpers.spawning import Stage, staged
 
@@ -53,7 +55,7 @@ async def stage(places: Path) -> AsyncIterator[Stage]:
 
 async def start(stage: Stage, machine: Machine, wanted: Wanted) -> None:
     """Start a small program, and wait until nothing is left of it."""
-    cwd_fd = os.open(wanted.cwd, os.O_PATH | os.O_DIRECTORY)
+    cwd_fd = os.open(wanted.files.cwd, os.O_PATH | os.O_DIRECTORY)
     try:
         request = stage.request(("/bin/true",), cwd_fd=cwd_fd)
         process, _ = await sandbox_start.spawn(stage.launcher, machine, request, wanted)
@@ -99,7 +101,7 @@ async def test_a_working_directory_is_the_one_that_is_held(
     tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
     root, machine = tmp_path / "root", Machine()
-    wanted = Wanted(AUTO, "none", str(root / "sub"), shared=(str(root),))
+    wanted = Wanted(AUTO, "none", ShownFiles(str(root / "sub"), shared=(str(root),)))
     lacking = await start_with_a_root(stage, machine, wanted)
 
     def swap() -> None:
@@ -124,8 +126,10 @@ async def test_a_link_in_a_working_directorys_place_refuses_one_start(
     tmp_path: Path, stage: Stage, profile: Profile
 ) -> None:
     root, machine = tmp_path / "root", Machine()
-    wanted = Wanted(profile, "none", str(root / "sub"), theirs={str(root): True})
-    wanted.no_groups = "none here"
+    wanted = Wanted(
+        profile, "none", ShownFiles(str(root / "sub"), theirs={str(root): True})
+    )
+    wanted.bounds = GroupBounds(why_none="none here")
     if "uid" not in machine.lacking:
         wanted.user = machine.take_user()
     await start(stage, machine, wanted)
@@ -150,10 +154,10 @@ async def test_what_is_to_be_hidden_is_where_the_host_saw_it(
     tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
     root, machine = tmp_path / "root", Machine()
-    wanted = Wanted(AUTO, "none", str(root), shared=(str(root),))
-    wanted.no_groups = "none here"
+    wanted = Wanted(AUTO, "none", ShownFiles(str(root), shared=(str(root),)))
+    wanted.bounds = GroupBounds(why_none="none here")
     held = os.open(root / "sub", os.O_PATH)
-    wanted.hidden = locations_of(held)
+    wanted.files.hidden = locations_of(held)
     lacking = await start_with_a_root(stage, machine, wanted)
 
     def swap() -> None:
@@ -171,7 +175,7 @@ async def test_what_is_to_be_hidden_is_where_the_host_saw_it(
     assert f"{root}/sub, which" in refused.value.text
     assert machine.lacking == lacking, "and the machine lacks nothing for that"
     monkeypatch.undo()
-    wanted.hidden = locations_of(held)
+    wanted.files.hidden = locations_of(held)
     await start(stage, machine, wanted)
     os.close(held)
 
@@ -202,7 +206,7 @@ async def tried(
     launcher: Any, machine: Machine, cwd: Path, profile: Profile = AUTO
 ) -> Walls:
     request = SpawnRequest("/bin/true", ("true",), {}, 0, ())
-    wanted = Wanted(profile, "none", str(cwd), user=machine.take_user())
+    wanted = Wanted(profile, "none", ShownFiles(str(cwd)), user=machine.take_user())
     _, walls = await sandbox_start.spawn(launcher, machine, request, wanted)
     return walls
 
