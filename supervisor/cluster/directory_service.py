@@ -4,6 +4,8 @@ Rules of this file.
 
 1. A step is stored before anything of it is sent (`store.StepWriter`).
 2. A store that cannot be written, or that another directory has taken, ends the process.
+3. An order has no answer before its step is stored, or never will be: where no thread is
+   to be had it waits for one, as all steps do.
 """
 
 from __future__ import annotations
@@ -134,6 +136,7 @@ class DirectoryService:
         self._writer.add(self._directory.name_fleet(secrets.token_hex(8)))
         self._due = trio.Event()
         self._changed = trio.Event()
+        self._is_late = False
         handlers = {
             "ps": self._ps,
             "quota": self._quota,
@@ -166,7 +169,27 @@ class DirectoryService:
             if trio.current_time() >= next_tick:
                 next_tick = trio.current_time() + TICK_S
                 self._writer.add(self._directory.tick(read_clocks()))
-            await self._writer.flush()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        """Return when all steps so far are stored and sent.
+
+        Raises:
+            StaleEpochError: another directory has the store.
+            StoreError, sqlite3.Error: the store cannot be written; no step is sent then.
+        """
+        while True:
+            try:
+                await self._writer.flush()
+            except OSError as why:  # no thread: the steps wait
+                if not self._is_late:
+                    text = f"The fleet's store is written later: {why.strerror}"
+                    self._log.write("WARNING", text)
+                self._is_late = True
+                await trio.sleep(TICK_S)
+            else:
+                self._is_late = False
+                return
 
     def _carry_out(self, step: Step) -> None:
         for node, message in step.sends:
@@ -225,7 +248,7 @@ class DirectoryService:
 
     async def _finish(self, step: Step) -> None:
         self._writer.add(step)
-        await self._writer.flush()
+        await self._flush()
 
     async def _wait(self, words: bytes) -> Waited:
         args = read(words, WaitFor)

@@ -1,5 +1,6 @@
 """Directory and nodes in one loop, joined without Ray; daemons are stand-ins."""
 
+import errno
 import json
 import os
 import socket
@@ -26,6 +27,7 @@ from supervisor.cluster.orders import NodeOrder
 from supervisor.cluster.requests import RequestError
 from supervisor.control.client import ControlError, call, stream
 from supervisor.control.server import MAX_WAITING
+from supervisor.fleet import store
 from supervisor.fleet.messages import VERSION
 from supervisor.fleet.store import FleetStore
 from tests.helpers.fleetnode import StandIn
@@ -136,16 +138,16 @@ def done(reply: tuple[bool, bytes]) -> bytes:
 
 @asynccontextmanager
 async def fleet(where: Path) -> AsyncIterator[Scene]:
-    store = FleetStore(f"{where}/store")
+    rows = FleetStore(f"{where}/store")
     try:
         async with trio.open_nursery() as nursery:
             scene = Scene(where, nursery)
-            scene.directory = DirectoryService(store, store.load(), scene.deliver, LOG)
+            scene.directory = DirectoryService(rows, rows.load(), scene.deliver, LOG)
             nursery.start_soon(scene.directory.run)
             yield scene
             nursery.cancel_scope.cancel()
     finally:
-        store.close()
+        rows.close()
 
 
 # spec FL4
@@ -276,6 +278,45 @@ async def test_a_directory_that_does_not_answer_is_told(
         for order, args in orders.items():
             with pytest.raises(ControlError, match=r"does not answer within 0\.1 s"):
                 await scene.ask("a", order, **args)
+
+
+# spec FL2, FL4: an order that is told to have failed would be done later.
+async def test_an_order_waits_while_the_directory_gets_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        failed = trio.Event()
+        attempts = 0
+        has_threads = False
+
+        async def no_thread(*words: Any) -> Any:
+            nonlocal attempts
+            if has_threads:
+                return await in_thread(*words)
+            attempts += 1
+            if attempts > 2 * len(("run", "spawn")):  # each has tried it again
+                failed.set()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+        monkeypatch.setattr(store, "in_thread", no_thread)
+        replies = []
+
+        async def spawn() -> None:
+            words = b'{"name": "w", "program": {"command": ["serve"]}}'
+            assert scene.directory is not None
+            replies.append(await scene.directory.answer(VERSION, "spawn", words))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(spawn)
+            await failed.wait()
+            assert replies == []
+            has_threads = True
+        assert replies == [(True, b'["w"]')]
+        states: list[str] = []
+        while states != ["running"]:
+            children = (await scene.ask("a", "ps"))["children"]
+            states = [row["state"] for row in children]
 
 
 # spec FL11
