@@ -94,14 +94,14 @@ class Commands:
         self._seat = seat
 
     def check(self) -> None:
-        """Return once the child has answered.
+        """Return once the child has answered: its walls are up, and it takes commands.
 
         Raises:
             FleetChildError: it has ended, or its node is lost.
         """
         self._do({"do": "check"})
 
-    def run(
+    def exec(
         self,
         command: Sequence[str],
         *,
@@ -110,12 +110,19 @@ class Commands:
         env: Mapping[str, str] | None = None,
         data: bytes = b"",
     ) -> CommandResult:
-        """Run a command to its end.
+        """Run a command in the child, and return its status and output.
+
+        Args:
+            command: program and arguments; no shell reads them.
+            timeout_s: after it the command is killed.
+            cwd: a directory as the child sees it; None for its workspace.
+            env: variables beside the child's own.
+            data: what the command reads on its standard input.
 
         Raises:
             FileNotFoundError: the child finds no such program, or no such directory.
             PermissionError: it may not execute it.
-            CommandTimeoutError: it was ended, for its time was up.
+            CommandTimeoutError: the time was up; it has the output so far.
             FleetChildError: the child has ended, or its node is lost.
         """
         begun_s = time.monotonic()
@@ -136,20 +143,31 @@ class Commands:
         return CommandResult(over["status"], out, err, time.monotonic() - begun_s)
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file.
+        """Return the content of a file, as the child may read it.
+
+        Args:
+            path: from its workspace, or absolute as the child sees it.
 
         Raises:
             OSError: as of `open`.
-            FleetChildError: as of `run`.
+            FleetChildError: the child has ended, or its node is lost.
         """
         return self._do({"do": "read", "path": path})[0]
 
-    def write(self, path: str, data: bytes, *, append: bool, parents: bool) -> None:
-        """Write a file.
+    def write(
+        self, path: str, data: bytes, *, append: bool = False, parents: bool = False
+    ) -> None:
+        """Write a file, as the child may write it.
+
+        Args:
+            path: as for `read`.
+            data: its content, or what comes behind it.
+            append: keep what is in it.
+            parents: make the directories above it.
 
         Raises:
             OSError: as of `open`.
-            FleetChildError: as of `run`.
+            FleetChildError: the child has ended, or its node is lost.
         """
         words = {"do": "write", "path": path, "append": append, "parents": parents}
         self._do(words, data, is_sent=True)

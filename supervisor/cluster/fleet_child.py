@@ -29,8 +29,6 @@ from supervisor.control.client import ControlError, RefusedError, stream
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from supervisor.cluster.commands import CommandResult
-
 SILENCE_S = 15.0
 """A child that is held and hears nothing for so long ends by itself."""
 
@@ -38,8 +36,8 @@ SERVER = 'PATH="$PATH:/usr/local/bin" exec sandhost serve-commands "$@"'
 """Run by sh(1) in the child: the command is in its root, and not on every node's PATH."""
 
 
-class FleetChild:
-    """A child of the fleet, and a workspace of its own.
+class FleetChild(Commands):
+    """A child of the fleet, its commands, and a workspace of its own.
 
     Usable in a `with` block, whose end stops it. Each method raises `ControlError` where
     the fleet refuses or does not answer.
@@ -58,86 +56,19 @@ class FleetChild:
     def __init__(
         self, client: FleetClient, row: Mapping[str, Any], holder: Holder | None
     ) -> None:
-        self.name: str = row["name"]
-        self.node: str = row["node"]
-        self.incarnation: int = row["incarnation"]
-        self._id: str = row["id"]
-        self._client = client
+        seat = Seat(row["node"], row["name"], row["id"], row["incarnation"])
+        super().__init__(client, seat)
+        self.name = seat.name
+        self.node = seat.node
+        self.incarnation = seat.incarnation
+        self._id = seat.child
         self._holder = holder
-        self._commands = Commands(
-            client, Seat(self.node, self.name, self._id, self.incarnation)
-        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def check(self) -> None:
-        """Return once the child has answered: its walls are up, and it takes commands.
-
-        Raises:
-            FleetChildError: it has ended, or its node is lost.
-        """
-        self._commands.check()
-
-    def exec(
-        self,
-        command: Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        data: bytes = b"",
-    ) -> CommandResult:
-        """Run a command in the child, and return its status and output.
-
-        Args:
-            command: program and arguments; no shell reads them.
-            timeout_s: after it the command is killed.
-            cwd: a directory as the child sees it; None for its workspace.
-            env: variables beside the child's own.
-            data: what the command reads on its standard input.
-
-        Raises:
-            FileNotFoundError: the child finds no such program, or no such directory.
-            PermissionError: it may not execute it.
-            CommandTimeoutError: the time was up; it has the output so far.
-            FleetChildError: the child has ended, or its node is lost.
-        """
-        return self._commands.run(
-            command, timeout_s=timeout_s, cwd=cwd, env=env, data=data
-        )
-
-    def read(self, path: str) -> bytes:
-        """Return the content of a file, as the child may read it.
-
-        Args:
-            path: from its workspace, or absolute as the child sees it.
-
-        Raises:
-            OSError: as of `open`.
-            FleetChildError: the child has ended, or its node is lost.
-        """
-        return self._commands.read(path)
-
-    def write(
-        self, path: str, data: bytes, *, append: bool = False, parents: bool = False
-    ) -> None:
-        """Write a file, as the child may write it.
-
-        Args:
-            path: as for `read`.
-            data: its content, or what comes behind it.
-            append: keep what is in it.
-            parents: make the directories above it.
-
-        Raises:
-            OSError: as of `open`.
-            FleetChildError: the child has ended, or its node is lost.
-        """
-        self._commands.write(path, data, append=append, parents=parents)
 
     def changes(self, patterns: Sequence[str] = ()) -> list[ChangedPath]:
         """Return what was changed in the workspace."""
