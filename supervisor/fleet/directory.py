@@ -9,6 +9,8 @@ Rules of this file.
    one transaction, and the order goes out after it.
 2. An incarnation is used once. It leaves its node by the node's answer or its loss.
 3. A message of another session than the node's own changes no node and no child.
+4. A node's lease is the longest that any directory has told its session: it may reckon
+   by that one until it has heard of another.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ class NodeRow(msgspec.Struct, frozen=True):
 
     Attributes:
         since_s: when it came to its state, seconds since the epoch.
+        lease_s: the longest by which its session may reckon, of all directories.
     """
 
     name: str
@@ -124,6 +127,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     capacity: int
     version: str
     ray: RayPlace | None = None
+    lease_s: float = 0.0
 
 
 class ChildRow(msgspec.Struct, frozen=True):
@@ -253,7 +257,7 @@ class Directory:
         self._load(stored)
         for node in self._nodes.values():
             if node.state in (NodeState.UP, NodeState.UNKNOWN):
-                self._leases.grant(node.name, now.clock_s)
+                self._grant_lease(node.name, now)
 
     def _load(self, stored: Iterable[tuple[str, str, bytes]]) -> None:
         rows = [(key, _read_row(table, key, data)) for table, key, data in stored]
@@ -329,7 +333,7 @@ class Directory:
     def _expire(self, now: Moment, step: Step) -> None:
         for name in self._leases.nodes():
             if self._leases.standing(name, now.clock_s) is Standing.OUT:
-                reason = f"not heard for {self._leases.lease_s:g} s"
+                reason = f"not heard for {self._leases.length_of(name):g} s"
                 self._on_node(name, NodeEvent.EXPIRED, reason, now, step)
 
     def _show_silent(self, now: Moment, step: Step) -> None:
@@ -353,19 +357,19 @@ class Directory:
             return
         if node is None:
             self._put_node(self._joined_row(message, now), step)
-            self._leases.grant(message.node, now.clock_s)
+            self._grant_lease(message.node, now)
         elif node.session == message.session:
-            self._on_node(message.node, NodeEvent.HEARD, "", now, step)
-            row = self._nodes[message.node]
-            if (row.labels, row.ray) != (message.labels, message.ray):
-                # Its Ray was started anew within the session.
-                row = replace(row, labels=message.labels, ray=message.ray)
+            # Its Ray may have been started anew within the session.
+            lease_s = max(node.lease_s, self._leases.lease_s)
+            row = replace(node, labels=message.labels, ray=message.ray, lease_s=lease_s)
+            if row != node:
                 self._put_node(row, step)
+            self._on_node(message.node, NodeEvent.HEARD, "", now, step)
         else:
             reason = "its daemon has joined anew"
             self._on_node(message.node, NodeEvent.JOIN, reason, now, step)
             self._put_node(self._joined_row(message, now), step)
-            self._leases.grant(message.node, now.clock_s)
+            self._grant_lease(message.node, now)
         self._slice_news(message.node, message.session.ledger, message.slices, step)
         held = frozenset(report.slice for report in message.slices)
         for account in self.accounts.values():
@@ -438,7 +442,11 @@ class Directory:
             message.capacity,
             message.version,
             message.ray,
+            self._leases.lease_s,
         )
+
+    def _grant_lease(self, name: str, now: Moment) -> None:
+        self._leases.grant(name, now.clock_s, self._nodes[name].lease_s)
 
     def _ray_places(self) -> RayPlaces:
         """Return where Ray of nodes may listen, of those that have left too.
@@ -481,7 +489,7 @@ class Directory:
             row = replace(node, state=state, since_s=now.wall_s, reason=reason)
             self._put_node(row, step)
         if action is NodeAction.RENEW:
-            self._leases.grant(name, now.clock_s)
+            self._grant_lease(name, now)
         if action in (NodeAction.LOSE, NodeAction.REPLACE):
             self._leases.drop(name)
             self._lose_children(name, reason, step)

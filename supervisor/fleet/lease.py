@@ -116,21 +116,34 @@ class LeaseTable:
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self.lease_s = lease_s
         self._answered: dict[str, float] = {}
+        self._lengths: dict[str, float] = {}
 
-    def grant(self, node: str, now_s: float) -> None:
-        """Count a lease from now: it is answered, or the directory has just started."""
+    def grant(self, node: str, now_s: float, least_s: float = 0.0) -> None:
+        """Count a lease from now: it is answered, or the directory has just started.
+
+        Args:
+            node: its name.
+            now_s: by the directory's clock.
+            least_s: L of another directory, by which the node may still reckon.
+        """
         self._answered[node] = now_s
+        self._lengths[node] = max(self.lease_s, least_s)
 
     def drop(self, node: str) -> None:
         """Forget a lease that has ended."""
         self._answered.pop(node, None)
+        self._lengths.pop(node, None)
 
     def standing(self, node: str, now_s: float) -> Standing:
         """Return what is known of a node's lease; one without any is out."""
         answered_s = self._answered.get(node)
-        if answered_s is None or now_s - answered_s >= self.lease_s:
+        if answered_s is None or now_s - answered_s >= self.length_of(node):
             return Standing.OUT
         return Standing.SILENT if now_s - answered_s >= SILENT_S else Standing.HELD
+
+    def length_of(self, node: str) -> float:
+        """Return how long the lease of a node is."""
+        return self._lengths.get(node, self.lease_s)
 
     def nodes(self) -> tuple[str, ...]:
         """Return the nodes that have one."""

@@ -48,11 +48,11 @@ class Scene:
         self.sessions: dict[str, Session] = {}
         self.restart()
 
-    def restart(self, fleet: str = "one") -> None:
+    def restart(self, fleet: str = "one", lease_s: float = LEASE_S) -> None:
         """Start a directory on what is stored; a new store is a fleet of its own."""
         self.epoch += 1
         stored = [(table, key, row) for (table, key), row in self.rows.items()]
-        self.directory = Directory(self.epoch, stored, self.now)
+        self.directory = Directory(self.epoch, stored, self.now, lease_s)
         self.store(self.directory.name_fleet(fleet))
 
     @property
@@ -629,3 +629,42 @@ def test_a_store_of_before_there_were_ids_becomes_a_fleet_of_its_own() -> None:
     assert scene.child().id == "c5"
     scene.restart("three")
     assert isinstance(scene.join("a", fleet="two"), Joined)
+
+
+# spec FL5, FL6: its store is taken over where `lease` in [fleet] is a shorter one. A
+# node learns that with the answer to its next join, which may never come.
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_node_has_the_lease_under_which_it_joined(is_heard: bool) -> None:
+    scene = Scene()
+    scene.restart(lease_s=30.0)
+    scene.join("a")
+    scene.spawn(program=ALWAYS)
+    scene.report("a", "running")
+    scene.restart(lease_s=LEASE_S)
+    scene.join("b")
+    if is_heard:
+        scene.beat("a")
+    for _ in range(29):
+        scene.wait(1.0)
+        scene.beat("b")
+        assert scene.node_state("a") != "lost"
+        assert scene.child().incarnation == 1
+    scene.wait(1.0)
+    assert scene.node_state("a") == "lost"
+    assert (scene.child().node, scene.child().incarnation) == ("b", 2)
+
+
+# spec FL5
+def test_a_node_that_joins_under_a_longer_lease_has_it_at_once() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.restart(lease_s=30.0)
+    joined = scene.join("a")
+    assert isinstance(joined, Joined)
+    assert joined.lease_s == 30.0
+    scene.restart(lease_s=LEASE_S)
+    scene.wait(29.0)
+    assert scene.node_state("a") == "unknown"
+    joined = scene.join("a", number=2)  # nothing runs of the session before
+    scene.wait(LEASE_S)
+    assert scene.node_state("a") == "lost"
