@@ -61,6 +61,7 @@ from supervisor.fleet.slices import (
     RequestRow,
     RootAccount,
     SliceRow,
+    fleet_of,
     window_at,
 )
 from supervisor.fleet.states import (
@@ -759,11 +760,12 @@ class Directory:
             )
         account = self.accounts.get(name)
         if account is None:
-            row = AccountRow(name, limit, kind, window_at(kind, now.wall_s))
+            window = window_at(kind, now.wall_s)
+            row = AccountRow(name, limit, kind, window, fleet=self._meta.fleet)
             self.accounts[name] = self.account_type(row)
             step.put("accounts", name, row)
         else:
-            account.set_limit(limit, step)
+            account.set_limit(limit, self._meta.fleet, step)
         return step
 
     def _ask_slice(self, message: AskSlice, now: Moment, step: Step) -> None:
@@ -774,12 +776,14 @@ class Directory:
     def _slice_news(
         self, node: str, ledger: str, reports: tuple[SliceReport, ...], step: Step
     ) -> None:
-        for report in reports:
+        # The ledger keeps those of another fleet, for that one to settle.
+        own = [one for one in reports if fleet_of(one.slice) in ("", self._meta.fleet)]
+        for report in own:
             account = self.accounts.get(report.slice.rpartition("/")[0])
             if account is not None:
                 account.report(report, ledger, step)
         # Those that were closed before are confirmed again: the ledger waits for it.
-        ended = tuple(report.slice for report in reports if report.is_last)
+        ended = tuple(report.slice for report in own if report.is_last)
         if ended:
             step.send(node, SlicesSettled(self.epoch, ledger, ended))
 

@@ -64,6 +64,7 @@ class AccountRow(msgspec.Struct, frozen=True):
         window: the one that is on.
         spent: of this window, in slices that are closed.
         slices: how many were made, for their ids.
+        fleet: its id, for the same: a node may still hold slices of another one.
     """
 
     name: str
@@ -72,6 +73,13 @@ class AccountRow(msgspec.Struct, frozen=True):
     window: str
     spent: float = 0.0
     slices: int = 0
+    fleet: str = ""
+
+    @property
+    def last_slice(self) -> str:
+        """The id of the slice that was made last."""
+        prefix = f"{self.fleet}." if self.fleet else ""
+        return f"{self.name}/{prefix}{self.slices}"
 
 
 class SliceRow(msgspec.Struct, frozen=True):
@@ -152,9 +160,15 @@ class RootAccount:
         """Return those of the window that is on."""
         return tuple(one for one in self._slices.values() if self._is_on(one))
 
-    def set_limit(self, limit: float, step: Step) -> None:
-        """Set another limit; what was given out stays with its holders."""
-        self._put_account(replace(self.row, limit=limit), step)
+    def set_limit(self, limit: float, fleet: str, step: Step) -> None:
+        """Set another limit; what was given out stays with its holders.
+
+        Args:
+            limit: weighted tokens of a window.
+            fleet: in whose name slices are given from now on.
+            step: takes the change.
+        """
+        self._put_account(replace(self.row, limit=limit, fleet=fleet), step)
 
     def begin_window(self, now: Moment, step: Step) -> None:
         """Begin a new window if it is time; slices of the old one stay what they are."""
@@ -209,7 +223,7 @@ class RootAccount:
             return False
         row = replace(self.row, slices=self.row.slices + 1)
         one = SliceRow(
-            f"{row.name}/{row.slices}",
+            row.last_slice,
             row.name,
             request.node,
             request.session,
@@ -351,6 +365,11 @@ class RootAccount:
         row = RequestRow(request.session, request.number, slice_id)
         self._requests[request.node] = row
         step.put("requests", f"{self.row.name}/{request.node}", row)
+
+
+def fleet_of(slice_id: str) -> str:
+    """Return the id of the fleet that gave a slice; nothing if it had none."""
+    return slice_id.rpartition("/")[2].rpartition(".")[0]
 
 
 def _is_same(one: AskSlice, other: AskSlice) -> bool:

@@ -39,13 +39,18 @@ ALWAYS = Program(("true",), restart="always")
 
 
 class Scene:
-    """A directory, its store and a clock."""
+    """A directory, its store and a clock.
+
+    Attributes:
+        granted: the last slice.
+    """
 
     def __init__(self) -> None:
         self.now_s = 100.0
         self.rows: dict[tuple[str, str], bytes] = {}
         self.epoch = 0
         self.sessions: dict[str, Session] = {}
+        self.granted = ""
         self.restart()
 
     def restart(self, fleet: str = "one", lease_s: float = LEASE_S) -> None:
@@ -668,3 +673,39 @@ def test_a_node_that_joins_under_a_longer_lease_has_it_at_once() -> None:
     joined = scene.join("a", number=2)  # nothing runs of the session before
     scene.wait(LEASE_S)
     assert scene.node_state("a") == "lost"
+
+
+# spec FL7: the other fleet still waits for the report, if the node comes back to it.
+def test_a_slice_of_another_fleet_is_not_settled() -> None:
+    scene, other = Scene(), Scene()
+    other.rows.clear()
+    other.restart("two")
+    for one in (scene, other):
+        one.store(one.directory.open_account("t", 160.0, NEVER, one.now))
+        one.join("a", ledger="L1")
+        ask = AskSlice("a", one.sessions["a"], "t", 1, 1.0)
+        (grant,) = one.tell(ask)
+        assert isinstance(grant, SliceGranted)
+        one.granted = grant.slice
+    assert scene.granted != other.granted
+    last = SliceReport(scene.granted, 8.0, is_last=True)
+    assert other.tell(SliceNews("a", "L1", (last,))) == []
+    (settled,) = scene.tell(SliceNews("a", "L1", (last,)))
+    assert settled == SlicesSettled(1, "L1", (scene.granted,))
+    assert scene.directory.quota().accounts[0].spent == 8.0
+
+
+# spec FL7: an account of before fleets had ids.
+def test_an_account_that_is_opened_again_gives_slices_of_its_fleet() -> None:
+    scene = Scene()
+    row = {"name": "t", "limit": 160.0, "kind": NEVER, "window": NEVER, "slices": 3}
+    scene.rows["accounts", "t"] = msgspec.msgpack.encode(row)
+    scene.restart()
+    scene.store(scene.directory.open_account("t", 160.0, NEVER, scene.now))
+    scene.join("a")
+    (grant,) = scene.tell(AskSlice("a", scene.sessions["a"], "t", 1, 1.0))
+    assert isinstance(grant, SliceGranted)
+    assert grant.slice == "t/one.4"
+    before = SliceReport("t/3", 8.0, is_last=True)
+    (settled,) = scene.tell(SliceNews("a", "La", (before,)))
+    assert settled == SlicesSettled(2, "La", ("t/3",))

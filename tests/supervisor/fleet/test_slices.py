@@ -96,7 +96,7 @@ def test_a_slice_that_is_closed_is_not_granted_again() -> None:
 def test_a_refusal_is_repeated_for_the_same_request() -> None:
     root = account(10.0)
     assert isinstance(ask(root, worst=11.0)[0], SliceRefused)
-    root.set_limit(100.0, Step())
+    root.set_limit(100.0, "", Step())
     assert isinstance(ask(root, worst=11.0)[0], SliceRefused)
     assert granted(ask(root, number=2, worst=11.0)).size == 11.0
 
