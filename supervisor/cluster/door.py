@@ -250,7 +250,7 @@ class Door:
         names = await self._read("spawn", request, tuple[str, ...])
         children = await self._waited(names, DECIDED if request.wait else STARTED)
         for child in children:
-            if child.state == "ended" and child.pid is None:
+            if child.state in {"ended", "lost"} and child.pid is None:
                 text = f"cannot spawn {child.name!r}: {child.reason}"
                 if len(names) > 1:
                     await self._end_batch(children)

@@ -16,7 +16,7 @@ Rules of this file.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Annotated, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -86,6 +86,9 @@ if TYPE_CHECKING:
 RESEND_S = 1.0
 """After so long an order without an answer is sent again, to the same node."""
 
+MOST_AT_ONCE = 100_000
+"""Children of one request."""
+
 MOST_OVER = 1000
 """Children that are over and still listed; the oldest go first."""
 
@@ -97,6 +100,7 @@ _ON_NODE = frozenset(
         ChildState.ENDING,
     }
 )
+_SEEN = frozenset({ChildState.RUNNING, ChildState.ENDING})
 _OVER = frozenset({ChildState.LOST, ChildState.ENDED})
 _SHOWN = {ChildState.WITHDRAWN: "placing", ChildState.ENDING: "running"}
 _EVENTS = {
@@ -181,7 +185,7 @@ class SpawnRequest(msgspec.Struct, frozen=True):
     name: str
     program: Program
     needs: Needs = Needs()
-    count: int | None = None
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_ONCE)] | None = None
     wait: bool = False
 
     def names(self) -> tuple[str, ...]:
@@ -835,7 +839,7 @@ class Directory:
     def _shown_state(self, row: ChildRow) -> str:
         node = self._nodes.get(row.node or "")
         is_silent = node is not None and node.state is NodeState.UNKNOWN
-        if is_silent and row.state in _ON_NODE:
+        if is_silent and row.state in _SEEN:
             return "unknown"
         return _SHOWN.get(row.state, row.state.value)
 

@@ -193,6 +193,19 @@ async def test_what_finds_no_place_is_refused_at_once(tmp_path: Path) -> None:
 
 
 # spec FL4
+@pytest.mark.parametrize("count", [0, -1, 100_001])
+async def test_a_number_of_children_that_cannot_be_is_refused(
+    tmp_path: Path, count: int
+) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        with pytest.raises(ControlError, match=r"\$\.count"):
+            await scene.ask(
+                "a", "spawn", name="w", count=count, program={"command": ["serve"]}
+            )
+
+
+# spec FL4
 async def test_of_a_batch_that_cannot_start_none_is_left(tmp_path: Path) -> None:
     async with fleet(tmp_path) as scene:
         await scene.add("a")
@@ -206,6 +219,21 @@ async def test_of_a_batch_that_cannot_start_none_is_left(tmp_path: Path) -> None
         assert [row["state"] for row in children] == ["ended"] * 4
         assert sorted(row["status"] or 0 for row in children) == [0, 0, 143, 143]
         assert scene.daemons["a"].children == {}
+
+
+# spec FL4: an order without an answer stays `placing` until its node is lost.
+async def test_a_child_whose_node_is_lost_before_it_began_is_not_spawned(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a")
+        await scene.add("b")
+        scene.scopes["b"].cancel()
+        program = {"command": ["serve"]}
+        with pytest.raises(ControlError, match="cannot spawn 'w': node 'b' lost"):
+            await scene.ask(
+                "a", "spawn", name="w", program=program, needs={"node": "b"}
+            )
 
 
 # spec FL11
