@@ -621,9 +621,14 @@ def trace(name: str, control: str | None, *, follow: bool, as_json: bool) -> int
         stream_text(line + "\n")
 
     def use(client: FleetClient) -> None:
-        node = client.ask("find", {"name": name})["node"]
+        child = client.ask("find", {"name": name})
+        if child["node"] is None:
+            raise FleetRefusal(
+                f"cannot trace {name!r}: it is {child['state']} on no node; see `sandhost"
+                " fleet ps`"
+            )
         words = {"follow": follow, "lines": 0 if follow else None}
-        args = {"node": node, "do": "events", "args": words}
+        args = {"node": child["node"], "do": "events", "args": words}
         items = client.items(args, out_fd())
         events = (item["event"] for item in items if item["event"])
         if follow:

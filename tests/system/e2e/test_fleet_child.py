@@ -145,6 +145,25 @@ async def test_a_signal_that_ends_nothing_is_sent_once(tmp_path: Path) -> None:
                 await scene.call(client.ask, "kill", {"name": "w", "signal": "USR1"})
 
 
+# spec FL3: the node's own child of that name is another one.
+async def test_a_child_without_a_node_has_no_trace(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            client, control = scene.client("a"), scene.control("a")
+            needs = {"labels": ["tpu"]}
+            request = {"name": "w", "program": {"command": ["true"]}, "needs": needs}
+            await scene.call(client.ask, "spawn", {**request, "wait": True})
+            words = ("--", "sh", "-c", "exit 0")
+            await scene.call(
+                sandhost, "spawn", "--control", control, "--name", "w", *words
+            )
+            done = await scene.call(
+                sandhost, "fleet", "trace", "--control", control, "w"
+            )
+            assert (done.status, done.out) == (1, b"")
+            assert done.said("cannot trace 'w': it is waiting on no node")
+
+
 # spec FL4, FL6
 async def test_a_signal_is_for_one_life_of_a_child(tmp_path: Path) -> None:
     with node(tmp_path / "a") as one:
