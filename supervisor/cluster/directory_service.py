@@ -11,6 +11,7 @@ Rules of this file.
 from __future__ import annotations
 
 import secrets
+import sqlite3
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -159,7 +160,7 @@ class DirectoryService:
 
         Raises:
             StaleEpochError: another directory has the store.
-            StoreError, sqlite3.Error: the store cannot be written.
+            StoreError: the store cannot be written.
         """
         next_tick = trio.current_time()
         while True:
@@ -176,7 +177,7 @@ class DirectoryService:
 
         Raises:
             StaleEpochError: another directory has the store.
-            StoreError, sqlite3.Error: the store cannot be written; no step is sent then.
+            StoreError: the store cannot be written; no step is sent then.
         """
         while True:
             try:
@@ -187,6 +188,11 @@ class DirectoryService:
                     self._log.write("WARNING", text)
                 self._is_late = True
                 await trio.sleep(TICK_S)
+            except sqlite3.Error as why:
+                raise StoreError(
+                    f"cannot write the fleet's store: {why}; make room for it; the"
+                    " directory begins anew"
+                ) from None
             else:
                 self._is_late = False
                 return

@@ -58,7 +58,7 @@ class DirectoryStart:
 
         Raises:
             StaleEpochError: another directory has the store.
-            StoreError, sqlite3.Error: the store cannot be read or written any more.
+            StoreError: the store cannot be read or written any more.
         """
         store, service = await self._open()
         try:

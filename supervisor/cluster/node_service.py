@@ -256,6 +256,8 @@ class NodeService:
         if isinstance(message, (Joined, Renewed)):
             self._set_state(JoinState(is_up=True))
         elif isinstance(message, Refused):
+            if self._state.is_final and not message.is_final:
+                return  # of a beat that was on its way
             state = JoinState(
                 is_up=False, reason=message.reason, is_final=message.is_final
             )

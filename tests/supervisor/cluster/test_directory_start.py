@@ -13,7 +13,7 @@ from supervisor.cluster.directory_service import open_store
 from supervisor.cluster.directory_start import READY, DirectoryStart
 from supervisor.cluster.orders import DirectoryOrder
 from supervisor.fleet.messages import VERSION
-from supervisor.fleet.step import StaleEpochError
+from supervisor.fleet.step import StaleEpochError, StoreError
 from supervisor.fleet.store import FILE, FleetStore
 from tests.helpers import postgres
 
@@ -58,6 +58,27 @@ async def test_a_directory_whose_store_has_another_epoch_ends(tmp_path: Path) ->
             words = b'{"name": "x", "program": {"command": ["true"]}, "wait": true}'
             is_done, text = await start.answer(VERSION, "spawn", words)
             assert (is_done, b"its epoch is 2" in text) == (False, True)
+
+
+# spec FL2, FL11: as a full disk does.
+async def test_a_store_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    start = DirectoryStart(DirectoryOrder(str(tmp_path)), no_node, LOG)
+    with pytest.RaisesGroup(StoreError):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(start.run)
+            while not (await start.answer(VERSION, "ps", b"{}"))[0]:
+                await trio.lowlevel.checkpoint()
+            base = sqlite3.connect(tmp_path / FILE)
+            with base:
+                base.execute("DROP TABLE rows")
+            base.close()
+            words = b'{"name": "x", "program": {"command": ["true"]}, "wait": true}'
+            is_done, text = await start.answer(VERSION, "spawn", words)
+            assert not is_done
+            assert text.decode() == (
+                "cannot write the fleet's store: no such table: rows; make room for it;"
+                " the directory begins anew"
+            )
 
 
 # spec FL2

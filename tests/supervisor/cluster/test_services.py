@@ -28,7 +28,7 @@ from supervisor.cluster.requests import RequestError
 from supervisor.control.client import ControlError, call, stream
 from supervisor.control.server import MAX_WAITING
 from supervisor.fleet import store
-from supervisor.fleet.messages import VERSION
+from supervisor.fleet.messages import VERSION, Refused, Session, encode
 from supervisor.fleet.store import FleetStore
 from tests.helpers.fleetnode import StandIn
 
@@ -412,6 +412,22 @@ async def test_a_daemon_that_is_in_another_fleet_says_how_to_leave_it(
         )
         assert (await scene.ask("b", "ps"))["nodes"][0]["state"] != "left"
         other.nursery.cancel_scope.cancel()
+
+
+# spec FL2: a beat on its way is refused, too, and comes later.
+async def test_a_final_refusal_is_told_whatever_comes_behind_it(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path) as scene:
+        node = await scene.add("b")
+        session = Session("ledger-b", 1)
+        refusals = [
+            Refused(1, session, "no", is_final=True, fleet="two"),
+            Refused(1, session, "its session is over", is_final=False, fleet="two"),
+        ]
+        node.deliver([encode(one) for one in refusals])
+        state = json.loads(done(await node.answer(VERSION, "join-state", b"{}")))
+        assert (state["reason"], state["is_final"]) == ("no", True)
 
 
 # spec FL1
