@@ -30,6 +30,9 @@ _RETRIES = 64
 _CREATE_MODE = 0o666
 _PATH_MAX = 4096  # limits.h, the NUL at the end included
 
+NUL = 0
+"""The byte that no name holds; CPython finds a number sooner than ``b"\\0"``."""
+
 OPEN_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Flags of every open: close-on-exec, no wait for a FIFO, no controlling terminal."""
 
@@ -56,7 +59,7 @@ def open_beneath_kernel(
         OSError: with the kernel's errno; ``ENOSYS`` or ``EPERM`` where the call is
             missing or filtered.
     """
-    if b"\0" in name:
+    if NUL in name:
         raise _error(errno.EINVAL)
     # openat2 refuses flags that have no meaning with O_PATH; open(2) ignores them.
     flags |= os.O_CLOEXEC if flags & os.O_PATH else OPEN_FLAGS
@@ -264,7 +267,7 @@ def check_name(name: bytes) -> None:
     Raises:
         OSError: ``EINVAL``: a NUL; ``ENAMETOOLONG``; ``ENOENT``: empty.
     """
-    if b"\0" in name:
+    if NUL in name:
         raise _error(errno.EINVAL)
     if len(name) >= _PATH_MAX:
         raise _error(errno.ENAMETOOLONG)

@@ -22,6 +22,7 @@ from typing import Final, Self
 from hostlib.linux.resolve import (
     DENIED,
     MAX_LINKS,
+    NUL,
     OPEN_FLAGS,
     check_name,
     open_beneath,
@@ -103,7 +104,7 @@ class HostDirectory:
     def _open(self, name: bytes, flags: int) -> int:
         flags |= self.flags
         if not self.beneath:
-            if b"\0" in name:
+            if NUL in name:
                 raise _error(errno.EINVAL)
             return os.open(name, flags | OPEN_FLAGS, 0o666, dir_fd=self.dir_fd)
         try:
