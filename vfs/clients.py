@@ -20,6 +20,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from hostlib.clock import timestamp
+from hostlib.file_closing import frees_much
 from protocol.limits import FIRST_FILENO
 from vfs.errors import AccessDeniedError
 
@@ -177,14 +178,8 @@ class OpenFile:
             BlockingIOError: the data is not in memory; the offset is unchanged.
             OSError: the disk failed.
         """
-        offset = self.offset
-        data = self.handle.pread(size, offset)
-        while 0 < len(data) < size:
-            more = self.handle.pread(size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
-        self.offset = offset + len(data)
+        data = self.handle.pread(size, self.offset)
+        self.offset += len(data)
         return data
 
     def read_wait(self, size: int) -> bytes:
@@ -369,7 +364,7 @@ class OpenFile:
             return False
         if self.durability != "none" and self.mode.writes:
             return False
-        return not self.handle.frees_much()
+        return self.handle.fd < 0 or not frees_much(self.handle.fd)
 
 
 class Tables:

@@ -91,8 +91,8 @@ class Mount:
             ``mount_of`` each time.
         is_distant: any call may wait for another machine or process.
         read: ``pread(fd, size, offset)`` that never waits: it raises
-            ``BlockingIOError`` if the data is not in memory, may return less than there
-            is, and returns nothing only at the end of the file.
+            ``BlockingIOError`` if the data is not in memory, and returns less only at
+            the end of the file.
     """
 
     __slots__ = (

@@ -158,9 +158,6 @@ class MemoryHandle:
     def links(self) -> int:
         return self._file.links
 
-    def frees_much(self) -> bool:
-        return False
-
     def descriptors(self) -> tuple[int, ...]:
         return ()
 

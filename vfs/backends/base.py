@@ -103,9 +103,6 @@ class Handle(Protocol):
     def links(self) -> int:
         """Return the number of names of the file; 0 after its removal."""
 
-    def frees_much(self) -> bool:
-        """Return whether closing it may free many pages, which takes long."""
-
     def descriptors(self) -> tuple[int, ...]:
         """Return the host's descriptors that the handle holds."""
 

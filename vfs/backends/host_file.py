@@ -23,7 +23,7 @@ import stat
 import time
 from typing import NamedTuple, Self
 
-from hostlib.file_closing import close_file, frees_much
+from hostlib.file_closing import close_file
 from hostlib.linux.resolve import OPEN_FLAGS
 from vfs.backends.base import Removed, UnflushedError
 from vfs.backends.fsuser import act_as
@@ -125,9 +125,6 @@ class HostHandle:
 
     def links(self) -> int:
         return os.fstat(self.fd).st_nlink
-
-    def frees_much(self) -> bool:
-        return frees_much(self.fd)
 
     def descriptors(self) -> tuple[int, ...]:
         return (self.fd,) if self.fd >= 0 else ()
