@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hostlib.linux import holdings
-from supervisor.fsproxy.counts import NAMES_OF
+from supervisor.fsproxy.counts import NAMES
 
 if TYPE_CHECKING:
     from protocol.messages import Request
@@ -56,7 +56,7 @@ def last_request(request: Request | None) -> str | None:
     """Return a request as its line begins; content never appears."""
     if request is None:
         return None
-    words = [NAMES_OF[type(request)]]
+    words = [NAMES[type(request)]]
     for part in ("name", "fileno", "size"):
         value = getattr(request, part, None)
         if isinstance(value, bytes):

@@ -31,18 +31,11 @@ BOUNDS_S = (
 """Upper bounds of the histograms: 5 us, a READ from memory, to 30 s, a model's
 answer."""
 
-NAMES_OF: dict[type[m.Request], str] = {
+NAMES: dict[type[m.Request], str] = {
     **{row.message: row.word.decode() for row in COMMANDS.values()},
     m.Refusal: "invalid",
 }
 """The name of each request in figures; ``invalid`` is a line that did not parse."""
-
-INDEX: dict[type[m.Request], int] = {
-    kind: number for number, kind in enumerate(NAMES_OF)
-}
-"""The counter of each request class."""
-
-NAMES = {index: NAMES_OF[kind] for kind, index in INDEX.items()}
 
 
 class Histogram:
@@ -82,10 +75,10 @@ class Counts:
     """The counts of all sessions of a host together.
 
     Attributes:
-        requests: by ``INDEX``.
+        requests: by request class.
         errors: error replies, as above.
-        inline: times of requests answered at once, by ``INDEX``; sampled.
-        jobs: times of requests that had to wait, by ``INDEX``; all of them.
+        inline: times of requests answered at once, as above; sampled.
+        jobs: times of requests that had to wait, as above; all of them.
         turns: number of turns until the next timed one.
         gone_in: bytes from clients that are gone.
         gone_out: bytes to them.
@@ -102,17 +95,20 @@ class Counts:
     )
 
     def __init__(self) -> None:
-        self.requests = [0] * len(INDEX)
-        self.errors = [0] * len(INDEX)
-        self.inline: dict[int, Histogram] = {}
-        self.jobs: dict[int, Histogram] = {}
+        self.requests = dict.fromkeys(NAMES, 0)
+        self.errors = dict.fromkeys(NAMES, 0)
+        self.inline: dict[type[m.Request], Histogram] = {}
+        self.jobs: dict[type[m.Request], Histogram] = {}
         self.turns = SAMPLE_TURNS
 
         self.gone_in = 0
         self.gone_out = 0
 
     def count_request(
-        self, among: dict[int, Histogram], kind: int, took_s: float
+        self,
+        among: dict[type[m.Request], Histogram],
+        kind: type[m.Request],
+        took_s: float,
     ) -> None:
         """Count the time of one request."""
         histogram = among.get(kind)

@@ -345,8 +345,7 @@ class Pump:
             self._left_over[session] = None
         took_s = time.monotonic() - begun_s
         if session.requests - answered == 1:
-            pairs = zip(before, counts.requests, strict=True)
-            kinds = [k for k, (was, now) in enumerate(pairs) if now != was]
+            kinds = [k for k, now in counts.requests.items() if now != before[k]]
             if len(kinds) == 1:
                 counts.count_request(counts.inline, kinds[0], took_s)
         conn = session.conn

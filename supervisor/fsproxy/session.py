@@ -28,7 +28,6 @@ from hostlib.linux.pipes import bytes_waiting
 from protocol import HostConnection, error
 from protocol import messages as m
 from protocol.chat import ChatBody
-from supervisor.fsproxy.counts import INDEX
 from supervisor.fsproxy.inbound import Inbound
 from supervisor.fsproxy.outbound import Outbound
 from supervisor.fsproxy.ports import NO_NAMES
@@ -216,7 +215,7 @@ class Session:
         self.last_error = b""
         self.last_request: m.Request | None = None
         self.begun: m.Request | None = None
-        self._kind = 0
+        self._kind: type[m.Request] = m.Refusal
 
         self.job: Job | None = None
         self._holding: tuple[trio.CancelScope, float] | None = None
@@ -254,10 +253,10 @@ class Session:
         try:
             while True:
                 if message is not None:
-                    kind = self._kind = INDEX[type(message)]
+                    kind = self._kind = type(message)
                     self.counts.requests[kind] += 1
                     self.last_request = message
-                    reply = self._handlers[type(message)](self, message)
+                    reply = self._handlers[kind](self, message)
                 else:
                     try:
                         if conn.body_left:
@@ -289,7 +288,7 @@ class Session:
                     message = None  # its body is incomplete
                     continue
                 if reply[:1] == b"E":
-                    self.note_error(reply, self._kind)
+                    self.note_error(reply)
                 try:
                     sent = _write(write_fd, reply)
                 except BlockingIOError:
@@ -336,9 +335,9 @@ class Session:
             if self.job is None and not self.conn.body_left:
                 self.inbound.release()
 
-    def note_error(self, reply: bytes | memoryview, kind: int) -> None:
+    def note_error(self, reply: bytes | memoryview) -> None:
         """Count a reply that is an error, and keep it as the last one."""
-        self.counts.errors[kind] += 1
+        self.counts.errors[self._kind] += 1
         self.errors += 1
         self.last_error = bytes(reply)
 
@@ -446,7 +445,7 @@ class Session:
                 reply = REPLACED
             if reply is not None:
                 if reply[:1] == b"E":
-                    self.note_error(reply, kind)
+                    self.note_error(reply)
                 await self.outbound.send(reply)
         except trio.TooSlowError:
             self.close_soon(SLOW)
@@ -608,10 +607,10 @@ class Session:
         if type(message) not in POSTHUMOUS:
             self.inbound.drain(b"", ChatBody.of(message))
             return
-        self._kind = INDEX[type(message)]
-        self.counts.requests[self._kind] += 1
+        kind = self._kind = type(message)
+        self.counts.requests[kind] += 1
         with contextlib.suppress(OSError):  # the bytes of a READ are not taken
-            self._handlers[type(message)](self, message)
+            self._handlers[kind](self, message)
 
     def _clean_up(self) -> None:
         """Give all back, in reverse order of acquisition; runs once."""

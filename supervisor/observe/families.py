@@ -26,6 +26,7 @@ from supervisor.usage.workspace_sizes import STATES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from protocol.messages import Request
     from supervisor.observe.registry import Metrics
 
 Labels = tuple[str, ...]
@@ -156,14 +157,14 @@ def _requests(metrics: Metrics) -> Iterator[Family]:
         "sandhost_requests",
         "Requests by command",
         "command",
-        {name: counts.requests[index] for index, name in NAMES.items()},
+        {name: counts.requests[kind] for kind, name in NAMES.items()},
     )
     yield _labelled(
         COUNTER,
         "sandhost_request_errors",
         "Replies that were errors, by command",
         "command",
-        {name: counts.errors[index] for index, name in NAMES.items()},
+        {name: counts.errors[kind] for kind, name in NAMES.items()},
     )
     yield _times(
         "sandhost_request_duration_seconds",
@@ -431,9 +432,9 @@ def _labelled(
     return Family(name, kind, about, (label,), pairs)
 
 
-def _times(name: str, about: str, among: Mapping[int, Histogram]) -> Family:
+def _times(name: str, about: str, among: Mapping[type[Request], Histogram]) -> Family:
     copies: Iterable[tuple[Labels, Histogram]] = (
-        ((NAMES[index],), _copy(histogram)) for index, histogram in among.items()
+        ((NAMES[kind],), _copy(histogram)) for kind, histogram in among.items()
     )
     return Family(name, HISTOGRAM, about, ("command",), (), tuple(copies))
 

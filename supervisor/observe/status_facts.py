@@ -213,11 +213,11 @@ class Watch:
 
     def _totals(self, now_s: float) -> tuple[tuple[str, str], ...]:
         host = self.metrics.host
-        requests = sum(host.pump.counts.requests)
+        requests = sum(host.pump.counts.requests.values())
         before, then_s = self._total_before
         self._total_before = (requests, now_s)
         rate = (requests - before) / (now_s - then_s) if then_s else None
-        errors = sum(host.pump.counts.errors)
+        errors = sum(host.pump.counts.errors.values())
         return (
             ("children", f"{len(host.children):,}"),
             ("down", f"{len(host.absent_rows()):,}"),

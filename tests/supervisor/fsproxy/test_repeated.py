@@ -435,7 +435,7 @@ def test_in_one_turn_or_in_a_turn_each_is_the_same(
                 one = talk.session
                 counted = (one.requests, one.bytes_in, one.bytes_out, one.errors)
                 assert counted[:2] == (len(requests), sum(map(len, requests)))
-                assert sum(one.counts.requests) == len(requests)
+                assert sum(one.counts.requests.values()) == len(requests)
             finally:
                 talk.close()
         outcomes.append((replies, (root / "f").read_bytes(), counted))
