@@ -34,6 +34,13 @@ from supervisor.children.child_state import (
     restore_spec,
     snapshot_spec,
 )
+from supervisor.children.child_walls import (
+    report_walls,
+    restore_walls,
+    restore_wanted,
+    snapshot_walls,
+    take_wanted,
+)
 from supervisor.children.clients import Clients
 from supervisor.children.environment import add_offered, fill_in_recipe
 from supervisor.children.held_descriptors import ATTACHING, HeldDescriptors
@@ -42,11 +49,8 @@ from supervisor.fsproxy.door_socket import VARIABLE, DoorSocket
 from supervisor.fsproxy.ports import Portable
 from supervisor.fsproxy.session_state import snapshot_session
 from supervisor.sandbox import refusals, start
-from supervisor.sandbox.groups import Groups
 from supervisor.sandbox.home import check_owner
-from supervisor.sandbox.host_directories import resolver_locations
-from supervisor.sandbox.plan import PROFILES, Walls, Wanted
-from supervisor.sandbox.shown_files import ShownFiles
+from supervisor.sandbox.plan import Walls
 from supervisor.spawn.ends import Ends
 from supervisor.spawn.inner_pair import InnerListener
 from supervisor.spawn.process import LaunchpadLost, ProcessState
@@ -62,7 +66,7 @@ if TYPE_CHECKING:
     from supervisor.fsproxy.session import Session
     from supervisor.fsproxy.traffic import Traffic
     from supervisor.parts import Parts
-    from supervisor.sandbox.plan import Machine
+    from supervisor.sandbox.plan import Wanted
     from supervisor.spawn.launcher import Launcher
     from supervisor.spawn.launchpad.layers.loopback import LoopbackOrder
     from supervisor.spawn.process import ExitStatus, SpawnedProcess
@@ -292,7 +296,8 @@ class Child:
             self._workspaces.drop_at_end(stack)
         cwd_fd = os.open(spec.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._held.keep(stack, cwd_fd, DIRECTORY)
-        wanted = self.wanted = self._take_wanted(stack)
+        wanted, groups = take_wanted(self._host, self.id, spec, self._workspaces, stack)
+        self.wanted, self.limits.groups = wanted, groups
         if wanted.files.home:
             check_owner(wanted.files.home, wanted.user)
         root = None
@@ -428,59 +433,6 @@ class Child:
         self._held.keep(stack, fd, DIRECTORY)
         return fd
 
-    def _take_wanted(self, stack: AsyncExitStack) -> Wanted:
-        """Return the walls that it is to run in; the stack gives back user and groups."""
-        spec = self.spec
-        wanted = self._describe_wanted()
-        machine = self._host.machine
-        groups = Groups()
-        if "uid" in spec.sandbox.layers and "uid" not in machine.lacking:
-            wanted.user = user = self._take_user(machine)
-            stack.callback(machine.give_user_back, user)
-        if "cgroup" in spec.sandbox.layers:
-            is_new = spec.fleet is not None
-            groups = self._host.groups.take(self.id, spec.group_limits, is_new=is_new)
-            stack.callback(self._host.give_groups_back, groups)
-        wanted.bounds = groups.bounds(spec.group_limits)
-        if wanted.bounds.is_needed and not groups.keeps_cpus:
-            raise refusals.cpus_not_kept(wanted.bounds.why_none)
-        self.limits.groups = groups
-        return wanted
-
-    def _take_user(self, machine: Machine) -> int:
-        """Take a user of its own, or the user of a child that shares a workspace."""
-        if self._workspaces is not None:
-            user = self._workspaces.user_of_sharers()
-            if user is not None:
-                machine.keep_user(user)
-                return user
-        return machine.take_user()
-
-    def _describe_wanted(self) -> Wanted:
-        """Return the walls that it is to run in, as far as its description says."""
-        spec = self.spec
-        others = dict.fromkeys(self._host.settings.written, False)
-        hidden = self._host.apart.locations(spec.made_in) if spec.sandbox.layers else ()
-        if spec.network_keys is not None:
-            hidden += resolver_locations()
-        files = ShownFiles(
-            spec.cwd,
-            own=spec.own_dirs,
-            home=spec.kept_home or "",
-            exposed=spec.expose,
-            theirs={**others, **spec.written_dirs},
-            hidden=hidden,
-        )
-        return Wanted(
-            spec.sandbox,
-            spec.network,
-            files,
-            is_served=spec.network_keys is not None,
-            made_in=spec.made_in,
-            share=self.threads if spec.sandbox.layers else None,
-            has_command=True,
-        )
-
     def _watch_forks(self, stack: AsyncExitStack) -> None:
         forks = self._host.forks
         spec = self.spec
@@ -521,10 +473,8 @@ class Child:
         if spec.network_keys is not None and spec.network_keys.upstream is not None:
             why = f"the proxy {spec.network_keys.upstream} looks names up"
             self.walls.missing[start.ADDRESSES] = why
-        for text in start.shortfalls(self.walls, spec.sandbox):
-            fields = {**self.log_fields(), "pid": process.pid}
-            host.log.write("WARNING", f"Child {self.id} {text}", **fields)
-        self._tell_lost_layers()
+        fields = {**self.log_fields(), "pid": process.pid}
+        report_walls(host, spec, self.walls, fields)
         return process
 
     # The hand-over
@@ -565,21 +515,9 @@ class Child:
             session=snapshot_session(session, numbers),
             side_fd=side_fd,
             held=held,
-            walls=self._snapshot_walls(born.init),
+            walls=snapshot_walls(self.walls, self.wanted, born.init),
             door_fd=door_fd,
             door_name="" if door is None else door.name,
-        )
-
-    def _snapshot_walls(self, init: int) -> WallsState:
-        walls, wanted = self.walls, self.wanted
-        return WallsState(
-            profile=walls.profile,
-            network=walls.network,
-            applied=list(walls.applied),
-            missing=dict(walls.missing),
-            init=init,
-            user=None if wanted is None else wanted.user,
-            groups=[] if wanted is None else list(wanted.bounds.procs),
         )
 
     async def _restore(
@@ -620,23 +558,16 @@ class Child:
         self, left: WallsState, held: Mapping[int, str], stack: AsyncExitStack
     ) -> None:
         """Take over the walls that it runs in."""
-        host = self._host
-        self.walls = Walls(
-            left.profile, left.network, tuple(left.applied), left.missing
+        self.walls = restore_walls(left)
+        wanted, groups = restore_wanted(
+            self._host, self.spec, left, self.threads, stack
         )
-        wanted = self.wanted = self._describe_wanted()
-        wanted.user = left.user
+        self.wanted = wanted
         wanted.files.readable = self.spec.readable(self.places)
         if self._workspaces is not None:
             self._workspaces.restore_shown(wanted, held)
-        if left.user is not None:
-            host.machine.keep_user(left.user)
-            stack.callback(host.machine.give_user_back, left.user)
-        if left.groups:
-            groups = Groups.of_files(left.groups)
+        if groups.made:
             self.limits.restore(groups)
-            wanted.bounds = groups.bounds(self.spec.group_limits)
-            stack.callback(host.give_groups_back, groups)
 
     def _resume(self, state: ChildState) -> None:
         """Continue where the program before has stopped."""
@@ -811,30 +742,6 @@ class Child:
 
     def _shown_command(self) -> list[str]:
         return [os.fsencode(a).decode(errors="replace") for a in self.spec.command]
-
-    def _tell_lost_layers(self) -> None:
-        """Warn of each layer that the machine did not give, once for each policy.
-
-        A child of ``run`` that is under no policy has its report alone.
-        """
-        host, spec = self._host, self.spec
-        if spec.policy is None and spec.name is None:
-            return
-        children = f"policy {spec.policy!r}" if spec.policy else "no policy"
-        for layer, why in self.walls.lost.items():
-            if (spec.policy, layer) not in host.machine.told:
-                host.machine.told.add((spec.policy, layer))
-                text = f"Children of {children} run without the sandbox layer {layer!r}"
-                how = f"require it in [sandbox.{self.walls.profile}] to refuse them"
-                if self.walls.profile in PROFILES:
-                    how = "name a profile that requires it to refuse them"
-                host.log.write(
-                    "WARNING",
-                    f"{text}: {why}; {how}",
-                    layer=layer,
-                    policy=spec.policy,
-                    reason=why,
-                )
 
     def _tell_end(self, process: SpawnedProcess, session: Session) -> None:
         """Log its end: as a warning if it failed and no operator asked for its end.
