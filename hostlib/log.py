@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hostlib.clock import timestamp
-from hostlib.messages import json_line, priority_of
+from hostlib.messages import json_line, printable, priority_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +68,7 @@ class Log:
         """Write one line; control characters in ``message`` become ``?`` (attack 23)."""
         if LEVELS[level] < self._threshold:
             return
-        line = "".join(c if c.isprintable() else "?" for c in message)
+        line = printable(message)
         if self._logger is None:
             self._write_bare(level, line, fields)
         else:
@@ -119,7 +119,7 @@ class Log:
     def write_stray(self, line: str) -> None:
         """Write a line of stderr; not by loguru, which reports its own faults there."""
         if self.writes("WARNING"):
-            text = "".join(c if c.isprintable() else "?" for c in line)
+            text = printable(line)
             self._write_bare("WARNING", text, {})
 
     def _show_warning(

@@ -93,6 +93,11 @@ def show_controls(text: str) -> str:
     return "".join(map(_show_char, text))
 
 
+def printable(text: str) -> str:
+    """Return a text with ``?`` for control characters, and for invalid ones."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def _show_char(char: str) -> str:
     if char.isprintable() or char == "\t":
         return char
@@ -162,7 +167,7 @@ def print_stderr(title: str, text: str) -> None:
 
 def stderr_line(title: str, text: str) -> bytes:
     """Return a message as one line, in the form of this process's log."""
-    line = "".join(c if c.isprintable() else "?" for c in text)
+    line = printable(text)
     said = f"{title}: {line}"
     if _json_log.get():
         return json_line("ERROR", said)

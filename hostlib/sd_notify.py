@@ -16,6 +16,8 @@ import os
 import socket
 import time
 
+from hostlib.messages import printable
+
 EXTENSION_S = 30.0
 """Time for the next child to start once the unit's TimeoutStartSec is over: an exec from
 a slow disk takes seconds."""
@@ -49,7 +51,7 @@ class Notifier:
         """Send assignments: ``send(READY=1, STATUS="7 children")``."""
         if self._sock is None or self._address is None:
             return
-        lines = (f"{key}={_line(str(value))}" for key, value in fields.items())
+        lines = (f"{key}={printable(str(value))}" for key, value in fields.items())
         target = self._address
         if target.startswith("@"):
             target = "\0" + target[1:]
@@ -102,7 +104,3 @@ def watchdog_interval_s() -> float | None:
     if pid and pid != str(os.getpid()):
         return None
     return int(text) / 2 / 1_000_000
-
-
-def _line(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)

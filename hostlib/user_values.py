@@ -6,6 +6,8 @@ import re
 import resource
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hostlib.messages import printable
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
@@ -289,13 +291,9 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
 def joined(*parts: str) -> str:
     """Return a key's path; parts that are no bare keys are quoted (TOML 1.0, keys)."""
     return ".".join(
-        part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{_quote(part)}"'
+        part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{printable(part)}"'
         for part in parts
     )
-
-
-def _quote(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def named(

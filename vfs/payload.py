@@ -34,9 +34,6 @@ CHILDREN = 8
 """Children that may be at their own bound before the host's bound is reached: as many as a
 usual machine serves well (spec S7)."""
 
-MOST_RESERVED_BYTES = CHILDREN * MOST_MEMORY_BYTES
-"""Most memory that the requests of all children reserve at once."""
-
 ANSWER_BYTES = 4 * 1024 * 1024
 """Memory beside that of requests, for the answers of a child: a call of the model that
 failed for lack of it would have been paid for nothing."""

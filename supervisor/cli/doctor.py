@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hostlib.messages import CommandError, UsageFault, print_text
+from hostlib.messages import CommandError, UsageFault, print_text, printable
 from hostlib.unix_names import is_deaf
 from supervisor.cli import doctor_layers, doctor_workspaces
 from supervisor.cli.help import Command
@@ -18,7 +18,7 @@ from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
 from supervisor.control.client import ControlError, call, control_path
 from supervisor.doctor.leftovers import find_leftovers
-from supervisor.observe.tables import WIDTH, printable, to_json
+from supervisor.observe.tables import WIDTH, to_json
 from supervisor.sandbox.probes import MISSING, Finding, probe_machine
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import signal
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hostlib.messages import printable
 from supervisor.network.reasons import describe_refusal
-from supervisor.observe.tables import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -48,8 +48,9 @@ from supervisor.config.places import (
     odd_programs,
 )
 from supervisor.config.policy import check_policies, network_word, odd_policy_limits
-from supervisor.config.read import Fault, Reader, text_of
+from supervisor.config.read import Fault, Reader
 from supervisor.config.sandbox import check_sandboxes, profile_named
+from supervisor.config.source import read_source
 from supervisor.config.walls import (
     check_walls,
     check_walls_of_sidecars,
@@ -178,7 +179,7 @@ def load_config(
     """Read and check a configuration.
 
     Args:
-        path: see ``source.text_of``.
+        path: see ``source.read_source``.
         once: it is not read again later, so that it may be a pipe.
         for_daemon: it is a daemon's, which has its usual places where none are written;
             None if that is to be told by whether it has children, or places of its own.
@@ -216,7 +217,7 @@ def load_config(
 
 def _read(path: str, *, once: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(text_of(path, once=once).decode())
+        return tomllib.loads(read_source(path, once=once).decode())
     except OSError as why:
         raise ConfigError(
             path, [Fault("", f"{why.strerror}{remedy(why)}")], "read"

@@ -29,6 +29,7 @@ import trio
 
 from hostlib.listener import OUT_OF_RESOURCES, Server, make_room
 from hostlib.log import place_of
+from hostlib.messages import printable
 from hostlib.readiness import wait_readable
 from hostlib.unix_listener import identity_of, listen_at, listen_on
 from supervisor.control.answers import Answers
@@ -499,7 +500,7 @@ def _result(result: object) -> bytes:
 
 
 def _error(text: str) -> bytes:
-    line = "".join(c if c.isprintable() else "?" for c in text[:_ERROR_CHARS])
+    line = printable(text[:_ERROR_CHARS])
     return _ENCODER.encode({"v": VERSION, "ok": False, "error": line}) + b"\n"
 
 

@@ -352,13 +352,6 @@ def scan(text: Buffer) -> TextIndex:
     return scanner.finish()
 
 
-# Where the pages of a text begin: line-aware, every character in exactly one page.
-#
-# From s: e = min(s + page size, length) in characters.  If e is the length, the rest is
-# one page.  Else the page ends after the last LF in [s, e), or at e if there is none.
-# So no page is longer than the page size, and the pages joined are the text.
-
-
 class Span(NamedTuple):
     """A part of a text, in bytes; the end is behind it."""
 
@@ -367,7 +360,10 @@ class Span(NamedTuple):
 
 
 class PageTable:
-    """The pages of one text at one page size.
+    """The pages of one text at one page size: each character is in exactly one page.
+
+    From s: e = min(s + page size, length) in characters.  If e is the length, the rest is
+    one page.  Else the page ends after the last LF in [s, e), or at e if there is none.
 
     Attributes:
         page_size: characters.

@@ -56,12 +56,6 @@ class OwnCheckpoints:
         return other
 
 
-# The owner of a checkpoint, as in its row.
-#
-# A child that the configuration names has the same owner in all its lives. Any other
-# child gets a random one: no later child can have it, its checkpoints are listed for no
-# other child, and only a caller that knows their random id can restore them.
-
 _NAMED = "named:"
 _NAMELESS = "nameless:"
 
@@ -74,7 +68,11 @@ host gives to another child."""
 
 
 def owner_of(name: str | None) -> str:
-    """Return the owner of a child's checkpoints.
+    """Return the owner of a child's checkpoints, as in their rows.
+
+    A child that the configuration names has the same owner in all its lives. Any other
+    child gets a random one: its checkpoints are listed for no other child, and only a
+    caller that knows their random id can restore them.
 
     Args:
         name: its configured name; None for a child without one.

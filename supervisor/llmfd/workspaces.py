@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from vfs.filesystem import Client
 
 
-# The files of a process: snapshots of its child's workspaces, as checkpoints name them.
-#
-# The host has the workspaces; this is the checkpoints' part.
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

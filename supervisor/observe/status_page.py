@@ -23,8 +23,8 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
+from hostlib.messages import printable
 from supervisor.observe.status_style import SCRIPT, STYLE
-from supervisor.observe.tables import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

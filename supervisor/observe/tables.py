@@ -21,6 +21,8 @@ import unicodedata
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hostlib.messages import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -121,11 +123,6 @@ def render_columns(
 def to_json(result: object) -> str:
     """Return a host's answer as JSON in ASCII, with a last LF."""
     return json.dumps(result, indent=2) + "\n"
-
-
-def printable(text: str) -> str:
-    """Replace control characters, and invalid ones, by ``?``."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 # Layout

@@ -4,8 +4,8 @@ The mounts of a host that is root: made, tried, copied, given back.
 
 Rules of this file.
 
-1. A mount that is attached nowhere can be copied since Linux 6.15.  Before, only who is in
-   the mount namespace of a mount can copy it.  So it is attached in one of its own, which
+1. A mount that is attached nowhere can be copied since Linux 6.15.  Before, only a
+   process in the mount namespace of a mount can copy it.  So it is attached in one of its own, which
    holds nothing else, and ends with its last descriptor: no mount is left behind.
 2. A namespace is entered by a thread that was started for it and ends with that: all else
    of the host stays in the namespace of its start.

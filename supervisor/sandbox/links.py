@@ -71,7 +71,7 @@ class Links:
         followed: the known ones, and each that was followed, with its target.
         theirs: the places of the child's, by all of their names.
         readable: of these, those that it may read.
-        programs: directories, of nobody's who is a child, in which it finds programs.
+        programs: directories that no child may write, in which it finds programs.
     """
 
     def __init__(

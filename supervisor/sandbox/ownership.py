@@ -167,7 +167,7 @@ def give(directories: Iterable[str], user: int) -> None:
 
     Args:
         directories: their paths, without any link.
-        user: who is to have them.
+        user: their new owner.
 
     Raises:
         OSError: one is gone or no directory, or this process may not.

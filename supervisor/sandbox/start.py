@@ -290,7 +290,7 @@ def _unkept(request: SpawnRequest, wanted: Wanted) -> dict[str, str]:
 
 
 def _groups_keep(layers: Collection[str]) -> bool:
-    """Tell whether groups bound who is in these layers, and are not to be left."""
+    """Tell whether groups bound a child in these layers, which cannot leave them."""
     return "cgroup" in layers and is_held(layers)
 
 
@@ -449,7 +449,7 @@ def report_group(limit: tuple[int, int, int], kept: int | None) -> tuple[int, in
     which, soft, hard = limit
     if which != resource.RLIMIT_NPROC or kept is None or soft != kept:
         return limit
-    # The launchpad has the same, and who has no right to may not raise it.
+    # The launchpad has the same, and raises it only with CAP_SYS_RESOURCE.
     _, most = resource.getrlimit(which)
     twice = (
         2 * kept if most == resource.RLIM_INFINITY else max(kept, min(2 * kept, most))

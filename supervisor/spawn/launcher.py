@@ -189,7 +189,7 @@ class Launcher:
         await self.send((wire.SPARE, 0, groups))
 
     async def stock(self) -> tuple[processes.ProcessIdentity, ...]:
-        """Return who waits for an order at the moment: (pid, create_time) of each.
+        """Return the children in stock: (pid, create_time) of each.
 
         No process is named if the launchpad does not answer in time: it is in trouble,
         and its children are as suspicious as everything beneath it.
@@ -425,7 +425,7 @@ class Launcher:
     # ---------------------------------------------------------- the end
 
     def _give_up(self, reason: str) -> None:
-        """Tell everybody who waits, and let go of the control socket."""
+        """Tell all tasks that wait, and close the control socket."""
         self._lost = reason
         records, self._records = self._records, {}
         for record in records.values():

@@ -60,7 +60,7 @@ class Record:
         exited: Set when `status` is there.
         swept: Set when nothing it left behind is alive.
         abandoned: No task waits for `born` any more.
-        born: (pid, create_time, applied, init, pidfd); the pidfd belongs to who takes it.
+        born: (pid, create_time, applied, init, pidfd); the pidfd is the taker's.
         failure: (errno, stage, detail).
         stock: the answer to LIST.
         owners: the answer to OWNERS, a descriptor of the caller's; -1 if there is none.
@@ -133,7 +133,7 @@ class Record:
             os.close(self.born[-1])
 
     def tell_exit(self) -> None:
-        """Tell who waits that `status` is there, or never will be."""
+        """Tell the tasks that wait that `status` is there, or never will be."""
         self.exited.set()
         if self.at_exit is not None:
             self.at_exit()
@@ -218,9 +218,9 @@ class SpawnedProcess:
         return self._status()
 
     async def wait_exit_soon(self) -> ExitStatus:
-        """Wait as `wait_exit` does, for who has a reason to take the end for near.
+        """Wait like `wait_exit`, where the end is thought to be near.
 
-        Then the report is all there is to be waited for: one wake-up, and not two.
+        The report alone is waited for first: one wake-up, and not two.
         """
         with trio.move_on_after(EXIT_REPORT_TIMEOUT_S):
             await self.record.exited.wait()

@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hostlib.messages import USED_UP
+from hostlib.messages import USED_UP, printable
 from supervisor.spawn.launchpad import wire
 from supervisor.spawn.launchpad.words import JOINS, LOCKS, SENT
 
@@ -324,4 +324,4 @@ def _fault_of_program(path: str) -> int | None:
 
 def _shown(text: str) -> str:
     """A name for one line of text: no control bytes, no lone surrogates, no novel."""
-    return "".join(c if c.isprintable() else "?" for c in text[:200])
+    return printable(text[:200])

@@ -1,6 +1,12 @@
 """Routing: which sidecar runs a tool, and how.
 
-The server's questions about one request, in their order.
+1. A tool of a kind goes to the sidecars of that kind, in the order of the configuration;
+   then to others whose own list names it.
+2. A development tool goes to every kind, in the order of ``kinds.KINDS``.
+3. Any other tool goes to sidecars whose list names it.
+4. A sidecar whose list lacks the tool is skipped. If all lists lack it, the tool is
+   forbidden (403); if a sidecar that has it does not run, or has no such program, it is
+   not available (409). Never 127.
 """
 
 from __future__ import annotations
@@ -161,18 +167,6 @@ class NoSidecars:
         """Return nothing."""
         return None, set()
 
-
-# Which sidecars may run a tool, best first; and the two refusals. Pure.
-#
-# Rules of this file (spec: sidecars, routing, allowlists).
-#
-# 1. A tool of a kind goes to the sidecars of that kind, in the order of the
-#    configuration; then to others whose own list names it.
-# 2. A development tool goes to every kind, in the order of ``kinds.KINDS``.
-# 3. Any other tool goes to sidecars whose list names it.
-# 4. A sidecar whose list lacks the tool is skipped. If all lists lack it, the tool is
-#    forbidden (403); if a sidecar that has it does not run, or has no such program, it
-#    is not available (409). Never 127.
 
 SUGGESTED = 2
 """Toolchains that are named to a child whose sidecars lack the tool."""

@@ -312,7 +312,7 @@ class WorkspaceDirectory:
         """Take the lock of a mount; return its descriptor, which the caller closes.
 
         Args:
-            child: who has it, for ``list``.
+            child: the child that has it, for ``list``.
 
         Raises:
             InUseError: another child has it.

@@ -285,7 +285,7 @@ def mount_for_child(
 
     Args:
         use: the workspace.
-        child: who has it, for ``workspace list``.
+        child: the child that has it, for ``workspace list``.
         owners: as of ``overlay.copy_layers``.
 
     Raises:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from vfs.ledger import MOST_MEMORY_BYTES, Ledger
 from vfs.payload import (
     ANSWER_BYTES,
+    CHILDREN,
     DEFAULT_BUDGET_BYTES,
-    MOST_RESERVED_BYTES,
     Payload,
     PayloadBudget,
 )
@@ -237,8 +237,7 @@ def test_what_one_child_reserves_another_has_as_well() -> None:
     budget = PayloadBudget()
     freed = []
     budget.on_freed = lambda: freed.append(budget.reserved_bytes)
-    count = MOST_RESERVED_BYTES // MOST_MEMORY_BYTES
-    held = [budget.reservation(Ledger(), MOST_MEMORY_BYTES) for _ in range(count)]
+    held = [budget.reservation(Ledger(), MOST_MEMORY_BYTES) for _ in range(CHILDREN)]
     with pytest.raises(OSError, match="Cannot allocate memory"):
         budget.reservation(Ledger(), 1)
     for one in held:
@@ -270,8 +269,7 @@ def test_what_requests_reserve_leaves_room_for_answers() -> None:
 # attack 42, spec S7
 def test_what_all_children_reserve_leaves_room_for_answers() -> None:
     budget = PayloadBudget()
-    count = MOST_RESERVED_BYTES // MOST_MEMORY_BYTES
-    held = [budget.reservation(Ledger(), MOST_MEMORY_BYTES) for _ in range(count)]
+    held = [budget.reservation(Ledger(), MOST_MEMORY_BYTES) for _ in range(CHILDREN)]
     answer = budget.reservation(Ledger())
     with pytest.raises(OSError, match="Cannot allocate memory"):
         answer.raise_to(1)

@@ -3,7 +3,7 @@
 Signalling and waiting for direct children, the hunt for leftovers, the end of all.
 
 Rules:
- 1. While somebody is starting, who is reaped is looked at while it has its number still.
+ 1. While a child is starting, a dead process is looked at before it is reaped.
  2. A process that ``Family`` does not know is a leftover, but not while a child is forking that
     has not told whom.
  3. In turns, and not to the end of either: processes that fork and exit for ever die as

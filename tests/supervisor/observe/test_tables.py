@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from hostlib.messages import printable
 from supervisor.observe.tables import (
     CUT,
     TABLES,
     WIDTH,
     Column,
-    printable,
     render,
     render_columns,
     to_json,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.config import read
+from supervisor.config import source
 from supervisor.config.loader import ConfigError, load_config
 from tests.helpers.command import ENVIRONMENT, SANDHOST, TIMEOUT_S, Outcome
 
@@ -80,7 +80,7 @@ def test_ctrl_c_ends_the_wait_for_a_pipe() -> None:
 
 
 def test_a_pipe_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "PIPE_S", 0.05)
+    monkeypatch.setattr(source, "PIPE_S", 0.05)
     reads, writes = os.pipe()
     try:
         os.write(writes, b"[limits]\n")
