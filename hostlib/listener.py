@@ -123,9 +123,8 @@ async def _retry_accept(
         try:
             return await accept()
         except OSError as why:
-            is_unwatched = (
-                why.errno == errno.ENOSPC
-            )  # of epoll_ctl(2), not of accept(2)
+            # Of epoll_ctl(2), not of accept(2).
+            is_unwatched = why.errno == errno.ENOSPC
             if not is_unwatched and why.errno not in OUT_OF_RESOURCES:
                 raise
             tell(OSError(why.errno, NO_WATCH) if is_unwatched else why)

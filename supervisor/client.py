@@ -302,11 +302,11 @@ class HostClient:
         return status
 
     def reload(self) -> Changes:
-        """Have it read its configuration anew."""
+        """Make the host read its configuration anew; return what has changed."""
         return self._order("reload", Changes, {})
 
     def replace(self) -> int:
-        """Have its program replaced by the next one; its children go on.
+        """Replace the host's program by the next one; its children go on.
 
         Returns:
             How many programs it was before this one.
@@ -327,7 +327,7 @@ class HostClient:
         return before + 1
 
     def stop(self, grace_s: float | None = None) -> Iterator[Stopping]:
-        """Have it end; yields who keeps it waiting until it has ended."""
+        """End the host; yield what it waits for, until it has ended."""
         for item in stream(self.path, "stop", _given({"grace": grace_s})):
             yield msgspec.convert(item, Stopping)
 

@@ -238,9 +238,8 @@ async def _relay(launchpad: LaunchpadProcess, asked: Nested) -> int:
                 status = await process.wait_exit()
                 await relay.client_done(nested)
                 with trio.move_on_after(SWEEP_TIMEOUT_S):
-                    await (
-                        process.wait_swept()
-                    )  # and nobody makes anything in its TMPDIR
+                    # And nothing is made in its TMPDIR any more.
+                    await process.wait_swept()
                 process.close()
             nursery.cancel_scope.cancel()
     if stopped_by:

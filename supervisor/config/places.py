@@ -341,9 +341,8 @@ def _roots(config: Config) -> Iterator[tuple[str, Place]]:
     """Yield the policies that have a root, with its place."""
     for name, policy in config.policy.items():
         if policy.root:
-            with contextlib.suppress(
-                OSError
-            ):  # removed by now, which its start reports
+            # Removed by now, which its start reports.
+            with contextlib.suppress(OSError):
                 yield name, place_of(policy.root)
 
 

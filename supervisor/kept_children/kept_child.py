@@ -455,9 +455,8 @@ class KeptChild:
             return None
         finally:
             for fd in stdio:
-                os.close(
-                    fd
-                )  # so that the pipes end when the child's processes are gone
+                # So that the pipes end when the child's processes are gone.
+                os.close(fd)
             self._room.release()
 
     async def _prepare_options(self) -> ChildOptions:

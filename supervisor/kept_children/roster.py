@@ -221,9 +221,7 @@ class Children:
                 try:
                     path = Path(self._log_dir) / name
                     await in_thread(remove_tree, path, share=WRITERS)
-                except (
-                    BlockingIOError
-                ):  # no thread is left: the next one removes the old logs
+                except BlockingIOError:  # no thread: the next one removes the old logs
                     self._adhoc_logs.appendleft(name)
                     return
 

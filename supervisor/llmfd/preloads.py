@@ -60,9 +60,7 @@ class Preloads:
         for fd, span in named:
             if span is not None:
                 await self._add_lines(fd, span)
-            elif (
-                fd.number not in table.fds
-            ):  # a descriptor that is named twice is given once
+            elif fd.number not in table.fds:  # one that is named twice is given once
                 held = process.shared.store.hold(fd.content)
                 table.enter(replace(fd, content=held, sections=dict(fd.sections)))
                 await self._show(fd)

@@ -230,9 +230,8 @@ class FdService:
         Args:
             owner: has the checkpoints; an invalid one is replaced.
         """
-        if not is_owner(
-            owner
-        ):  # from an older program: the next host gives it to another child
+        # One of an older program's is given to another child by the next host.
+        if not is_owner(owner):
             owner = owner_of(None)
         if self._checkpoints is not None:
             self._checkpoints.living.add(owner)

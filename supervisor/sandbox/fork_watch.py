@@ -101,7 +101,7 @@ class ForkWatch:
     def watch(
         self, child_id: str, name: str | None, limits: Limits, groups: Iterable[str]
     ) -> None:
-        """Look after a child from now on, where refusals are counted and can be answered.
+        """Watch a child, if its refused forks are counted and can be answered.
 
         Args:
             child_id: the child's.
@@ -123,7 +123,7 @@ class ForkWatch:
         one = self._watched[counted] = _Watched(
             child_id, name, limits.cpus, counted, bounded
         )
-        # By another program of this host, which was replaced.
+        # Held back by the program of this host before.
         one.is_held_back = not bounds[bounded]
         one.since = trio.current_time()
         with contextlib.suppress(OSError):
@@ -131,12 +131,12 @@ class ForkWatch:
         self._has_some.set()
 
     def signalled(self, child_id: str, number: int) -> None:
-        """Let a child that is about to be killed have the time to end (rule 4)."""
+        """Give a child that is about to be killed its time back, to end (rule 4)."""
         if number == signal.SIGKILL:
             self.forget(child_id)
 
     def forget(self, child_id: str) -> None:
-        """Look after a child no more, and give it its time back (rule 4)."""
+        """Stop watching a child, and give it its time back (rule 4)."""
         for one in tuple(self._watched.values()):
             if one.child_id == child_id:
                 if one.is_held_back:

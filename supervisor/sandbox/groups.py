@@ -117,7 +117,7 @@ class Groups:
         return cls([path for path, _ in made], version_2)
 
     def procs(self) -> tuple[str, ...]:
-        """Return the files that take the pid of a process that joins, in version 1 a thread's.
+        """Return the files that take the pid, in version 1 a thread's, of what joins.
 
         A process that moves all its threads waits 4 to 20 ms for every processor; one
         that moves itself by ``tasks`` does not, and one that joins has one thread. A

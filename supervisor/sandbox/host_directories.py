@@ -81,12 +81,12 @@ class Apart:
         self._look()
 
     def add(self, path: str) -> None:
-        """Take one more."""
+        """Hold one more."""
         self._held.setdefault(path, -1)
         self._look()
 
     def remove(self, path: str) -> None:
-        """Let go of one."""
+        """Hold one no more."""
         fd = self._held.pop(path, -1)
         if fd >= 0:
             os.close(fd)
@@ -111,7 +111,7 @@ class Apart:
                 yield fd, "directory of the host's own"
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close what is held."""
         for path in tuple(self._held):
             self.remove(path)
 

@@ -108,10 +108,11 @@ _IOCTL = {"x86_64": 16, "aarch64": 29}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _IO_SETUP = {"x86_64": 206, "aarch64": 0}
-# sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr: whom comes first.
+# sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr: the
+# process is the first argument.
 _SCHEDULING = {"x86_64": (142, 144, 203, 314), "aarch64": (118, 119, 122, 274)}
-# setpriority(2), ioprio_set(2): what kind of whom, then whom; the kind that is a process
-# (<linux/resource.h>, <linux/ioprio.h>).
+# setpriority(2), ioprio_set(2): the kind of number, then the number; the kind that is a
+# process (<linux/resource.h>, <linux/ioprio.h>).
 _PRIORITIES = {
     "x86_64": {"nice": (141, 0), "ioprio": (251, 1)},
     "aarch64": {"nice": (140, 0), "ioprio": (30, 1)},

@@ -167,7 +167,7 @@ class Launcher:
         return SpawnedProcess(self, ident, record, born)
 
     async def _ask(self, request: SpawnRequest) -> tuple[int, Record]:
-        """Have the launchpad start a child; return its number and what is said of it."""
+        """Order a child; return its number and the record of what is told of it."""
         self._last_ident += 1
         ident = self._last_ident
         message = (wire.SPAWN, ident, *request.body())
@@ -181,7 +181,7 @@ class Launcher:
         return ident, record
 
     async def spare(self, groups: tuple[tuple[bytes, bytes], ...]) -> None:
-        """Tell of groups that nobody is in: a child may wait in them for its order.
+        """Tell the launchpad of empty groups, in which a child may wait for its order.
 
         Raises:
             LaunchpadLost: no child can be started any more.
@@ -218,7 +218,7 @@ class Launcher:
     async def furnish(
         self, listener: InnerListener, net: int, users: tuple[int, ...]
     ) -> None:
-        """Have sockets and routes made in the net namespace of a child that runs.
+        """Make sockets and routes in the net namespace of a child that runs.
 
         Args:
             listener: wants them; what it gets is there when this returns.
@@ -234,7 +234,7 @@ class Launcher:
         record.check()
 
     async def arm(self, deadline_s: float) -> None:
-        """Let the kernel end the launchpad, and with it all children, at a time.
+        """Set the time at which the kernel ends the launchpad and all children.
 
         It fires while this process, the launchpad and the children are stopped (spec
         FL6). Each call replaces the time of the one before.

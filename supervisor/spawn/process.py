@@ -238,7 +238,7 @@ class SpawnedProcess:
         return self.record.status
 
     def at_exit(self, call: Callable[[], None] | None) -> None:
-        """Have something called when its exit is told, at once if it was; see `Record`.
+        """Set what is called when its exit is told, at once if it was; see `Record`.
 
         One call at a time; None for none any more.
         """

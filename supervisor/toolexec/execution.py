@@ -327,9 +327,8 @@ class Execution:
             self._start_task(self._enforce_growth, self.owner.growth)
         for ladder, begun_s in self.climbs:  # of the program before
             self._start_task(climb, process, self.line, ladder, begun_s)
-        if (
-            self.start is not None and self.start.is_given_up
-        ):  # given up a moment too late
+        # Given up a moment too late.
+        if self.start is not None and self.start.is_given_up:
             self._set_code(self.start.code)
             self.end(AT_ONCE)
         elif self.passed:  # the program before has killed it, or was about to

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -208,39 +208,25 @@ class Watcher:
             return None
         try:
             process = self._processes.get(identity) or psutil.Process(identity[0])
-            facts = _look(psutil, process)
+            sample = _look(psutil, process, identity, descendants)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return None
         at = time.monotonic()
         if not is_same_process(*identity):
             return None
         self._processes[identity] = process
-        state, cpu_time_s, memory, descriptors, threads = facts
         before = self._before.get(identity)
-        self._before[identity] = (cpu_time_s, at)
-        percent = None
-        if before is not None and at > before[1]:
-            percent = round(100 * (cpu_time_s - before[0]) / (at - before[1]), 1)
-        return Sample(
-            *identity,
-            state,
-            cpu_time_s,
-            percent,
-            memory[0],
-            descriptors,
-            threads,
-            descendants,
-            memory[1],
-        )
+        self._before[identity] = (sample.cpu_time_s, at)
+        if before is None or at <= before[1]:
+            return sample
+        used_s = sample.cpu_time_s - before[0]
+        return replace(sample, cpu_percent=round(100 * used_s / (at - before[1]), 1))
 
 
 def _look(
-    psutil: ModuleType, process: Process
-) -> tuple[str, float, tuple[int, int], int | None, int]:
-    """Return a process's state, cpu time (s), memory, descriptors, threads.
-
-    Memory is (resident, address space), bytes.
-    """
+    psutil: ModuleType, process: Process, identity: ProcessIdentity, descendants: int
+) -> Sample:
+    """Return a sample of a process, without its CPU percent."""
     with process.oneshot():
         times = process.cpu_times()
         memory = process.memory_info()
@@ -248,12 +234,16 @@ def _look(
         # A zombie has none; a process of another user does not show them.
         with contextlib.suppress(psutil.AccessDenied, psutil.ZombieProcess):
             descriptors = process.num_fds()
-        return (
+        return Sample(
+            *identity,
             process.status(),
             times.user + times.system,
-            (memory.rss, memory.vms),
+            None,
+            memory.rss,
             descriptors,
             process.num_threads(),
+            descendants,
+            memory.vms,
         )
 
 

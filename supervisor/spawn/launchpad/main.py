@@ -193,7 +193,7 @@ class _Launchpad:
         self._end_surplus()
 
     def _drop_old_roots(self) -> None:
-        """Have no child wait in a mount namespace that is older than the machine's."""
+        """Give up children in mount namespaces older than a change of the machine's."""
         if self._mounts.have_changed():
             self._stock.drop_roots()
             self._end_surplus()

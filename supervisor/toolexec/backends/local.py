@@ -272,9 +272,8 @@ def state_of(spec: ChildSpec, sidecar: str) -> str:
         fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=run_fd)
         try:
             owner = os.fstat(run_fd)
-            if (
-                is_new and owner.st_uid != os.geteuid()
-            ):  # a child with a user of its own
+            # A child with a user of its own.
+            if is_new and owner.st_uid != os.geteuid():
                 os.fchown(fd, owner.st_uid, owner.st_gid)
         finally:
             os.close(fd)
