@@ -45,8 +45,9 @@ _SCHED_ATTRIBUTES = struct.Struct("IIQiIQQQ")
 _SCHED_OTHER = 0
 _SCHED_FLAG_RESET_ON_FORK = 1
 
-# <linux/openat2.h>; one number everywhere.
+# <linux/openat2.h>; one number everywhere. struct open_how: flags, mode, resolve.
 _SYS_OPENAT2 = 437
+_OPEN_HOW = struct.Struct("QQQ")
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = (
     1,
     2,
@@ -132,26 +133,16 @@ def caller(number: int, kinds: str) -> Callable[..., int]:
     return call
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = [  # type: ignore[mutable-override] # how ctypes wants it
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    ]
-
-
 # Not through PyDLL: other threads run while a disk is slow.
 _openat2 = ctypes.CDLL(None, use_errno=True)["syscall"]
 _openat2.argtypes = (
     ctypes.c_long,
     ctypes.c_int,
     ctypes.c_char_p,
-    ctypes.c_void_p,
+    ctypes.c_char_p,
     ctypes.c_size_t,
 )
 _openat2.restype = ctypes.c_long
-_OPEN_HOW_SIZE = ctypes.sizeof(_OpenHow)
-_byref = ctypes.byref
 
 
 def openat2(dir_fd: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
@@ -168,8 +159,8 @@ def openat2(dir_fd: int, path: bytes, flags: int, mode: int, resolve: int) -> in
         OSError: with the kernel's errno; ENOSYS or EPERM where the call is missing or
             filtered.
     """
-    how = _OpenHow(flags, mode, resolve)
-    fd: int = _openat2(_SYS_OPENAT2, dir_fd, path, _byref(how), _OPEN_HOW_SIZE)
+    how = _OPEN_HOW.pack(flags, mode, resolve)
+    fd: int = _openat2(_SYS_OPENAT2, dir_fd, path, how, _OPEN_HOW.size)
     if fd < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
