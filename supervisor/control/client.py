@@ -44,7 +44,7 @@ ORDERS = (
 STREAMS = ("logs", "events", "stop", "workspace-patch", "workspace-export")
 """The streams of a daemon."""
 
-LASTING = frozenset((*ORDERS, "held", "on", "top", "wait"))
+LASTING = frozenset((*ORDERS, "fleet-leave", "held", "on", "top", "wait"))
 """Requests that may take longer than a question: orders, and more at a fleet's door."""
 
 QUESTIONS = ("ps", "clients", "files", "stats", "leaks", "quota")

@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from hostlib import paths
-from supervisor.control.client import ControlError, call, control_path, find_control
+from supervisor.control.client import (
+    ControlError,
+    Exchange,
+    call,
+    control_path,
+    find_control,
+)
+from supervisor.fleet.link import LEAVE_REQUEST
 from tests.helpers.command import shell
 from tests.helpers.control import ask, path
 from tests.helpers.spawning import ROOT
@@ -83,6 +90,18 @@ def test_a_host_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
         silent.listen()
         with pytest.raises(ControlError, match=r"no answer .* within 0\.1 s"):
             call(str(tmp_path / "control"), "ps", timeout_s=0.1)
+
+
+# spec FL8: the children of a node may take their time to be gone.
+@pytest.mark.parametrize("do", ["kill", LEAVE_REQUEST])
+def test_an_order_is_waited_for_from_one_sign_of_life_to_the_next(
+    tmp_path: Path, do: str
+) -> None:
+    path = tmp_path / "control"
+    with impostor(path, b" "), contextlib.closing(Exchange(str(path), do)) as exchange:
+        before_s = exchange.until_s
+        assert not exchange.take()
+        assert exchange.until_s > before_s
 
 
 async def test_a_refusal_reaches_the_asker(path: str) -> None:
