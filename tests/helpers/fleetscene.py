@@ -8,6 +8,7 @@
 """
 
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,7 @@ class Scene:
         self.deaf_to = ""
         self.nursery = nursery
         self._streams: dict[str, trio.SocketStream] = {}
+        self._ended: dict[str, trio.Event] = {}
         self._writer = StepWriter(store, self._carry_out)
         self._wake = trio.Event()
         self._changed = trio.Event()
@@ -87,8 +89,10 @@ class Scene:
             self._changed = trio.Event()
             for node, frames in list(self._outgoing.items()):
                 del self._outgoing[node]
-                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                    await self._streams[node].send_all(b"".join(frames))
+                stream = self._streams.get(node)
+                if stream is not None:
+                    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                        await stream.send_all(b"".join(frames))
 
     def spawn(
         self, name: str, *command: str, node: str | None = None, **program: object
@@ -148,7 +152,7 @@ class Scene:
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
-        self._streams[node] = stream
+        self._streams[node], self._ended[node] = stream, trio.Event()
         self._hear(node, messages)
         self.nursery.start_soon(self._read, node, stream, reader)
         return reader
@@ -163,14 +167,19 @@ class Scene:
     async def _read(
         self, node: str, stream: trio.SocketStream, reader: ActorReader
     ) -> None:
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            async with stream:
-                while data := await stream.receive_some(65_536):
-                    self._hear(node, reader.feed(data))
+        try:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                async with stream:
+                    while data := await stream.receive_some(65_536):
+                        self._hear(node, reader.feed(data))
+        finally:
+            self._ended[node].set()
 
     async def unlink(self, node: str) -> None:
-        """Close a link, as the end of an actor does."""
-        await self._streams.pop(node).aclose()
+        """Close a link, as the end of an actor does; the daemon has seen it then."""
+        with suppress(OSError):  # the daemon has closed it already
+            self._streams.pop(node).socket.shutdown(socket.SHUT_WR)
+        await self._ended[node].wait()
 
 
 @asynccontextmanager
