@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hostlib.linux.resolve import DENIED, open_beneath_kernel, open_beneath_walk
+from tests.helpers.rounds import LONG
 from tests.helpers.sessions import Hall, hall
 from tests.helpers.swapping import can_exchange, swapped
 from vfs.backends import MODES, HostDirectory
@@ -21,7 +22,7 @@ __all__ = ["hall"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
-OPENS = int(os.environ.get("SWAPPER_OPENS", "50000"))
+OPENS = int(os.environ.get("SWAPPER_OPENS", "50000" if LONG else "10000"))
 
 
 @pytest.fixture
