@@ -20,7 +20,7 @@ from vfs.errors import AccessDeniedError
 
 __all__ = ["hall"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.attack]
+pytestmark = [pytest.mark.slow, pytest.mark.attack, pytest.mark.chaos]
 
 OPENS = int(os.environ.get("SWAPPER_OPENS", "50000" if LONG else "10000"))
 
