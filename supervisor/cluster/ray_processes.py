@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -47,6 +48,12 @@ _HEAD = b"gcs_server"
 
 LISTEN = "0A"
 """State of a socket that listens, as proc_pid_net(5) has it."""
+
+LOCK_S = 10.0
+"""For another command that starts or ends Ray here: an end takes about as long."""
+
+PAUSE_S = 0.1
+"""Between two attempts to have that lock."""
 
 GRACE_S = 3.0
 """From SIGTERM to SIGKILL: Ray tells the head meanwhile that a node goes."""
@@ -85,8 +92,10 @@ def directory_of(state_dir: str) -> str:
 def locked(directory: str) -> Iterator[None]:
     """Keep other commands from starting and ending Ray here meanwhile.
 
+    One that ends Ray is waited for: `leave` returns before Ray has ended.
+
     Raises:
-        RayError: one does already, or the directory cannot be used.
+        RayError: one does so for long, or the directory cannot be used.
     """
     try:
         Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,15 +105,28 @@ def locked(directory: str) -> Iterator[None]:
             f"cannot use {directory!r}: {why.strerror}; make it writable"
         ) from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(fd)
         yield
-    except BlockingIOError:
-        raise RayError(
-            "cannot join or leave a fleet: another command does so on this node; wait"
-            " for its end"
-        ) from None
     finally:
         os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    """Take the lock of a file.
+
+    Raises:
+        RayError: another process has it for long.
+    """
+    until_s = time.monotonic() + LOCK_S
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if time.monotonic() >= until_s:
+            raise RayError(
+                "cannot join or leave a fleet: another command does so on this node;"
+                " wait for its end"
+            )
+        pause(PAUSE_S)
 
 
 def make_token(directory: str) -> str:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cluster.ray_processes import RayError, worker_ports
+from hostlib.threads import run_beside
+from supervisor.cluster import ray_processes
+from supervisor.cluster.ray_processes import RayError, locked, worker_ports
 
 
 @contextmanager
@@ -54,3 +56,43 @@ def test_the_ports_of_a_user_s_raylet_are_read(
 def test_the_ports_of_no_raylet_are_not_guessed() -> None:
     with pytest.raises(RayError, match="its ports are not known"):
         worker_ports("cd34")
+
+
+@contextmanager
+def other_command(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program that holds a node's lock until it reads a line."""
+    script = 'exec 9>"$0"; flock 9; echo; read line'
+    with subprocess.Popen(
+        ("sh", "-c", script, str(directory / ray_processes.LOCK)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        yield one
+
+
+# spec FL8: `leave` on a user's own Ray returns before its last process has ended.
+def test_a_command_waits_for_the_end_of_another_one(tmp_path: Path) -> None:
+    def enter() -> bool:
+        with locked(str(tmp_path)):
+            return True
+
+    with other_command(tmp_path) as one:
+        entered = run_beside(enter)
+        assert one.stdin is not None
+        one.stdin.write(b"over\n")
+        one.stdin.close()
+        assert entered()
+
+
+# spec FL8
+def test_a_command_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_processes, "LOCK_S", 0.0)
+    with other_command(tmp_path) as one:
+        with pytest.raises(RayError, match="another command does so"):
+            with locked(str(tmp_path)):
+                pass
+        one.communicate(b"over\n")

@@ -151,6 +151,7 @@ def check_process(server: postgres.Server, base: str, a: Place, b: Place) -> Non
 def check_server(server: postgres.Server, a: Place, b: Place) -> None:
     """Kill the server: commands say why nothing is done, until it is back."""
     server.kill()
+    until(lambda: a.fleet("ps").status == 1)
     until(lambda: a.fleet("ps").said("cannot open the fleet's store, database"))
     done = b.fleet("spawn", "--name", "lost", "--", "true")
     assert done.status == 1
