@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import postgres
-from tests.helpers.command import sandhost
+from tests.helpers.command import Outcome, sandhost
 from tests.helpers.daemon import daemon
 from tests.system.e2e.test_fleet_ray import (
     Place,
@@ -153,14 +153,18 @@ def check_server(server: postgres.Server, a: Place, b: Place) -> None:
     server.kill()
     until(lambda: a.fleet("ps").status == 1)
     until(lambda: a.fleet("ps").said("cannot open the fleet's store, database"))
-    done = b.fleet("spawn", "--name", "lost", "--", "true")
-    assert done.status == 1
-    assert done.said("cannot open the fleet's store, database")
+    until(lambda: is_refused(b.fleet("spawn", "--name", "lost", "--", "true")))
     server.start()
     until(lambda: is_up(b, "a", "b"))
     assert "lost" not in running(a)
     until(lambda: row_of(a, "one")["state"] == "running")
     assert a.fleet("spawn", "--name", "later", "--node", "b", "--", "true").status == 0
+
+
+def is_refused(done: Outcome) -> bool:
+    """Tell whether an order was refused for want of the store, which is not there."""
+    assert done.status == 1
+    return done.said("cannot open the fleet's store, database")
 
 
 def check_raylet(server: postgres.Server, base: str, a: Place, b: Place) -> None:
