@@ -1,4 +1,4 @@
-"""The walls of one child: what is taken for them, and what is told of them.
+"""The walls of one child: its files, its user, its groups, and the report on them.
 
 A child's profile becomes ``Wanted``, with a user and groups of the host's; ``Walls`` are
 what the child then runs in. Both outlive a hand-over as ``WallsState``.

@@ -4,8 +4,8 @@ Rules of this file.
 
 1. A step is stored before anything of it is sent (`store.StepWriter`).
 2. A store that cannot be written, or that another directory has taken, ends the process.
-3. An order has no answer before its step is stored, or never will be: where no thread is
-   to be had it waits for one, as all steps do.
+3. An order is answered when its step is stored, or when it is certain that it never will
+   be. Where there is no thread to store it, the order waits.
 """
 
 from __future__ import annotations

@@ -336,9 +336,10 @@ def _raylet_words(node_id: str) -> dict[str, str]:
     wanted = f"--node_id={node_id}"
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
-            words = (process / "cmdline").read_bytes().decode(errors="replace")
-            if wanted in (line := words.split("\0")):
-                pairs = (word[2:].partition("=") for word in line if word[:2] == "--")
+            line = (process / "cmdline").read_bytes().decode(errors="replace")
+            words = line.split("\0")
+            if wanted in words:
+                pairs = (word[2:].partition("=") for word in words if word[:2] == "--")
                 return {key: value for key, _, value in pairs}
     raise RayError(
         "cannot join: the command line of Ray's raylet here is not to be seen, so its"

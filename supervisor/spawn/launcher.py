@@ -167,7 +167,7 @@ class Launcher:
         return SpawnedProcess(self, ident, record, born)
 
     async def _ask(self, request: SpawnRequest) -> tuple[int, Record]:
-        """Order a child; return its number and the record of what is told of it."""
+        """Send the order for a child; return its number, and its record to be filled."""
         self._last_ident += 1
         ident = self._last_ident
         message = (wire.SPAWN, ident, *request.body())

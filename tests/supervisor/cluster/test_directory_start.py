@@ -18,6 +18,7 @@ from supervisor.fleet.store import FILE, FleetStore
 from tests.helpers import postgres
 
 LOG = Log("ERROR")
+SPAWN = b'{"name": "x", "program": {"command": ["true"]}, "wait": true}'
 
 
 # spec FL2
@@ -55,8 +56,7 @@ async def test_a_directory_whose_store_has_another_epoch_ends(tmp_path: Path) ->
             with other:
                 other.execute("UPDATE epoch SET number = number + 1")
             other.close()
-            words = b'{"name": "x", "program": {"command": ["true"]}, "wait": true}'
-            is_done, text = await start.answer(VERSION, "spawn", words)
+            is_done, text = await start.answer(VERSION, "spawn", SPAWN)
             assert (is_done, b"its epoch is 2" in text) == (False, True)
 
 
@@ -72,8 +72,7 @@ async def test_a_store_that_cannot_be_written_is_told(tmp_path: Path) -> None:
             with base:
                 base.execute("DROP TABLE rows")
             base.close()
-            words = b'{"name": "x", "program": {"command": ["true"]}, "wait": true}'
-            is_done, text = await start.answer(VERSION, "spawn", words)
+            is_done, text = await start.answer(VERSION, "spawn", SPAWN)
             assert not is_done
             assert text.decode() == (
                 "cannot write the fleet's store: no such table: rows; make room for it;"

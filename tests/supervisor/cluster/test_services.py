@@ -124,6 +124,21 @@ class Scene:
         return dict(items[-1]["failed"])
 
 
+async def end_actor(scene: Scene, name: str) -> None:
+    """End a node actor; return when its daemon has no link any more."""
+    scene.scopes[name].cancel()
+    while scene.daemons[name].link is not None:
+        await trio.lowlevel.checkpoint()
+
+
+def start_actor(scene: Scene, before: NodeService) -> NodeService:
+    """Start another actor for the node of one that has ended, in a fleet."""
+    again = NodeService(before.order, scene, LOG, lambda: None)
+    scene.nodes[before.name] = again
+    scene.nursery.start_soon(again.run)
+    return again
+
+
 async def run_within(scope: trio.CancelScope, node: NodeService) -> None:
     with scope:
         await node.run()
@@ -364,9 +379,7 @@ async def test_an_end_without_a_node_actor_is_told_by_the_next(tmp_path: Path) -
     async with fleet(tmp_path) as scene:
         node = await scene.add("a")
         (row,) = await scene.ask("a", "spawn", name="w", program={"command": ["serve"]})
-        scene.scopes["a"].cancel()
-        while scene.daemons["a"].link is not None:
-            await trio.lowlevel.checkpoint()
+        await end_actor(scene, "a")
         await scene.daemons["a"].end(row["id"], 7)
         scene.scopes["a"] = trio.CancelScope()
         scene.nursery.start_soon(run_within, scene.scopes["a"], node)
@@ -378,12 +391,8 @@ async def test_an_end_without_a_node_actor_is_told_by_the_next(tmp_path: Path) -
 async def test_a_node_that_joins_again_within_its_lease_is_up(tmp_path: Path) -> None:
     async with fleet(tmp_path) as scene:
         node = await scene.add("a")
-        scene.scopes["a"].cancel()
-        while scene.daemons["a"].link is not None:
-            await trio.lowlevel.checkpoint()
-        again = NodeService(node.order, scene, LOG, lambda: None)
-        scene.nodes["a"] = again
-        scene.nursery.start_soon(again.run)
+        await end_actor(scene, "a")
+        again = start_actor(scene, node)
         state = json.loads(done(await again.answer(VERSION, "join-state", b"{}")))
         assert state == {"is_up": True, "reason": "", "is_final": False}
 
@@ -397,12 +406,8 @@ async def test_a_daemon_that_is_in_another_fleet_says_how_to_leave_it(
         place.mkdir()
     async with fleet(places[0]) as scene, fleet(places[1]) as other:
         node = await scene.add("b")
-        scene.scopes["b"].cancel()
-        while scene.daemons["b"].link is not None:
-            await trio.lowlevel.checkpoint()
-        again = NodeService(node.order, other, LOG, lambda: None)
-        other.nodes["b"] = again
-        other.nursery.start_soon(again.run)
+        await end_actor(scene, "b")
+        again = start_actor(other, node)
         data = done(await again.answer(VERSION, "join-state", b"{}"))
         state = msgspec.json.decode(data, type=JoinState)
         assert state.is_final
