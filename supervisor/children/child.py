@@ -559,9 +559,7 @@ class Child:
     ) -> None:
         """Take over the walls that it runs in."""
         self.walls = restore_walls(left)
-        wanted, groups = restore_wanted(
-            self._host, self.spec, left, self.threads, stack
-        )
+        wanted, groups = restore_wanted(self._host, self.spec, left, stack)
         self.wanted = wanted
         wanted.files.readable = self.spec.readable(self.places)
         if self._workspaces is not None:

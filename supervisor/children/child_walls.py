@@ -18,8 +18,6 @@ from supervisor.sandbox.shown_files import ShownFiles
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
-    import trio
-
     from supervisor.children.child_workspaces import ChildWorkspaces
     from supervisor.parts import Parts
     from supervisor.sandbox.plan import Machine
@@ -45,7 +43,7 @@ def take_wanted(
     Raises:
         SpawnError: its groups keep no bound that nothing else can keep.
     """
-    wanted = _describe_wanted(host, spec, None)
+    wanted = _describe_wanted(host, spec)
     groups = Groups()
     if "uid" in spec.sandbox.layers and "uid" not in host.machine.lacking:
         wanted.user = user = _take_user(host.machine, workspaces)
@@ -64,7 +62,6 @@ def restore_wanted(
     host: Parts,
     spec: ChildSpec,
     left: WallsState,
-    share: trio.CapacityLimiter | None,
     stack: AsyncExitStack,
 ) -> tuple[Wanted, Groups]:
     """Return the same as ``take_wanted`` for a child of the program before.
@@ -73,10 +70,9 @@ def restore_wanted(
         host: its host's parts.
         spec: describes it.
         left: its walls, as ``snapshot_walls`` returned them.
-        share: bounds the threads that look at its own files.
         stack: gives back its user and groups.
     """
-    wanted = _describe_wanted(host, spec, share)
+    wanted = _describe_wanted(host, spec)
     groups = Groups.of_files(left.groups)
     wanted.user = left.user
     if left.user is not None:
@@ -128,9 +124,7 @@ def report_walls(
     _tell_lost_layers(host, spec, walls)
 
 
-def _describe_wanted(
-    host: Parts, spec: ChildSpec, share: trio.CapacityLimiter | None
-) -> Wanted:
+def _describe_wanted(host: Parts, spec: ChildSpec) -> Wanted:
     """Return the walls that a child is to run in, as far as its description says."""
     others = dict.fromkeys(host.settings.written, False)
     hidden = host.apart.locations(spec.made_in) if spec.sandbox.layers else ()
@@ -150,7 +144,6 @@ def _describe_wanted(
         files,
         is_served=spec.network_keys is not None,
         made_in=spec.made_in,
-        share=share if spec.sandbox.layers else None,
         has_command=True,
     )
 

@@ -27,8 +27,6 @@ from supervisor.spawn.request import SpawnError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    import trio
-
     from supervisor.sandbox.shown_files import ShownFiles
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
@@ -381,7 +379,6 @@ class Wanted:
         user: a user that may be given to it, None for none.
         made_in: a descriptor of what its own directories lie in, for reading, somebody
             else's; -1 if nobody holds that.
-        share: bounds the threads that may look at what is its own.
         locks: descriptors of the locks of its workspaces, somebody else's.
         joined: namespaces by name (``launchpad.order``) of the child whose tool this is:
             its users, its mounts if it has made those without a descriptor, its network
@@ -396,7 +393,6 @@ class Wanted:
     is_served: bool = False
     user: int | None = None
     made_in: int = -1
-    share: trio.CapacityLimiter | None = None
     locks: tuple[int, ...] = ()
     joined: Mapping[str, int] = field(default_factory=dict)
     has_command: bool = False

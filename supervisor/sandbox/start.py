@@ -41,6 +41,8 @@ from supervisor.spawn.request import SpawnError, SpawnRequest
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    import trio
+
     from supervisor.sandbox.plan import Machine, Profile
     from supervisor.sandbox.shown_files import ShownMount
     from supervisor.spawn.launcher import Launcher
@@ -69,9 +71,21 @@ _OF_THE_LISTENER = "listener"
 
 
 async def spawn(
-    launcher: Launcher, machine: Machine, request: SpawnRequest, wanted: Wanted
+    launcher: Launcher,
+    machine: Machine,
+    request: SpawnRequest,
+    wanted: Wanted,
+    *,
+    share: trio.CapacityLimiter | None = None,
 ) -> tuple[SpawnedProcess, Walls]:
     """Start a child in as much as its profile asks for and this machine gives.
+
+    Args:
+        launcher: starts it.
+        machine: what this machine gives.
+        request: its program.
+        wanted: its walls.
+        share: bounds the threads that look at what is a child's own; None for no bound.
 
     Raises:
         SpawnError: it cannot be started, or not in what is required.
@@ -84,7 +98,7 @@ async def spawn(
     plan = Plan(wanted.profile, wanted.network, machine)
     unheard: dict[str, str] = {}
     while True:
-        attempt = await _attempt(plan, request, wanted)
+        attempt = await _attempt(plan, request, wanted, share)
         _check_mounts(plan, attempt, wanted)
         try:
             with _copies(wanted.files.mounts) as mounts:
@@ -102,7 +116,9 @@ async def spawn(
                 continue
             if not is_of_the_machine(why):
                 if why.missing.startswith("/") and attempt.layers:
-                    raise await in_thread(_add_remedy, why, wanted) from None
+                    raise await in_thread(
+                        _add_remedy, why, wanted, share=share
+                    ) from None
                 raise
             await _do_without(launcher, plan, attempt, why, wanted.files.paths)
         else:
@@ -352,7 +368,12 @@ def _closed(user: int, own: str, trees: tuple[Tree, ...]) -> str:
     return ""
 
 
-async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRequest:
+async def _attempt(
+    plan: Plan,
+    request: SpawnRequest,
+    wanted: Wanted,
+    share: trio.CapacityLimiter | None,
+) -> SpawnRequest:
     """Return a request with what is thought to be had at the moment.
 
     Raises:
@@ -377,7 +398,7 @@ async def _attempt(plan: Plan, request: SpawnRequest, wanted: Wanted) -> SpawnRe
     # It looks at what may be anywhere, and at what the child has made.
     home = request.env.get("HOME", "/")
     ask = partial(_give_and_ask, layers, wanted, request.executable, home)
-    asked, lost = await in_thread(ask, share=wanted.share)
+    asked, lost = await in_thread(ask, share=share)
     plan.missing.update(lost)
     listener = request.listener if "netns" in layers else None
     return replace(request, layers=asked, rlimits=rlimits, listener=listener)

@@ -168,5 +168,8 @@ async def launch(
             env, joined = open_doors(owner, plan, stack)
             request = replace(request, env=env)
             wanted.joined = {**joined, **wanted.joined}
-        process, _ = await start.spawn(child.launcher, host.machine, request, wanted)
+        # It looks at what the child has made, as often as the child asks for a tool.
+        process, _ = await start.spawn(
+            child.launcher, host.machine, request, wanted, share=child.threads
+        )
     return process
