@@ -268,11 +268,13 @@ class Directory:
         rows = [(key, _read_row(table, key, data)) for table, key, data in stored]
         slices = [row for _, row in rows if isinstance(row, SliceRow)]
         requests = [(key, row) for key, row in rows if isinstance(row, RequestRow)]
+        children = [row for _, row in rows if isinstance(row, ChildRow)]
+        # In the order in which they were made: a store has c10 before c9.
+        for child in sorted(children, key=lambda row: (len(row.id), row.id)):
+            self._index(child)
         for key, row in rows:
             if isinstance(row, NodeRow):
                 self._nodes[key] = row
-            elif isinstance(row, ChildRow):
-                self._index(row)
             elif isinstance(row, MetaRow):
                 self._meta = row
             elif isinstance(row, AccountRow):

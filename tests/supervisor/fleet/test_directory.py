@@ -516,6 +516,17 @@ def test_an_account_has_a_plain_name(scene: Scene, name: str) -> None:
         scene.directory.open_account(name, 160.0, NEVER, scene.now)
 
 
+# spec FL2, FL4: a store gives its rows in the order of their keys, c10 before c9.
+def test_children_keep_their_order_over_a_restart() -> None:
+    scene = Scene()
+    scene.spawn(count=11, wait=True)
+    scene.rows = dict(sorted(scene.rows.items()))
+    scene.restart()
+    scene.join("a", capacity=11)
+    ordered = [sent.child for _, sent in scene.wait(0.1) if isinstance(sent, Start)]
+    assert ordered == [f"c{number}" for number in range(1, 12)]
+
+
 # spec FL2
 def test_the_name_of_a_child_that_is_over_is_free_again(scene: Scene) -> None:
     scene.spawn()
