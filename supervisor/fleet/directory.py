@@ -753,7 +753,7 @@ class Directory:
     # Accounts
 
     def open_account(self, name: str, limit: float, kind: str, now: Moment) -> Step:
-        """Make an account, or give one that is there another limit.
+        """Make an account, or give one that is there another limit and window.
 
         Raises:
             FleetError: its name cannot be one.
@@ -771,7 +771,7 @@ class Directory:
             self.accounts[name] = self.account_type(row)
             step.put("accounts", name, row)
         else:
-            account.set_limit(limit, self._meta.fleet, step)
+            account.set_rule(limit, kind, self._meta.fleet, now, step)
         return step
 
     def _ask_slice(self, message: AskSlice, now: Moment, step: Step) -> None:

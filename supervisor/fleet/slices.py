@@ -160,23 +160,31 @@ class RootAccount:
         """Return those of the window that is on."""
         return tuple(one for one in self._slices.values() if self._is_on(one))
 
-    def set_limit(self, limit: float, fleet: str, step: Step) -> None:
-        """Set another limit; what was given out stays with its holders.
+    def set_rule(
+        self, limit: float, kind: str, fleet: str, now: Moment, step: Step
+    ) -> None:
+        """Set limit and kind of window; what is spent and given out counts on.
 
         Args:
             limit: weighted tokens of a window.
+            kind: of its windows.
             fleet: in whose name slices are given from now on.
+            now: the time.
             step: takes the change.
         """
-        self._put_account(replace(self.row, limit=limit, fleet=fleet), step)
+        window = self.row.window
+        if kind != self.row.kind:
+            window = window_at(kind, now.wall_s)
+            for one in self.slices_on():
+                self._put_slice(replace(one, window=window), step)
+        row = replace(self.row, limit=limit, kind=kind, window=window, fleet=fleet)
+        self._put_account(row, step)
 
     def begin_window(self, now: Moment, step: Step) -> None:
         """Begin a new window if it is time; slices of the old one stay what they are."""
         window = window_at(self.row.kind, now.wall_s)
         # A wall clock that is set back begins no window again.
-        if window != self.row.window and (
-            self.row.kind == NEVER or window > self.row.window
-        ):
+        if window > self.row.window:
             self._put_account(replace(self.row, window=window, spent=0.0), step)
 
     # Requests

@@ -31,7 +31,7 @@ from supervisor.fleet.messages import (
     Start,
 )
 from supervisor.fleet.placement import Needs
-from supervisor.fleet.slices import NEVER
+from supervisor.fleet.slices import DAY, NEVER
 from supervisor.fleet.step import Moment, Step
 
 TRUE = Program(("true",))
@@ -720,3 +720,13 @@ def test_an_account_that_is_opened_again_gives_slices_of_its_fleet() -> None:
     before = SliceReport("t/3", 8.0, is_last=True)
     (settled,) = scene.tell(SliceNews("a", "La", (before,)))
     assert settled == SlicesSettled(2, "La", ("t/3",))
+
+
+# spec FL7: `[fleet.quota]` is read where `up` runs.
+def test_an_account_that_is_opened_again_has_the_window_that_is_said_then() -> None:
+    scene = Scene()
+    for kind in (DAY, NEVER):
+        scene.store(scene.directory.open_account("t", 160.0, kind, scene.now))
+        scene.restart()
+    (shown,) = scene.directory.quota().accounts
+    assert shown.window == NEVER

@@ -96,7 +96,7 @@ def test_a_slice_that_is_closed_is_not_granted_again() -> None:
 def test_a_refusal_is_repeated_for_the_same_request() -> None:
     root = account(10.0)
     assert isinstance(ask(root, worst=11.0)[0], SliceRefused)
-    root.set_limit(100.0, "", Step())
+    root.set_rule(100.0, NEVER, "", NOW, Step())
     assert isinstance(ask(root, worst=11.0)[0], SliceRefused)
     assert granted(ask(root, number=2, worst=11.0)).size == 11.0
 
@@ -223,6 +223,24 @@ def test_the_spending_of_a_slice_is_its_own_windows() -> None:
     assert root.free == 160.0
     report(root, one, 5.0, is_last=True)
     assert (root.row.spent, root.slices()) == (0.0, ())
+
+
+# spec FL7: `[fleet.quota]` says another window, and `up` runs again on the same store.
+@pytest.mark.parametrize(
+    ("before", "kind", "window"), [(DAY, NEVER, NEVER), (NEVER, DAY, "1970-01-01")]
+)
+def test_an_account_takes_another_kind_of_window_with_what_is_spent(
+    before: str, kind: str, window: str
+) -> None:
+    root, step = account(160.0, before), Step()
+    report(root, granted(ask(root)).slice, 5.0, is_last=True)
+    out = granted(ask(root, number=2)).size
+    root.set_rule(160.0, kind, "one", NOW, step)
+    assert (root.row.kind, root.row.window) == (kind, window)
+    assert root.free == 160.0 - 5.0 - out
+    assert {change.table for change in step.changes} == {"accounts", "slices"}
+    root.begin_window(Moment(0.0, 86_400.0), Step())
+    assert (root.free == 160.0) is (kind == DAY)
 
 
 # spec FL7
