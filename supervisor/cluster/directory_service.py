@@ -151,9 +151,13 @@ class DirectoryService:
         refusals = FleetError, StoreError, StaleEpochError
         self.answer = Requests("the directory", handlers, refusals, log).answer
 
-    def open_account(self, name: str, limit: float, kind: str) -> None:
-        """Have an account, with a limit of tokens in each of its windows."""
-        self._writer.add(self._directory.open_account(name, limit, kind, read_clocks()))
+    def set_account(self, name: str, limit: float | None, kind: str) -> None:
+        """Have an account with a limit of tokens in each of its windows, or have none."""
+        if limit is None:
+            step = self._directory.close_account(name)
+        else:
+            step = self._directory.open_account(name, limit, kind, read_clocks())
+        self._writer.add(step)
 
     async def run(self) -> None:
         """Store and send what is decided, and look at the clock, until cancelled.

@@ -63,8 +63,7 @@ class DirectoryStart:
         store, service = await self._open()
         try:
             order = self._order
-            if order.max_tokens is not None:
-                service.open_account(ACCOUNT, order.max_tokens, order.window)
+            service.set_account(ACCOUNT, order.max_tokens, order.window)
             self._service = service
             self._tried.set()
             await service.run()

@@ -384,7 +384,7 @@ class Directory:
         for report in message.children:
             self._child_report(message.node, message.session, report, now, step)
         lease_s = self._leases.lease_s
-        accounts = tuple(self.accounts)
+        accounts = tuple(self._open_accounts())
         answer = Joined(
             self.epoch,
             message.session,
@@ -774,6 +774,17 @@ class Directory:
             account.set_rule(limit, kind, self._meta.fleet, now, step)
         return step
 
+    def close_account(self, name: str) -> Step:
+        """Let nodes that join from now on pay nothing in an account, if there is one."""
+        step = Step()
+        account = self.accounts.get(name)
+        if account is not None and account.row.is_open:
+            account.close(step)
+        return step
+
+    def _open_accounts(self) -> dict[str, RootAccount]:
+        return {name: one for name, one in self.accounts.items() if one.row.is_open}
+
     def _ask_slice(self, message: AskSlice, now: Moment, step: Step) -> None:
         account = self.accounts.get(message.account)
         if account is not None and self._is_member(message.node, message.session):
@@ -859,7 +870,7 @@ class Directory:
         )
 
     def quota(self) -> ShownQuota:
-        """Return all accounts and their slices (`fleet quota --json`)."""
+        """Return the open accounts and their slices (`fleet quota --json`)."""
         return ShownQuota(
             tuple(
                 ShownAccount(
@@ -879,7 +890,7 @@ class Directory:
                         for one in account.slices()
                     ),
                 )
-                for account in self.accounts.values()
+                for account in self._open_accounts().values()
             )
         )
 

@@ -65,6 +65,7 @@ class AccountRow(msgspec.Struct, frozen=True):
         spent: of this window, in slices that are closed.
         slices: how many were made, for their ids.
         fleet: its id, for the same: a node may still hold slices of another one.
+        is_open: calls are paid in slices of it.
     """
 
     name: str
@@ -74,6 +75,7 @@ class AccountRow(msgspec.Struct, frozen=True):
     spent: float = 0.0
     slices: int = 0
     fleet: str = ""
+    is_open: bool = True
 
     @property
     def last_slice(self) -> str:
@@ -163,7 +165,7 @@ class RootAccount:
     def set_rule(
         self, limit: float, kind: str, fleet: str, now: Moment, step: Step
     ) -> None:
-        """Set limit and kind of window; what is spent and given out counts on.
+        """Open it with a limit and windows; what is spent and given out counts on.
 
         Args:
             limit: weighted tokens of a window.
@@ -177,8 +179,14 @@ class RootAccount:
             window = window_at(kind, now.wall_s)
             for one in self.slices_on():
                 self._put_slice(replace(one, window=window), step)
-        row = replace(self.row, limit=limit, kind=kind, window=window, fleet=fleet)
+        row = AccountRow(
+            self.row.name, limit, kind, window, self.row.spent, self.row.slices, fleet
+        )
         self._put_account(row, step)
+
+    def close(self, step: Step) -> None:
+        """Let no call be paid in it; what is spent and given out stays noted."""
+        self._put_account(replace(self.row, is_open=False), step)
 
     def begin_window(self, now: Moment, step: Step) -> None:
         """Begin a new window if it is time; slices of the old one stay what they are."""

@@ -730,3 +730,28 @@ def test_an_account_that_is_opened_again_has_the_window_that_is_said_then() -> N
         scene.restart()
     (shown,) = scene.directory.quota().accounts
     assert shown.window == NEVER
+
+
+# spec FL7: [fleet.quota] is gone at the next `up`, and comes back at one after it.
+def test_an_account_that_is_closed_pays_no_call_and_keeps_what_is_spent() -> None:
+    scene = Scene()
+    scene.store(scene.directory.open_account("t", 160.0, NEVER, scene.now))
+    scene.join("a")
+    (grant,) = scene.tell(AskSlice("a", scene.sessions["a"], "t", 1, 1.0))
+    assert isinstance(grant, SliceGranted)
+    scene.tell(SliceNews("a", "La", (SliceReport(grant.slice, 8.0, is_last=True),)))
+    scene.store(scene.directory.close_account("t"))
+    scene.restart()
+    joined = scene.join("a")
+    assert isinstance(joined, Joined)
+    assert joined.accounts == ()
+    assert scene.directory.quota().accounts == ()
+    scene.store(scene.directory.open_account("t", 160.0, NEVER, scene.now))
+    joined = scene.join("a")
+    assert isinstance(joined, Joined)
+    assert joined.accounts == ("t",)
+    assert scene.directory.quota().accounts[0].spent == 8.0
+    (grant,) = scene.tell(AskSlice("a", scene.sessions["a"], "t", 2, 1.0))
+    assert isinstance(grant, SliceGranted)
+    assert grant.slice == "t/one.2"
+    assert scene.directory.close_account("other").changes == []
