@@ -97,6 +97,13 @@ class _TriesElsewhere(Directory):
         super()._send_again(now, step)
 
 
+class _OwnLeaseAlone(Directory):
+    """A node has the lease of the directory that is, whatever it was told before."""
+
+    def _grant_lease(self, name: str, now: Moment) -> None:
+        self._leases.grant(name, now.clock_s)
+
+
 BROKEN: Mapping[str, Rules] = MappingProxyType(
     {
         "back by the root's clock": Rules(account=BackByClock, back_after_s=0.0),
@@ -119,6 +126,7 @@ BROKEN_LIVES: Mapping[str, Rules] = MappingProxyType(
     {
         "no timer in the kernel": Rules(has_timer=False),
         "tried elsewhere without an answer": Rules(directory=_TriesElsewhere),
+        "a directory's own lease alone": Rules(directory=_OwnLeaseAlone),
     }
 )
-"""Rules of FL4 and FL6, likewise."""
+"""Rules of FL4, FL5 and FL6, as well."""

@@ -5,6 +5,7 @@ Machines, clocks, a network and faults, all from one seed.
 The product's `Directory` and `Node` decide; here is what surrounds them. Messages are
 lost, doubled and delayed up to 30 s. Processes crash, or stop and wake later; machines
 stop whole, or are paused with their clocks. Clocks drift by 2 %. A ledger can be lost.
+In a part of the seeds a directory comes back with another length of leases.
 
 `run` returns what was broken: nothing, if the rules hold. `Rules` leaves one of them out.
 """
@@ -27,6 +28,7 @@ from supervisor.fleet.held_slices import (
     LedgerRow,
     Reserved,
 )
+from supervisor.fleet.lease import LEASE_S, LEAST_LEASE_S
 from supervisor.fleet.messages import (
     ChildReport,
     Message,
@@ -47,6 +49,7 @@ TICK_S = 0.25
 STORE_S = 0.002
 DRIFT = 0.02
 LONGEST_DELAY_S = 30.0
+LEASES_S = (LEAST_LEASE_S, 2 * LEASE_S)
 ACCOUNT = "tokens"
 EPSILON = 1e-6
 
@@ -158,6 +161,8 @@ class Simulation:
 
     def __init__(self, seed: int, rules: Rules) -> None:
         self.random = random.Random(seed)
+        has_leases = seed % 2 == 0
+        self._leases = random.Random(seed) if has_leases else None
         self.rules = rules
         self.real_s = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -250,8 +255,9 @@ class Simulation:
         process = self._directory_process = Process()
         self._epoch += 1
         stored = [(table, key, row) for (table, key), row in self._store.items()]
+        lease_s = self._leases.choice(LEASES_S) if self._leases else LEASE_S
         directory = _directory_type(self.rules)(
-            self._epoch, stored, self._moment(self._directory_clock)
+            self._epoch, stored, self._moment(self._directory_clock), lease_s
         )
         self.directory = directory
         if self._epoch == 1:
@@ -631,6 +637,11 @@ class Simulation:
             fault = self.random.choice(faults)
             machine = self.machines[self.random.choice("abc")]
             self.at(2 + draw() * (FAULTS_S - 10), fault, machine)
+        if self._leases is not None:
+            machine = self.machines[self._leases.choice("abc")]
+            at_s = 2 + self._leases.random() * (FAULTS_S - 10)
+            self.at(at_s, self._crash_directory, machine)
+            self.at(at_s, self._cut_network, machine)
 
     def _crash_node(self, machine: Machine, restart_s: float | None = None) -> None:
         process = machine.process
