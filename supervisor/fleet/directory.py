@@ -92,6 +92,11 @@ MOST_AT_ONCE = 100_000
 MOST_OVER = 1000
 """Children that are over and still listed; the oldest go first."""
 
+MOST_GONE = 1000
+"""Nodes that are lost or have left and still listed, but for those whose slices count; the
+oldest go first."""
+
+_GONE = frozenset({NodeState.LOST, NodeState.LEFT})
 _ON_NODE = frozenset(
     {
         ChildState.PLACING,
@@ -408,10 +413,7 @@ class Directory:
         if (text := self._why_never(message)) is not None:
             return text, True
         if node is None or node.session == message.session:
-            is_over = node is not None and node.state in (
-                NodeState.LOST,
-                NodeState.LEFT,
-            )
+            is_over = node is not None and node.state in _GONE
             return ("its session is over", False) if is_over else None
         theirs, ours = message.session, node.session
         if theirs.ledger == ours.ledger:
@@ -505,7 +507,20 @@ class Directory:
         if action is NodeAction.WRITE_OFF:
             for account in self.accounts.values():
                 account.write_off(name, step)
+        if state in _GONE:
+            self._bound_gone(step)
         return action
+
+    def _bound_gone(self, step: Step) -> None:
+        gone = [node for node in self._nodes.values() if node.state in _GONE]
+        gone.sort(key=lambda node: node.since_s)
+        surplus = len(gone) - MOST_GONE
+        for node in gone:
+            if surplus <= 0:
+                return
+            if not any(one.holds(node.name) for one in self.accounts.values()):
+                self._remove_node(node.name, step)
+                surplus -= 1
 
     def _lose_children(self, name: str, reason: str, step: Step) -> None:
         for child_id in tuple(self._on.get(name, ())):
@@ -904,6 +919,15 @@ class Directory:
         self._nodes[row.name] = row
         self._ray = None
         step.put("nodes", row.name, row)
+
+    def _remove_node(self, name: str, step: Step) -> None:
+        del self._nodes[name]
+        self._on.pop(name, None)
+        self._others.pop(name, None)
+        self._ray = None
+        for account in self.accounts.values():
+            account.drop(name, step)
+        step.put("nodes", name, None)
 
     def _put_child(self, row: ChildRow, step: Step) -> None:
         before = self._children.get(row.id)

@@ -344,6 +344,16 @@ class RootAccount:
             if one.node == node:
                 self._close(one, one.cost, step)
 
+    def holds(self, node: str) -> bool:
+        """Return whether a node has slices that count in the window that is on."""
+        return any(one.node == node for one in self.slices_on())
+
+    def drop(self, node: str, step: Step) -> None:
+        """Remove the rows of a node; precondition: it holds nothing that counts."""
+        self.write_off(node, step)
+        if self._requests.pop(node, None) is not None:
+            step.put("requests", f"{self.row.name}/{node}", None)
+
     # Each of these is a rule of FL7 by itself.
 
     def _total(self, one: SliceRow, report: SliceReport) -> float:

@@ -3,7 +3,13 @@
 import msgspec
 import pytest
 
-from supervisor.fleet.directory import MOST_OVER, Directory, FleetError, SpawnRequest
+from supervisor.fleet.directory import (
+    MOST_GONE,
+    MOST_OVER,
+    Directory,
+    FleetError,
+    SpawnRequest,
+)
 from supervisor.fleet.lease import LEASE_S, SILENT_S
 from supervisor.fleet.listings import ShownChild
 from supervisor.fleet.messages import (
@@ -16,6 +22,7 @@ from supervisor.fleet.messages import (
     Confirm,
     End,
     FromNode,
+    HandBack,
     Join,
     Joined,
     Leave,
@@ -498,6 +505,36 @@ def test_children_that_are_over_are_listed_up_to_a_bound(scene: Scene) -> None:
     assert len(scene.directory.ps().children) == MOST_OVER
     stored = [key for table, key in scene.rows if table == "children"]
     assert len(stored) == MOST_OVER
+
+
+# spec FL7, FL11: machines that come and go have new names, for months.
+def test_nodes_that_are_gone_are_listed_up_to_a_bound() -> None:
+    scene = Scene()
+    scene.store(scene.directory.open_account("t", 160.0, NEVER, scene.now))
+    names = [f"n{number:04}" for number in range(MOST_GONE + 5)]
+    for name in names:
+        scene.join(name)
+        ask = AskSlice(name, scene.sessions[name], "t", 1, 1.0)
+        (answer,) = [one for one in scene.tell(ask) if not isinstance(one, HandBack)]
+        if name != names[0]:
+            assert isinstance(answer, SliceGranted)
+            last = SliceReport(answer.slice, 0.0, is_last=True)
+            scene.tell(SliceNews(name, f"L{name}", (last,)))
+        scene.tell(Leave(name, scene.sessions[name]))
+        scene.wait(0.1)
+    kept = [names[0], *names[-MOST_GONE + 1 :]]  # the first one's slice counts
+    for _ in range(2):
+        assert [node.name for node in scene.directory.ps().nodes] == kept
+        assert [key for table, key in scene.rows if table == "nodes"] == kept
+        requests = [key for table, key in scene.rows if table == "requests"]
+        assert requests == [f"t/{name}" for name in kept]
+        scene.restart()
+    scene.store(scene.directory.forget(names[0], scene.now))
+    assert isinstance(scene.join(names[1]), Joined)
+    scene.tell(Leave(names[1], scene.sessions[names[1]]))
+    shown = [node.name for node in scene.directory.ps().nodes]
+    assert len(shown) == MOST_GONE
+    assert shown[-1] == names[1]
 
 
 # spec FL2

@@ -182,6 +182,22 @@ def test_a_lost_nodes_slice_is_written_off_for_good() -> None:
 
 
 # spec FL7
+def test_a_node_is_dropped_with_what_counts_no_more() -> None:
+    root, step = account(160.0, DAY), Step()
+    one = granted(ask(root)).slice
+    root.lose("a", Step())
+    assert root.holds("a")
+    root.begin_window(Moment(0.0, 86_400.0), Step())
+    assert not root.holds("a")
+    root.drop("a", step)
+    rows = [(change.table, change.key, change.row) for change in step.changes]
+    assert rows == [("slices", one, None), ("requests", "t/a", None)]
+    assert root.free == 160.0
+    root.drop("b", step)
+    assert len(step.changes) == 2
+
+
+# spec FL7
 def test_a_slice_whose_grant_was_lost_comes_back_with_the_same_ledger() -> None:
     root = account(160.0)
     ask(root)
