@@ -34,9 +34,8 @@ REQUEST = "fleet-link"
 LEAVE_REQUEST = "fleet-leave"
 """The order that ends a daemon's membership, with the children of the fleet there."""
 
-MAX_FRAME_BYTES = 1024 * 1024
-"""Longest message: a join that lists 10,000 children, or an order whose program has
-the longest command line of a usual system."""
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""Longest message: a join that lists as many children as a host may have, 84 bytes each."""
 
 MAX_ANSWER_BYTES = 65_536
 """Longest answer, as long as a question of the control socket."""

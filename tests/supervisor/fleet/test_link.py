@@ -6,6 +6,7 @@ Its request, its answer, its frames, however they are cut.
 import msgspec
 import pytest
 
+from supervisor.config.host import MAX_CHILDREN
 from supervisor.fleet.link import (
     MAX_ANSWER_BYTES,
     MAX_FRAME_BYTES,
@@ -24,6 +25,7 @@ from supervisor.fleet.messages import (
     Beat,
     ChildNews,
     ChildReport,
+    Join,
     Message,
     Program,
     Renewed,
@@ -72,6 +74,13 @@ def test_an_actor_speaks_for_the_directory_alone() -> None:
     reader = FrameReader(decode_from_directory)
     with pytest.raises(LinkError, match="cannot read a frame"):
         reader.feed(frames(BEATS[0]))
+
+
+# spec FL2: a directory that has started anew is told all of them at once.
+def test_a_join_has_room_for_all_children_that_a_host_may_have() -> None:
+    running = ChildReport("c123456789", 12, "running", pid=4_194_304)
+    join = Join("n" * 64, SESSION, 1, VERSION, (), 0, (running,) * MAX_CHILDREN, ())
+    assert len(encode_frame(join)) < MAX_FRAME_BYTES
 
 
 # spec FL2
