@@ -10,7 +10,7 @@ Rules of this file.
 2. An order of another session, or of a lower epoch, is ignored; the same order twice is
    one child; an incarnation that was ended here is never started (FL4).
 3. A new session begins only when nothing runs of the one before.
-4. An end is reported until the directory confirms it.
+4. An end is reported until the directory confirms it, and known for a time after that.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from supervisor.fleet.held_slices import HeldSlices, Reserved
     from supervisor.fleet.messages import FromDirectory, RayPlace
     from supervisor.fleet.step import Moment
+
+KNOWN_S = 600.0
+"""How long an end is known after it was confirmed: an order of before is refused then. A
+lease is not held so long while a message is under way."""
 
 STARTING, RUNNING = "starting", "running"
 """States of a child here that are not over; the first is never reported."""
@@ -178,6 +182,7 @@ class Node:
         self._tell_s = float("-inf")
         self._children: dict[str, ChildReport] = {}
         self._unconfirmed: dict[str, None] = {}
+        self._confirmed: dict[str, float] = {}  # child -> when, the oldest first
 
     # Membership
 
@@ -244,6 +249,7 @@ class Node:
             self._tell_s = now.clock_s + BEAT_S
             self.held.tick()
             self._tell_slices(step)
+            self._forget_ends(now)
         return step
 
     def daemon_answered(self, number: int, others: int) -> NodeStep:
@@ -308,9 +314,7 @@ class Node:
             case End():
                 self._end(message, step)
             case Confirm():
-                report = self._children.get(message.child)
-                if report is not None and report.incarnation == message.incarnation:
-                    self._unconfirmed.pop(message.child, None)
+                self._confirm(message, now)
             case SliceGranted() | SliceRefused() | HandBack() | SlicesSettled():
                 self._slice_message(message, step)
             case _:
@@ -356,6 +360,7 @@ class Node:
                 self._lease = NodeLease(self._lease.lease_s)
                 self._children.clear()
                 self._unconfirmed.clear()
+                self._confirmed.clear()
                 self.session = self.held.begin_session(step)
                 self._send_join(now, step)
             case PhaseAction.END_ALL:
@@ -410,6 +415,7 @@ class Node:
             if known is not None and known.state in (STARTING, RUNNING):
                 return  # its end has not been seen here: the order comes again
             self._unconfirmed.pop(order.child, None)
+            self._confirmed.pop(order.child, None)
             self._children[order.child] = ChildReport(
                 order.child, order.incarnation, STARTING
             )
@@ -461,8 +467,23 @@ class Node:
 
     def _over(self, report: ChildReport, step: NodeStep) -> None:
         self._children[report.child] = report
+        self._confirmed.pop(report.child, None)
         self._unconfirmed[report.child] = None
         self._send_report(report, step)
+
+    def _confirm(self, message: Confirm, now: Moment) -> None:
+        child = message.child
+        is_told = child in self._unconfirmed
+        if is_told and self._children[child].incarnation == message.incarnation:
+            del self._unconfirmed[child]
+            self._confirmed[child] = now.clock_s
+
+    def _forget_ends(self, now: Moment) -> None:
+        while self._confirmed:
+            child, confirmed_s = next(iter(self._confirmed.items()))
+            if now.clock_s - confirmed_s < KNOWN_S:
+                return
+            del self._confirmed[child], self._children[child]
 
     def _send_report(self, report: ChildReport, step: NodeStep) -> None:
         if self.session is not None:

@@ -25,6 +25,7 @@ from supervisor.fleet.messages import (
     Start,
 )
 from supervisor.fleet.node import (
+    KNOWN_S,
     Action,
     Arm,
     AskDaemon,
@@ -76,6 +77,15 @@ class Scene:
         for action in step.actions:
             if isinstance(action, Arm):
                 self.node.armed(action.deadline_s)
+
+    def live(self, seconds: float) -> None:
+        """Let time pass, with a lease that is renewed."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += 1.0
+            for action in self.node.tick(self.now).actions:
+                assert isinstance(action, AskDaemon)
+                self.arm(self.hear(Renewed(1, self.session, action.number)))
 
     def start(
         self, incarnation: int = 1, session: Session | None = None, epoch: int = 1
@@ -226,6 +236,54 @@ def test_an_end_is_told_with_each_beat_until_it_is_confirmed(scene: Scene) -> No
     assert news in messages(scene.node.daemon_answered(1, 0))
     scene.hear(Confirm(1, scene.session, "c1", 1))
     assert news not in messages(scene.node.daemon_answered(1, 0))
+
+
+# spec FL4: a session lasts for months. No order is under way for so long.
+def test_an_end_that_was_confirmed_is_known_for_a_time(scene: Scene) -> None:
+    for child in ("c1", "c2", "c3"):
+        scene.hear(Start(1, scene.session, child, child, 1, TRUE))
+        scene.node.child_started(child, 1, 7)
+    ends = [ChildReport(child, 1, "ended", 7, 4) for child in ("c1", "c2")]
+    for end in ends:
+        scene.node.child_over(end)
+    scene.hear(Confirm(1, scene.session, "c1", 1))
+    for _ in range(2):
+        scene.live(KNOWN_S / 2 - 1.0)
+        assert scene.start() == []
+        (news,) = messages(scene.hear(End(1, scene.session, "c1", 1)))
+        assert news == ChildNews("a", scene.session, ends[0])
+        scene.hear(Confirm(1, scene.session, "c1", 1))
+    scene.live(4.0)
+    (news,) = messages(scene.hear(End(1, scene.session, "c1", 1)))
+    assert isinstance(news, ChildNews)
+    assert news.report.reason == "ended before it began"
+    (join,) = messages(scene.hear(Renewed(2, scene.session, 99)))
+    assert isinstance(join, Join)
+    states = [(one.child, one.state) for one in join.children]
+    assert states == [("c2", "ended"), ("c3", "running"), ("c1", "ended")]
+
+
+# spec FL4
+def test_a_child_that_has_begun_again_is_known_for_as_long_as_it_runs(
+    scene: Scene,
+) -> None:
+    scene.start()
+    scene.node.child_over(ChildReport("c1", 1, "refused"))
+    scene.hear(Confirm(1, scene.session, "c1", 1))
+    scene.start(incarnation=2)
+    scene.node.child_started("c1", 2, 7)
+    scene.live(KNOWN_S + 2.0)
+    scene.node.check_effect("c1", 2, scene.now)
+
+
+# spec FL4
+def test_an_end_of_a_later_life_is_known_until_it_is_confirmed(scene: Scene) -> None:
+    scene.start()
+    scene.node.child_over(ChildReport("c1", 1, "refused"))
+    scene.hear(Confirm(1, scene.session, "c1", 1))
+    (news,) = messages(scene.hear(End(1, scene.session, "c1", 2)))
+    scene.live(KNOWN_S + 2.0)
+    assert news in messages(scene.node.daemon_answered(1, 0))
 
 
 # spec FL6
