@@ -8,7 +8,7 @@ import json
 import math
 import os
 import select
-from ipaddress import ip_address
+from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,14 +95,17 @@ def _words(
 
 
 def _address(_ctx: click.Context, _param: click.Parameter, text: str) -> str:
-    """Read an IP address; Ray is told no names."""
+    """Read an address of one machine; Ray is told no names."""
     try:
-        return str(ip_address(text))
+        address = IPv4Address(text)
     except ValueError:
+        address = IPv4Address(0)
+    if address.is_unspecified:
         raise UsageFault(
-            f"--bind: no IP address: {text!r:.80}; write one of this machine, such as"
-            " 10.0.0.1"
-        ) from None
+            f"--bind: no IPv4 address of a machine: {text!r:.80}; write one of this"
+            " machine, such as 10.0.0.1"
+        )
+    return str(address)
 
 
 _node = click.option("--node", metavar="N", help="Its name; else this machine's.")
@@ -315,6 +318,15 @@ def list_fleet(control: str | None, *, as_json: bool) -> int:
     return 0
 
 
+def _directory(
+    _ctx: click.Context, _param: click.Parameter, text: str | None
+) -> str | None:
+    """Refuse a directory without a name: it would be the one of now."""
+    if text is not None and not text:
+        raise UsageFault("--workspace: it names no directory: ''; name one")
+    return text
+
+
 _needs = click.option(
     "--needs",
     metavar="L",
@@ -326,6 +338,7 @@ _policy = click.option("--policy", metavar="P", help="[policy.P] of its node.")
 _workspace = click.option(
     "--workspace",
     metavar="DIR",
+    callback=_directory,
     help="A directory of this node; the child works in it, on any node.",
 )
 _name = click.argument("name", metavar="NAME")
@@ -363,7 +376,9 @@ _command = click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1)
 @json_option
 def spawn(control: str | None, *, as_json: bool, **given: Any) -> int:
     """Start children on nodes with room; return when they are started."""
-    name = given.pop("name") or f"child-{os.urandom(4).hex()}"
+    name = given.pop("name")
+    if name is None:
+        name = f"child-{os.urandom(4).hex()}"
     request = _request(name, **given)
 
     def use(client: FleetClient) -> Any:

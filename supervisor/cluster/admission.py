@@ -161,7 +161,9 @@ def enter(place: Place, options: Options) -> Entered:
         )
     if is_postgres(settings.store) and (missing := missing_package("postgres")):
         raise RayError(f"cannot join a fleet: {missing}")
-    node = options.node or settings.node or socket.gethostname()
+    node = options.node
+    if node is None:
+        node = settings.node or socket.gethostname()
     labels = options.labels or tuple(settings.labels)
     _check_words(node, labels)
     with ray_processes.locked(place.directory):
@@ -216,7 +218,7 @@ def _check_words(node: str, labels: tuple[str, ...]) -> None:
         for word in words:
             if not is_fleet_word(word):
                 raise RayError(
-                    f"cannot join a fleet: {option}: {word!r} is no such word; write"
+                    f"cannot join a fleet: {option}: {word!r:.80} is no such word; write"
                     f" {WORD_RULE}"
                 )
     if len(labels) > MOST_WORDS:
@@ -232,7 +234,7 @@ def _head_address(options: Options, settings: FleetFigures) -> str:
     Raises:
         RayError: neither the command nor the configuration says it.
     """
-    address = options.address or settings.address
+    address = settings.address if options.address is None else options.address
     if address is None:
         raise RayError(
             "cannot join a fleet: its address is not given; name it by --address, or as"

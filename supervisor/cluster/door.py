@@ -32,7 +32,8 @@ from supervisor.cluster.directory_service import (
 )
 from supervisor.cluster.node_service import ControlRequest
 from supervisor.cluster.requests import RequestError
-from supervisor.config.child import signal_number
+from supervisor.config.child import NAME_RULE, is_child_name, signal_number
+from supervisor.config.fleet import WORD_RULE, is_fleet_word
 from supervisor.control.server import ControlServer, OrderError, Orders
 from supervisor.fleet.directory import SpawnRequest
 from supervisor.fleet.listings import ShownChild, ShownFleet, ShownNode
@@ -247,6 +248,7 @@ class Door:
         One that may wait is not waited for until it is placed.
         """
         request = msgspec.convert(words, SpawnRequest)
+        _check_words(request)
         names = await self._read("spawn", request, tuple[str, ...])
         children = await self._waited(names, DECIDED if request.wait else STARTED)
         for child in children:
@@ -544,6 +546,29 @@ def _life_of(child: ShownChild) -> dict[str, object]:
         "child": child.id,
         "incarnation": child.incarnation,
     }
+
+
+def _check_words(request: SpawnRequest) -> None:
+    """Refuse names that no child, no node and no label can have.
+
+    Raises:
+        RequestError: one is such; a child would wait for it for ever.
+    """
+    longest = request.names()[-1]
+    if not is_child_name(longest):
+        raise RequestError(f"cannot spawn {longest!r:.80}: {NAME_RULE}")
+    needs = request.needs
+    if needs.node is not None and not is_fleet_word(needs.node):
+        raise RequestError(
+            f"cannot place on {needs.node!r:.80}: no node is called so; write"
+            f" {WORD_RULE}"
+        )
+    for label in needs.labels:
+        if not is_fleet_word(label):
+            raise RequestError(
+                f"cannot place a child that needs {label!r:.80}: no label is like that;"
+                f" write {WORD_RULE}"
+            )
 
 
 def _check_empty(words: dict[str, Any]) -> None:

@@ -172,7 +172,8 @@ def create(  # noqa: PLR0913 - one argument each, all by name
         FleetChildError: the child has ended at once; the text has its reason.
     """
     client = FleetClient(control)
-    name = name or f"box-{secrets.token_hex(4)}"
+    if name is None:
+        name = f"box-{secrets.token_hex(4)}"
     silence = [] if detached else [f"{SILENCE_S:g}"]
     holder = None if detached else holder_of(client.control)
     request = {

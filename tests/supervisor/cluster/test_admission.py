@@ -120,6 +120,7 @@ def test_a_join_goes_by_the_configuration_where_it_says_nothing(
         ("a b", (), "--node: 'a b'"),
         ("a\n", (), r"--node: 'a\\n'"),
         ("x" * 65, (), "--node: 'xxx"),
+        ("", (), "--node: ''"),
         ("a", ("gpu", "-big"), "--labels: '-big'"),
         ("a", ("l",) * 65, "--labels: 65 are too many"),
     ],

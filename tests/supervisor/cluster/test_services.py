@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import socket
 import stat
 from collections.abc import AsyncIterator
@@ -205,6 +206,30 @@ async def test_what_finds_no_place_is_refused_at_once(tmp_path: Path) -> None:
         while states != ["running", "running", "waiting"]:
             children = (await scene.ask("a", "ps"))["children"]
             states = sorted(row["state"] for row in children)
+
+
+# spec FL4: what can be nowhere is refused at once, and waits for nothing.
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"name": "a b"}, "cannot spawn 'a b': a child's name has at most 64"),
+        ({"name": ""}, "cannot spawn '': a child's name has at most 64"),
+        ({"name": "x" * 63, "count": 2}, "-1': a child's name has at most 64"),
+        ({"needs": {"labels": [""]}}, "that needs '': no label is like that; write"),
+        ({"needs": {"labels": ["gpu", "a b"]}}, "needs 'a b': no label is like that"),
+        ({"needs": {"node": "a\n"}}, r"on 'a\\n': no node is called so; write"),
+    ],
+)
+async def test_a_word_that_nothing_can_have_is_refused(
+    tmp_path: Path, words: dict[str, Any], said: str
+) -> None:
+    async with fleet(tmp_path) as scene:
+        await scene.add("a", ("gpu",))
+        args = {"name": "w", "program": {"command": ["serve"]}, "wait": True, **words}
+        with pytest.raises(ControlError) as why:
+            await scene.ask("a", "spawn", **args)
+        assert re.search(said, str(why.value)), why.value
+        assert (await scene.ask("a", "ps"))["children"] == []
 
 
 # spec FL4

@@ -381,11 +381,13 @@ def test_a_configuration_that_cannot_be_used_says_what_to_do(places: Path) -> No
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--bind", "localhost"), "--bind: no IP address: 'localhost'; write one"),
+        (("--bind", "localhost"), "--bind: no IPv4 address of a machine: 'localhost'"),
+        (("--bind", "0.0.0.0"), "--bind: no IPv4 address of a machine: '0.0.0.0'"),  # noqa: S104 - refused
+        (("--bind", "::1"), "--bind: no IPv4 address of a machine: '::1'; write one"),
         (("--ports", "x"), "--ports: not a range: 'x'; write 20000-20100"),
         (("--ports", "20000-20001"), "--ports: '20000-20001' has too few ports"),
     ],
-    ids=["a name", "no range", "too few"],
+    ids=["a name", "every address", "of IPv6", "no range", "too few"],
 )
 def test_a_fleet_is_not_begun_at_odd_addresses(
     tmp_path: Path, options: tuple[str, ...], told: str
@@ -393,3 +395,10 @@ def test_a_fleet_is_not_begun_at_odd_addresses(
     outcome = sandhost("fleet", "up", *options, cwd=tmp_path)
     assert outcome.status == 2
     assert told in " ".join(outcome.err.decode().split())
+
+
+# spec FL10
+def test_no_child_of_a_fleet_works_in_a_directory_without_a_name() -> None:
+    outcome = sandhost("fleet", "spawn", "--workspace", "", "--", "true")
+    assert outcome.status == 2
+    assert outcome.said("--workspace: it names no directory: ''; name one")
