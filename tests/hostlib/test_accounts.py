@@ -154,7 +154,7 @@ class Tree(RuleBasedStateMachine):
             assert one.is_used_up is (one.limit is not None and one.used >= one.limit)
 
 
-TestTree = Tree.TestCase
+TestTree = pytest.mark.slow(Tree.TestCase)
 
 
 # I7: sums of fractions are exact once nothing is open.

@@ -24,6 +24,7 @@ AWKWARD = st.text(st.sampled_from('\\%"/u025cC'), min_size=8, max_size=20)
 
 
 # I10, spec L13: plain, URL-encoded, in JSON, and in base64 at any offset.
+@pytest.mark.slow
 @given(key=KEYS, before=st.binary(max_size=9), after=st.binary(max_size=9))
 def test_a_key_is_found_in_every_form(key: str, before: bytes, after: bytes) -> None:
     redactor = Redactor([key])
@@ -101,6 +102,7 @@ def test_a_secret_that_is_not_ascii_is_found() -> None:
 
 
 # I10: each character in a way of its own, whole and in pieces of any size.
+@pytest.mark.slow
 @given(
     key=KEYS | AWKWARD,
     around=st.sampled_from(["", " ", "é"]),
@@ -122,6 +124,7 @@ def test_a_key_is_found_in_any_mixture_of_writings(
 
 
 # I10: base64 that a URL or JSON holds, likewise.
+@pytest.mark.slow
 @given(key=KEYS, offset=st.integers(0, 2), data=st.data())
 def test_a_key_is_found_in_any_mixture_of_writings_of_base64(
     key: str, offset: int, data: st.DataObject
@@ -141,6 +144,7 @@ def test_a_key_is_found_in_any_mixture_of_writings_of_base64(
 
 
 # A text with all but one character of a key holds no key, in any writing.
+@pytest.mark.slow
 @given(
     key=st.text(st.sampled_from("abc+/=-0"), min_size=8, max_size=20),
     data=st.data(),
@@ -169,6 +173,7 @@ def test_json_without_a_key_is_json(first: str) -> None:
 
 
 # I10: in pieces of any size.
+@pytest.mark.slow
 @given(
     words=st.lists(st.sampled_from(["sk-", "a", KEY, KEY[:9], " "]), max_size=12),
     data=st.data(),
@@ -217,6 +222,7 @@ def test_the_rest_of_a_key_whose_beginning_was_told_is_blotted_out() -> None:
 
 # spec L11: a row of backslashes before a key loses one if it is left odd, in one piece and
 # in many: the last of them would escape what follows.
+@pytest.mark.slow
 @given(
     count=st.integers(0, 60),
     sizes=st.lists(st.integers(1, 30), max_size=12),

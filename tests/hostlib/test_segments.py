@@ -24,6 +24,7 @@ def read_all(directory: Path, offset: int = 0, size: int = 7) -> tuple[bytes, in
         offset = piece.offset + len(piece.data)
 
 
+@pytest.mark.slow
 @given(
     pieces=st.lists(st.binary(min_size=1, max_size=40), max_size=20),
     most=st.integers(1, 50),

@@ -61,6 +61,7 @@ def test_a_blank_before_a_line_changes_nothing(line: bytes, dialect: int) -> Non
     )
 
 
+@pytest.mark.slow
 @given(
     st.lists(strategies.requests(strategies.small), max_size=8),
 )

@@ -111,6 +111,7 @@ LONG = b"STAT true " + b"x" * 60_000 + b"\n"
 FLOOD = b"x" * 300_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 4096, 1 << 20])
 @pytest.mark.parametrize("stream", [LINES, LONG, FLOOD], ids=["lines", "long", "flood"])
 def test_lines_cost_what_they_are_long(stream: bytes, size: int, count: Count) -> None:

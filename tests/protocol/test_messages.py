@@ -8,6 +8,7 @@ from protocol import messages
 from tests.protocol import strategies
 
 
+@pytest.mark.slow
 @given(st.lists(strategies.requests(), min_size=2, max_size=2))
 def test_requests_are_equal_if_they_carry_the_same(
     pair: list[messages.Request],

@@ -19,6 +19,7 @@ from tests.protocol.streams import (
 dialects = st.sampled_from([1, 2])
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(strategies.streams, strategies.sizes, dialects)
 def test_any_split_of_the_requests_gives_the_same_messages(
@@ -27,6 +28,7 @@ def test_any_split_of_the_requests_gives_the_same_messages(
     check_requests(stream, sizes, dialect)
 
 
+@pytest.mark.slow
 @given(strategies.streams, dialects)
 def test_requests_may_come_byte_by_byte(stream: bytes, dialect: int) -> None:
     check_requests(stream, [1] * len(stream), dialect)
@@ -50,6 +52,7 @@ replies = st.lists(
 ).map(b"".join)
 
 
+@pytest.mark.slow
 @given(
     st.lists(strategies.requests(strategies.small), max_size=10),
     replies,
@@ -77,6 +80,7 @@ def test_the_comparison_sees_a_difference() -> None:
     assert expected(b"WRITE 1 5\nPING\n") != expected(b"WRITE 1 4\nPING\n")
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(st.one_of(strategies.garbage, strategies.word_lines())), dialects)
 def test_every_line_outside_a_payload_gives_one_message(
@@ -95,6 +99,7 @@ def test_every_line_outside_a_payload_gives_one_message(
     assert b"\n" not in stream[at:] or reader.connection.body_left
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     st.one_of(
@@ -119,6 +124,7 @@ def test_a_refusal_is_one_line_without_control_bytes(line: bytes, dialect: int) 
     assert len(echoed) <= MAX_ECHO_BYTES
 
 
+@pytest.mark.slow
 @given(strategies.streams, strategies.sizes, dialects)
 def test_pending_is_false_only_if_nothing_is_there(
     stream: bytes, sizes: list[int], dialect: int

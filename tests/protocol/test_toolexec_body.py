@@ -217,6 +217,7 @@ def test_extensions_have_so_many_bytes_and_no_more() -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_body_may_come_in_chunks_of_a_byte() -> None:
     reader = read(b"1\r\nx\r\n" * MAX_BODY_BYTES, CHUNKED)
     # Only the body is kept: the sizes of its chunks are not.

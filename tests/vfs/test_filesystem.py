@@ -82,6 +82,7 @@ def test_times_are_rfc_3339_in_utc() -> None:
 
 
 # spec O9, I4: one counter, from 1000, never twice.
+@pytest.mark.slow
 @given(
     steps=st.lists(st.tuples(st.integers(0, 2), st.sampled_from("oocd")), max_size=30)
 )

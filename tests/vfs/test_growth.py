@@ -158,6 +158,7 @@ def test_a_long_directory_takes_room(
     assert content_of([place]) == Content(counted, 1002, 0)
 
 
+@pytest.mark.slow
 def test_a_tree_deeper_than_any_path_is_counted_with_few_descriptors(
     tmp_path: Path, hold: Callable[[Path], Place]
 ) -> None:

@@ -192,6 +192,7 @@ def wide_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 # I8, spec A5
+@pytest.mark.slow
 @given(grants=GRANTS, chain=st.lists(st.tuples(LISTS, LISTS), min_size=1, max_size=3))
 def test_rights_never_grow(
     wide_world: World,

@@ -52,6 +52,7 @@ def pattern(size: int) -> bytes:
 
 
 # spec W3
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [1, 100, 64 * KIB, 64 * KIB + 1, MIB, MIB + 1, 3 * MIB, 5 * MIB]
 )
@@ -69,6 +70,7 @@ def test_what_comes_in_comes_out(budget: PayloadBudget, size: int) -> None:
 
 
 # spec W3
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 200_000), min_size=1, max_size=6),
     limit=st.sampled_from([0, 64 * KIB, 128 * KIB, MIB, 4 * MIB]),
@@ -201,6 +203,7 @@ LIARS = 500
 
 
 # attack 15, I9: memory is taken by what comes; nobody is refused.
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [16 * MIB, MIB, 64 * KIB])
 def test_lies_about_lengths_cost_nothing(tmp_path: Path, size: int) -> None:
     budget = PayloadBudget(DEFAULT_BUDGET_BYTES, os.fspath(tmp_path))

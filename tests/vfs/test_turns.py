@@ -233,6 +233,7 @@ async def test_who_is_cancelled_while_it_waits_has_changed_nothing(
     assert pair.used == (0, 1)
 
 
+@pytest.mark.slow
 async def test_an_export_takes_its_inode_in_its_turn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

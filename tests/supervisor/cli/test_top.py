@@ -124,6 +124,7 @@ def test_a_long_name_or_error_cuts_no_figure() -> None:
     assert "w" * 100 in table(rows, None)[2]
 
 
+@pytest.mark.slow
 @given(
     st.text(max_size=200),
     st.integers(0, 10**15),

@@ -94,6 +94,7 @@ async def test_a_daemon_that_is_silent_is_told_with_its_node(
 
 
 # spec FL1
+@pytest.mark.slow
 async def test_a_leave_that_is_cancelled_leaves_the_node_linked(tmp_path: Path) -> None:
     control = f"{tmp_path}/control"
     node = service(control)

@@ -22,6 +22,7 @@ SPAWN = b'{"name": "x", "program": {"command": ["true"]}, "wait": true}'
 
 
 # spec FL2
+@pytest.mark.slow
 async def test_a_directory_waits_for_its_store_and_tells_why(tmp_path: Path) -> None:
     other = FleetStore(str(tmp_path))
     start = DirectoryStart(DirectoryOrder(str(tmp_path), max_tokens=7), no_node, LOG)
@@ -81,6 +82,7 @@ async def test_a_store_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 # spec FL2
+@pytest.mark.slow
 @pytest.mark.parametrize(("table", "row"), [("nodes", b"\x01"), ("ghosts", b"\x80")])
 async def test_a_row_that_cannot_be_read_is_named(
     tmp_path: Path, table: str, row: bytes

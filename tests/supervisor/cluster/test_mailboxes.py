@@ -162,6 +162,7 @@ class LastingActor:
 
 
 # spec FL11
+@pytest.mark.slow
 async def test_a_request_may_last_while_its_actor_is_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -262,6 +262,7 @@ async def test_of_a_batch_that_cannot_start_none_is_left(tmp_path: Path) -> None
 
 
 # spec FL4: an order without an answer stays `placing` until its node is lost.
+@pytest.mark.slow
 async def test_a_child_whose_node_is_lost_before_it_began_is_not_spawned(
     tmp_path: Path,
 ) -> None:
@@ -297,6 +298,7 @@ async def test_the_daemon_of_another_node_is_asked(tmp_path: Path) -> None:
 
 
 # spec FL11
+@pytest.mark.slow
 async def test_commands_that_wait_keep_no_short_one_out(tmp_path: Path) -> None:
     async with fleet(tmp_path) as scene, trio.open_nursery() as nursery:
         await scene.add("a")
@@ -322,6 +324,7 @@ async def test_commands_that_wait_keep_no_short_one_out(tmp_path: Path) -> None:
 
 
 # spec FL11
+@pytest.mark.slow
 async def test_a_directory_that_does_not_answer_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +352,7 @@ async def test_a_directory_that_does_not_answer_is_told(
 
 
 # spec FL2, FL4: an order that is told to have failed would be done later.
+@pytest.mark.slow
 async def test_an_order_waits_while_the_directory_gets_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,6 +473,7 @@ async def test_a_door_is_its_users_alone(tmp_path: Path) -> None:
 
 
 # spec FL5, FL11
+@pytest.mark.slow
 async def test_a_node_that_is_not_heard_is_unknown_then_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,6 +520,7 @@ async def test_a_node_that_leaves_is_shown_as_left(tmp_path: Path) -> None:
 
 
 # spec FL5
+@pytest.mark.slow
 async def test_down_has_all_nodes_leave_and_end_their_ray(tmp_path: Path) -> None:
     async with fleet(tmp_path) as scene:
         for name in ("a", "b", "c"):
@@ -525,6 +531,7 @@ async def test_down_has_all_nodes_leave_and_end_their_ray(tmp_path: Path) -> Non
 
 
 # spec FL8: a `down` before it was interrupted.
+@pytest.mark.slow
 async def test_down_ends_the_ray_of_nodes_that_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -545,6 +552,7 @@ async def test_down_ends_the_ray_of_nodes_that_have_left(
 
 
 # spec FL8
+@pytest.mark.slow
 async def test_a_down_that_is_interrupted_ends_the_ray_of_nodes_that_have_left(
     tmp_path: Path,
 ) -> None:
@@ -568,6 +576,7 @@ async def test_a_down_that_is_interrupted_ends_the_ray_of_nodes_that_have_left(
 
 
 # spec FL8
+@pytest.mark.slow
 async def test_a_leave_that_is_interrupted_is_finished_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -590,6 +599,7 @@ async def test_a_leave_that_is_interrupted_is_finished_by_the_next(
 
 
 # spec FL5, FL11
+@pytest.mark.slow
 async def test_down_waits_for_no_node_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ assert scripts.get_ray_client_dependency_error() is not None
 
 
 # spec FL9: it listens beside the ports that are told, and runs what it is sent.
+@pytest.mark.slow
 def test_the_client_server_is_not_started_where_grpc_is_installed() -> None:
     words = [sys.executable, "-c", WITH_GRPC]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

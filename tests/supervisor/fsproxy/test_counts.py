@@ -103,6 +103,7 @@ async def test_one_request_of_a_turn_in_64_is_timed(hall: Hall) -> None:
     assert 0 < counts.inline[Read].sum_s < 5
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 100, allow_nan=False)))
 def test_a_histogram_cumulates_to_all_that_it_was_given(times: list[float]) -> None:
     histogram = Histogram()

@@ -88,6 +88,7 @@ async def flood(line: Line, data: bytes, *, take: bool) -> None:
 
 
 # spec S5
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "data"),
     [
@@ -311,6 +312,7 @@ async def test_a_message_that_comes_drop_by_drop(hall: Hall) -> None:
 
 
 # spec F8: a client that is busy all the time begins one message after the other.
+@pytest.mark.slow
 async def test_a_busy_client_outlives_the_deadline(hall: Hall) -> None:
     line = hall.connect(deadline_s=1.0)
     fileno = await line.open(b"file", b"w")
@@ -345,6 +347,7 @@ async def test_a_busy_client_outlives_the_deadline(hall: Hall) -> None:
 
 
 # spec F8: between messages a client may idle for ever.
+@pytest.mark.slow
 async def test_an_idle_client_outlives_the_deadline(hall: Hall) -> None:
     line = hall.connect(deadline_s=1.0)
     for _ in range(2):

@@ -201,6 +201,7 @@ async def test_what_one_child_keeps_is_bounded(hall: Hall) -> None:
     assert allowance.used == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "document",
     [

@@ -170,6 +170,7 @@ async def test_more_clients_than_a_poll_returns(hall: Hall) -> None:
 
 
 # spec S5: Trio's other tasks get their turn while clients keep the pump busy.
+@pytest.mark.slow
 async def test_other_tasks_get_their_turn(hall: Hall) -> None:
     policy = hall.policy()
     lines = [hall.connect(policy) for _ in range(4)]
@@ -192,6 +193,7 @@ async def test_other_tasks_get_their_turn(hall: Hall) -> None:
 
 
 # An idle host never wakes up, however many clients it has.
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [0, 1, 300])
 async def test_an_idle_pump_is_parked(hall: Hall, clients: int) -> None:
     policy = hall.policy()
@@ -231,6 +233,7 @@ async def test_the_polling_after_a_reply_is_bounded(
 
 
 # The clock of an unfinished message does not tick once it is finished.
+@pytest.mark.slow
 async def test_no_clock_ticks_between_messages(hall: Hall) -> None:
     line = hall.connect(deadline_s=1.0)
     await line.send(b"PI")

@@ -411,6 +411,7 @@ def script(plan: list[tuple[str, int]]) -> Iterator[bytes]:
                 }[kind]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(plan=steps())
 def test_in_one_turn_or_in_a_turn_each_is_the_same(

@@ -24,6 +24,7 @@ def line(hall: Hall, request: pytest.FixtureRequest) -> Line:
 
 
 # spec W1
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [0, 1, 4095, 4096, 8192, 65_536, 65_537, 1_000_000, 5 * MIB, 16 * MIB]
 )

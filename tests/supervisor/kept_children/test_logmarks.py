@@ -38,6 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=60),
     begin=st.integers(0, 900),

@@ -73,6 +73,7 @@ CALLS = st.lists(st.tuples(st.sampled_from(["ask", "risk"]), TEXTS), max_size=3)
 
 
 # spec L7: whatever the pieces, also where the first of them is not empty.
+@pytest.mark.slow
 @given(data=st.data(), words=TEXTS, calls=CALLS)
 def test_what_came_in_pieces_is_whole(
     data: st.DataObject, words: list[str], calls: list[tuple[str, list[str]]]
@@ -103,6 +104,7 @@ def cut_bytes(data: st.DataObject, text: bytes) -> list[bytes]:
 
 
 # I10, spec L13: each text of a stream is looked at as one, and nothing else is changed.
+@pytest.mark.slow
 @given(data=st.data(), words=TEXTS, calls=CALLS)
 def test_a_key_is_found_across_events(
     data: st.DataObject, words: list[str], calls: list[tuple[str, list[str]]]

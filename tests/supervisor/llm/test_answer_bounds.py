@@ -178,6 +178,7 @@ def test_a_last_event_of_very_many_items_ends_the_answer() -> None:
 
 
 # attack 42: values that are kept are reserved, wherever in an event they stand.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -205,6 +206,7 @@ def test_what_is_kept_is_counted(make: Any) -> None:
 
 
 # attack 42: the lines of an event are held until its end has come.
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"data: " + b"a" * 1_000_000, b"data:ab"])
 def test_what_has_come_of_an_event_is_counted(line: bytes) -> None:
     reader = CHAT.reader()
@@ -224,6 +226,7 @@ def test_what_has_come_of_an_event_is_counted(line: bytes) -> None:
 
 
 # spec L15: what a provider repeats in each event is kept once.
+@pytest.mark.slow
 def test_what_is_repeated_is_counted_once() -> None:
     reader = CHAT.reader()
     event = {"id": "a", "filter": [{"hate": {"filtered": False}}] * 50}
@@ -256,6 +259,7 @@ DOORS = (
 
 
 # spec L15, MD3: at each door it is the provider's failure, in the form of the API.
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["native", "chat"])
 async def test_such_an_answer_is_a_failure_of_the_provider(
     tmp_path: Path, way: str

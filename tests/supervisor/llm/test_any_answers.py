@@ -96,6 +96,7 @@ def in_two(place: int) -> Callable[[bytes], list[bytes]]:
 
 
 # spec MD3: another API's events, out of order, twice, of any shape.
+@pytest.mark.slow
 @APIS
 @given(events=EVENTS, place=st.integers(0, 2000))
 def test_any_events_are_read_or_refused(
@@ -107,6 +108,7 @@ def test_any_events_are_read_or_refused(
 
 
 # spec MD3: an answer in one piece of any shape.
+@pytest.mark.slow
 @APIS
 @given(value=st.dictionaries(NAMES, VALUES, max_size=6), place=st.integers(0, 2000))
 def test_any_answer_in_one_piece_is_read_or_refused(

@@ -22,6 +22,7 @@ FAILED = b"ERROR OpenAI API call failed: "
 
 
 # spec L10, I7, attack 21: 64 at once, head-room for one: exactly one.
+@pytest.mark.slow
 async def test_of_many_callers_with_room_for_one_one_goes_through(
     tmp_path: Path,
 ) -> None:
@@ -91,6 +92,7 @@ async def test_what_is_too_little_for_a_token_goes_alone(tmp_path: Path) -> None
 
 
 # spec L10: calls that were refused do not count.
+@pytest.mark.slow
 async def test_the_number_of_calls_is_bounded(tmp_path: Path) -> None:
     async with open_model_stage(tmp_path, max_calls=2) as stage:
         line, other = stage.connect(), stage.connect()
@@ -145,6 +147,7 @@ async def test_a_call_ends_when_its_client_closes_both_directions(
 
 
 # spec L10: a client that only stopped sending still wants its answer.
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["socketpair", "pipes"])
 async def test_a_half_closed_client_gets_its_answer(
     stage: Stage, transport: str
@@ -275,6 +278,7 @@ async def test_a_lasting_refusal_is_told(
     del monkeypatch
 
 
+@pytest.mark.slow
 async def test_a_provider_that_is_not_there_is_told(tmp_path: Path) -> None:
     # spec L11
     async with open_model_stage(tmp_path, base_url="http://127.0.0.1:1/v1") as stage:
@@ -285,6 +289,7 @@ async def test_a_provider_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 # spec L11: the timeout bounds the whole call, retries and their pauses included.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", [b"!hang", b"!status=429 !retry-after=30", b"!slow=0.25 !words=99"]
 )
@@ -381,6 +386,7 @@ async def test_the_configuration_has_the_contracts_keys_and_no_secret(
 
 
 # spec L13, L7, I10: a provider that gives the key away.
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [b"!leak", b"!leak !plain", b"!leak-refused"])
 async def test_the_key_is_blotted_out(stage: Stage, order: bytes) -> None:
     line = stage.connect()
@@ -506,6 +512,7 @@ async def test_what_comes_of_a_large_piece_is_taken_in_by_a_thread(
 
 
 # spec L15, I9
+@pytest.mark.slow
 async def test_a_gigabyte_is_not_read(stage: Stage) -> None:
     line = stage.connect()
     with trio.fail_after(30):

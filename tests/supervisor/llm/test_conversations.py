@@ -136,6 +136,7 @@ async def test_the_quota_ends_a_loop(tmp_path: Path) -> None:
 
 
 # spec L5, L11: a loop without an end is ended, and its conversation is as before.
+@pytest.mark.slow
 async def test_rounds_are_bounded_and_a_failure_is_not_said_twice(
     agents: Stage,
 ) -> None:
@@ -168,6 +169,7 @@ async def test_a_loop_ends_with_its_client(agents: Stage) -> None:
 
 
 # spec L5: children of a fork run at once, each under the caller's quota.
+@pytest.mark.slow
 async def test_children_of_a_loop_run_side_by_side(agents: Stage) -> None:
     line = agents.connect()
     prompts = ["!wait=0.5 !say=one", "!status=400", "!wait=0.5"]

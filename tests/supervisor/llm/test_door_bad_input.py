@@ -69,6 +69,7 @@ NAMELESS: dict[str, list[dict[str, object]]] = {
 
 
 # spec MD2: each in the API's own form, and nobody is asked or charged.
+@pytest.mark.slow
 @WAYS
 async def test_what_no_reader_takes_is_refused_at_each_door(
     tmp_path: Path, way: dict[str, Any]
@@ -98,6 +99,7 @@ async def test_what_no_reader_takes_is_refused_at_each_door(
 
 
 # spec MD2: a body that ends anywhere is no other request.
+@pytest.mark.slow
 async def test_a_body_is_cut_at_every_byte(tmp_path: Path) -> None:
     async with opened(tmp_path) as (stage, door):
         for path in (*PATHS, COUNT):
@@ -132,6 +134,7 @@ async def test_no_child_has_an_anthropic_api_key(
 
 
 # spec L13, MD6: the key goes where it is meant to go, and the child is not sent elsewhere.
+@pytest.mark.slow
 @WAYS
 async def test_a_provider_that_redirects_has_failed(
     tmp_path: Path, way: dict[str, Any]
@@ -156,6 +159,7 @@ async def test_a_provider_that_redirects_has_failed(
 
 
 # spec L15: told apart by what comes, not by what the headers claim.
+@pytest.mark.slow
 @WAYS
 async def test_a_wrong_content_type_changes_nothing(
     tmp_path: Path, way: dict[str, Any]
@@ -178,6 +182,7 @@ async def test_a_wrong_content_type_changes_nothing(
 
 
 # spec L15, I9: what never ends is ended, as the API has it; what is too long is no answer.
+@pytest.mark.slow
 @WAYS
 async def test_an_answer_without_end_is_a_failure(
     tmp_path: Path, way: dict[str, Any]

@@ -32,6 +32,7 @@ def held() -> int:
 
 
 # spec MD7, attack 42: the memory of calls that fail or are refused is not reserved any more.
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize(
     ("order", "is_paid"),
@@ -64,6 +65,7 @@ async def test_nothing_of_a_call_is_left(
 
 
 # spec MD7, attack 42
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 async def test_nothing_of_a_call_is_left_whose_client_is_gone(
     tmp_path: Path, no_collector: None, *, stream: bool

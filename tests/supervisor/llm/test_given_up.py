@@ -28,6 +28,7 @@ def estimate(prompt: bytes) -> int:
 
 
 # attack 46, spec L10: a time-out costs the prompt, and counts.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "output"),
     [
@@ -53,6 +54,7 @@ async def test_a_call_that_was_given_up_is_charged_and_counts(
 
 
 # attack 46: the tool loop's calls are calls like all others.
+@pytest.mark.slow
 async def test_a_call_of_the_tool_loop_is_charged_too(tmp_path: Path) -> None:
     async with open_model_stage(
         tmp_path, fds=configured(), timeout=SOON, presets=PRESETS, max_calls=1
@@ -66,6 +68,7 @@ async def test_a_call_of_the_tool_loop_is_charged_too(tmp_path: Path) -> None:
 
 
 # attack 46, spec L11: a server that takes the request and hangs up may have answered it.
+@pytest.mark.slow
 async def test_a_server_that_hangs_up_is_charged(tmp_path: Path) -> None:
     async def handle(stream: trio.abc.Stream) -> None:
         await whole_request(stream)
@@ -81,6 +84,7 @@ async def test_a_server_that_hangs_up_is_charged(tmp_path: Path) -> None:
 
 
 # attack 46: encrypted it is the same, whether the server hangs up or is waited for.
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_an_encrypted_request_that_went_out_is_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
@@ -105,6 +109,7 @@ async def test_an_encrypted_request_that_went_out_is_charged(
 
 
 # spec L11: what asks a proxy for a way is no request.
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_proxy_that_gives_no_way_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
@@ -133,6 +138,7 @@ async def test_a_proxy_that_gives_no_way_is_free(
 
 
 # spec L10: before the request is out nothing was asked, whichever way it ends.
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["time-out", "exit", "hung up"])
 async def test_a_request_that_is_not_out_is_free(tmp_path: Path, end: str) -> None:
     async def handle(stream: trio.abc.Stream) -> None:
@@ -162,6 +168,7 @@ async def test_a_request_that_is_not_out_is_free(tmp_path: Path, end: str) -> No
 
 
 # spec L11: what a provider refuses is free, also while it is to be tried again.
+@pytest.mark.slow
 async def test_a_refusal_before_a_time_out_is_free(tmp_path: Path) -> None:
     async with open_model_stage(tmp_path, timeout=SOON, max_calls=1) as stage:
         line = stage.connect()
@@ -216,6 +223,7 @@ async def test_a_reasoning_model_costs_its_reservation(
 
 
 # attack 46, spec MD5: LLM_CHAT asks no effort, and pays the same.
+@pytest.mark.slow
 async def test_a_reasoning_model_of_llm_chat_costs_its_reservation(
     tmp_path: Path,
 ) -> None:

@@ -43,6 +43,7 @@ OBJECTS = st.dictionaries(
 
 
 # spec MD2: what is not changed is sent on byte for byte.
+@pytest.mark.slow
 @given(OBJECTS, st.booleans(), st.sampled_from([None, 1, "\t"]), st.data())
 def test_only_what_is_named_is_changed(
     value: dict[str, Any], ascii_only: bool, indent: Any, data: st.DataObject
@@ -64,6 +65,7 @@ def test_only_what_is_named_is_changed(
 
 
 # spec MD2, MD8: a long request is read without its long texts, and all its places hold.
+@pytest.mark.slow
 @given(
     st.lists(
         st.sampled_from(["a", "\u00e9", "\U0001f9ff", '"', "\\", "\n", "x" * 70]),
@@ -197,6 +199,7 @@ CHAINS = st.integers(0, 90).map(
 
 
 # spec MD8: what is read in the Trio thread has few values, however they stand.
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=2), VALUES | st.lists(CHAINS, max_size=9)))
 def test_what_is_read_at_once_has_few_values(value: dict[str, Any]) -> None:
     data = json.dumps(value).encode()

@@ -30,6 +30,7 @@ class Clock:
 
 
 # spec L10: a restart of the host forgets nothing that was charged.
+@pytest.mark.slow
 async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     quota = {"max_tokens": 1000, "window": "never"}
     state = str(tmp_path / "state")
@@ -91,6 +92,7 @@ async def test_a_childs_total_is_kept_by_its_name(tmp_path: Path) -> None:
         assert root.tokens.used == 10.0 * (number + 1)
 
 
+@pytest.mark.slow
 async def test_a_childs_day_is_the_hosts(tmp_path: Path) -> None:
     clock = Clock()
     spending = Spending(Node(), "day", str(tmp_path), clock=clock)

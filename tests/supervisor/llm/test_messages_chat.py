@@ -523,6 +523,7 @@ PLACES = places_of(claude_code())
 
 
 # spec MD2: any JSON is translated or refused; a translation is JSON again.
+@pytest.mark.slow
 @given(place=st.sampled_from(PLACES), value=JSON, has_reasoning=st.booleans())
 def test_any_request_is_translated_or_refused(
     place: tuple[str | int, ...], value: object, has_reasoning: bool
@@ -539,6 +540,7 @@ def test_any_request_is_translated_or_refused(
 
 
 # spec MD2
+@pytest.mark.slow
 @given(
     request=st.dictionaries(WORDS, JSON, max_size=4),
     messages=st.lists(JSON, max_size=3),
@@ -966,6 +968,7 @@ def answers(draw: st.DrawFn) -> tuple[Object, list[Object]]:
 
 
 # spec MD3: however a stream is cut and mixed, its message is that of the whole answer.
+@pytest.mark.slow
 @given(answer=answers())
 def test_any_pieces_make_the_same_message(answer: tuple[Object, list[Object]]) -> None:
     completion, chunks = answer
@@ -993,6 +996,7 @@ ODD_CHUNKS = st.dictionaries(st.sampled_from(["choices", "delta"]), ODD) | st.bu
 
 
 # spec MD3: whatever a provider sends, the events are in order.
+@pytest.mark.slow
 @given(chunks=st.lists(ODD_CHUNKS, max_size=5))
 def test_any_chunks_make_events_in_order(chunks: list[Object]) -> None:
     events = events_of(writer(), *chunks)

@@ -181,7 +181,7 @@ class Tree(RuleBasedStateMachine):
                 assert node.tokens.promised == 0.0
 
 
-TestTree = Tree.TestCase
+TestTree = pytest.mark.slow(Tree.TestCase)
 
 
 # spec L10: the overshoot is one call's at most, where calls keep to their worst case.

@@ -209,6 +209,7 @@ async def test_files_that_are_too_long_together_stop_the_call(stage: Stage) -> N
 
 
 # spec L3: bytes are counted, and a character is not cut.
+@pytest.mark.slow
 async def test_a_file_of_exactly_the_limit_is_taken(stage: Stage) -> None:
     (stage.root / "most").write_bytes("é".encode() * (4 * 1024 * 1024))
     line = stage.connect()
@@ -245,6 +246,7 @@ async def test_a_failed_call_leaves_the_outputs_alone(stage: Stage) -> None:
 
 
 # spec L4: only what the check made is taken away again; another's content is not.
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["write", "replace"])
 async def test_a_file_that_another_filled_meanwhile_stays(
     stage: Stage, other: str
@@ -412,6 +414,7 @@ def with_model(stage: Stage, model: str) -> Policy:
 # spec L6, L10: models that know the bound by another name, on the wire and at the
 # endpoint; a model's own word goes before that of the section, which is not another
 # server's.
+@pytest.mark.slow
 async def test_the_bound_is_sent_under_the_name_that_a_model_knows(
     tmp_path: Path,
 ) -> None:
@@ -452,6 +455,7 @@ async def test_the_bound_is_sent_under_the_name_that_a_model_knows(
 
 
 # spec L13: a key goes to the address that it was given for, and to no other.
+@pytest.mark.slow
 async def test_another_server_does_not_get_the_key(tmp_path: Path) -> None:
     async with (
         serving() as other,

@@ -691,6 +691,7 @@ REQUESTS = st.fixed_dictionaries(
 
 
 # spec MD2
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(asked=REQUESTS, drops=st.booleans())
 def test_any_json_is_translated_or_refused(asked: Object, *, drops: bool) -> None:
@@ -715,6 +716,7 @@ def changed(draw: st.DrawFn) -> Object:
 
 
 # spec MD2: however deep it stands.
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(asked=changed())
 def test_a_field_of_another_type_is_no_crash(asked: Object) -> None:

@@ -541,6 +541,7 @@ ITEMS = ["reasoning", "message", "function_call", "function_call", "custom_tool_
 
 
 # spec MD2, MD3: a whole answer and a stream of the same are one response.
+@pytest.mark.slow
 def test_the_official_client_takes_it_all() -> None:
     events = streamed(*PIECES, finish="tool_calls", usage=USAGE)
     for event in events:
@@ -626,6 +627,7 @@ def parts_of(delta: Object, size: int) -> list[Object]:
 
 
 # spec MD3: however the provider cuts it.
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(said=st.lists(SAID, max_size=12), size=st.integers(1, 3), finish=FINISH)
 def test_a_stream_cut_otherwise_is_the_same_response(
@@ -684,6 +686,7 @@ CHUNKS = st.one_of(
 
 
 # spec MD3: whatever comes is passed over or translated, and the order is legal.
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(chunks=st.lists(CHUNKS, max_size=5), ends_well=st.booleans())
 def test_any_json_makes_legal_events(chunks: list[Object], *, ends_well: bool) -> None:

@@ -78,6 +78,7 @@ async def test_a_connection_that_was_closed_is_made_anew(tmp_path: Path) -> None
 
 
 # spec L11: a connection that breaks before there is an answer is tried again.
+@pytest.mark.slow
 async def test_a_broken_connection_is_tried_again(tmp_path: Path) -> None:
     tries = 0
 
@@ -183,6 +184,7 @@ async def test_an_early_refusal_is_heard(tmp_path: Path) -> None:
 
 
 # spec L11, L15: no answer, no HTTP, half of one.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
@@ -238,6 +240,7 @@ async def test_an_encoded_answer_is_decoded(tmp_path: Path, stream: bool) -> Non
 
 
 # spec L13: https, with a certificate that the host trusts, and with one that it does not.
+@pytest.mark.slow
 async def test_an_encrypted_provider_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:

@@ -27,6 +27,7 @@ DENSE = {
 
 
 # attack 45, spec L10, I7: 64 at once whose prompts have a token for each byte.
+@pytest.mark.slow
 @pytest.mark.parametrize("text", DENSE.values(), ids=DENSE)
 async def test_dense_prompts_at_once_do_not_pass_the_quota(
     tmp_path: Path, text: str

@@ -147,6 +147,7 @@ def test_no_answer_is_longer_than_a_client_takes(
     assert short == b"x" * 100
 
 
+@pytest.mark.slow
 def test_to_give_back_a_long_content_does_not_wait_for_the_kernel() -> None:
     store = Store(max_memory=1)
     content = store.put(b"x\n" * 100_000_000)
@@ -163,6 +164,7 @@ def anonymous_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"a line of a log, and not a short one\n", b"x"])
 def test_a_long_content_takes_no_memory(line: bytes) -> None:
     # The promise is 64 MiB for 1 GiB (`benchmarks fds` has that); the second content is
@@ -190,6 +192,7 @@ def test_a_long_content_takes_no_memory(line: bytes) -> None:
     made.close()
 
 
+@pytest.mark.slow
 def test_content_that_comes_byte_by_byte_takes_no_more_memory_than_it_is() -> None:
     store = Store()
     writer = store.writer()
@@ -231,6 +234,7 @@ INSERT: dict[str, object] = {
 LOG = "".join(f"{n} error: a timeout of é request\n" for n in range(200_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -39,6 +39,7 @@ class Beats:
             last = now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", ["def f(a):\n    return [a, a]\n\n" * 30_000, ERRORS * 8_000]
 )
@@ -51,6 +52,7 @@ def test_others_get_on_while_source_is_parsed(source: str) -> None:
     assert beats.longest_s < 0.5 * (time.perf_counter() - begin)
 
 
+@pytest.mark.slow
 def test_functions_in_functions_take_linear_time() -> None:
     depth = 20_000
     text = "".join(f"function f{n}(){{" for n in range(depth)) + "}" * depth
@@ -92,6 +94,7 @@ class StoppedError(BaseException):
     """Stands for ``trio.Cancelled``."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2, 50, 2000])
 @pytest.mark.parametrize("unit", ["paragraph", "section", "function"])
 def test_a_call_can_end_at_any_step(
@@ -181,6 +184,7 @@ def test_a_name_may_be_cut_but_not_its_section() -> None:
     assert answer.get("lines") == "1-2"
 
 
+@pytest.mark.slow
 def test_many_headings_take_no_memory() -> None:
     made = holding("# a\n## b\n" * 5_000)
     tracemalloc.start()

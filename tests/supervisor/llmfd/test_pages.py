@@ -60,6 +60,7 @@ def test_the_pages_joined_are_the_content(text: str, page_size: int) -> None:
     assert pages[0].get("continued") == pages[-1].get("truncated") == "false"
 
 
+@pytest.mark.slow
 @given(TEXTS, st.integers(1, 40))
 def test_lines_are_counted_as_the_definition_says(text: str, page_size: int) -> None:
     process = holding(text, page_size)
@@ -88,6 +89,7 @@ def test_a_range_of_lines_is_these_lines(text: str, first: int, last: int) -> No
     assert answer.get("lines") == f"{first}-{min(last, len(lines))}"
 
 
+@pytest.mark.slow
 @given(TEXTS.filter(bool), st.data())
 def test_a_range_of_characters_is_these(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text) - 1))
@@ -107,6 +109,7 @@ def test_what_a_line_is(text: str, lines: int) -> None:
     assert answer.get("pages") == "1"
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.sampled_from(["x" * 50 + "\n", "é" * 31, "\n", "😀", "a" * 4000, "€\n"]),

@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def test_every_part_is_of_the_reply_without_tags(parts: list[str]) -> None:
     assert all(ref.text in bare for ref in extract(reply))
 
 
+@pytest.mark.slow
 def test_deep_and_many_references_take_linear_time() -> None:
     begin = time.thread_time()
     for reply in (

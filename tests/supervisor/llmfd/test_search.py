@@ -17,6 +17,7 @@ TEXT = st.lists(st.text(st.sampled_from("aAb é."), max_size=8), max_size=20).ma
 )
 
 
+@pytest.mark.slow
 @given(TEXT, st.text(st.sampled_from("aAbé."), min_size=1, max_size=3), st.booleans())
 def test_every_line_with_the_query_is_counted(
     text: str, query: str, sensitive: bool
@@ -139,6 +140,7 @@ def test_nothing_is_found_in_nothing() -> None:
     assert answer.get("matches") == "0"
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text(st.sampled_from("abAB é"), max_size=12), max_size=60),
     st.sampled_from(["a", "b", "ab", "AB", "é", "\N{KELVIN SIGN}"]),
@@ -206,6 +208,7 @@ def test_what_only_looks_like_any_byte_is_searched(query: str) -> None:
     assert [m.get("line") for m in answer] == ["2"]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text(st.sampled_from("ab é"), max_size=9), max_size=30).map("\n".join),
     st.sampled_from(["a+b", "^", "$", "^$", r"b\b", "^a|b$", r"\z", r"a\z", r"\Ab"]),
@@ -266,6 +269,7 @@ def test_a_context_that_is_too_long_is_told_from_such_a_line() -> None:
     assert failed(line)[2] == message
 
 
+@pytest.mark.slow
 async def test_a_search_that_is_cancelled_ends() -> None:
     source = random.Random(1)
     line = "".join(source.choice("ab") for _ in range(1000))

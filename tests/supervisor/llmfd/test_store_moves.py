@@ -27,6 +27,7 @@ def places(contents: list[Content]) -> str:
     return "".join("d" if c.text.in_memory is None else "m" for c in contents)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100, MOST_COPIED_BYTES + 1, SLOW_TO_FREE_BYTES + 1])
 def test_what_came_first_moves_when_later_contents_need_the_room(
     size: int, monkeypatch: pytest.MonkeyPatch, no_leaks: None
@@ -74,6 +75,7 @@ def test_what_alone_is_too_long_goes_to_the_disk_and_moves_nobody() -> None:
     assert places([short, long]) == "md"
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.one_of(
@@ -136,6 +138,7 @@ def test_a_full_disk_moves_nobody_and_is_told(
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [10_000, 300_000])  # copied, mapped
 def test_contents_are_read_while_they_move(size: int, no_leaks: None) -> None:
     del no_leaks

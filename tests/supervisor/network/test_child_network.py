@@ -354,6 +354,7 @@ async def test_figures_are_those_of_the_forms() -> None:
 
 # spec NET4: half-open connections cost the host nothing, and others get through.
 # attack 61
+@pytest.mark.slow
 async def test_half_open_connections_hold_up_nobody() -> None:
     async with scene("web.test:80", names=NAMES) as stage:
         _serve(stage)

@@ -209,6 +209,7 @@ async def test_a_connection_may_have_several_requests(tmp_path: Path) -> None:
 
 
 # spec NET15: bodies are passed on as they come, of both framings.
+@pytest.mark.slow
 @pytest.mark.parametrize("is_chunked", [True, False])
 async def test_a_long_body_arrives_whole(tmp_path: Path, *, is_chunked: bool) -> None:
     body = bytes(range(256)) * 8192
@@ -240,6 +241,7 @@ async def test_a_long_body_arrives_whole(tmp_path: Path, *, is_chunked: bool) ->
 
 # spec NET15: an answer without end takes no memory, and goes on as the child reads.
 # attack 61
+@pytest.mark.slow
 async def test_what_the_child_does_not_read_is_not_read(tmp_path: Path) -> None:
     sent = 0
     size = 48 * MIB
@@ -447,6 +449,7 @@ async def test_a_server_that_is_none_is_told(tmp_path: Path) -> None:
 
 
 # spec NET15: a server that is silent does not hold a request for ever.
+@pytest.mark.slow
 async def test_a_server_that_never_answers_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,6 +550,7 @@ async def test_an_end_within_the_handshake_is_told(tmp_path: Path) -> None:
 
 
 # spec NET15: a child that leaves is noticed after the server took no more of its body.
+@pytest.mark.slow
 async def test_a_child_that_leaves_a_refused_body_ends_its_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,6 +583,7 @@ async def test_a_child_that_leaves_a_refused_body_ends_its_request(
 
 
 # spec NET15: a server may refuse a body before it has come.
+@pytest.mark.slow
 async def test_an_early_answer_arrives(tmp_path: Path) -> None:
     text = b"HTTP/1.1 413 no\r\nContent-Length: 2\r\n\r\nno"
     async with stage(tmp_path, saying(text)) as made:

@@ -143,6 +143,7 @@ async def test_bytes_arrive_as_they_were_sent(size: int) -> None:
 
 
 # spec NET6: bytes wait with their sender while the other side takes none.
+@pytest.mark.slow
 async def test_a_sender_waits_for_a_slow_reader() -> None:
     size = 64 * 1024 * 1024
     sent = trio.Event()
@@ -193,6 +194,7 @@ async def test_an_idle_connection_holds_little_and_ends_after_an_hour(
 # spec NET6: 1,024 connections of a child; the next one is refused, and told.
 # spec NET14: over the limit of connections: reset, with the reason.
 # attack 61
+@pytest.mark.slow
 async def test_a_child_has_as_many_connections_as_it_may() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 6000:

@@ -2,6 +2,7 @@
 
 from ipaddress import IPv4Address, IPv6Address
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ def test_options_that_were_needed_are_in_the_list() -> None:
 
 
 # spec NET13: it suffices, and allows nothing else.
+@pytest.mark.slow
 @given(USES)
 def test_the_list_allows_what_was_used_and_nothing_else(
     uses: list[tuple[str | IPv4Address | IPv6Address, int, bool, bool]],
@@ -80,6 +82,7 @@ def test_the_list_allows_what_was_used_and_nothing_else(
             assert decision.checks_tls is not needs_any
 
 
+@pytest.mark.slow
 def test_there_is_a_bound_to_what_is_noted() -> None:
     learned = Learned()
     for number in range(MAX_USES + 2):

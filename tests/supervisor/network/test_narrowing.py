@@ -50,6 +50,7 @@ def rights_of(rules: Rules, host: str | Address, grant: Grant) -> Iterator[objec
 
 
 # spec NET2
+@pytest.mark.slow
 @given(rule_lists, st.data())
 def test_narrowed_rules_allow_nothing_that_the_parents_do_not(
     parents: list[Rule], data: st.DataObject
@@ -71,6 +72,7 @@ def _is_granted_by(parent: Rules, rule: Rule) -> bool:
 
 
 # spec NET2: what a parent has, its child can be given.
+@pytest.mark.slow
 @given(rule_lists)
 def test_a_child_can_have_what_its_parent_has(parents: list[Rule]) -> None:
     parent = Rules(parents)
@@ -241,6 +243,7 @@ def test_a_change_that_cannot_be_had_is_refused(
 
 
 # spec NET12: what is denied is refused from then on, whatever it was allowed by.
+@pytest.mark.slow
 @given(rule_lists, rule_lists, rule_lists)
 def test_a_denied_rule_is_refused(
     first: list[Rule], allow: list[Rule], deny: list[Rule]

@@ -159,6 +159,7 @@ async def test_a_child_has_a_few_look_ups_at_once() -> None:
 
 
 # spec NET6: the table of answers is bounded.
+@pytest.mark.slow
 async def test_the_oldest_answer_makes_room(mock_clock: MockClock) -> None:
     del mock_clock
     server = Server()

@@ -39,6 +39,7 @@ def matching(
 
 
 # spec NET1: refusals win; a right is there if one rule has it.
+@pytest.mark.slow
 @given(rule_lists, st.sampled_from(NAMES), st.sampled_from(PORTS))
 def test_the_table_decides_on_a_name_as_a_walk_does(
     rules: list[Rule], name: str, port: int
@@ -60,6 +61,7 @@ def test_the_table_decides_on_a_name_as_a_walk_does(
 
 
 # spec NET1
+@pytest.mark.slow
 @given(rule_lists, st.sampled_from(ADDRESSES), st.sampled_from(PORTS))
 def test_the_table_decides_on_an_address_as_a_walk_does(
     rules: list[Rule], address: Address, port: int
@@ -81,6 +83,7 @@ def test_the_table_decides_on_an_address_as_a_walk_does(
 
 
 # spec NET5: DNS knows a name if a connection to one of its ports is allowed.
+@pytest.mark.slow
 @given(rule_lists, st.sampled_from(NAMES))
 def test_a_name_is_known_if_a_port_of_it_is_allowed(
     rules: list[Rule], name: str

@@ -44,6 +44,7 @@ def test_a_process_that_is_gone_is_no_news() -> None:
     assert conditions.news(sample("sleeping")) == {}
 
 
+@pytest.mark.slow
 async def test_a_loop_that_was_held_is_told(stage: Stage) -> None:
     lag = Lag(stage.host)
     async with trio.open_nursery() as nursery:

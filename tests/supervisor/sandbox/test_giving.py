@@ -150,6 +150,7 @@ def test_a_link_on_the_way_to_it_is_not_followed(tmp_path: Path) -> None:
 
 
 # attack 11: deeper than any recursion, and than any path is long
+@pytest.mark.slow
 def test_no_depth_is_too_deep(tmp_path: Path, no_leaks: None) -> None:
     del no_leaks
     top = tmp_path / "top"

@@ -30,6 +30,7 @@ with scene.run() as view:
 
 
 # spec WS1
+@pytest.mark.slow
 @pytest.mark.parametrize("has_user_marks", [False, True])
 @pytest.mark.parametrize(
     ("flags", "said"), [("noexec", "refused"), ("nosuid,nodev", "0")]

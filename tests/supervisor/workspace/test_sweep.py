@@ -19,6 +19,7 @@ from tests.supervisor.workspace.test_commit_crash import (
 
 
 # spec WS12, WS18
+@pytest.mark.slow
 def test_a_commit_that_was_cut_is_ended_and_told(scene: Scene) -> None:
     told: set[bool] = set()
     for number in range(20, 400, 20):

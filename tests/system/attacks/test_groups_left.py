@@ -104,6 +104,7 @@ async def ways_out(attacker: Attacker, *layers: str) -> tuple[Child, set[str]]:
 
 
 # attack 29: a limit that a child can shake off is none.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layers",
     [
@@ -128,6 +129,7 @@ async def test_a_child_that_counts_as_held_in_its_groups_does_not_leave_them(
 
 # attack 29: nor is one told as kept. By which way it goes is this machine's to say (what is
 # mounted, who has started the host), but for the plainest one.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "way"),
     [

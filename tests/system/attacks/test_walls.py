@@ -139,6 +139,7 @@ print(attempt(lambda: fcntl.ioctl(0, 0x5412, b'x')))
 
 
 # attack 26: only where a pid namespace is; it would end this very test else.
+@pytest.mark.slow
 @only("auto", "namespaces", "bubblewrap")
 async def test_a_kill_of_everybody_reaches_the_child_alone(
     attacker: Attacker, kind: str
@@ -179,6 +180,7 @@ os._exit(0)
 
 
 # attack 29: memory.
+@pytest.mark.slow
 async def test_a_memory_bomb_ends_alone(attacker: Attacker) -> None:
     from hostlib.user_values import Limits  # noqa: PLC0415
 
@@ -195,6 +197,7 @@ async def test_a_memory_bomb_ends_alone(attacker: Attacker) -> None:
 
 
 # attack 29: memory, by many processes that each stay within the limit.
+@pytest.mark.slow
 @only("auto")
 async def test_a_memory_bomb_of_many_processes_is_one(attacker: Attacker) -> None:
     from hostlib.user_values import Limits  # noqa: PLC0415
@@ -372,6 +375,7 @@ async def test_signals_and_statuses_are_those_of_the_program(
 
 # A child in a pid namespace is another process than the one that was forked for it; the
 # first may be dead before anybody has heard which.
+@pytest.mark.slow
 async def test_many_children_start_and_end_at_once(stage: Stage) -> None:
     spec = stage.spec(("true",))
     statuses: list[int] = []
@@ -389,6 +393,7 @@ async def test_many_children_start_and_end_at_once(stage: Stage) -> None:
 
 # attacks 18, 30: what is in flight over unix sockets counts for its user, the host's where a
 # host is not root; others still get their descriptors (spec S7). It takes the layer rlimits.
+@pytest.mark.slow
 @only("auto")
 async def test_who_stuffs_its_own_sockets_keeps_descriptors_from_nobody(
     attacker: Attacker,

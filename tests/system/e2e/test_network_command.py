@@ -83,6 +83,7 @@ def journal(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 # spec NET6, NET11, NET12, Forms: what was refused; the next connect obeys.
+@pytest.mark.slow
 def test_rules_of_a_running_child_are_changed(tmp_path: Path) -> None:
     with room(tmp_path, "--network", "a.example") as child:
         assert child.tell("b.example 8080") == "no name"
@@ -122,6 +123,7 @@ def test_rules_of_a_running_child_are_changed(tmp_path: Path) -> None:
 
 
 # spec NET12, Forms: unknown, or a faulty rule: one line, exit 1 and nothing changed.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -144,6 +146,7 @@ def test_what_cannot_be_changed_is_refused(
 
 
 # spec NET13: the smallest list that would have sufficed, of what was not reached too.
+@pytest.mark.slow
 def test_what_was_learned_is_printed(tmp_path: Path) -> None:
     options = ("--network", "learn", "--within", "*:443,80")
     with (
@@ -166,6 +169,7 @@ def closed_proxy(sock: socket.socket) -> str:
 
 
 # spec Forms, NET10: `ps` has the network of each child, also where it is a word.
+@pytest.mark.slow
 def test_ps_tells_the_network(tmp_path: Path) -> None:
     options = ("--network", "a.example", "--publish", "8000")
     with room(tmp_path, *options) as child:
@@ -192,6 +196,7 @@ def test_ps_tells_the_network(tmp_path: Path) -> None:
 
 
 # spec NET8: where a proxy resolves, NET3 is its affair, and the report says so.
+@pytest.mark.slow
 def test_the_report_tells_that_a_proxy_looks_names_up(tmp_path: Path) -> None:
     proxy = "http://proxy.example:3128"
     options = ("--network", "a.example", "--upstream", proxy)
@@ -214,6 +219,7 @@ def test_the_report_tells_that_a_proxy_looks_names_up(tmp_path: Path) -> None:
 
 
 # spec NET14: what is over a limit is reset, with the reason.
+@pytest.mark.slow
 def test_connections_are_limited(tmp_path: Path) -> None:
     options = ("--network", "a.example:80", "--limit", "connections=0")
     with room(tmp_path, *options) as child:

@@ -91,6 +91,7 @@ def run(place: Path, *command: str, options: tuple[str, ...]) -> tuple[int, str,
 
 # spec NET15: the child speaks plain HTTP, the host adds the header and dials by TLS; what
 # the server echoes of the secret is blotted out.
+@pytest.mark.slow
 def test_a_child_uses_a_secret_that_it_does_not_have(place: Path) -> None:
     journal = place / "journal"
     options = ("--credential", "web", "--journal", str(journal))
@@ -102,6 +103,7 @@ def test_a_child_uses_a_secret_that_it_does_not_have(place: Path) -> None:
 
 
 # spec NET15, attack 24, I10: in no environment, command line or file that it can read.
+@pytest.mark.slow
 def test_a_child_finds_the_secret_nowhere(place: Path) -> None:
     options = ("--credential", "web", "--top-level", "--read", str(place))
     _, out, err = run(place, "python3", str(place / "search.py"), options=options)
@@ -115,6 +117,7 @@ def test_a_child_finds_the_secret_nowhere(place: Path) -> None:
 
 
 # spec NET15: a child that was not granted it has no such name, and its file is closed to it.
+@pytest.mark.slow
 def test_a_child_without_the_credential_does_not_reach_it(place: Path) -> None:
     status, out, err = run(place, "curl", "-sS", URL, options=())
     assert (status, out) == (6, ""), err
@@ -125,6 +128,7 @@ def test_a_child_without_the_credential_does_not_reach_it(place: Path) -> None:
 
 
 # spec NET15: without any other network, and named by the policy.
+@pytest.mark.slow
 def test_a_policy_grants_a_credential_alone(place: Path) -> None:
     config = place / "alone.toml"
     text = CONFIG.format(place=place).replace('network = ["web.test:80"]', "")
@@ -137,6 +141,7 @@ def test_a_policy_grants_a_credential_alone(place: Path) -> None:
 
 
 # spec NET8, NET15: a program that was told of the proxy goes past it to a credential.
+@pytest.mark.slow
 def test_proxy_variables_leave_a_credential_out(place: Path) -> None:
     options = ("--credential", "web", "--proxy-env")
     script = f"curl -sS {URL}; curl -sS http://web.test/said"
@@ -146,6 +151,7 @@ def test_proxy_variables_leave_a_credential_out(place: Path) -> None:
 
 
 # spec NET2, NET15: a nested child has it if it asks for it, and no other one has.
+@pytest.mark.slow
 def test_a_nested_child_asks_for_the_credential_by_its_name(place: Path) -> None:
     config = place / "open.toml"
     text = CONFIG.format(place=place)

@@ -118,6 +118,7 @@ def test_check_config_tells_that_a_proxy_looks_names_up(tmp_path: Path) -> None:
 
 
 # spec NET1: what a policy says is the default, and the command line goes before it.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "found"),
     [

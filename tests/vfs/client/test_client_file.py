@@ -122,6 +122,7 @@ def test_a_file_is_closed_once(client: Client, host: FakeHost) -> None:
     assert [type(r) for r in host.peers[0].seen] == [m.Open, m.Close]
 
 
+@pytest.mark.slow
 def test_a_dropped_file_is_closed_by_the_next_request(
     client: Client, host: FakeHost
 ) -> None:
