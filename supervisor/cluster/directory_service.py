@@ -133,11 +133,10 @@ class DirectoryService:
         self._directory = Directory(store.epoch, rows, read_clocks(), lease_s)
         self._deliver = deliver
         self._log = log
-        self._writer: StepWriter[Step] = StepWriter(store, self._carry_out)
+        self._writer: StepWriter[Step] = StepWriter(store, self._carry_out, log)
         self._writer.add(self._directory.name_fleet(secrets.token_hex(8)))
         self._due = trio.Event()
         self._changed = trio.Event()
-        self._is_late = False
         handlers = {
             "ps": self._ps,
             "quota": self._quota,
@@ -183,23 +182,13 @@ class DirectoryService:
             StaleEpochError: another directory has the store.
             StoreError: the store cannot be written; no step is sent then.
         """
-        while True:
-            try:
-                await self._writer.flush()
-            except OSError as why:  # no thread: the steps wait
-                if not self._is_late:
-                    text = f"The fleet's store is written later: {why.strerror}"
-                    self._log.write("WARNING", text)
-                self._is_late = True
-                await trio.sleep(TICK_S)
-            except sqlite3.Error as why:
-                raise StoreError(
-                    f"cannot write the fleet's store: {why}; make room for it; the"
-                    " directory begins anew"
-                ) from None
-            else:
-                self._is_late = False
-                return
+        try:
+            await self._writer.flush()
+        except sqlite3.Error as why:
+            raise StoreError(
+                f"cannot write the fleet's store: {why}; make room for it; the"
+                " directory begins anew"
+            ) from None
 
     def _carry_out(self, step: Step) -> None:
         for node, message in step.sends:

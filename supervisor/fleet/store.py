@@ -30,7 +30,11 @@ from supervisor.fleet.step import StaleEpochError, Step, StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hostlib.log import Log
     from supervisor.fleet.step import Change, Store
+
+AGAIN_S = 0.1
+"""Between two attempts to have a thread."""
 
 FILE = "fleet.sqlite3"
 LOCK = "fleet.lock"
@@ -140,11 +144,14 @@ class StepWriter(Generic[S]):
     Args:
         store: where their changes go.
         carry_out: sends what a step says; called in the Trio thread, in order.
+        log: where it is told that steps wait for a thread.
     """
 
-    def __init__(self, store: Store, carry_out: Callable[[S], None]) -> None:
+    def __init__(self, store: Store, carry_out: Callable[[S], None], log: Log) -> None:
         self._store = store
         self._carry_out = carry_out
+        self._log = log
+        self._is_late = False
         self._waiting: list[S] = []
         self._turn = trio.Lock()
         self._fault: Exception | None = None
@@ -156,11 +163,32 @@ class StepWriter(Generic[S]):
     async def flush(self) -> None:
         """Return when every step so far is stored and carried out.
 
+        Where no thread is to be had the steps wait for one.
+
         Raises:
             StaleEpochError: another process has the store: this one has to end.
             StoreError, sqlite3.Error: the steps cannot be stored, or could not before:
                 none of them is carried out, now or later.
-            OSError: no thread is to be had; the next call tries it again.
+        """
+        while True:
+            try:
+                await self.try_flush()
+            except OSError as why:
+                if not self._is_late:
+                    text = f"Rows of the fleet are written later: {why.strerror}"
+                    self._log.write("WARNING", text)
+                self._is_late = True
+                await trio.sleep(AGAIN_S)
+            else:
+                self._is_late = False
+                return
+
+    async def try_flush(self) -> None:
+        """Do as `flush` if a thread is to be had now.
+
+        Raises:
+            OSError: none is; the next call tries it again.
+            Exception: as of `flush`.
 
         Cancellation: a transaction that has begun is waited for, and carried out.
         """

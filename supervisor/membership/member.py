@@ -148,7 +148,6 @@ class Member:
         self._arming = trio.Event()
         self._changed = trio.Event()
         self._fault: str | None = None
-        self._is_late = False
 
     async def run(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -170,7 +169,9 @@ class Member:
             if ledger.launchpad is not None:
                 await end_former(ledger.launchpad)
             self._held = HeldSlices("", ledger.row, ledger.held)
-            self._writer: StepWriter[NodeStep] = StepWriter(store, self._carry_out)
+            self._writer: StepWriter[NodeStep] = StepWriter(
+                store, self._carry_out, self._host.log
+            )
             first = NodeStep()
             for change in ledger.changes:
                 first.put(*change)
@@ -183,7 +184,7 @@ class Member:
             self._host.holders.add(self.descriptors)
             self._host.fence.judge = self._judge
             self._payer = SlicePayer(
-                lambda: self.node, self._clocks, self._do, self._writer.flush
+                lambda: self.node, self._clocks, self._do, self._writer.try_flush
             )
             self._host.fence.payer = self._payer
             try:
@@ -233,23 +234,15 @@ class Member:
     async def _flush(self) -> bool:
         """Store and carry out all steps so far; return whether that is done.
 
-        Where no thread is to be had they wait for the next tick. Where the ledger cannot
-        be written the membership is over.
+        Where the ledger cannot be written the membership is over.
         """
         if self._fault is not None:
             return False
         try:
             await self._writer.flush()
-        except OSError as why:
-            if not self._is_late:
-                text = f"The fleet's ledger is written later: {why.strerror}"
-                self._host.log.write("WARNING", text)
-            self._is_late = True
-            return False
         except (sqlite3.Error, StaleEpochError) as why:
             self._end_membership(_unwritable(why))
             return False
-        self._is_late = False
         return True
 
     def _end_membership(self, fault: str) -> None:
@@ -421,8 +414,7 @@ class Member:
             self._do(node.leave(self._clocks()))
             while self._fault is None and not node.is_out:
                 await self._changed.wait()
-            while not await self._flush() and self._fault is None:
-                await self._changed.wait()  # until a tick has had a thread
+            await self._flush()
         if node is None or self._fault is not None:
             raise LinkError(f"cannot leave the fleet: {self._fault}")
         with trio.move_on_after(SENT_S):
@@ -438,7 +430,8 @@ class Member:
             await self._arming.wait()
             self._arming = trio.Event()
             wanted, self._arm_wanted = self._arm_wanted, None
-            if wanted is None or self.node is None:
+            node = self.node
+            if wanted is None or node is None:
                 continue
             launchpad = await self._launchpad_of(wanted.session)
             if launchpad is None:
@@ -449,8 +442,8 @@ class Member:
                 self._host.log.write("WARNING", f"The lease was not renewed: {why}")
                 launchpad.close()
                 continue
-            if self.node.session == wanted.session:
-                self.node.armed(wanted.deadline_s)
+            if node.session == wanted.session:
+                node.armed(wanted.deadline_s)
 
     async def _launchpad_of(self, session: Session) -> SessionLaunchpad | None:
         """Return a session's launchpad; None if the session is over, or it has ended."""

@@ -51,7 +51,7 @@ class SlicePayer:
         node: returns the node; None before there is one.
         clocks: tells the time.
         add: has a step stored and carried out.
-        flush: returns when all steps so far are.
+        flush: returns when all steps so far are, or raises what it cannot.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from hostlib.log import Log
 from supervisor.control.client import VERSION as CONTROL_VERSION
 from supervisor.fleet.clocks import read_clocks
 from supervisor.fleet.directory import Directory, SpawnRequest
@@ -57,7 +58,7 @@ class Scene:
         self.nursery = nursery
         self._streams: dict[str, trio.SocketStream] = {}
         self._ended: dict[str, trio.Event] = {}
-        self._writer = StepWriter(store, self._carry_out)
+        self._writer = StepWriter(store, self._carry_out, Log("WARNING"))
         self._wake = trio.Event()
         self._changed = trio.Event()
         self._outgoing: dict[str, list[bytes]] = {}

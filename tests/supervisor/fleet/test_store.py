@@ -1,5 +1,6 @@
 """The store: one directory at a time, under its epoch; rows before messages."""
 
+import errno
 import os
 import signal
 import sqlite3
@@ -7,15 +8,21 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio.testing
 
+from hostlib.log import Log
+from hostlib.threads import in_thread
+from supervisor.fleet import store as store_module
 from supervisor.fleet.held_slices import LedgerRow
 from supervisor.fleet.step import Change, StaleEpochError, Step, StoreError
 from supervisor.fleet.store import FILE, FleetStore, StepWriter
 from tests.helpers.command import small_disk
 
 ROW = LedgerRow("L1", 2, 3)
+LOG = Log("ERROR")
 
 
 @pytest.fixture
@@ -115,7 +122,7 @@ async def test_a_step_is_carried_out_after_it_is_stored(path: str) -> None:
     store = FleetStore(path)
     seen: list[int] = []
     writer: StepWriter[Step] = StepWriter(
-        store, lambda _: seen.append(len(store.load()))
+        store, lambda _: seen.append(len(store.load())), LOG
     )
     for key in "ab":
         step = Step()
@@ -136,13 +143,48 @@ async def test_a_step_that_cannot_be_stored_is_not_carried_out(path: str) -> Non
         other.execute("UPDATE epoch SET number = number + 1")
     other.close()
     seen: list[Step] = []
-    writer = StepWriter(store, seen.append)
+    writer = StepWriter(store, seen.append, LOG)
     step = Step()
     step.put("ledger", "a", ROW)
     writer.add(step)
     with pytest.raises(StaleEpochError):
         await writer.flush()
     assert seen == []
+    store.close()
+
+
+# spec FL2: the user of the process has as many threads as it may have.
+async def test_steps_wait_for_a_thread_and_are_stored_in_order(
+    path: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    attempts = 0
+
+    async def late(*words: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 4:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await in_thread(*words)
+
+    store = FleetStore(path)
+    seen: list[Step] = []
+    writer = StepWriter(store, seen.append, Log("WARNING"))
+    steps = [Step(), Step()]
+    for key, step in zip("ab", steps, strict=True):
+        step.put("ledger", key, ROW)
+    monkeypatch.setattr(store_module, "in_thread", late)
+    writer.add(steps[0])
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        await writer.try_flush()
+    assert seen == []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.flush)
+        await trio.testing.wait_all_tasks_blocked()
+        writer.add(steps[1])
+        nursery.start_soon(writer.flush)
+    assert seen == steps
+    assert [key for _, key, _ in store.load()] == ["a", "b"]
+    assert capfd.readouterr().err.count("are written later") == 1
     store.close()
 
 
@@ -163,7 +205,7 @@ async def test_on_a_full_disk_nothing_is_carried_out_that_is_not_stored(
         store = FleetStore(str(disk / "fleet"))
         (disk / "other").write_bytes(bytes(128 << 10))
         seen: list[Step] = []
-        writer = StepWriter(store, seen.append)
+        writer = StepWriter(store, seen.append, LOG)
         with pytest.raises(sqlite3.OperationalError, match="full"):
             await fill(writer)
         store.close()

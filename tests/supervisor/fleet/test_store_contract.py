@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hostlib.log import Log
 from supervisor.cluster.directory_service import open_store
 from supervisor.fleet.held_slices import LedgerRow
 from supervisor.fleet.messages import Renewed, Session
@@ -28,6 +29,7 @@ from tests.helpers import postgres
 pytestmark = pytest.mark.slow
 
 ROW = LedgerRow("L1", 2, 3)
+LOG = Log("ERROR")
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -205,7 +207,7 @@ async def test_a_step_is_carried_out_after_it_is_stored(place: Place) -> None:
     store = place.open()
     seen: list[int] = []
     writer: StepWriter[Step] = StepWriter(
-        store, lambda _: seen.append(len(rows(store)))
+        store, lambda _: seen.append(len(rows(store))), LOG
     )
     for key in "ab":
         step = Step()
@@ -223,7 +225,7 @@ async def test_a_step_that_cannot_be_stored_is_not_carried_out(place: Place) -> 
     store = place.open()
     place.count_epoch()
     seen: list[Step] = []
-    writer = StepWriter(store, seen.append)
+    writer = StepWriter(store, seen.append, LOG)
     step = Step()
     step.put("ledger", "a", ROW)
     writer.add(step)
@@ -239,7 +241,7 @@ async def test_a_step_that_could_not_be_stored_is_not_stored_later(
 ) -> None:
     store = place.open()
     seen: list[Step] = []
-    writer = StepWriter(store, seen.append)
+    writer = StepWriter(store, seen.append, LOG)
     step = Step()
     step.put("ledger", "a", ROW)
     writer.add(step)
@@ -264,7 +266,7 @@ async def test_a_message_without_a_change_goes_out_under_the_epoch(
 ) -> None:
     store = place.open()
     seen: list[Step] = []
-    writer = StepWriter(store, seen.append)
+    writer = StepWriter(store, seen.append, LOG)
     writer.add(Step(sends=[Send("a", Renewed(1, Session("L1", 1), 1))]))
     await writer.flush()
     assert len(seen) == 1
