@@ -181,6 +181,7 @@ class Node:
         self._epoch = 0
         self._tell_s = float("-inf")
         self._children: dict[str, ChildReport] = {}
+        self._no_launchpad = ""
         self._unconfirmed: dict[str, None] = {}
         self._confirmed: dict[str, float] = {}  # child -> when, the oldest first
 
@@ -235,6 +236,10 @@ class Node:
         """
         return self._on(PhaseEvent.EXPIRED, now)
 
+    def launchpad_failed(self, reason: str) -> None:
+        """Refuse orders until a launchpad has armed a deadline: none can be started."""
+        self._no_launchpad = reason
+
     def tick(self, now: Moment) -> NodeStep:
         """Decide what follows from the time: due ten times a second."""
         step = NodeStep()
@@ -276,6 +281,7 @@ class Node:
     def armed(self, deadline_s: float) -> None:
         """Count on a deadline that the launchpad has armed; not if it is gone."""
         self._lease.confirm(deadline_s)
+        self._no_launchpad = ""
 
     def receive(self, message: FromDirectory, now: Moment) -> NodeStep:
         """Decide what follows from a message of the directory."""
@@ -361,6 +367,7 @@ class Node:
                 self._children.clear()
                 self._unconfirmed.clear()
                 self._confirmed.clear()
+                self._no_launchpad = ""
                 self.session = self.held.begin_session(step)
                 self._send_join(now, step)
             case PhaseAction.END_ALL:
@@ -408,12 +415,18 @@ class Node:
     # Children
 
     def _start(self, order: Start, now: Moment, step: NodeStep) -> None:
-        if not self.is_member(now):
+        is_held = self.is_member(now)
+        may_refuse = self.phase is Phase.MEMBER and self._no_launchpad != ""
+        if not is_held and not may_refuse:
             return  # it is sent again
         known = self._children.get(order.child)
         if known is None or known.incarnation < order.incarnation:
             if known is not None and known.state in (STARTING, RUNNING):
                 return  # its end has not been seen here: the order comes again
+            if not is_held:
+                report = ChildReport(order.child, order.incarnation, "refused")
+                self._over(replace(report, reason=self._no_launchpad), step)
+                return
             self._unconfirmed.pop(order.child, None)
             self._confirmed.pop(order.child, None)
             self._children[order.child] = ChildReport(

@@ -458,6 +458,7 @@ class Member:
         except OSError as why:
             text = f"cannot start the launchpad of the fleet's children: {why.strerror}"
             self._host.log.write("ERROR", text)
+            node.launchpad_failed(text)
             return None
         self._launchpad = launchpad
         self._nursery.start_soon(self._hold, node, launchpad)

@@ -1,6 +1,7 @@
 """A node: which orders it follows, and what it lets out under its lease."""
 
 import pytest
+from msgspec.structs import replace
 
 from supervisor.fleet.fence import FencedError
 from supervisor.fleet.held_slices import HeldSlices, LedgerRow, Reserved
@@ -117,6 +118,29 @@ def test_nothing_starts_before_the_launchpad_has_armed_the_deadline() -> None:
     assert scene.start() == []
     scene.arm(step)
     assert len(scene.start()) == 1
+
+
+# spec FL4: its beats are answered, so it would never be lost, and its orders never end.
+def test_a_node_that_cannot_have_a_launchpad_refuses_orders() -> None:
+    scene = Scene()
+    scene.node.join(scene.now)
+    joined = scene.hear(Joined(1, scene.session, 1, LEASE_S))
+    order = Start(1, scene.session, "c1", "x", 1, TRUE)
+    assert messages(scene.hear(order)) == []
+    scene.node.launchpad_failed("no room")
+    for _ in range(2):
+        step = scene.hear(order)
+        assert step.actions == []
+        (news,) = messages(step)
+        refused = ChildReport("c1", 1, "refused", reason="no room")
+        assert news == ChildNews("a", scene.session, refused)
+    scene.arm(joined)
+    assert scene.start(incarnation=1) == []
+    assert len(scene.start(incarnation=2)) == 1
+    scene.node.launchpad_gone(scene.now)
+    scene.node.all_gone(scene.now)
+    scene.hear(Joined(1, scene.session, 1, LEASE_S))
+    assert messages(scene.hear(replace(order, session=scene.session))) == []
 
 
 # spec FL5
