@@ -25,7 +25,12 @@ from supervisor.cluster.orders import (
     SetupOutcome,
 )
 from supervisor.cluster.ray_processes import RayError
-from supervisor.config.fleet import MOST_WORDS, WORD_RULE, is_fleet_word
+from supervisor.config.fleet import (
+    MOST_WORDS,
+    WORD_RULE,
+    is_address,
+    is_fleet_word,
+)
 from supervisor.control.client import ControlError, RefusedError, call, find_control
 from supervisor.fleet.link import LEAVE_REQUEST
 from supervisor.fleet.store_address import is_postgres
@@ -232,13 +237,18 @@ def _head_address(options: Options, settings: FleetFigures) -> str:
     """Return the address of the head that is to be joined.
 
     Raises:
-        RayError: neither the command nor the configuration says it.
+        RayError: neither the command nor the configuration says it, or it is none.
     """
     address = settings.address if options.address is None else options.address
     if address is None:
         raise RayError(
             "cannot join a fleet: its address is not given; name it by --address, or as"
             " `address` in [fleet]"
+        )
+    if not is_address(address):
+        raise RayError(
+            f"cannot join a fleet: --address: {address!r:.80} is none; write IP:PORT, as"
+            " in 10.0.0.1:6379"
         )
     return address
 

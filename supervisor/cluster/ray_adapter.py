@@ -78,6 +78,7 @@ MOST_CALLS = 1000
 """Under way to one actor: one that is stopped answers none."""
 
 _NODE_PREFIX = "sandhost"
+_OTHER_TOKEN = "InvalidAuthToken"  # noqa: S105 - a word of Ray's refusal
 _CONCURRENCY = 4096  # requests to one actor at once; further ones wait
 
 
@@ -466,10 +467,10 @@ class Cluster:
             self._client = GcsClient(address=address)
             data = self._client.internal_kv_get(b"CLUSTER_METADATA", b"cluster")
         except Exception as why:  # noqa: BLE001 - Ray raises many kinds
-            raise AdapterError(
-                f"cannot reach {address}: {_first_line(why)}; give the address and the"
-                " token file that `fleet up` has printed"
-            ) from None
+            reason = _first_line(why)
+            if _OTHER_TOKEN in reason:
+                reason = "its token is another one"
+            raise AdapterError(no_reach(address, reason)) from None
         found = json.loads(data or b"{}")
         self.versions = Versions(
             str(found.get("ray_version")), str(found.get("python_version"))
@@ -521,6 +522,14 @@ class Cluster:
         others = self.raylets().keys() - {before}
         if any(_is_of_node(name, node) for name in others):
             raise _name_error(node)
+
+
+def no_reach(address: str, reason: str) -> str:
+    """Return the text for a head that does not answer, or not to this token."""
+    return (
+        f"cannot reach {address}: {reason:.80}; give the address and the token file that"
+        " `fleet up` has printed"
+    )
 
 
 def _name_error(node: str) -> AdapterError:

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import select
 import shutil
@@ -140,7 +141,7 @@ def copy_token(directory: str, given: str) -> str:
     Ray reads it whenever it starts an actor again: the file that was given may be gone.
 
     Raises:
-        RayError: it cannot be read.
+        RayError: it cannot be read, or has none.
     """
     try:
         token = Path(given).read_bytes()
@@ -149,6 +150,11 @@ def copy_token(directory: str, given: str) -> str:
             f"cannot read the token in {given!r}: {why.strerror}; copy the file that"
             " `sandhost fleet up` has named"
         ) from None
+    if not re.fullmatch(rb"[!-~]+", token.strip()):
+        raise RayError(
+            f"cannot use {given!r}: it has no token; copy the file that `sandhost fleet"
+            " up` has named"
+        )
     return _write_token(directory, token)
 
 

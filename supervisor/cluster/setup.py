@@ -7,7 +7,9 @@ it. It starts Ray, is a driver of it for a moment, makes the actors and ends. Ca
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import socket
 import sys
 import time
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from hostlib.linux.syscalls import PR_SET_PDEATHSIG, prctl
 from supervisor.cluster import ray_processes
 from supervisor.cluster.names import LOOPBACK, OWN_PORTS, WORKER_PORTS
 from supervisor.cluster.orders import (
@@ -31,6 +34,7 @@ from supervisor.cluster.ray_adapter import (
     Cluster,
     Driver,
     foreign_raylet,
+    no_reach,
     own_versions,
     raylet_name,
     run_ray,
@@ -47,8 +51,16 @@ OBJECTS_BYTES = 80 * 1024 * 1024
 """Ray's store of objects, which the fleet does not use: the least that Ray takes."""
 
 
+REACH_S = 5.0
+"""For the head's machine to take a connection: Ray itself tries for 40 s."""
+
 RESOURCE = "sandhost"
 """Ray's resource of a node, for others to see: as many as children may run there."""
+
+_EVERY = "0.0.0.0"  # noqa: S104 - there the head takes its port
+
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a start; what it has started ends before."""
 
 _NO_RESOURCE = (
     f"Ray runs here already, without the resource {RESOURCE!r}, and takes no more of"
@@ -70,12 +82,20 @@ def set_up(order: SetupOrder) -> SetupOutcome:
     try:
         return _join(order) if order.head is None else _found(order, order.head)
     except BaseException:
-        ray_processes.end(directory)
+        # Its command and its terminal may both end it: once is enough.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        try:
+            ray_processes.end(directory)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
 
 
 def _found(order: SetupOrder, head: DirectoryOrder) -> SetupOutcome:
     address = f"{order.bind}:{order.port}"
+    _check_free(order.bind, order.port)
+    if order.bind != LOOPBACK:
+        _check_free(_EVERY, order.port)
     name = raylet_name(order.node.node)
     words = ["--head", f"--port={order.port}", "--include-dashboard=false"]
     ports = _choose_ports(order.ports)
@@ -91,6 +111,8 @@ def _found(order: SetupOrder, head: DirectoryOrder) -> SetupOutcome:
 
 def _join(order: SetupOrder) -> SetupOutcome:
     address = order.address or ""
+    _check_free(order.bind, 0)
+    _check_reached(address)
     cluster = Cluster(address)
     own_versions().check(cluster.versions, address)
     _check_fleet(cluster, address)
@@ -113,6 +135,41 @@ def _join(order: SetupOrder) -> SetupOutcome:
     with Driver(address, order.bind) as driver:
         driver.make_node(node, driver.node_id(name), is_again=before != "")
     return SetupOutcome(address, open_ports=_open_ports(order), note=note)
+
+
+def _check_free(bind: str, port: int) -> None:
+    """Refuse a place at which nothing can listen: Ray says of it only that it failed.
+
+    Args:
+        bind: an address, or `_EVERY`.
+        port: 0 for any.
+
+    Raises:
+        AdapterError: the address is another machine's, or the port is in use.
+    """
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((bind, port))
+        except OSError as why:
+            is_foreign = why.errno == errno.EADDRNOTAVAIL
+            raise AdapterError(
+                f"cannot start Ray at {bind}:{port}: {why.strerror}; choose another"
+                f" {'by --bind' if is_foreign else 'port'}"
+            ) from None
+
+
+def _check_reached(address: str) -> None:
+    """Refuse a head at which nobody listens.
+
+    Raises:
+        AdapterError: it is such.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as why:
+        raise AdapterError(no_reach(address, why.strerror or str(why))) from None
 
 
 def _note_on_resources(cluster: Cluster, raylet: str, order: SetupOrder) -> str:
@@ -264,12 +321,19 @@ def _probe(address: str) -> int:
     return 0
 
 
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Do what the command line or the order says; return the exit status."""
     if sys.argv[1:2] == ["ray"]:
         return run_ray(sys.argv[2:])
     if sys.argv[1:2] == ["probe"]:
         return _probe(sys.argv[2])
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # its command may be killed
+    for number in _ENDS:
+        signal.signal(number, _end)
     out = os.dup(1)
     os.dup2(2, 1)  # lines that Ray prints are no outcome
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=SetupOrder)

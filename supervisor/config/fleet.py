@@ -70,7 +70,7 @@ def is_fleet_word(text: str) -> bool:
 
 def check_fleet(section: FleetSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[fleet]`` cannot have."""
-    if section.address is not None and not _is_address(section.address):
+    if section.address is not None and not is_address(section.address):
         yield "address", f"write IP:PORT as in 10.0.0.1:6379, not {section.address!r}"
     yield from _check_store(section.store)
     yield from _check_words(section)
@@ -130,7 +130,8 @@ def _check_lease(text: str) -> Iterator[tuple[str, str]]:
         )
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Return whether a text has the form IP:PORT, or NAME:PORT."""
     is_formed = _ADDRESS.fullmatch(text) is not None
     return is_formed and 0 < int(text.rpartition(":")[2]) < 65_536
 

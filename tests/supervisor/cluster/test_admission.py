@@ -109,6 +109,13 @@ def test_a_join_goes_by_the_configuration_where_it_says_nothing(
     assert (order["node"]["node"], order["node"]["labels"]) == ("n2", ["big"])
     with pytest.raises(RayError, match="name it by --address, or as `address` in"):
         enter(place(tmp_path), join)
+    for odd in ("", "10.0.0.1", "http://10.0.0.1:6379", "a\nb:1", "10.0.0.1:99999"):
+        with pytest.raises(RayError, match=r"--address: .* is none; write IP:PORT"):
+            enter(place(tmp_path), named._replace(address=odd))
+    for token in ("", " \n", "two words", "é"):
+        (tmp_path / "token").write_text(token)
+        with pytest.raises(RayError, match="use 'token': it has no token; copy the"):
+            enter(place(tmp_path, "10.0.0.1:6379"), join)
     ray_processes.end(f"{tmp_path}/state")  # as `leave` does
     assert not kept.exists()
 

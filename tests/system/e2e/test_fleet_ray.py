@@ -26,7 +26,7 @@ import pytest
 from hostlib.unix_names import is_deaf
 from supervisor.cluster import ray_processes
 from tests.helpers.addresses import own_address
-from tests.helpers.command import Outcome, sandhost
+from tests.helpers.command import ENVIRONMENT, SANDHOST, Outcome, sandhost
 from tests.helpers.daemon import Daemon, daemon
 from tests.helpers.rounds import LONG
 from tests.helpers.stage import PYTHON
@@ -198,6 +198,21 @@ def test_a_fleet_comes_up_survives_kills_and_leaves_nothing() -> None:
             assert_nothing_left(a, b)
 
 
+# spec FL1, FL8
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_start_ends_with_its_command(number: signal.Signals) -> None:
+    with place("a") as a:
+        words = ("up", "--control", a.control, "--port", str(free_port()))
+        with subprocess.Popen((SANDHOST, "fleet", *words), env=ENVIRONMENT) as command:
+            until(lambda: ray_processes.is_running(a.directory))
+            command.send_signal(number)
+        until(lambda: not ray_processes.is_there(a.directory))
+        until(lambda: not Path(a.directory, ray_processes.TOKEN).exists())
+        assert_nothing_left(a)
+        assert a.fleet("ps").said("this node is in none")
+
+
 USERS = ("--disable-usage-stats", "--num-cpus=0")
 PORTS_OF_USER = ("--min-worker-port=21800", "--max-worker-port=21840")
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -289,7 +304,9 @@ def check_refusals(a: Place, b: Place, words: tuple[str, ...], token: str) -> No
     wrong.chmod(0o644)
     assert b.fleet(*words, str(wrong)).said("others may read it; chmod 600")
     wrong.chmod(0o600)
-    assert b.fleet(*words, str(wrong)).said("cannot reach 127.0.0.1:")
+    assert b.fleet(*words, str(wrong)).said(
+        "its token is another one; give the address and the token file"
+    )
     address = words[2]
     with another_version(address, token) as told:
         done = b.fleet(*words, token)

@@ -1,0 +1,62 @@
+"""Places at which Ray cannot be, told before any of it is started."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from supervisor.cluster.names import LOOPBACK
+from supervisor.cluster.orders import DirectoryOrder, NodeOrder, SetupOrder
+from supervisor.cluster.ray_adapter import AdapterError
+from supervisor.cluster.setup import set_up
+
+FOREIGN = "192.0.2.1"  # of RFC 5737: no machine has it
+
+
+def order(
+    where: Path, port: int, bind: str = LOOPBACK, address: str | None = None
+) -> SetupOrder:
+    """Return an order to begin a fleet, or to join one at an address."""
+    node = NodeOrder("n", (), f"{where}/control", str(where), is_head=address is None)
+    head = DirectoryOrder(f"{where}/store") if address is None else None
+    return SetupOrder(node, f"{where}/token", bind, address, port, head=head)
+
+
+# spec FL1
+def test_a_fleet_is_not_begun_at_a_port_that_is_in_use(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind((LOOPBACK, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(AdapterError) as why:
+            set_up(order(tmp_path, port))
+    assert str(why.value) == (
+        f"cannot start Ray at {LOOPBACK}:{port}: Address already in use; choose another"
+        " port"
+    )
+    assert os.listdir(tmp_path) == []
+
+
+# spec FL1
+@pytest.mark.parametrize("address", [None, f"{LOOPBACK}:9"], ids=["up", "join"])
+def test_ray_is_not_started_at_an_address_of_another_machine(
+    tmp_path: Path, address: str | None
+) -> None:
+    with pytest.raises(AdapterError, match=f"at {FOREIGN}.*; choose another by --bind"):
+        set_up(order(tmp_path, 9, FOREIGN, address))
+    assert os.listdir(tmp_path) == []
+
+
+# spec FL1
+def test_a_head_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind((LOOPBACK, 0))  # and does not listen
+        address = f"{LOOPBACK}:{other.getsockname()[1]}"
+        with pytest.raises(AdapterError, match=f"{address}: Connection refused; give"):
+            set_up(order(tmp_path, 9, address=address))
+    with pytest.raises(AdapterError, match=r"cannot reach no\.invalid:9: .*; give the"):
+        set_up(order(tmp_path, 9, address="no.invalid:9"))
+    assert os.listdir(tmp_path) == []
