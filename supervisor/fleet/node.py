@@ -469,20 +469,28 @@ class Node:
             self._send_report(report, step)
         return step
 
-    def child_over(self, report: ChildReport) -> NodeStep:
-        """Tell that a child has ended, or was not started, until it is confirmed."""
+    def child_over(self, report: ChildReport, now: Moment) -> NodeStep:
+        """Tell that a child has ended, or was not started, until it is confirmed.
+
+        Where no lease is held it is told if the session goes on, with the next beat.
+        """
         step = NodeStep()
         known = self._children.get(report.child)
         is_current = known is not None and known.incarnation == report.incarnation
         if known is not None and is_current and known.state in (STARTING, RUNNING):
-            self._over(report, step)
+            self._note_over(report)
+            if self.is_member(now):
+                self._send_report(report, step)
         return step
 
     def _over(self, report: ChildReport, step: NodeStep) -> None:
+        self._note_over(report)
+        self._send_report(report, step)
+
+    def _note_over(self, report: ChildReport) -> None:
         self._children[report.child] = report
         self._confirmed.pop(report.child, None)
         self._unconfirmed[report.child] = None
-        self._send_report(report, step)
 
     def _confirm(self, message: Confirm, now: Moment) -> None:
         child = message.child

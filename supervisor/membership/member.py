@@ -628,14 +628,10 @@ class Member:
         status: int | None = None,
         reason: str = "",
     ) -> None:
-        try:
-            self._judge(life)
-        except FencedError:
-            return  # the end of the session is told, with all that ran in it
         report = ChildReport(
             life.child, life.incarnation, state, status=status, reason=reason
         )
-        self._do(node.child_over(report))
+        self._do(node.child_over(report, self._clocks()))
 
     def _end(self, order: EndChild) -> None:
         fetch = self._fetches.get(order.child)

@@ -184,7 +184,7 @@ class StandIn:
             report = ChildReport(
                 action.child, action.incarnation, "failed", reason="no such policy"
             )
-            await self._do(node.child_over(report))
+            await self._do(node.child_over(report, read_clocks()))
             return
         self.children[action.child] = action
         await self._do(node.child_started(action.child, action.incarnation, 4711))
@@ -198,7 +198,7 @@ class StandIn:
         started = self.children.pop(child, None)
         if started is not None:
             report = ChildReport(child, started.incarnation, "ended", status=status)
-            await self._do(self.node.child_over(report))
+            await self._do(self.node.child_over(report, read_clocks()))
 
 
 async def reply(stream: trio.SocketStream, **words: object) -> None:

@@ -469,7 +469,8 @@ class Simulation:
                 self.random.choice(["failed", "refused"]),
                 reason="no such program",
             )
-            self._do(machine, machine.node.child_over(report))
+            now = self._moment(machine.clock)
+            self._do(machine, machine.node.child_over(report, now))
             return
         self._check_alone(machine, order)
         living = Living(order.child, order.incarnation)
@@ -520,7 +521,8 @@ class Simulation:
         report = ChildReport(
             living.child, living.incarnation, "ended", status=self.random.choice([0, 1])
         )
-        self._do(machine, machine.node.child_over(report))
+        now = self._moment(machine.clock)
+        self._do(machine, machine.node.child_over(report, now))
 
     def _end_child(self, machine: Machine, order: on_node.EndChild) -> None:
         for one in tuple(machine.living):

@@ -238,7 +238,7 @@ def test_a_later_incarnation_starts_only_after_the_one_before_is_over(
     scene.start()
     scene.node.child_started("c1", 1, 7)
     assert scene.start(incarnation=2) == []
-    scene.node.child_over(ChildReport("c1", 1, "ended", status=0))
+    scene.node.child_over(ChildReport("c1", 1, "ended", status=0), scene.now)
     assert len(scene.start(incarnation=2)) == 1
     assert scene.start(incarnation=1) == []
 
@@ -256,7 +256,7 @@ def test_an_end_is_told_with_each_beat_until_it_is_confirmed(scene: Scene) -> No
     scene.start()
     over = ChildReport("c1", 1, "ended", status=4)
     news = ChildNews("a", scene.session, over)
-    assert messages(scene.node.child_over(over)) == [news]
+    assert messages(scene.node.child_over(over, scene.now)) == [news]
     assert news in messages(scene.node.daemon_answered(1, 0))
     scene.hear(Confirm(1, scene.session, "c1", 1))
     assert news not in messages(scene.node.daemon_answered(1, 0))
@@ -269,7 +269,7 @@ def test_an_end_that_was_confirmed_is_known_for_a_time(scene: Scene) -> None:
         scene.node.child_started(child, 1, 7)
     ends = [ChildReport(child, 1, "ended", 7, 4) for child in ("c1", "c2")]
     for end in ends:
-        scene.node.child_over(end)
+        scene.node.child_over(end, scene.now)
     scene.hear(Confirm(1, scene.session, "c1", 1))
     for _ in range(2):
         scene.live(KNOWN_S / 2 - 1.0)
@@ -292,7 +292,7 @@ def test_a_child_that_has_begun_again_is_known_for_as_long_as_it_runs(
     scene: Scene,
 ) -> None:
     scene.start()
-    scene.node.child_over(ChildReport("c1", 1, "refused"))
+    scene.node.child_over(ChildReport("c1", 1, "refused"), scene.now)
     scene.hear(Confirm(1, scene.session, "c1", 1))
     scene.start(incarnation=2)
     scene.node.child_started("c1", 2, 7)
@@ -303,10 +303,29 @@ def test_a_child_that_has_begun_again_is_known_for_as_long_as_it_runs(
 # spec FL4
 def test_an_end_of_a_later_life_is_known_until_it_is_confirmed(scene: Scene) -> None:
     scene.start()
-    scene.node.child_over(ChildReport("c1", 1, "refused"))
+    scene.node.child_over(ChildReport("c1", 1, "refused"), scene.now)
     scene.hear(Confirm(1, scene.session, "c1", 1))
     (news,) = messages(scene.hear(End(1, scene.session, "c1", 2)))
     scene.live(KNOWN_S + 2.0)
+    assert news in messages(scene.node.daemon_answered(1, 0))
+
+
+# spec FL6: a renewal was armed in time, and is known here after the old deadline only.
+def test_an_end_while_no_lease_is_held_is_told_if_the_session_goes_on(
+    scene: Scene,
+) -> None:
+    scene.start()
+    scene.node.child_started("c1", 1, 7)
+    scene.now_s = 103.9
+    (question,) = scene.node.tick(scene.now).actions
+    assert isinstance(question, AskDaemon)
+    renewed = scene.hear(Renewed(1, scene.session, question.number))
+    scene.now_s = 104.0
+    over = ChildReport("c1", 1, "ended", status=4)
+    assert messages(scene.node.child_over(over, scene.now)) == []
+    scene.arm(renewed)
+    assert scene.node.is_member(scene.now)
+    news = ChildNews("a", scene.session, over)
     assert news in messages(scene.node.daemon_answered(1, 0))
 
 
