@@ -7,6 +7,7 @@ a lost machine still has. So the actor begins without it, and tries again and ag
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING, TypeAlias
 
 import trio
@@ -87,7 +88,17 @@ class DirectoryStart:
         Raises:
             StoreError: it cannot be opened or read.
         """
-        store, rows = await in_thread(_load_store, self._order.store)
+        try:
+            store, rows = await in_thread(_load_store, self._order.store)
+        except sqlite3.Error as why:
+            raise StoreError(
+                f"cannot read the fleet's store: {why}; move a damaged file away"
+            ) from None
+        except OSError as why:  # no thread
+            raise StoreError(
+                f"cannot open the fleet's store: {why.strerror}; end other programs of"
+                " this user"
+            ) from None
         try:
             lease_s = self._order.lease_s
             return store, DirectoryService(
@@ -119,7 +130,7 @@ def _load_store(where: str) -> tuple[Store, list[Row]]:
     """Return a store, opened, with all that is in it; blocks.
 
     Raises:
-        StoreError: it cannot be opened or read.
+        StoreError, sqlite3.Error: it cannot be opened or read.
     """
     store = open_store(where)
     try:

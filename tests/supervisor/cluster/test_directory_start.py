@@ -1,24 +1,36 @@
 """The start of a directory: without its store it says why, and it gets it later."""
 
+import errno
 import json
+import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from hostlib.log import Log
 from hostlib.threads import in_thread
+from supervisor.cluster import directory_start
 from supervisor.cluster.directory_service import open_store
 from supervisor.cluster.directory_start import READY, DirectoryStart
 from supervisor.cluster.orders import DirectoryOrder
 from supervisor.fleet.messages import VERSION
-from supervisor.fleet.step import StaleEpochError, StoreError
+from supervisor.fleet.step import Change, StaleEpochError, StoreError
 from supervisor.fleet.store import FILE, FleetStore
 from tests.helpers import postgres
 
 LOG = Log("ERROR")
+PAGE_BYTES = 4096
 SPAWN = b'{"name": "x", "program": {"command": ["true"]}, "wait": true}'
+
+
+class LongRow(msgspec.Struct, frozen=True):
+    """A row that fills a part of a page."""
+
+    text: str
 
 
 # spec FL2
@@ -99,6 +111,51 @@ async def test_a_row_that_cannot_be_read_is_named(
         with base:
             base.execute("DELETE FROM rows")
         base.close()
+        while not (await start.answer(VERSION, READY, b"{}"))[0]:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+# spec FL2: its first pages are whole, so it opens.
+async def test_a_store_that_is_damaged_is_told_and_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    store = FleetStore(str(tmp_path))
+    row = LongRow("x" * 500)
+    store.put([Change("nodes", f"{number}", row) for number in range(100)])
+    store.close()
+    file = tmp_path / FILE
+    begin = file.read_bytes()[: 3 * PAGE_BYTES]
+    rest = b"\xff" * (file.stat().st_size - len(begin))
+    file.write_bytes(begin + rest)
+    start = DirectoryStart(DirectoryOrder(str(tmp_path)), no_node, LOG)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(start.run)
+        is_done, text = await start.answer(VERSION, READY, b"{}")
+        assert not is_done
+        assert text.decode() == (
+            "cannot read the fleet's store: database disk image is malformed; move a"
+            " damaged file away"
+        )
+        nursery.cancel_scope.cancel()
+    assert file.read_bytes().endswith(rest)
+
+
+# spec FL2: the user of the process has as many threads as it may have.
+@pytest.mark.slow
+async def test_a_directory_that_gets_no_thread_waits_for_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_thread(*_: Any) -> Any:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(directory_start, "in_thread", no_thread)
+    start = DirectoryStart(DirectoryOrder(str(tmp_path)), no_node, LOG)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(start.run)
+        is_done, text = await start.answer(VERSION, READY, b"{}")
+        assert (is_done, b"Resource temporarily unavailable" in text) == (False, True)
+        monkeypatch.setattr(directory_start, "in_thread", in_thread)
         while not (await start.answer(VERSION, READY, b"{}"))[0]:
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
