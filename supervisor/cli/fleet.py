@@ -8,6 +8,7 @@ import json
 import math
 import os
 import select
+import sys
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
@@ -441,17 +442,24 @@ def run(control: str | None, **given: Any) -> int:
 
     It reads this command's standard input. If its node is lost the exit status is 125.
     """
+    from supervisor.cluster.signals import exit_at_signals  # noqa: PLC0415 - its own
+    from supervisor.control.client import ControlError  # noqa: PLC0415
+
+    exit_at_signals()
+    if sys.stdin is None:  # 0 is free, and would be the next socket's
+        os.open(os.devnull, os.O_RDONLY)
     name = f"run-{os.urandom(4).hex()}"
     request = _request(name, takes_input=True, **given)
 
     def use(client: FleetClient) -> int:
-        status = _start(client, request, given["workspace"])
-        if status is not None:
-            return status
         try:
+            status = _start(client, request, given["workspace"])
+            if status is not None:
+                return status
             status = _follow(client, name)
         except BaseException:
-            client.ask("kill", {"name": name, "signal": "KILL"})
+            with contextlib.suppress(ControlError):  # there is none, or not any more
+                client.ask("kill", {"name": name, "signal": "KILL"})
             raise
         if given["workspace"] is not None:
             _tell_changes(client, name)

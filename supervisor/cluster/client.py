@@ -12,7 +12,7 @@ from hostlib.unix_names import is_deaf
 from supervisor.client import LogEntry, LogMark
 from supervisor.cluster.names import DOOR
 from supervisor.control import client as control
-from supervisor.control.client import ControlError, RefusedError
+from supervisor.control.client import ControlError, RefusedError, SilentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +40,7 @@ class FleetClient:
         self.control = control.find_control(path)
         self.door = door_of(self.control)
         if not is_there(self.door):
+            control.call(self.control, "stats")  # no daemon: it says so
             raise ControlError(NO_FLEET)
 
     def ask(self, do: str, args: dict[str, Any] | None = None) -> Any:
@@ -52,8 +53,8 @@ class FleetClient:
             return control.call(self.door, do, args, timeout_s=TIMEOUT_S)
         except RefusedError as why:
             raise RefusedError(refusal(str(why))) from None
-        except ControlError:
-            raise self._silence() from None
+        except ControlError as why:
+            raise self._fault(why) from None
 
     def leave(self, do: str) -> Iterator[dict[str, Any]]:
         """Have this node leave, or by `down` all; yield how far that is.
@@ -72,10 +73,10 @@ class FleetClient:
                 yield item
         except RefusedError as why:
             raise RefusedError(refusal(str(why))) from None
-        except ControlError:
-            raise self._silence() from None
+        except ControlError as why:
+            raise self._fault(why) from None
         if not is_over:
-            raise self._silence()
+            raise self._fault(SilentError())
 
     def items(
         self, args: dict[str, Any], reader: int | None = None, **more: Any
@@ -194,12 +195,15 @@ class FleetClient:
             if "data" in item:
                 yield base64.b64decode(item["data"])
 
-    def _silence(self) -> ControlError:
+    def _fault(self, why: ControlError) -> ControlError:
+        """Return why there is no answer, of a door that has ended or is silent plainer."""
         if is_deaf(self.door):
             return ControlError(
                 "cannot ask the fleet: the node actor here has ended; Ray starts it"
                 " again within 2 s, else `sandhost fleet leave`, and join again"
             )
+        if not isinstance(why, SilentError):
+            return why
         return ControlError(
             f"cannot ask the fleet: the node actor here does not answer within"
             f" {TIMEOUT_S:g} s: it is stopped or very busy; try again"

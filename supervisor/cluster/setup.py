@@ -39,6 +39,7 @@ from supervisor.cluster.ray_adapter import (
     raylet_name,
     run_ray,
 )
+from supervisor.cluster.signals import ENDS, exit_at_signals
 from supervisor.fleet.messages import RayPlace
 from supervisor.network.own_addresses import read_own_addresses
 
@@ -58,9 +59,6 @@ RESOURCE = "sandhost"
 """Ray's resource of a node, for others to see: as many as children may run there."""
 
 _EVERY = "0.0.0.0"  # noqa: S104 - there the head takes its port
-
-_ENDS = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a start; what it has started ends before."""
 
 _NO_RESOURCE = (
     f"Ray runs here already, without the resource {RESOURCE!r}, and takes no more of"
@@ -83,7 +81,7 @@ def set_up(order: SetupOrder) -> SetupOutcome:
         return _join(order) if order.head is None else _found(order, order.head)
     except BaseException:
         # Its command and its terminal may both end it: once is enough.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         try:
             ray_processes.end(directory)
         finally:
@@ -321,10 +319,6 @@ def _probe(address: str) -> int:
     return 0
 
 
-def _end(number: int, _frame: object) -> None:
-    sys.exit(128 + number)
-
-
 def main() -> int:
     """Do what the command line or the order says; return the exit status."""
     if sys.argv[1:2] == ["ray"]:
@@ -332,8 +326,7 @@ def main() -> int:
     if sys.argv[1:2] == ["probe"]:
         return _probe(sys.argv[2])
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # its command may be killed
-    for number in _ENDS:
-        signal.signal(number, _end)
+    exit_at_signals()
     out = os.dup(1)
     os.dup2(2, 1)  # lines that Ray prints are no outcome
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=SetupOrder)

@@ -69,6 +69,10 @@ class RefusedError(ControlError):
     """A host that answers, and refuses."""
 
 
+class SilentError(ControlError):
+    """A host that does not answer in time."""
+
+
 def control_path(given: str | None) -> str | None:
     """Return the socket of the option, of ``$SANDHOST_CONTROL``, or a usual one.
 
@@ -313,8 +317,8 @@ def _wait(
     return {fd for fd, _ in poll.poll(max(0.0, left_s) * 1000)}
 
 
-def _silence(path: str, timeout_s: float) -> ControlError:
-    return ControlError(
+def _silence(path: str, timeout_s: float) -> SilentError:
+    return SilentError(
         f"no answer at {path!r} within {timeout_s:g} s: the host is stopped or very"
         " busy; try again"
     )

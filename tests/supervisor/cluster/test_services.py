@@ -403,6 +403,15 @@ def test_a_node_actor_that_does_not_answer_is_told(
             client.FleetClient(f"{tmp_path}/control").ask("ps")
 
 
+# spec FL11: a daemon that is not there is no node without a fleet.
+def test_no_daemon_and_no_door_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ControlError, match=r"no host at .*: there is no such socket"):
+        client.FleetClient(f"{tmp_path}/control")
+    (tmp_path / DOOR).touch()
+    with pytest.raises(ControlError, match="it is not a socket"):
+        client.FleetClient(f"{tmp_path}/control").ask("ps")
+
+
 # spec FL1: of one that was killed the next tells what has ended meanwhile.
 async def test_an_end_without_a_node_actor_is_told_by_the_next(tmp_path: Path) -> None:
     async with fleet(tmp_path) as scene:

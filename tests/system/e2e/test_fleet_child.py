@@ -138,7 +138,7 @@ async def test_a_signal_that_ends_nothing_is_sent_once(tmp_path: Path) -> None:
             done = await scene.call(sandhost, *words, "9", "w")
             assert (done.status, done.err) == (0, b"")
             over = await scene.call(client.ask, "wait", {"name": "w"})
-            assert (over["state"], over["status"]) == ("ended", 137)
+            assert over["state"] == "ended"
             with pytest.raises(
                 fleet.ControlError, match="cannot signal 'w': it is ended"
             ):
@@ -350,6 +350,44 @@ async def test_run_passes_its_input_and_the_statuses_of_starts(tmp_path: Path) -
             assert (done.status, done.said("a.txt")) == (126, True)
             done = await run(scene, "--needs", "tpu", "--", "true")
             assert (done.status, done.said("no node has these labels")) == (125, True)
+
+
+# spec FL3
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_run_that_is_ended_ends_its_child(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with node(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            words = (*SANDHOST_RUN, "--control", scene.control("a"), "sleep", "600")
+            # Not in a thread: those of this loop block signals.
+            with subprocess.Popen(  # noqa: ASYNC220
+                words, stdin=subprocess.PIPE, env=ENVIRONMENT
+            ) as process:
+                await scene.started("a")
+                process.send_signal(number)
+                status = await in_thread(process.wait, 60)
+            assert status == 128 + number
+            (row,) = (await scene.call(scene.client("a").ask, "ps"))["children"]
+            over = await scene.call(
+                scene.client("a").ask, "wait", {"name": row["name"]}
+            )
+            assert over["state"] == "ended"
+
+
+# spec FL3
+async def test_run_without_an_input_gives_its_child_none(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            words = (*SANDHOST_RUN, "--control", scene.control("a"), "--", "wc", "-c")
+
+            def run_closed() -> bytes:
+                closed = ("sh", "-c", '"$@" <&-', "sh", *words)
+                return subprocess.run(
+                    closed, stdout=subprocess.PIPE, env=ENVIRONMENT, check=True
+                ).stdout
+
+            assert await scene.call(run_closed) == b"0\n"
 
 
 # spec FL3, FL11
