@@ -159,7 +159,8 @@ class HeldSlices:
         for row in self.rows():
             if row.account != account or row.state is not HeldState.OPEN:
                 continue
-            if _is_over(row, wall_s):
+            # The directory's clock has said its window, a moment ago if it is fresh.
+            if row.id not in self._fresh and _is_over(row, wall_s):
                 self._retire(row, step)
             elif row.left >= worst > 0.0 or row.left > worst == 0.0:
                 reserved = {**row.reserved, call: worst}

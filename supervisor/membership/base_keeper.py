@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import msgspec
 import trio
@@ -79,7 +80,8 @@ class BaseKeeper:
         self._bases = bases
         self._peers = peers
         self._held: Counter[str] = Counter()
-        self._turns: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
+        # A lock is there as long as a child waits for its base.
+        self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
         self._rows: list[BaseRow] = []
 
     async def open(self) -> None:
@@ -111,7 +113,7 @@ class BaseKeeper:
             PeerError: the node that has it is not reached.
             BaseError: it cannot be kept here, or is kept nowhere any more.
         """
-        async with self._turns[base.digest]:
+        async with self._turns.setdefault(base.digest, trio.Lock()):
             path = await in_thread(self._bases.find, base.digest)
             if path is None:
                 await self._fetch(base)

@@ -179,8 +179,23 @@ def test_a_slice_takes_no_calls_after_its_window() -> None:
     holder = Holder()
     holder.reserve("c1", 2.0)
     holder.grant(1, 10.0, "1970-01-01")
+    for _ in range(2):
+        holder.held.tick()
     assert holder.reserve("c1", 2.0, wall_s=86_400.0) is Reserved.ASKED
     assert holder.states() == {"t/1": HeldState.CLOSED}
+
+
+# The directory's clock says which window is on. A node whose clock is ahead would ask again
+# and again until then, and be given one slice after the other.
+# spec FL7
+def test_a_node_whose_clock_is_ahead_pays_a_call_with_what_it_was_given() -> None:
+    holder = Holder()
+    late_s = 86_400.0
+    holder.reserve("c1", 2.0, late_s)
+    holder.grant(1, 10.0, "1970-01-01")
+    assert holder.reserve("c1", 2.0, late_s) is Reserved.YES
+    assert holder.reserve("c2", 2.0, late_s) is Reserved.ASKED
+    assert holder.states() == {"t/1": HeldState.RETIRING}
 
 
 # spec FL7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -167,6 +168,12 @@ def item(data: bytes) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({"data": base64.b64encode(data).decode()}))
 
 
+def locks() -> int:
+    """Return how many locks there are."""
+    gc.collect()
+    return sum(isinstance(one, trio.Lock) for one in gc.get_objects())
+
+
 # spec FL10
 async def test_a_base_is_fetched_once_for_all_children(tmp_path: Path) -> None:
     base, data = pack(node(tmp_path / "a"), tmp_path / "repo", "x")
@@ -186,6 +193,18 @@ async def test_a_base_is_fetched_once_for_all_children(tmp_path: Path) -> None:
     assert peers.asked == 1
     (row,) = msgspec.to_builtins(keeper.row())["fleet_bases"]
     assert (row["digest"], row["is_used"]) == (base.digest, True)
+
+
+# A daemon runs for months, and each child may bring a base of its own.
+async def test_nothing_is_kept_of_a_base_that_no_child_has(tmp_path: Path) -> None:
+    peers = Peers(b"")
+    keeper = BaseKeeper(node(tmp_path / "b"), peers.items)
+    before = locks()
+    for number in range(3):
+        base, peers.data = pack(node(tmp_path / f"{number}"), tmp_path / "repo", f"{number}")
+        async with keeper.held(base):
+            await keeper.ready(base)
+    assert locks() == before
 
 
 # spec FL10
