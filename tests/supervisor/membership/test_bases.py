@@ -201,7 +201,9 @@ async def test_nothing_is_kept_of_a_base_that_no_child_has(tmp_path: Path) -> No
     keeper = BaseKeeper(node(tmp_path / "b"), peers.items)
     before = locks()
     for number in range(3):
-        base, peers.data = pack(node(tmp_path / f"{number}"), tmp_path / "repo", f"{number}")
+        base, peers.data = pack(
+            node(tmp_path / f"{number}"), tmp_path / "repo", f"{number}"
+        )
         async with keeper.held(base):
             await keeper.ready(base)
     assert locks() == before
