@@ -141,10 +141,9 @@ soak: $(STAMP)  ## children come and go for an hour; nothing may grow (SOAK_SECO
 agents: $(STAMP)  ## real agents from their registries, each once (needs the network)
 	$(BIN)/python -m tests.agents $(ARGS)
 
-# faulthandler's timeout prints the frames of a program that runs, which may kill it.
 chaos: CHAOS_ROUNDS = 10000
 chaos: $(STAMP)  ## the long form: 10,000 rounds of random kill -9
-	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest -m chaos -o timeout=3600 -o faulthandler_timeout=0 $(ARGS)
+	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest -m chaos -o timeout=3600 $(ARGS)
 
 lock: $(STAMP)  ## pin anew what pyproject.toml asks for (needs the network)
 	$(BIN)/python -m pip install --quiet 'pip-tools>=7.6'
