@@ -442,7 +442,10 @@ def run(control: str | None, **given: Any) -> int:
 
     It reads this command's standard input. If its node is lost the exit status is 125.
     """
-    from supervisor.cluster.signals import exit_at_signals  # noqa: PLC0415 - its own
+    from supervisor.cluster.signals import (  # noqa: PLC0415 - its own
+        exit_at_signals,
+        ignore_signals,
+    )
     from supervisor.control.client import ControlError  # noqa: PLC0415
 
     exit_at_signals()
@@ -457,7 +460,10 @@ def run(control: str | None, **given: Any) -> int:
             if status is not None:
                 return status
             status = _follow(client, name)
+        except (ControlError, FleetRefusal):
+            raise  # it is not reached, or is over
         except BaseException:
+            ignore_signals()
             with contextlib.suppress(ControlError):  # there is none, or not any more
                 client.ask("kill", {"name": name, "signal": "KILL"})
             raise
@@ -481,11 +487,11 @@ def _start(
     try:
         _spawn(client, request, workspace)
     except RefusedError as why:
+        print_stderr("sandhost fleet run", str(why))
         try:
             child = client.ask("find", {"name": request["name"]})
         except ControlError:
-            raise why from None  # nothing was started anywhere
-        print_stderr("sandhost fleet run", str(why))
+            return NOT_RUN  # nothing was started anywhere
         return int(child["status"] or NOT_RUN)
     return None
 

@@ -7,6 +7,7 @@ fails leaves nothing; `leave` ends by pidfd all that `enter` has started.
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import sys
 from contextlib import suppress
@@ -171,7 +172,7 @@ def enter(place: Place, options: Options) -> Entered:
         node = settings.node or socket.gethostname()
     labels = options.labels or tuple(settings.labels)
     _check_words(node, labels)
-    with ray_processes.locked(place.directory):
+    with ray_processes.locked(place.directory) as lock:
         door = door_of(place.control)
         is_served = ray_processes.is_socket(door) and not is_deaf(door)
         if is_served or ray_processes.is_running(place.directory):
@@ -205,7 +206,7 @@ def enter(place: Place, options: Options) -> Entered:
             _resource_of(settings.store),
         )
         try:
-            return _set_up(order)
+            return _set_up(order, lock)
         except BaseException:
             # The start ends what it has made, unless it was killed.
             ray_processes.end(place.directory)
@@ -247,8 +248,8 @@ def _head_address(options: Options, settings: FleetFigures) -> str:
         )
     if not is_address(address):
         raise RayError(
-            f"cannot join a fleet: --address: {address!r:.80} is none; write IP:PORT, as"
-            " in 10.0.0.1:6379"
+            f"cannot join a fleet: --address {address!r:.80} has another form; write"
+            " IP:PORT, as in 10.0.0.1:6379"
         )
     return address
 
@@ -274,15 +275,19 @@ def _resource_of(store: str | None) -> str | None:
     return f"sandhost-store-{hashlib.sha256(store.encode()).hexdigest()[:16]}"
 
 
-def _set_up(order: SetupOrder) -> Entered:
+def _set_up(order: SetupOrder, lock: int) -> Entered:
     """Start Ray and the actors here.
+
+    Args:
+        order: how.
+        lock: of this node, which the start has too: it may outlive its command.
 
     Raises:
         RayError: they are not up; of a start that was killed, some may be left.
     """
-    words = (sys.executable, "-m", "supervisor.cluster.setup")
+    words = (sys.executable, "-m", "supervisor.cluster.setup", str(os.getpid()))
     data, errors = ray_processes.run(
-        words, order.token_file, msgspec.json.encode(order)
+        words, order.token_file, msgspec.json.encode(order), (lock,)
     )
     try:
         outcome = msgspec.json.decode(data, type=SetupOutcome)

@@ -90,8 +90,8 @@ def directory_of(state_dir: str) -> str:
 
 
 @contextlib.contextmanager
-def locked(directory: str) -> Iterator[None]:
-    """Keep other commands from starting and ending Ray here meanwhile.
+def locked(directory: str) -> Iterator[int]:
+    """Keep other commands from starting and ending Ray here meanwhile; yield the lock.
 
     One that ends Ray is waited for: `leave` returns before Ray has ended.
 
@@ -107,7 +107,7 @@ def locked(directory: str) -> Iterator[None]:
         ) from None
     try:
         _lock(fd)
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -235,14 +235,27 @@ def start(
         ) from None
 
 
-def run(words: Sequence[str], token_file: str | None, data: bytes) -> tuple[bytes, str]:
-    """Run a program that uses Ray; return what it said on stdout and stderr."""
+def run(
+    words: Sequence[str],
+    token_file: str | None,
+    data: bytes,
+    fds: tuple[int, ...] = (),
+) -> tuple[bytes, str]:
+    """Run a program that uses Ray; return what it said on stdout and stderr.
+
+    Args:
+        words: of its command line.
+        token_file: of the fleet; None for none.
+        data: its standard input.
+        fds: descriptors that it has too, by the same numbers.
+    """
     done = subprocess.run(
         words,
         env=environment(token_file),
         input=data,
         capture_output=True,
         check=False,
+        pass_fds=fds,
     )
     return done.stdout, done.stderr.decode(errors="replace")
 

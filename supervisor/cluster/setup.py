@@ -1,4 +1,4 @@
-"""The program `python -m supervisor.cluster.setup`: it brings a node into a fleet.
+"""The program `python -m supervisor.cluster.setup PID`: it brings a node into a fleet.
 
 A command starts it with an order on stdin, and reads one line of its stdout: what came of
 it. It starts Ray, is a driver of it for a moment, makes the actors and ends. Called with
@@ -39,7 +39,7 @@ from supervisor.cluster.ray_adapter import (
     raylet_name,
     run_ray,
 )
-from supervisor.cluster.signals import ENDS, exit_at_signals
+from supervisor.cluster.signals import exit_at_signals
 from supervisor.fleet.messages import RayPlace
 from supervisor.network.own_addresses import read_own_addresses
 
@@ -80,12 +80,7 @@ def set_up(order: SetupOrder) -> SetupOutcome:
     try:
         return _join(order) if order.head is None else _found(order, order.head)
     except BaseException:
-        # Its command and its terminal may both end it: once is enough.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
-        try:
-            ray_processes.end(directory)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        ray_processes.end(directory)
         raise
 
 
@@ -166,8 +161,9 @@ def _check_reached(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-    except OSError as why:
-        raise AdapterError(no_reach(address, why.strerror or str(why))) from None
+    except (OSError, UnicodeError) as why:
+        reason = getattr(why, "strerror", None) or str(why)
+        raise AdapterError(no_reach(address, reason)) from None
 
 
 def _note_on_resources(cluster: Cluster, raylet: str, order: SetupOrder) -> str:
@@ -325,8 +321,10 @@ def main() -> int:
         return run_ray(sys.argv[2:])
     if sys.argv[1:2] == ["probe"]:
         return _probe(sys.argv[2])
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # its command may be killed
     exit_at_signals()
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # its command may be killed
+    if os.getppid() != int(sys.argv[1]):  # before that
+        return 1
     out = os.dup(1)
     os.dup2(2, 1)  # lines that Ray prints are no outcome
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=SetupOrder)
@@ -334,6 +332,9 @@ def main() -> int:
         outcome = set_up(order)
     except (AdapterError, ray_processes.RayError) as why:
         outcome = SetupOutcome(error=str(why))
+    except SystemExit:  # a signal; a start that failed may just have been ended
+        ray_processes.end(order.node.directory)
+        raise
     os.write(out, msgspec.json.encode(outcome) + b"\n")
     return 0 if outcome.address else 1
 

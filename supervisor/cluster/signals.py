@@ -15,5 +15,12 @@ def exit_at_signals() -> None:
             signal.signal(number, _raise_exit)
 
 
+def ignore_signals() -> None:
+    """Have no signal cut an end that has begun: a terminal that closes sends some."""
+    for number in (*ENDS, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _raise_exit(number: int, _frame: object) -> None:
+    ignore_signals()
     sys.exit(128 + number)

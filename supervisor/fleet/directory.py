@@ -413,7 +413,8 @@ class Directory:
         if (text := self._why_never(message)) is not None:
             return text, True
         if node is None or node.session == message.session:
-            is_over = node is not None and node.state in _GONE
+            # A node that has joined is not listed any more long after it was lost.
+            is_over = message.fleet != "" if node is None else node.state in _GONE
             return ("its session is over", False) if is_over else None
         theirs, ours = message.session, node.session
         if theirs.ledger == ours.ledger:
@@ -513,14 +514,13 @@ class Directory:
 
     def _bound_gone(self, step: Step) -> None:
         gone = [node for node in self._nodes.values() if node.state in _GONE]
-        gone.sort(key=lambda node: node.since_s)
-        surplus = len(gone) - MOST_GONE
-        for node in gone:
-            if surplus <= 0:
-                return
-            if not any(one.holds(node.name) for one in self.accounts.values()):
-                self._remove_node(node.name, step)
-                surplus -= 1
+        if len(gone) <= MOST_GONE:
+            return
+        accounts = self.accounts.values()
+        idle = [one for one in gone if not any(it.holds(one.name) for it in accounts)]
+        idle.sort(key=lambda node: node.since_s, reverse=True)
+        for node in idle[MOST_GONE:]:
+            self._remove_node(node.name, step)
 
     def _lose_children(self, name: str, reason: str, step: Step) -> None:
         for child_id in tuple(self._on.get(name, ())):

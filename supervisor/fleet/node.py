@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from supervisor.fleet.messages import FromDirectory, RayPlace
     from supervisor.fleet.step import Moment
 
-KNOWN_S = 600.0
-"""How long an end is known after it was confirmed: an order of before is refused then. A
-lease is not held so long while a message is under way."""
+KNOWN_S = 3600.0
+"""How long an end is known after it was confirmed: an order of before is refused then. No
+lease is longer, and no message is under way so long while one is held."""
 
 STARTING, RUNNING = "starting", "running"
 """States of a child here that are not over; the first is never reported."""

@@ -178,7 +178,8 @@ class RootAccount:
         if kind != self.row.kind:
             window = window_at(kind, now.wall_s)
             for one in self.slices_on():
-                self._put_slice(replace(one, window=window), step)
+                if one.window != NEVER:  # its holder takes calls until it has reported
+                    self._put_slice(replace(one, window=window), step)
         row = AccountRow(
             self.row.name, limit, kind, window, self.row.spent, self.row.slices, fleet
         )
@@ -366,7 +367,7 @@ class RootAccount:
         return one.session.ledger == session.ledger
 
     def _is_on(self, one: SliceRow) -> bool:
-        return one.window == self.row.window
+        return one.window in (self.row.window, NEVER)
 
     # Rows
 

@@ -2,12 +2,16 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("ray")
 
+from supervisor.cluster import ray_processes
 from supervisor.cluster.names import LOOPBACK
 from supervisor.cluster.orders import DirectoryOrder, NodeOrder, SetupOrder
 from supervisor.cluster.ray_adapter import AdapterError
@@ -59,4 +63,27 @@ def test_a_head_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
             set_up(order(tmp_path, 9, address=address))
     with pytest.raises(AdapterError, match=r"cannot reach no\.invalid:9: .*; give the"):
         set_up(order(tmp_path, 9, address="no.invalid:9"))
+    with pytest.raises(AdapterError, match=r"cannot reach a\.\.b:9: .*; give the"):
+        set_up(order(tmp_path, 9, address="a..b:9"))
     assert os.listdir(tmp_path) == []
+
+
+# spec FL8: the kernel tells a start of its command's end only once it has asked for that.
+@pytest.mark.slow
+def test_a_start_whose_command_has_ended_begins_nothing(tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "supervisor.cluster.setup", "1")
+    asked = msgspec.json.encode(order(tmp_path, 9, FOREIGN))
+    done = subprocess.run(words, input=asked, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    words = (*words[:-1], str(os.getpid()))
+    done = subprocess.run(words, input=asked, capture_output=True, check=False)
+    assert b"choose another by --bind" in done.stdout
+
+
+# spec FL8: a start may outlive its command, while Ray does not answer it.
+@pytest.mark.slow
+def test_a_start_keeps_the_lock_of_its_node(tmp_path: Path) -> None:
+    script = "import fcntl, sys; fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX)"
+    with ray_processes.locked(str(tmp_path)) as lock:
+        words = (sys.executable, "-c", script, str(lock))
+        assert ray_processes.run(words, None, b"", (lock,)) == (b"", "")
