@@ -91,7 +91,7 @@ def directory_of(state_dir: str) -> str:
 
 @contextlib.contextmanager
 def locked(directory: str) -> Iterator[int]:
-    """Keep other commands from starting and ending Ray here meanwhile; yield the lock.
+    """Keep other commands from starting and ending Ray here; yield the lock.
 
     One that ends Ray is waited for: `leave` returns before Ray has ended.
 
