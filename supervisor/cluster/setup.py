@@ -1,4 +1,4 @@
-"""The program `python -m supervisor.cluster.setup PID`: it brings a node into a fleet.
+"""The program `python -m supervisor.cluster.setup PID`, which has a node join.
 
 A command starts it with an order on stdin, and reads one line of its stdout: what came of
 it. It starts Ray, is a driver of it for a moment, makes the actors and ends. Called with
