@@ -19,14 +19,11 @@ from hostlib.user_values import (
     parse_size,
 )
 from supervisor.config.read import directory_fault
-from supervisor.spawn.restart_policies import RESTARTS
+from supervisor.spawn.restart_policies import RESTARTS, is_restarted
 from supervisor.spawn.restarts import RestartPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
-
-
-"""The words of ``restart``: when a child that ended is started again."""
 
 MIN_LOG_BYTES = 4096
 """Smallest log file: a smaller one would hold less than one burst of a pipe."""
@@ -97,7 +94,8 @@ def odd_restarts(children: Mapping[str, ChildSection]) -> Iterator[tuple[str, st
     """Yield (key, text) of children whose restarts would never end."""
     for name, child in children.items():
         try:
-            is_endless = child.restart != "no" and restart_policy(child).is_endless()
+            comes_back = child.restart in RESTARTS and is_restarted(child.restart, 1)
+            is_endless = comes_back and restart_policy(child).is_endless()
         except OptionError:
             continue  # reported as a fault
         if is_endless:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import select
 import socket
-from typing import TYPE_CHECKING
+from copy import copy
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 from loguru import logger
@@ -231,18 +232,11 @@ def refuse_unknown(message: m.Request) -> m.Refusal:
 
 def _drop_claim(message: m.Request) -> m.Request:
     """Return a request without its claim of the top level (spec N3, A5)."""
-    match message:
-        case m.Open():
-            return m.Open(message.name, message.mode, flag=False)
-        case m.NameRequest():
-            return type(message)(False, message.name)
-        case m.Rename():
-            return m.Rename(False, message.old_length, message.new_length)
-        case m.Chat():
-            sizes = (message.inputs, message.outputs, message.prompt, message.preset)
-            return m.Chat(False, *sizes)
-        case _:
-            return message
+    if getattr(message, "flag", False) is False:
+        return message
+    without: Any = copy(message)
+    without.flag = False
+    return cast("m.Request", without)
 
 
 def _without_fileno(message: m.Write) -> m.Refusal:
