@@ -455,17 +455,19 @@ def run(control: str | None, **given: Any) -> int:
     request = _request(name, takes_input=True, **given)
 
     def use(client: FleetClient) -> int:
+        is_begun = False
         try:
             status = _start(client, request, given["workspace"])
             if status is not None:
                 return status
+            is_begun = True
             status = _follow(client, name)
-        except (ControlError, FleetRefusal):
-            raise  # it is not reached, or is over
-        except BaseException:
-            ignore_signals()
-            with contextlib.suppress(ControlError):  # there is none, or not any more
-                client.ask("kill", {"name": name, "signal": "KILL"})
+        except BaseException as why:
+            # A fleet that does not answer has begun none, and is not waited for twice.
+            if is_begun or not isinstance(why, ControlError):
+                ignore_signals()
+                with contextlib.suppress(ControlError):  # it is over
+                    client.ask("kill", {"name": name, "signal": "KILL"})
             raise
         if given["workspace"] is not None:
             _tell_changes(client, name)

@@ -39,7 +39,7 @@ from supervisor.cluster.ray_adapter import (
     raylet_name,
     run_ray,
 )
-from supervisor.cluster.signals import exit_at_signals
+from supervisor.cluster.signals import exit_at_signals, ignore_signals
 from supervisor.fleet.messages import RayPlace
 from supervisor.network.own_addresses import read_own_addresses
 
@@ -332,7 +332,8 @@ def main() -> int:
         outcome = set_up(order)
     except (AdapterError, ray_processes.RayError) as why:
         outcome = SetupOutcome(error=str(why))
-    except SystemExit:  # a signal; a start that failed may just have been ended
+    except (SystemExit, KeyboardInterrupt):  # even while a start that failed ends
+        ignore_signals()
         ray_processes.end(order.node.directory)
         raise
     os.write(out, msgspec.json.encode(outcome) + b"\n")
