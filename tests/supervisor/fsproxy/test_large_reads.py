@@ -18,10 +18,9 @@ import trio.testing
 from supervisor.fsproxy import pump as pump_module
 from supervisor.fsproxy.replies import SLOW
 from supervisor.fsproxy.transport import FileTransfer
+from tests.helpers.mount_kinds import set_kind
 from tests.helpers.sessions import Hall, Line, hall
-from vfs import mounts
 from vfs.ledger import Ledger
-from vfs.mounts import Mount
 
 __all__ = ["hall"]
 
@@ -71,7 +70,7 @@ class Turns(trio.abc.Instrument):
 def wire(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> Wire:
     (hall.root / "large").write_bytes(bytes(SIZE))
     # A busy disk would be waited for in a thread.
-    monkeypatch.setitem(mounts.MOUNTS, hall.root.stat().st_dev, Mount("tmpfs"))
+    set_kind(monkeypatch, hall.root, "tmpfs")
     found = Wire()
     monkeypatch.setattr(os, "sendfile", found.take)
     return found

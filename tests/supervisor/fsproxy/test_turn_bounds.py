@@ -14,9 +14,8 @@ import pytest
 
 from supervisor.fsproxy import session as session_module
 from supervisor.fsproxy.session import TURN_S
+from tests.helpers.mount_kinds import set_kind
 from tests.supervisor.fsproxy.dialogue import Dialogue
-from vfs import mounts
-from vfs.mounts import Mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +59,7 @@ class Packets:
 @pytest.fixture
 def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packets]:
     # A busy disk would be waited for in a thread, which nobody drives here.
-    monkeypatch.setitem(mounts.MOUNTS, tmp_path.stat().st_dev, Mount("tmpfs"))
+    set_kind(monkeypatch, tmp_path, "tmpfs")
     packets = Packets(tmp_path)
     yield packets
     packets.close()
@@ -163,7 +162,7 @@ def test_a_large_read_takes_several_turns(
         return size
 
     monkeypatch.setattr(os, "sendfile", take)
-    monkeypatch.setitem(mounts.MOUNTS, tmp_path.stat().st_dev, Mount("tmpfs"))
+    set_kind(monkeypatch, tmp_path, "tmpfs")
     (tmp_path / "f").write_bytes(bytes(8 << 20))
     dialogue = Dialogue(tmp_path)
     try:

@@ -5,7 +5,6 @@ or looks into it there, is caught. The use of such files by FD 3 is in
 `tests/supervisor/fsproxy/test_distant.py`.
 """
 
-import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,10 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.helpers.mount_kinds import set_kind
 from tests.helpers.stage import Stage, open_model_stage
-from vfs import mounts
 from vfs.backends.host_file import HostHandle, StagedHandle
-from vfs.mounts import Mount
 from vfs.policy import PUBLISH_ON_CLOSE
 
 CLOSED = ("close", "drop", "pread_wait", "append")
@@ -28,7 +26,7 @@ async def distant(
 ) -> AsyncIterator[Stage]:
     """Return a host with a model whose files are distant."""
     del no_leaks
-    monkeypatch.setitem(mounts.MOUNTS, os.stat(tmp_path).st_dev, Mount("nfs4"))
+    set_kind(monkeypatch, tmp_path, "nfs4")
     here = threading.current_thread()
     caught = []
 

@@ -17,11 +17,10 @@ from supervisor.llmfd import Process, Store
 from supervisor.llmfd.preloads import Preloads
 from supervisor.llmfd.service import FdService
 from tests.helpers.contents import asking, failed
+from tests.helpers.mount_kinds import set_kind
 from tests.helpers.sessions import Hall, hall
-from vfs import mounts
 from vfs.backends import host
 from vfs.backends.host_file import HostHandle, StagedHandle
-from vfs.mounts import Mount
 
 __all__ = ["hall"]
 
@@ -34,7 +33,7 @@ def caught(
 ) -> Iterator[list[str]]:
     """Let the files of the test be distant ones; return what waited in this thread."""
     del no_leaks
-    monkeypatch.setitem(mounts.MOUNTS, tmp_path.stat().st_dev, Mount("nfs4"))
+    set_kind(monkeypatch, tmp_path, "nfs4")
     here = threading.current_thread()
     caught: list[str] = []
     answered: set[bytes] = set()
