@@ -322,7 +322,7 @@ def list_fleet(control: str | None, *, as_json: bool) -> int:
 def _directory(
     _ctx: click.Context, _param: click.Parameter, text: str | None
 ) -> str | None:
-    """Refuse a directory without a name: it would be the one of now."""
+    """Refuse an empty name: it would stand for the working directory."""
     if text is not None and not text:
         raise UsageFault("--workspace: it names no directory: ''; name one")
     return text
@@ -463,7 +463,7 @@ def run(control: str | None, **given: Any) -> int:
             is_begun = True
             status = _follow(client, name)
         except BaseException as why:
-            # A fleet that does not answer has begun none, and is not waited for twice.
+            # A fleet that has not answered `spawn` is not asked, and waited for, again.
             if is_begun or not isinstance(why, ControlError):
                 ignore_signals()
                 with contextlib.suppress(ControlError):  # it is over

@@ -58,7 +58,7 @@ REACH_S = 5.0
 RESOURCE = "sandhost"
 """Ray's resource of a node, for others to see: as many as children may run there."""
 
-_EVERY = "0.0.0.0"  # noqa: S104 - there the head takes its port
+_EVERY = "0.0.0.0"  # noqa: S104 - Ray's head listens on every address
 
 _NO_RESOURCE = (
     f"Ray runs here already, without the resource {RESOURCE!r}, and takes no more of"
@@ -153,10 +153,10 @@ def _check_free(bind: str, port: int) -> None:
 
 
 def _check_reached(address: str) -> None:
-    """Refuse a head at which nobody listens.
+    """Refuse a head that takes no connection.
 
     Raises:
-        AdapterError: it is such.
+        AdapterError: there is none within `REACH_S`.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -323,7 +323,7 @@ def main() -> int:
         return _probe(sys.argv[2])
     exit_at_signals()
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # its command may be killed
-    if os.getppid() != int(sys.argv[1]):  # before that
+    if os.getppid() != int(sys.argv[1]):  # it was, before the kernel could tell
         return 1
     out = os.dup(1)
     os.dup2(2, 1)  # lines that Ray prints are no outcome
@@ -332,7 +332,7 @@ def main() -> int:
         outcome = set_up(order)
     except (AdapterError, ray_processes.RayError) as why:
         outcome = SetupOutcome(error=str(why))
-    except (SystemExit, KeyboardInterrupt):  # even while a start that failed ends
+    except (SystemExit, KeyboardInterrupt):  # it may have cut the end of a failed start
         ignore_signals()
         ray_processes.end(order.node.directory)
         raise

@@ -180,10 +180,8 @@ class RootAccount:
             for one in self.slices_on():
                 if one.window != NEVER:  # its holder takes calls until it has reported
                     self._put_slice(replace(one, window=window), step)
-        row = AccountRow(
-            self.row.name, limit, kind, window, self.row.spent, self.row.slices, fleet
-        )
-        self._put_account(row, step)
+        row = replace(self.row, limit=limit, kind=kind, window=window, fleet=fleet)
+        self._put_account(replace(row, is_open=True), step)
 
     def close(self, step: Step) -> None:
         """Let no call be paid in it; what is spent and given out stays noted."""
