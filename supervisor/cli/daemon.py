@@ -126,8 +126,8 @@ def spawn(  # noqa: PLR0913 - one option each
     except FileNotFoundError as why:
         raise CommandError(f"--cwd: cannot use {cwd!r}: {why.strerror}") from None
     more = {"restart": restart, "env": variables, "cwd": cwd} if command else {}
-    with _asking(control) as host:
-        child = host.spawn(list(command) or None, name=name, policy=policy, **more)
+    asked = list(command) or None
+    child = _host(control).spawn(asked, name=name, policy=policy, **more)
     row = {
         "name": child.name,
         "id": child.id,
@@ -155,8 +155,7 @@ def kill(
     child: str, *, signal: str, tree: bool, control: str | None, as_json: bool
 ) -> int:
     """Signal a child; its restart policy decides the rest."""
-    with _asking(control) as host:
-        done = host.kill(child, signal, tree=tree)
+    done = _host(control).kill(child, signal, tree=tree)
     if as_json:
         row = {"name": child, "id": done.id, "pid": done.pid, "signal": done.signal}
         print_text(json.dumps(row) + "\n")
@@ -177,12 +176,12 @@ def stop(
     waiting are told on stderr.
     """
     grace_s = _seconds("--grace", grace)
-    with _asking(control) as host:
-        if names:
-            statuses = [(name, host.stop_child(name, grace_s)) for name in names]
-            result: object = [{"name": name, "status": s} for name, s in statuses]
-        else:
-            result = _stop_daemon(host, grace_s)
+    host = _host(control)
+    if names:
+        statuses = [(name, host.stop_child(name, grace_s)) for name in names]
+        result: object = [{"name": name, "status": s} for name, s in statuses]
+    else:
+        result = _stop_daemon(host, grace_s)
     if as_json:
         print_text(json.dumps(result) + "\n")
     return 0
@@ -222,17 +221,16 @@ def reload(*, execute: bool, control: str | None, as_json: bool) -> int:
     Only changed children restart.
     """
     if execute:
-        with _asking(control) as host:
-            generation = host.replace()
-            count = host.stats()["connections_reset"]
+        host = _host(control)
+        generation = host.replace()
+        count = host.stats()["connections_reset"]
         fields = {"generation": generation, "connections_reset": count}
         text = "replaced"
         if count:
             text += f"; connections of children that were reset: {count}"
         print_text(f"{json.dumps(fields) if as_json else text}\n")
         return 0
-    with _asking(control) as host:
-        changes = host.reload()
+    changes = _host(control).reload()
     rows = {key: getattr(changes, key) for key in changes.__struct_fields__}
     if as_json:
         print_text(json.dumps(rows, indent=2) + "\n")
@@ -275,13 +273,13 @@ def logs(  # noqa: PLR0913 - one option each
     """
     since_s = None if since is None else _moment(since)
     show = log_writer(timestamps=timestamps, raw=raw, as_json=as_json)
-    with _asking(control) as host:
-        for entry in host.logs(child, follow=follow, lines=lines, since_s=since_s):
-            if entry.missed:
-                text = f"{entry.missed} bytes are missing: rotation removed them"
-                print_stderr("sandhost logs", text)
-            show(entry)
-        show(None)
+    host = _host(control)
+    for entry in host.logs(child, follow=follow, lines=lines, since_s=since_s):
+        if entry.missed:
+            text = f"{entry.missed} bytes are missing: rotation removed them"
+            print_stderr("sandhost logs", text)
+        show(entry)
+    show(None)
     return 0
 
 
@@ -349,15 +347,15 @@ def events(
     """
     if lines is None and follow:
         lines = 0
-    with _asking(control) as host:
-        for entry in host.events(follow=follow, lines=lines):
-            if entry.missed and as_json:
-                stream_text(json.dumps({"missed": entry.missed}) + "\n")
-            elif entry.missed:
-                text = f"{entry.missed} bytes are missing: rotation removed them"
-                print_stderr("sandhost events", text)
-            if entry.event is not None:
-                stream_text(json.dumps(entry.event) + "\n")
+    host = _host(control)
+    for entry in host.events(follow=follow, lines=lines):
+        if entry.missed and as_json:
+            stream_text(json.dumps({"missed": entry.missed}) + "\n")
+        elif entry.missed:
+            text = f"{entry.missed} bytes are missing: rotation removed them"
+            print_stderr("sandhost events", text)
+        if entry.event is not None:
+            stream_text(json.dumps(entry.event) + "\n")
     return 0
 
 
@@ -366,8 +364,7 @@ def events(
 @json_option
 def stats(control: str | None, *, as_json: bool) -> int:
     """Print figures of the daemon itself."""
-    with _asking(control) as host:
-        figures = host.stats()
+    figures = _host(control).stats()
     if as_json:
         print_text(json.dumps(figures, indent=2) + "\n")
     else:
@@ -377,25 +374,10 @@ def stats(control: str | None, *, as_json: bool) -> int:
     return 0
 
 
-class _asking:  # noqa: N801 - reads as a word in `with`
-    """Calls a host; its refusal becomes the command's failure."""
+def _host(control: str | None) -> HostClient:
+    from supervisor.client import HostClient  # noqa: PLC0415 - when a command is called
 
-    def __init__(self, control: str | None) -> None:
-        self._control = control
-
-    def __enter__(self) -> HostClient:
-        from supervisor.client import ControlError, HostClient  # noqa: PLC0415
-
-        try:
-            return HostClient(self._control, reader=out_fd())
-        except ControlError as why:
-            raise CommandError(str(why)) from None
-
-    def __exit__(self, kind: object, why: BaseException | None, _: object) -> None:
-        from supervisor.control.client import ControlError  # noqa: PLC0415
-
-        if isinstance(why, ControlError):
-            raise CommandError(str(why)) from None
+    return HostClient(control, reader=out_fd())
 
 
 def _seconds(option: str, text: str | None) -> float | None:

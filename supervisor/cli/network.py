@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hostlib.messages import CommandError, UsageFault, print_stderr, print_text
+from hostlib.messages import UsageFault, print_stderr, print_text
 from supervisor.cli.help import Command
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import children
@@ -48,7 +48,6 @@ def network(  # noqa: PLR0913 - one option each
 ) -> int:
     """Tell what a child has reached; change its rules."""
     from supervisor.control.client import (  # noqa: PLC0415 - only this command needs it
-        ControlError,
         RefusedError,
         call,
         find_control,
@@ -60,8 +59,6 @@ def network(  # noqa: PLR0913 - one option each
     except RefusedError as why:
         print_stderr("sandhost network", str(why))
         return REFUSED
-    except ControlError as why:
-        raise CommandError(str(why)) from None
     if rules:
         if answer["learned"] is None:
             raise UsageFault(f"--rules: {child} does not learn; use --network learn")

@@ -98,7 +98,9 @@ def top(control: str | None, **how: Any) -> int:
     Without a terminal, once. Keys: q quits, / filters, arrows choose, k and K kill,
     letters sort.
     """
-    return show_top(_control_path(control), "ps", lambda rows: (rows, ""), how)
+    from supervisor.control.client import find_control  # noqa: PLC0415
+
+    return show_top(find_control(control), "ps", lambda rows: (rows, ""), how)
 
 
 def show_top(
@@ -139,15 +141,6 @@ def _has_terminal() -> bool:
     return all(stream is not None and stream.isatty() for stream in streams)
 
 
-def _control_path(control: str | None) -> str:
-    from supervisor.control.client import ControlError, find_control  # noqa: PLC0415
-
-    try:
-        return find_control(control)
-    except ControlError as why:
-        raise CommandError(str(why)) from None
-
-
 def _sample_twice(
     path: str,
     do: str,
@@ -156,15 +149,12 @@ def _sample_twice(
 ) -> list[dict[str, Any]]:
     """Return the rows of two looks: a rate needs both."""
     from supervisor.cli.top import Look, figures  # noqa: PLC0415
-    from supervisor.control.client import ControlError, call  # noqa: PLC0415
+    from supervisor.control.client import call  # noqa: PLC0415
 
-    try:
-        rows, _ = rows_of(call(path, do))
-        before = Look(time.monotonic(), rows)
-        select.select([], [], [], min(interval_s, LONGEST_PAUSE_S))
-        rows, missing = rows_of(call(path, do))
-    except ControlError as why:
-        raise CommandError(str(why)) from None
+    rows, _ = rows_of(call(path, do))
+    before = Look(time.monotonic(), rows)
+    select.select([], [], [], min(interval_s, LONGEST_PAUSE_S))
+    rows, missing = rows_of(call(path, do))
     if missing:
         print_stderr("sandhost top", missing)
     return figures(before, Look(time.monotonic(), rows))
@@ -243,9 +233,13 @@ def _parse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _events_of_host(control: str | None, *, follow: bool) -> Iterator[dict[str, Any]]:
-    from supervisor.control.client import ControlError, stream  # noqa: PLC0415
+    from supervisor.control.client import (  # noqa: PLC0415
+        ControlError,
+        find_control,
+        stream,
+    )
 
-    path = _control_path(control)
+    path = find_control(control)
     try:
         args = {"follow": follow, "lines": None}
         for item in stream(path, "events", args, out_fd()):
@@ -255,10 +249,9 @@ def _events_of_host(control: str | None, *, follow: bool) -> Iterator[dict[str, 
             if isinstance(item["event"], dict):
                 yield item["event"]
     except ControlError as why:
-        text = str(why)
-        if "does not know 'events'" in text:
-            text = (
-                f"the host at {path!r} keeps no journal that can be asked for; give"
-                " the file of its --journal with --journal F"
-            )
-        raise CommandError(text) from None
+        if "does not know 'events'" not in str(why):
+            raise
+        raise CommandError(
+            f"the host at {path!r} keeps no journal that can be asked for; give"
+            " the file of its --journal with --journal F"
+        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hostlib.messages import CommandError, print_text
+from hostlib.messages import print_text
 from supervisor.cli.help import Command
 from supervisor.cli.options import as_json as json_option
 from supervisor.cli.options import control as control_option
@@ -46,17 +46,10 @@ def quota(control: str | None, *, as_json: bool) -> int:
 
 
 def _table(kind: str, control: str | None, *, as_json: bool) -> int:
-    from supervisor.control.client import (  # noqa: PLC0415
-        ControlError,
-        call,
-        find_control,
-    )
+    from supervisor.control.client import call, find_control  # noqa: PLC0415
     from supervisor.observe import tables  # noqa: PLC0415 - only these commands need it
 
-    try:
-        rows = call(find_control(control), kind)
-    except ControlError as why:
-        raise CommandError(str(why)) from None
+    rows = call(find_control(control), kind)
     if as_json:
         print_text(tables.to_json(rows))
         return 0

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hostlib.messages import CommandError, UsageFault
+from hostlib.messages import UsageFault
 from hostlib.paths import CONTROL_VARIABLE
 from hostlib.unix_names import is_deaf
 from supervisor.control.client import (
@@ -44,7 +44,7 @@ class WorkspaceDaemon:
 
         Raises:
             NotThereError: it has no such workspace, and was not named.
-            CommandError: it fails.
+            ControlError: it fails.
         """
         try:
             said = call(self._path, "workspace", {"verb": verb, **words})
@@ -57,21 +57,18 @@ class WorkspaceDaemon:
         """Yield a workspace's changes as a patch, in pieces; ``ask`` shows its notes.
 
         Raises:
-            CommandError: it fails.
+            ControlError: it fails.
         """
-        try:
-            for item in stream(self._path, "workspace-patch", words):
-                if "data" in item:
-                    yield base64.b64decode(item["data"])
-        except ControlError as why:
-            raise CommandError(str(why)) from None
+        for item in stream(self._path, "workspace-patch", words):
+            if "data" in item:
+                yield base64.b64decode(item["data"])
 
     def export(self, name: str, form: str) -> Iterator[bytes]:
         """Yield a workspace's changes in a form of ``export``, and show its notes.
 
         Raises:
             NotThereError: it has no such workspace, and was not named.
-            CommandError: it fails.
+            ControlError: it fails.
         """
         try:
             words = {"name": name, "form": form}
@@ -87,7 +84,7 @@ class WorkspaceDaemon:
         is_elsewhere = "refused: " not in text or "cannot find workspace " in text
         if not self.is_named and (is_elsewhere or "does not know" in text):
             return NotThereError(text)
-        return CommandError(text)
+        return why
 
 
 class NotThereError(Exception):

@@ -22,6 +22,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
+from hostlib.messages import CommandError
 from hostlib.paths import CONTROL_VARIABLE, usual_control_paths
 from hostlib.unix_names import is_deaf, short_name
 
@@ -61,7 +62,7 @@ _RECEIVE_BYTES = 65_536
 _INSTANT_S = 0.001  # 0 is another mode of a socket
 
 
-class ControlError(Exception):
+class ControlError(CommandError):
     """No answer, or a refusal; the text is one line with the reason and the remedy."""
 
 
