@@ -7,8 +7,6 @@ Rules of this file.
    second.
 2. Omitted events are counted in ``security.left_out``, with the next written denial,
    and at the latest when the child is gone.
-2. Events that are left out are counted, and the count is told: ``security.left_out``,
-   with the next denial that is written, and at the latest when the child is gone.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from hostlib.readiness import LOOK_PAUSE_S, note_unwatched, wait_readable
+from hostlib.readiness import LOOK_PAUSE_S, note_unwatched
 from supervisor.fsproxy.counts import SAMPLE_TURNS, Counts
 from supervisor.fsproxy.replies import EOF, SLOW
 from vfs.policy import SHARE
@@ -189,8 +189,6 @@ class Pump:
             os.eventfd_write(self._bell, 1)
         self._watch(session)
 
-    forget = suspend
-
     def watch_hangup(self, session: Served) -> None:
         """Close a session that its task owns once its client has closed both ways.
 
@@ -274,7 +272,13 @@ class Pump:
                     yield_core()
                     continue
                 else:
-                    await wait_readable(self.epoll)
+                    try:
+                        await trio.lowlevel.wait_readable(self.epoll)
+                    except OSError as why:
+                        if why.errno != errno.ENOSPC:
+                            raise
+                        note_unwatched()  # it looks again soon (``readiness``)
+                        await trio.sleep(LOOK_PAUSE_S)
                     misses = 0
                     slice_end = self._slice_end()
                     continue

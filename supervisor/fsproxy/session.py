@@ -627,7 +627,7 @@ class Session:
             stack.callback(close_places, self.narrowed_places)
             stack.callback(self._disconnect)
             stack.callback(self.inbound.release)
-            stack.callback(self.pump.forget, self)
+            stack.callback(self.pump.suspend, self)
 
     def _disconnect(self) -> None:
         self.client.ledger.open_files.charge(-len(self.narrowed_places))

@@ -7,7 +7,6 @@ Rules of this file.
 2. Pieces of ``FD_PUT`` count by their bytes until they are a content.
 3. In an exchange, the result has to fit; until then old and new contents both count, so
    that no other process takes room that is not free yet.
-   then both count, so that nobody else takes what is not free yet.
 4. Any thread may call.
 """
 

@@ -86,7 +86,7 @@ def test_who_asked_in_advance_comes_last(
             assert 0 < ahead.session.requests - answered <= PIPELINED
     finally:
         for one in (ahead, calm):
-            pump.forget(one.session)
+            pump.suspend(one.session)
             one.close()
 
 
@@ -102,7 +102,7 @@ def test_who_is_left_over_is_not_left_over_for_ever(tmp_path: Path) -> None:
             assert pump.statistics().left_over == left_over
         assert dialogue.session.requests == PIPELINED + 2
     finally:
-        pump.forget(dialogue.session)
+        pump.suspend(dialogue.session)
         dialogue.close()
 
 
@@ -148,11 +148,11 @@ def test_of_one_childs_connections_a_turn_serves_a_few(tmp_path: Path) -> None:
         answered = [one.session.requests for one in many]
         assert max(answered) - min(answered) <= 2 * PIPELINED  # each has its turn
         for one in many[1:]:
-            pump.forget(one.session)
+            pump.suspend(one.session)
         assert pump.statistics().attached == 0
     finally:
         for one in (many[0], calm):
-            pump.forget(one.session)
+            pump.suspend(one.session)
         for one in (*many, calm):
             one.close()
 
@@ -300,7 +300,7 @@ async def test_a_session_that_is_over_is_forgotten(hall: Hall) -> None:
     # I1: what it is asked again about one that is over is nothing to its successor.
     successor = hall.connect()
     for line in lines:
-        hall.pump.forget(line.session)
+        hall.pump.suspend(line.session)
     assert await successor.ask(b"PING\n") == b"OK"
 
 
