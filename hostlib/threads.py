@@ -4,9 +4,8 @@
    be short, ``in_thread_if``) and is never
    abandoned: a descriptor is closed only when no call uses it (I1).  A call that waits
    for the network and uses nothing of its caller may be (``in_abandonable_thread``).
-2. Other threads are for work that releases the interpreter lock (``run_beside``), that
-   changes its thread (``in_own_thread``), or whose end no task waits for
-   (``in_background``).
+2. Other threads are for work that changes its thread (``in_own_thread``), or whose end no
+   task waits for (``in_background``).
 3. Other modules do not import ``threading``: locks between threads are ``ThreadLock``.
 4. If no thread can be started, the caller's thread does the work, or the work waits
    (``in_background_only``), or it fails (``in_thread``, ``in_own_thread``).
@@ -214,31 +213,6 @@ def calls_at_work() -> int:
     handed to the next program meanwhile.
     """
     return _calls.at_work + has_background_work()
-
-
-def run_beside(call: Callable[[*Ts], T], *args: *Ts) -> Callable[[], T]:
-    """Run a call that releases the interpreter lock in parallel with its caller.
-
-    For a worker thread that hashes and writes a piece of much data while it reads the
-    same piece: at most two such threads for each worker.
-
-    Returns:
-        A function that waits for the call and returns its result or raises its
-        exception; it must be called.  If no thread can be started, the call has been
-        done already.
-    """
-    run = _Run(partial(call, *args))
-    thread = threading.Thread(target=run.do, name="beside")
-    is_beside = _is_started(thread)
-    if not is_beside:
-        run.do()
-
-    def wait() -> T:
-        if is_beside:
-            thread.join()
-        return run.result()
-
-    return wait
 
 
 def in_own_thread(call: Callable[[*Ts], T], *args: *Ts) -> T:

@@ -57,8 +57,8 @@ class Tool:
         params: in the order of positional arguments.
         run: does it with the process and the parameters; at once, or awaited.
         is_async: whether ``run`` is awaited.
-        is_slow: whether it needs a worker thread for a large content.
-        lists: whether it reads all descriptors or sections, which may be many.
+        is_slow: whether it needs a worker thread: it reads or stores content, or lists
+            what may be many.
     """
 
     name: str
@@ -67,7 +67,6 @@ class Tool:
     run: Callable[..., bytes | Awaitable[bytes]]
     is_async: bool = False
     is_slow: bool = False
-    lists: bool = False
 
 
 def bind(

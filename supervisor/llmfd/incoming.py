@@ -58,11 +58,6 @@ class Begun:
         """Yield tokens with their writers."""
         return iter(self._writers.items())
 
-    def size(self, token: str) -> int:
-        """Return the bytes under a token; 0 if it is not known."""
-        writer = self._writers.get(token)
-        return 0 if writer is None else writer.size
-
     def put(self, token: str | None, piece: bytes) -> str:
         """Add a piece; return its token, a new one for None.
 

@@ -11,7 +11,6 @@ from protocol import fdxml
 from supervisor.llm.conversations import MOST_KEPT_CHARS
 from supervisor.llmfd import FdError
 from supervisor.llmfd.errors import FILE_OPERATION, INVALID_PARAMETER
-from supervisor.llmfd.process import is_long_list
 from supervisor.llmfd.selection import lines_of
 from supervisor.llmfd.threads import in_thread
 
@@ -49,10 +48,7 @@ class Preloads:
             FdError: there is no such descriptor or line, or it is too long to show.
         """
         process, table = self._process, self._child.table
-        if is_long_list(parts):
-            named = await in_thread(process.find_named, parts, share=process.threads)
-        else:
-            named = process.find_named(parts)
+        named = await in_thread(process.find_named, parts, share=process.threads)
         # All taken numbers are known before a new one is given.
         for fd, span in named:
             if span is None:

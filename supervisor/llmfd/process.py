@@ -6,9 +6,9 @@ Rules of this file.
 
 1. A process does one call at a time; different processes run side by side.
 2. A tool's error is an answer (``fd_error``); only an unknown tool raises.
-3. Work on a long content is done in a worker thread: no step in the Trio thread may
-   take longer than 10 ms, since it answers every client. A short call avoids the 0.1 ms
-   of a thread.
+3. A call that reads or stores content, or lists what may be many (``Tool.is_slow``), is
+   done in a worker thread: no step in the Trio thread may take longer than 10 ms, since
+   it answers every client.
 4. A call that may take seconds and changes nothing for others ends with its caller.
 """
 
@@ -44,16 +44,6 @@ if TYPE_CHECKING:
     from supervisor.llmfd.store import Store
     from supervisor.llmfd.table import LlmFd
     from supervisor.llmfd.workspaces import Workspaces
-
-INLINE_BYTES = 256 * 1024
-"""Longest content that is handled in the Trio thread: a fifth of a millisecond."""
-
-INLINE_ROWS = 20
-"""Longest list that is made in the Trio thread: 0.3 ms, or 8 ms where languages have to
-be guessed first."""
-
-INLINE_CHARS_BYTES = 4 * INLINE_BYTES
-"""Most bytes of that many characters."""
 
 ONLY_READ = frozenset({"read_fd", "search_fd"})
 """Calls that show a part of a content of any length."""
@@ -213,7 +203,7 @@ class Process:
                 values = bind(tool, args, kwargs)
                 work = partial(tool.run, self, **values)
                 before = self.table.next_number
-                if is_long(self, tool, values):
+                if tool.is_slow:
                     answer = await in_thread(work, share=self.threads)
                 else:
                     answer = work()
@@ -318,22 +308,18 @@ class Process:
         return self.add(self.put_text(text), source, name=name)
 
     async def add_waiting(self, content: Content, source: str) -> LlmFd:
-        """Add a content as ``add`` does, in a worker thread if that is slow."""
-        if content.text.size > INLINE_BYTES:
-            pages, size = content.text.pages, self.shared.settings.page_size
-            try:
-                await in_thread(pages, size, share=self.threads)
-            except BaseException:
-                self.shared.store.drop(content)
-                raise
+        """Add a content as ``add`` does; cut its pages in a worker thread."""
+        pages, size = content.text.pages, self.shared.settings.page_size
+        try:
+            await in_thread(pages, size, share=self.threads)
+        except BaseException:
+            self.shared.store.drop(content)
+            raise
         return self.add(content, source)
 
-    async def keep_text(self, text: str, source: str, *, name: str = "") -> LlmFd:
-        """Keep a text as ``add_text`` does, in a worker thread if that is slow."""
-        work = partial(self.add_text, text, source, name=name)
-        if is_long_text(self, text):
-            return await in_thread(work, share=self.threads)
-        return work()
+    async def keep_text(self, text: str, source: str) -> LlmFd:
+        """Keep a text as ``add_text`` does, in a worker thread."""
+        return await in_thread(self.add_text, text, source, share=self.threads)
 
     def add_part(self, text: Blob, span: Span, source: str) -> LlmFd:
         """Give a part of a text a descriptor."""
@@ -477,88 +463,6 @@ FOR_PROGRAMS = frozenset({"wrap_output", "wrap_input", "keep_fds", "tool_schemas
 
 ALWAYS = FOR_PROGRAMS | {"fd_info", "list_fds"}
 """Calls that are not listed: they give nothing that the caller does not have."""
-
-
-# Which calls take long
-
-
-def is_long(process: Process, tool: Tool, values: Mapping[str, object]) -> bool:
-    """Return whether a call needs a worker thread.
-
-    Args:
-        process: does the call.
-        tool: the called one.
-        values: the checked parameters.
-    """
-    if tool.lists:
-        return _lists_many(process, values)
-    if not tool.is_slow:
-        return False
-    if tool.name == "read_temp_file":
-        return process.shared.temps.size(values["temp_file_id"]) > INLINE_BYTES
-    if values.keys() & {"fd", "name"}:
-        return _reads_long(process, values)
-    return _puts_long(process, values)
-
-
-def is_long_text(process: Process, text: str) -> bool:
-    """Return whether keeping a text is slow."""
-    return len(text) > INLINE_BYTES or _is_tight(process)
-
-
-def is_long_list(parts: Sequence[object]) -> bool:
-    """Return whether finding the named parts is slow; their lines are copied, too."""
-    many = len(parts) > INLINE_ROWS
-    return many or any(isinstance(one, dict) for one in parts)
-
-
-def _is_tight(process: Process) -> bool:
-    """Return whether storing even a short content may wait for the disk."""
-    return process.shared.store.is_tight(INLINE_CHARS_BYTES)
-
-
-def _lists_many(process: Process, values: Mapping[str, object]) -> bool:
-    if max(len(process.table.fds), process.table.sections) > INLINE_ROWS:
-        return True
-    parts = values.get("fds")
-    return isinstance(parts, list) and is_long_list(parts)
-
-
-def _puts_long(process: Process, values: Mapping[str, object]) -> bool:
-    token = values.get("token")
-    if isinstance(token, str) and process.begun.size(token) > INLINE_BYTES:
-        return True
-    return _is_tight(process) or any(
-        not isinstance(value, str) or len(value) > INLINE_BYTES
-        for value in values.values()
-    )
-
-
-def _reads_long(process: Process, values: Mapping[str, object]) -> bool:
-    if "unit" in values or values.get("regex"):
-        # Counting units is slow in a short text too, and so is an expression with many
-        # states.
-        return True
-    fd, name = values.get("fd"), values.get("name")
-    try:
-        found = process.table.find(
-            fd if isinstance(fd, str) else None,
-            name if isinstance(name, str) else None,
-        )
-    except FdError:
-        return False
-    if found.content.text.size > INLINE_BYTES:
-        return not _is_a_page(found, values)
-    return bool(values.get("extract_to_new_fd")) and _is_tight(process)
-
-
-def _is_a_page(fd: LlmFd, values: Mapping[str, object]) -> bool:
-    """Return whether only a page of a content in memory is read: quick at any length."""
-    return (
-        values.keys() <= {"fd", "name", "page"}
-        and fd.page_size <= INLINE_BYTES
-        and fd.content.text.in_memory is not None
-    )
 
 
 def _lines_source(fd: LlmFd, span: Span) -> str:

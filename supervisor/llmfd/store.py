@@ -5,8 +5,8 @@
 2. A blob is freed with its last reference; a table gives its references back when its
    process ends.
 3. All blobs have ``max_memory`` together. When it is full, the oldest unused blobs move
-   to the disk (``supervisor.llmfd.blob_files``). A content longer than ``max_memory``, or
-   one in pieces longer than ``MOST_IN_MEMORY_BYTES``, goes there at once.
+   to the disk (``supervisor.llmfd.blob_files``). A content longer than ``max_memory`` or
+   ``MOST_IN_MEMORY_BYTES`` goes there at once.
 4. Any thread may call; the lock covers counts and dictionaries, never bytes. Slow work
    (a scan, a copy, a move to the disk) is for ``threads.in_thread``.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
-from hostlib.threads import ThreadLock, in_background, run_beside
+from hostlib.threads import ThreadLock, in_background
 from supervisor.llmfd.blob import Blob, Content
 from supervisor.llmfd.blob_files import (
     SLOW_TO_FREE_BYTES,
@@ -42,20 +42,16 @@ if TYPE_CHECKING:
 DEFAULT_MAX_MEMORY = 256 * 1024 * 1024
 """Memory for the contents of a host."""
 
-BESIDE_BYTES = 1024 * 1024
-"""Size from which hashing and writing run beside the scan."""
-
 BASE64_PIECE_BYTES = 3 * 1024 * 1024
 """Bytes of one encoding step; a multiple of 3, so that pieces join without padding."""
 
 MOST_IN_MEMORY_BYTES = 16 * 1024 * 1024
-"""Longest content in pieces that stays in memory: a mapped file is read as quickly, and
-the kernel may drop its pages."""
+"""Longest content that stays in memory: a mapped file is read as quickly, and the kernel
+may drop its pages."""
 
 STEP_BYTES = 128 * 1024
 """Bytes that are read, written, hashed and scanned at once: they fit into the second
-cache. One thread then takes about as long as two with longer pieces, and less processor
-time."""
+cache."""
 
 FEW_FILES = 20
 """Files that are removed in the caller's thread: a millisecond."""
@@ -101,22 +97,12 @@ class Store:
         Raises:
             FdError: ``file_operation``: it needs the disk, and the disk refused.
         """
-        reader = Reader()
-        has_room = self.reserve(len(data))
-        place = data if has_room else PartialFile(self.files)
+        writer = self.writer()
         try:
-            if len(data) < BESIDE_BYTES:
-                key = self._keep(data, place)
-                reader.feed(data)
-            else:
-                wait = run_beside(self._keep, data, place)
-                reader.feed(data)
-                key = wait()
-            blob = self.enter(key, place)
-        except BaseException:
-            self._give_up(place)
-            raise
-        return self.make_content(blob, reader.finish())
+            writer.add(data)
+            return writer.finish()
+        finally:
+            writer.close()
 
     def writer(self) -> Writer:
         """Return a writer for content that comes in pieces."""
@@ -128,13 +114,6 @@ class Store:
             blob.give_index(index)
             return Content(blob)
         return Content(self._encode(blob), blob)
-
-    @staticmethod
-    def _keep(data: bytes, place: bytes | PartialFile) -> bytes:
-        """Write a content that has no room in memory; return its key."""
-        if isinstance(place, PartialFile):
-            place.add(data)
-        return blake3(data).digest()
 
     def _encode(self, raw: Blob) -> Blob:
         pieces = (
@@ -192,7 +171,7 @@ class Store:
     def reserve(self, size: int) -> bool:
         """Take room in memory by moving others to the disk; return whether there is any.
 
-        It waits for the disk if memory is tight: see ``is_tight``.
+        It waits for the disk if memory is tight.
         """
         if self._reserve(size):
             return True
@@ -200,10 +179,6 @@ class Store:
             return False
         self._make_room(size)
         return self._reserve(size)
-
-    def is_tight(self, size: int) -> bool:
-        """Return whether a content of that size has to wait for others to move."""
-        return self.memory_bytes + size > self._max_memory
 
     def _reserve(self, size: int) -> bool:
         with self._lock:

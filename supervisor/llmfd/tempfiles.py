@@ -90,11 +90,6 @@ class TempFiles:
             raise FdError(NOT_FOUND, f"Temporary file {file_id} not found")
         return found
 
-    def size(self, file_id: object) -> int:
-        """Return the shown size of a file in bytes; 0 if there is none."""
-        found = self._files.get(file_id) if isinstance(file_id, str) else None
-        return 0 if found is None else found.content.text.size
-
     def hold(self, file_id: str) -> tuple[TempFile, Content]:
         """Return a file and its content, held against other processes' writes.
 

@@ -443,17 +443,10 @@ def test_without_a_thread_what_has_to_be_done_is_done_here(
     def none(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    def broken() -> None:
-        raise ValueError("a fault of the call")
-
     monkeypatch.setattr(threading.Thread, "start", none)
     done: list[int] = []
     threads.in_background(done.append, 1)
     assert done == [1]
-    assert threads.run_beside(sum, [1, 2])() == 3
-    wait = threads.run_beside(broken)
-    with pytest.raises(ValueError, match="a fault of the call"):
-        wait()
 
 
 # The thread that collects garbage may hold any lock.

@@ -126,7 +126,7 @@ _ROWS = (
         "List the marked lines of a file descriptor.",
         (_FD, _NAME),
         naming.list_fd_sections,
-        lists=True,
+        is_slow=True,
     ),
     Tool(
         "delete_fd_section",
@@ -211,13 +211,13 @@ _ROWS = (
         (_FD, _NAME),
         reading.fd_info,
     ),
-    Tool("list_fds", "List the file descriptors.", (), reading.list_fds, lists=True),
+    Tool("list_fds", "List the file descriptors.", (), reading.list_fds, is_slow=True),
     Tool(
         "keep_fds",
         "Give up every file descriptor but these.",
         (Param("fds", FDS, "Those to keep", required=True),),
         naming.keep_fds,
-        lists=True,
+        is_slow=True,
     ),
     Tool(
         "tool_schemas",

@@ -2,12 +2,12 @@
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from hostlib.threads import run_beside
 from supervisor.cluster import ray_processes
 from supervisor.cluster.ray_processes import RayError, locked, worker_ports
 
@@ -78,12 +78,12 @@ def test_a_command_waits_for_the_end_of_another_one(tmp_path: Path) -> None:
         with locked(str(tmp_path)):
             return True
 
-    with other_command(tmp_path) as one:
-        entered = run_beside(enter)
+    with other_command(tmp_path) as one, ThreadPoolExecutor() as threads:
+        entered = threads.submit(enter)
         assert one.stdin is not None
         one.stdin.write(b"over\n")
         one.stdin.close()
-        assert entered()
+        assert entered.result()
 
 
 # spec FL8

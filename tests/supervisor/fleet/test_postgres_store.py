@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from hostlib.threads import run_beside
 from supervisor.fleet.held_slices import LedgerRow
 from supervisor.fleet.step import Change, StoreError
 from tests.helpers import postgres
@@ -254,10 +254,11 @@ def test_a_commit_whose_standby_is_not_waited_for_is_not_told_as_done(
         while server.run(CANCEL) != [(True,)]:
             pass
 
-    cancelled = run_beside(cancel)
-    with pytest.raises(StoreError, match=r"synchronous replication.*its standbys"):
-        store.put([Change("ledger", "a", ROW)])
-    cancelled()
+    with ThreadPoolExecutor() as threads:
+        cancelled = threads.submit(cancel)
+        with pytest.raises(StoreError, match=r"synchronous replication.*its standbys"):
+            store.put([Change("ledger", "a", ROW)])
+        cancelled.result()
     store.close()
 
 
@@ -301,11 +302,12 @@ def test_a_user_s_own_short_bound_does_not_cut_the_wait_for_the_lock(
     with server.password_file.open("a") as lines:
         lines.write(f"*:*:*:hasty:{server.password}\n")
     first = PostgresStore(server.address_of(base))
-    second = run_beside(lambda: PostgresStore(server.address_of(base, "hasty")))
-    while server.run(WAITED, base) == []:
-        select.select([], [], [], 0.02)
-    first.close()
-    store = second()
+    with ThreadPoolExecutor() as threads:
+        second = threads.submit(PostgresStore, server.address_of(base, "hasty"))
+        while server.run(WAITED, base) == []:
+            select.select([], [], [], 0.02)
+        first.close()
+        store = second.result()
     assert store.epoch == 2
     store.close()
 
@@ -342,7 +344,6 @@ def fill(store: PostgresStore, stored: list[str]) -> None:
 
 WRITER = """
 import itertools, sys
-from hostlib.threads import run_beside
 from supervisor.fleet.held_slices import LedgerRow
 from supervisor.fleet.postgres_store import PostgresStore
 from supervisor.fleet.step import Change, StoreError

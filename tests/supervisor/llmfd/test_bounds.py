@@ -12,7 +12,6 @@ from trio import CapacityLimiter
 
 from hostlib.threads import in_thread
 from supervisor.llmfd import ClientFiles, Store, errors, search
-from supervisor.llmfd.process import INLINE_ROWS
 from tests.helpers.contents import ask, asking, failed, holding, process, text_of
 from tests.helpers.leaks import give_back
 from tests.helpers.sessions import Hall, hall
@@ -33,40 +32,24 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return noted
 
 
-@pytest.mark.parametrize("number", [INLINE_ROWS, INLINE_ROWS + 1])
-async def test_long_lists_are_made_in_a_thread(hops: list[object], number: int) -> None:
-    many = process()
-    for one in range(number):
-        many.add_text(f"text {one}", "test")
-    marked = holding("text")
-    for one in range(number):
-        marked.call_now("mark_fd_section", "fd:1", 1, 1, f"s{one}")
-    await asking(many, "list_fds")
-    await asking(many, "keep_fds", fds=[f"fd:{one + 1}" for one in range(number)])
-    await asking(marked, "list_fd_sections", fd="fd:1")
-    assert len(hops) == (3 if number > INLINE_ROWS else 0)
-
-
-@pytest.mark.parametrize("number", [INLINE_ROWS, INLINE_ROWS + 1])
-async def test_what_is_named_often_is_found_in_a_thread(
-    hops: list[object], number: int
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("read_fd", {"fd": "fd:1"}),
+        ("read_fd", {"fd": "fd:1", "unit": "paragraph", "index": 1}),
+        ("search_fd", {"fd": "fd:1", "query": "a", "regex": True}),
+        ("list_fds", {}),
+        ("list_fd_sections", {"fd": "fd:1"}),
+        ("keep_fds", {"fds": ["fd:1"]}),
+        ("wrap_output", {"text": "text"}),
+        ("create_temp_file", {"content": "text"}),
+    ],
+)
+async def test_content_and_lists_are_worked_on_in_a_thread(
+    hops: list[object], name: str, arguments: dict[str, object]
 ) -> None:
-    made = holding("text")
-    await asking(made, "keep_fds", fds=["fd:1"] * number)
-    assert len(hops) == (1 if number > INLINE_ROWS else 0)
-    assert list(made.table.fds) == [1]
-
-
-async def test_units_are_counted_in_a_thread(hops: list[object]) -> None:
-    await asking(holding("a\n\nb"), "read_fd", fd="fd:1", unit="paragraph", index=2)
+    await holding("a\n").call(name, **arguments)
     assert len(hops) == 1
-
-
-async def test_expressions_are_looked_for_in_a_thread(hops: list[object]) -> None:
-    made = holding("a\n")
-    for regex in (False, True):
-        await asking(made, "search_fd", fd="fd:1", query="a", regex=regex)
-        assert len(hops) == regex
 
 
 def test_a_fork_of_many_descriptors_shares_them_until_one_changes() -> None:

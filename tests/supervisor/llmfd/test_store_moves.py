@@ -3,18 +3,16 @@
 import errno
 import os
 import threading
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trio import CapacityLimiter
 
-from hostlib.threads import in_thread
 from supervisor.llmfd import TOOLS, Content, FdError, Process, Shared, Store
 from supervisor.llmfd import store as store_module
-from supervisor.llmfd.blob_files import MOST_COPIED_BYTES, SLOW_TO_FREE_BYTES
-from tests.helpers.contents import ask, asking, text_of
+from supervisor.llmfd.blob_files import MOST_COPIED_BYTES
+from supervisor.llmfd.store import MOST_IN_MEMORY_BYTES
+from tests.helpers.contents import ask
 
 
 def made_of(number: int, size: int) -> bytes:
@@ -28,7 +26,7 @@ def places(contents: list[Content]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [100, MOST_COPIED_BYTES + 1, SLOW_TO_FREE_BYTES + 1])
+@pytest.mark.parametrize("size", [100, MOST_COPIED_BYTES + 1, MOST_IN_MEMORY_BYTES])
 def test_what_came_first_moves_when_later_contents_need_the_room(
     size: int, monkeypatch: pytest.MonkeyPatch, no_leaks: None
 ) -> None:
@@ -112,7 +110,7 @@ def test_whatever_moves_every_content_is_what_was_put_in(
     assert os.listdir(store.files.fd) == []
 
 
-@pytest.mark.parametrize("size", [200, MOST_COPIED_BYTES + 1, SLOW_TO_FREE_BYTES + 1])
+@pytest.mark.parametrize("size", [200, MOST_COPIED_BYTES + 1, MOST_IN_MEMORY_BYTES])
 def test_a_full_disk_moves_nobody_and_is_told(
     monkeypatch: pytest.MonkeyPatch, size: int, no_leaks: None
 ) -> None:
@@ -168,48 +166,3 @@ def test_contents_are_read_while_they_move(size: int, no_leaks: None) -> None:
         store.drop(content)
     assert (store.blobs, store.memory_bytes) == ({}, 0)
     assert os.listdir(store.files.fd) == []
-
-
-@pytest.fixture
-def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The calls of a process in a worker thread."""
-    found: list[object] = []
-
-    async def noted(call: Callable[[], bytes], **more: CapacityLimiter) -> bytes:
-        found.append(call)
-        return await in_thread(call, **more)
-
-    monkeypatch.setattr("supervisor.llmfd.process.in_thread", noted)
-    return found
-
-
-async def test_in_a_tight_memory_what_is_stored_is_stored_in_a_thread(
-    hops: list[object],
-) -> None:
-    for max_memory, expected in ((10_000_000, 0), (20_000, 3)):
-        process = Process(Shared(Store(max_memory), TOOLS))
-        for letter in "xyz":
-            await asking(process, "wrap_output", text=letter * 9000)
-        page = await asking(process, "read_fd", fd="fd:1")
-        assert text_of(page) == "x" * 4000
-        # To read short contents nobody needs a thread, wherever they lie.
-        assert len(hops) == expected
-        process.close()
-
-
-async def test_a_page_in_memory_is_read_without_a_thread(
-    hops: list[object],
-) -> None:
-    data = made_of(1, 600_000)
-    for max_memory, selector, expected in (
-        (1_000_000, {}, 0),
-        (1_000_000, {"page": 100}, 0),
-        (1_000_000, {"end_line": 3}, 1),
-        (1000, {"page": 1}, 1),  # on the disk: the kernel may have to wait for it
-    ):
-        hops.clear()
-        process = Process(Shared(Store(max_memory), TOOLS))
-        process.add(process.shared.store.put(data), "test")
-        await asking(process, "read_fd", fd="fd:1", **selector)
-        assert len(hops) == expected
-        process.close()
