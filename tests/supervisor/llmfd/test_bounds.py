@@ -12,7 +12,7 @@ from trio import CapacityLimiter
 
 from hostlib.threads import in_thread
 from supervisor.llmfd import ClientFiles, Store, errors, search
-from tests.helpers.contents import ask, asking, failed, holding, process, text_of
+from tests.helpers.contents import ask, failed, holding, process, text_of
 from tests.helpers.leaks import give_back
 from tests.helpers.sessions import Hall, hall
 
