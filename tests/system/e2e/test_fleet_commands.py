@@ -86,10 +86,10 @@ OUTSIDE: dict[str, tuple[tuple[str, ...], int]] = {
     "commit": (("w",), 2),
     "quota": (("--json",), 1),
 }
-"""What asks a fleet: its words, and the status of one that is refused (Forms)."""
+"""Words of each command that asks a fleet, and its status where it is refused (Forms)."""
 
 ENTRIES = ("up", "join")
-"""What brings a node into a fleet."""
+"""Commands that bring a node into a fleet."""
 
 
 def test_every_command_of_a_fleet_is_listed_here() -> None:
@@ -152,10 +152,10 @@ def test_a_command_that_joins_has_another_process_import_ray(
 
 # spec FL1
 def test_the_help_of_no_command_imports_ray(commands: Commands) -> None:
-    names = [(name,) for group in COMMANDS.values() for name in group]
-    names += [("fleet", name) for name in fleet.commands]
-    assert len(names) > 40
-    for words in names:
-        done, found = commands.run(*words, "--help")
+    own = (name for group in COMMANDS.values() for name in group)
+    lines = [*own, *(f"fleet {name}" for name in fleet.commands)]
+    assert len(lines) > 40
+    for words in lines:
+        done, found = commands.run(*words.split(), "--help")
         assert (done.status, done.err) == (0, b""), words
         assert "ray" not in found, words
