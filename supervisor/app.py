@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from supervisor.config.metrics import MetricsSection
     from supervisor.host import Host
     from supervisor.llm.service import LlmService
+    from supervisor.observe.registry import Metrics
     from supervisor.toolexec.service import ToolExec
 
 
@@ -106,16 +107,13 @@ async def open_metrics(
     host: Host,
     section: MetricsSection | None,
     nursery: trio.Nursery,
-    *,
-    watches_lag: bool = True,
-) -> None:
+) -> Metrics:
     """Begin to count; and tell the figures, if a configuration says where.
 
     Args:
         host: its children have not begun.
         section: ``[metrics]``, checked; None if there is none.
         nursery: the listener lives in it.
-        watches_lag: nobody else gives ``lag`` its figures.
 
     Raises:
         OSError: nobody can listen there.
@@ -125,8 +123,7 @@ async def open_metrics(
         from supervisor.observe.listener import serve_metrics  # noqa: PLC0415 - h11
 
         await nursery.start(serve_metrics, host, section)
-        if watches_lag:
-            nursery.start_soon(metrics.watch_lag)
+    return metrics
 
 
 async def _open_toolexec(

@@ -71,10 +71,6 @@ class Figures(Protocol):
         """The use of models by each present child, by its id."""
         ...
 
-    def note_lag(self, late_s: float) -> None:
-        """Count how late the loop was, seconds."""
-        ...
-
 
 class Tokens(Protocol):
     """The use of models by one child."""

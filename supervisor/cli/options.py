@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hostlib.messages import UsageFault
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from click.shell_completion import CompletionItem
 
     Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
+
 
 COMMAND_LINE: dict[str, Any] = {"allow_interspersed_args": False}
 """Settings of a command whose last words are a command line of their own."""
@@ -86,6 +89,43 @@ def directories(_ctx: object, _param: object, incomplete: str) -> list[Completio
 
     return [CompletionItem(incomplete, type="dir")]
 
+
+def _log_level(_ctx: object, _param: object, name: str) -> str:
+    from hostlib.log import LEVELS  # noqa: PLC0415 - light, but only for hosts
+
+    if name.upper() not in LEVELS:
+        why = f"not a log level: {name!r}; write debug, info, warning, error"
+        raise UsageFault(f"--log-level: {why}")
+    return name.upper()
+
+
+def _log_format(_ctx: object, _param: object, name: str | None) -> str | None:
+    if name not in (None, "text", "json"):
+        why = f"not a log format: {name!r}; write text or json"
+        raise UsageFault(f"--log-format: {why}")
+    return name
+
+
+def log_level(usual: str) -> Callable[..., Any]:
+    """Return the option for the least level of the log, in capitals."""
+    return click.option(
+        "--log-level",
+        metavar="L",
+        default=usual,
+        callback=_log_level,
+        shell_complete=one_of("debug", "info", "warning", "error"),
+        help=f"debug, info, warning, error; default {usual}.",
+    )
+
+
+log_format = click.option(
+    "--log-format",
+    metavar="text|json",
+    callback=_log_format,
+    shell_complete=one_of("text", "json"),
+    help="Default: text on a terminal.",
+)
+"""The option for the form of the log's lines."""
 
 control = click.option(
     "--control",

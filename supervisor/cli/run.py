@@ -31,6 +31,8 @@ from supervisor.cli.options import (
     agents,
     directories,
     files,
+    log_format,
+    log_level,
     one_of,
 )
 
@@ -129,18 +131,8 @@ _OPTIONS = (
         help="memory, cpu, processes, open_files, bytes, files, file_size, cpus, time,"
         " connections, net_bytes.",
     ),
-    click.option(
-        "--log-level",
-        metavar="L",
-        shell_complete=one_of("debug", "info", "warning", "error"),
-        help="debug, info, warning, error; default warning.",
-    ),
-    click.option(
-        "--log-format",
-        metavar="text|json",
-        shell_complete=one_of("text", "json"),
-        help="Default: text on a terminal.",
-    ),
+    log_level("warning"),
+    log_format,
     click.option(
         "--journal",
         metavar="F",
@@ -398,10 +390,8 @@ def run_commands(
             pass_env=passed,
             # 0 is no limit, as in the configuration and in timeout(1).
             timeout_s=_read_option("timeout", parse_duration, timeout) or None,
-            log_level=_read_option("log-level", _log_level, given["log_level"]),
-            log_json=_read_option(
-                "log-format", _log_json, given["log_format"], configured
-            ),
+            log_level=given["log_level"],
+            log_json=_log_json(given["log_format"], configured),
             journal=given["journal"],
             audit=_audit(given, base.audit),
             control=given["control"],
@@ -606,20 +596,7 @@ def _check_root(root: str, config: Config) -> None:
         raise OptionError(f"cannot use {root!r}: {why.strerror}") from None
 
 
-def _log_level(name: str | None) -> str:
-    from hostlib.log import LEVELS  # noqa: PLC0415 - light, but only for run
-
-    level = ("warning" if name is None else name).upper()
-    if level not in LEVELS:
-        raise OptionError(
-            f"not a log level: {name!r}; write debug, info, warning, error"
-        )
-    return level
-
-
 def _log_json(name: str | None, config: Config | None) -> bool | None:
     if name is None and config is not None:
         name = config.host.log_format
-    if name not in (None, "text", "json"):
-        raise OptionError(f"not a log format: {name!r}; write text or json")
     return None if name is None else name == "json"

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hostlib.messages import UsageFault, print_stderr
+from hostlib.messages import print_stderr
 from hostlib.paths import absolute
 from supervisor.cli.help import Command
-from supervisor.cli.options import files, one_of
+from supervisor.cli.options import files
+from supervisor.cli.options import log_format as log_format_option
+from supervisor.cli.options import log_level as log_level_option
 
 if TYPE_CHECKING:
     from supervisor.spawn.launchpad.start import LaunchpadProcess
@@ -23,19 +25,8 @@ if TYPE_CHECKING:
 @click.option(
     "--control", metavar="PATH", shell_complete=files, help="Control socket's place."
 )
-@click.option(
-    "--log-level",
-    metavar="L",
-    default="info",
-    shell_complete=one_of("debug", "info", "warning", "error"),
-    help="debug, info, warning, error; default info.",
-)
-@click.option(
-    "--log-format",
-    metavar="text|json",
-    shell_complete=one_of("text", "json"),
-    help="Default: text on a terminal.",
-)
+@log_level_option("info")
+@log_format_option
 @click.pass_obj
 def serve(
     launchpad: LaunchpadProcess,
@@ -50,17 +41,10 @@ def serve(
     SIGTERM and SIGINT stop it, SIGHUP reloads. Exit status: 0 all
     went well, 78 the configuration has a fault, else 1.
     """
-    from hostlib.log import LEVELS  # noqa: PLC0415
     from supervisor.config.document import Config  # noqa: PLC0415
     from supervisor.config.loader import ConfigError, load_config  # noqa: PLC0415
     from supervisor.daemon.serve import BAD_CONFIG, ServeOptions, run_daemon  # noqa: PLC0415
 
-    if log_level.upper() not in LEVELS:
-        raise UsageFault(
-            f"not a log level: {log_level!r}; write debug, info, warning, error"
-        )
-    if log_format not in (None, "text", "json"):
-        raise UsageFault(f"not a log format: {log_format!r}; write text or json")
     try:
         configured = Config() if config is None else load_config(config)
     except ConfigError as why:
@@ -72,7 +56,7 @@ def serve(
         config=configured,
         config_path=None if config is None else absolute(config),
         control=control,
-        log_level=log_level.upper(),
+        log_level=log_level,
         log_json=None if wanted is None else wanted == "json",
     )
     return run_daemon(launchpad, options)

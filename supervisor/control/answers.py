@@ -14,8 +14,8 @@ import trio
 
 from hostlib.clock import timestamp
 from hostlib.linux.holdings import process_facts
-from supervisor.control.network_figures import network_row
 from supervisor.doctor.leaks import check_host
+from supervisor.network.statistics import NetworkRow, NetworkStatistics
 from supervisor.usage.samples import Watcher
 from vfs.filesystem import file_row
 
@@ -83,7 +83,7 @@ class Answers:
             usage = None if sample is None else sample.row()
             own = None if metrics is None else metrics.tokens.get(child.id)
             llm = None if own is None else own.row()
-            network = network_row(self._host, child)
+            network = _network_row(self._host, child)
             figures = {"usage": usage, "llm": llm, "network": network}
             return {**child.row(), **more, **figures}
 
@@ -141,6 +141,25 @@ class Answers:
         child_id = self._host.child_of(client)
         child = self._host.children.get(child_id)
         return (None if child is None else child.spec.name) or child_id
+
+
+def network_figures(host: Host, child: Child) -> dict[str, object]:
+    """Return all figures of a child's network, also of one that has no names."""
+    names, spec = host.services.network, child.spec
+    figures = None if names is None else names.network_figures(child.id)
+    if figures is None:
+        none = NetworkStatistics(child.id, spec.name, spec.network)
+        figures = msgspec.to_builtins(none)
+    return figures
+
+
+def _network_row(host: Host, child: Child) -> dict[str, object]:
+    """Return the fields of a child's network in a row of ``ps``."""
+    names = host.services.network
+    row = None if names is None else names.network_row(child.id)
+    if row is None:
+        row = msgspec.to_builtins(NetworkRow(child.spec.network))
+    return row
 
 
 async def _rows(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.control.network_figures import network_figures
+from supervisor.control.answers import network_figures
 from supervisor.control.server import OrderError, Orders
 
 if TYPE_CHECKING:

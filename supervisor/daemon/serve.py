@@ -60,12 +60,13 @@ from supervisor.fleet.link import LinkError
 from supervisor.fleet.store_address import secret_files, usual_secret_files
 from supervisor.fsproxy.ports import Portable
 from supervisor.handover.daemon import DaemonSurroundings, daemon_state
+from supervisor.handover.exchange import Change
 from supervisor.handover.host_state import restore_host
 from supervisor.handover.next_program import SIGNALS, hear_signals, state_of
-from supervisor.handover.orders import Change
 from supervisor.host import open_host, settings_of
 from supervisor.kept_children.roster import Children
-from supervisor.observe.loop import Conditions, Lag, feed_watchdog
+from supervisor.observe.loop import Conditions, feed_watchdog
+from supervisor.observe.registry import attach_metrics
 from supervisor.run import complain, guarded, heeded_signals
 from supervisor.sandbox import groups
 from vfs.errors import HandoverError
@@ -234,9 +235,9 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             config, path = self._options.config, self._options.config_path
             children = Children(host, config, places, nursery)
-            lag = Lag(host)
+            metrics = attach_metrics(host)
             conditions = Conditions(host)
-            orders = Orders(stats=[lag.row, conditions.row])
+            orders = Orders(stats=[metrics.lag_row, conditions.row])
             tell = self._tell_reload(children)
             actions = DaemonOrders(host, children, places, path, tell)
             actions.add_to(orders)
@@ -246,8 +247,8 @@ class Daemon:
             change = Change(host, self._surroundings(children, orders), notifier)
             change.add_to(orders)
             nursery.start_soon(self._on_signals, change, children, actions, signals)
-            nursery.start_soon(lag.run)
-            await open_metrics(host, config.metrics, nursery, watches_lag=False)
+            nursery.start_soon(metrics.watch_lag)
+            await open_metrics(host, config.metrics, nursery)
             nursery.start_soon(conditions.run, CONDITIONS_S)
             interval_s = watchdog_interval_s()
             if interval_s is not None:

@@ -54,7 +54,7 @@ def daemon_state(state: HostState | None) -> DaemonState | None:
 
 @dataclass(slots=True)
 class DaemonSurroundings:
-    """A daemon's parts around its host; see ``handover.Surroundings``.
+    """A daemon's parts around its host, which are handed over with it.
 
     Attributes:
         children: the kept ones.
@@ -97,7 +97,3 @@ class DaemonSurroundings:
         for kept in state.kept:
             fds |= kept.descriptors()
         return msgspec.to_builtins(state, builtin_types=(bytes,)), fds
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables for the next program beside the host's."""
-        return self.variables

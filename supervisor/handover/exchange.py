@@ -16,29 +16,35 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
 from hostlib.threads import calls_at_work
 from supervisor.children.lifecycle import State
+from supervisor.control.server import OrderError
 from supervisor.fsproxy.ports import Portable
 from supervisor.fsproxy.session_state import is_at_work
 from supervisor.handover.host_state import snapshot_host
-from supervisor.handover.next_program import become
+from supervisor.handover.next_program import become, own_program
 from supervisor.handover.state import encode, versions
 from supervisor.spawn.request import SpawnError, SpawnRequest
 from supervisor.spec import minimal_env
 from vfs.errors import HandoverError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
+    from hostlib.sd_notify import Notifier
     from supervisor.children.child import Child
+    from supervisor.control.server import Orders
+    from supervisor.handover.daemon import DaemonSurroundings
     from supervisor.handover.next_program import Program
     from supervisor.handover.state import HostState
     from supervisor.host import Host
+
+ORDER = "replace"
 
 CHECK = "handover-check"
 """The command that a next program must have; its argument is the versions."""
@@ -81,24 +87,68 @@ _KEPT_VARIABLES = (
 )
 
 
-class Surroundings(Protocol):
-    """The parts around a host that are handed over with it: those of a daemon."""
+class Change:
+    """The order to replace a daemon's program: SIGUSR2, or ``reload --exec``.
 
-    def busy(self) -> str | None:
-        """Return what must end first; None if they are at rest."""
-        ...
+    A client of the control socket gets the reason of a refusal. After a success its
+    connection ends with the old program, and the new one shows its ``generation``.
 
-    def hand_over(self) -> tuple[dict[str, object], Collection[int]]:
-        """Return their state as plain values, and descriptors; changes nothing."""
-        ...
+    Args:
+        host: the host of the daemon.
+        around: the daemon's parts around it.
+        notifier: told before, and after a failure.
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables for the next program beside the host's."""
-        ...
+    Attributes:
+        host: as above.
+    """
+
+    def __init__(
+        self, host: Host, around: DaemonSurroundings, notifier: Notifier
+    ) -> None:
+        self.host = host
+        self._around = around
+        self._notifier = notifier
+
+    def add_to(self, orders: Orders) -> None:
+        """Register the order and its counter."""
+        orders.orders[ORDER] = self._order
+        orders.stats.append(self._row)
+
+    def _row(self) -> dict[str, object]:
+        network = self.host.services.network
+        return {
+            "generation": self.host.generation,
+            "connections_reset": network.connections_reset if network else 0,
+        }
+
+    async def _order(self, words: dict[str, Any]) -> NoReturn:
+        if words:
+            raise OrderError(f"{ORDER} takes no arguments")
+        try:
+            await self._replace()
+        except HandoverError as why:
+            raise OrderError(f"not replaced: {why}") from None
+
+    async def try_replace(self) -> None:
+        """Replace the program; log the reason of a failure."""
+        with suppress(HandoverError):
+            await self._replace()
+
+    async def _replace(self) -> NoReturn:
+        host = self.host
+        self._notifier.reloading()
+        host.log.write("INFO", "Replacing the program", generation=host.generation)
+        try:
+            await replace(host, own_program(), self._around)
+        except HandoverError as why:
+            host.log.write("ERROR", f"Not replaced: {why}", reason=str(why))
+            raise
+        finally:
+            self._notifier.ready(f"{len(host.children)} children")
 
 
 async def replace(
-    host: Host, program: Program, around: Surroundings | None = None
+    host: Host, program: Program, around: DaemonSurroundings | None = None
 ) -> NoReturn:
     """Replace the host's program; returns only by a failure.
 
@@ -125,7 +175,7 @@ async def replace(
 
 
 async def _replace(
-    host: Host, program: Program, around: Surroundings | None
+    host: Host, program: Program, around: DaemonSurroundings | None
 ) -> NoReturn:
     if host.pump.is_paused:
         raise HandoverError("the host is being replaced already")
@@ -154,9 +204,11 @@ async def _replace(
 # The next program
 
 
-async def _probe(host: Host, program: Program, around: Surroundings | None) -> None:
+async def _probe(
+    host: Host, program: Program, around: DaemonSurroundings | None
+) -> None:
     """Ask the next program, in a process of its own, which versions it takes over."""
-    variables = {} if around is None else around.environment()
+    variables = {} if around is None else around.variables
     said, complaint, status = await _ask(host, program, variables)
     wanted = versions()
     if status != 0 and said.startswith(REFUSAL):
@@ -239,7 +291,7 @@ def _last_line(text: str) -> str:
 # Coming to rest
 
 
-async def _rest(host: Host, around: Surroundings | None) -> None:
+async def _rest(host: Host, around: DaemonSurroundings | None) -> None:
     """Wait until a snapshot of everything in the host can be taken.
 
     Raises:
@@ -270,7 +322,9 @@ def _first(reasons: Iterator[str]) -> str | None:
     return next(reasons, None)
 
 
-def busy(host: Host, around: Surroundings | None, waited_s: float) -> Iterator[str]:
+def busy(
+    host: Host, around: DaemonSurroundings | None, waited_s: float
+) -> Iterator[str]:
     """Yield the work under way in a host that has no form for a hand-over.
 
     Args:
@@ -307,7 +361,9 @@ def _busy_child(child: Child, waited_s: float) -> Iterator[str]:
 # The exchange
 
 
-def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoReturn:
+def _exchange(
+    host: Host, program: Program, around: DaemonSurroundings | None
+) -> NoReturn:
     """Take the snapshot and become the next program, without a checkpoint."""
     check_room()
     state = snapshot_host(host)
@@ -318,7 +374,7 @@ def _exchange(host: Host, program: Program, around: Surroundings | None) -> NoRe
         if around is not None:
             state.more, more_fds = around.hand_over()
             fds.update(more_fds)
-            env.update(around.environment())
+            env.update(around.variables)
         state.fds = sorted(fds)
         data = encode(state)
         host.report_omitted()

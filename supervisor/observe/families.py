@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from supervisor.children.lifecycle import State
 from supervisor.fsproxy.counts import NAMES, Histogram
 from supervisor.fsproxy.ports import Accounting
-from supervisor.observe.registry import descriptors_open, find_build
+from supervisor.observe.registry import COUNTED, descriptors_open, find_build
 from supervisor.sandbox.plan import LAYERS
 from supervisor.spawn.restarts import DOWN
 from supervisor.usage.workspace_sizes import STATES
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from protocol.messages import Request
-    from supervisor.observe.registry import Metrics
-
-Labels = tuple[str, ...]
+    from supervisor.observe.registry import Labels, Metrics
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
@@ -60,8 +58,8 @@ def families(metrics: Metrics) -> list[Family]:
         *_children(metrics),
         *_requests(metrics),
         *_memory(metrics),
-        *_models(metrics),
-        *_executions(metrics),
+        *_counted(metrics),
+        *_quotas(metrics),
         *_workspaces(metrics),
         *_networks(metrics),
         *_process(metrics),
@@ -86,14 +84,12 @@ def _children(metrics: Metrics) -> Iterator[Family]:
             ((state.value.replace(" ", "_"),), states[state.value]) for state in known
         ),
     )
-    yield _one(
-        GAUGE,
+    yield _gauge(
         "sandhost_children_configured",
         "Children that the configuration of a daemon names",
         0 if roster is None else roster.configured,
     )
-    yield _one(
-        GAUGE,
+    yield _gauge(
         "sandhost_children_limit",
         "Children that there may be at once",
         host.settings.max_children,
@@ -108,44 +104,13 @@ def _children(metrics: Metrics) -> Iterator[Family]:
         "layer",
         {layer: missing[layer] for layer in LAYERS if layer != "uid"},
     )
-    yield _one(
-        COUNTER,
-        "sandhost_children_spawned",
-        "Children that were started",
-        metrics.spawned,
-    )
-    yield _labelled(
-        COUNTER,
-        "sandhost_child_exits",
-        "Children that ended, by reason",
-        "reason",
-        metrics.exits,
-    )
-    yield _one(
-        GAUGE,
+    yield _gauge(
         "sandhost_clients",
         "Connections, nested ones included",
         len(host.fs.tables.clients),
     )
-    yield _one(
-        GAUGE,
-        "sandhost_open_files",
-        "Files that clients have open",
-        len(host.fs.tables.files),
-    )
-    yield _labelled(
-        COUNTER,
-        "sandhost_auto_closed_files",
-        "Files closed for clients that were gone",
-        "reason",
-        metrics.auto_closed,
-    )
-    yield _labelled(
-        COUNTER,
-        "sandhost_security_denials",
-        "Requests for what a client may not reach",
-        "command",
-        metrics.denied,
+    yield _gauge(
+        "sandhost_open_files", "Files that clients have open", len(host.fs.tables.files)
     )
 
 
@@ -178,14 +143,12 @@ def _requests(metrics: Metrics) -> Iterator[Family]:
     )
     sessions = [s for child in host.children.values() for s in child.sessions()]
     live = [s for s in sessions if not s.is_over]
-    yield _one(
-        COUNTER,
+    yield _counter(
         "sandhost_received_bytes",
         "Bytes that came from clients",
         counts.gone_in + sum(session.bytes_in for session in live),
     )
-    yield _one(
-        COUNTER,
+    yield _counter(
         "sandhost_sent_bytes",
         "Bytes that went to clients",
         counts.gone_out + sum(session.bytes_out for session in live),
@@ -194,42 +157,30 @@ def _requests(metrics: Metrics) -> Iterator[Family]:
 
 def _memory(metrics: Metrics) -> Iterator[Family]:
     host = metrics.host
-    yield _one(
-        GAUGE,
+    yield _gauge(
         "sandhost_payload_bytes",
         "Memory that payloads may fill now",
         host.budget.used_bytes,
     )
-    yield _one(
-        GAUGE,
+    yield _gauge(
         "sandhost_payload_limit_bytes",
         "Most memory for payloads",
         host.settings.payload_budget_bytes,
     )
-    yield _one(
-        COUNTER,
+    yield _counter(
         "sandhost_payloads_spooled",
         "Payloads that went to a file because memory was short",
         host.budget.spooled,
     )
-    yield _one(
-        COUNTER,
+    yield _counter(
         "sandhost_journal_lost_events",
         "Events that could not be written to the journal",
         host.journal.lost,
     )
-    yield _one(
-        COUNTER,
+    yield _counter(
         "sandhost_log_dropped_bytes",
         "Bytes of children's output that no log could keep",
         0 if host.roster is None else host.roster.log_dropped_bytes,
-    )
-    yield Family(
-        "sandhost_child_limits",
-        COUNTER,
-        "Limits that children came near to or reached",
-        ("limit", "level"),
-        tuple(metrics.limits.items()),
     )
     yield _labelled(
         COUNTER,
@@ -240,29 +191,13 @@ def _memory(metrics: Metrics) -> Iterator[Family]:
     )
 
 
-def _models(metrics: Metrics) -> Iterator[Family]:
-    yield Family(
-        "sandhost_llm_calls",
-        COUNTER,
-        "Calls of models",
-        ("model", "outcome"),
-        tuple(metrics.llm_calls.items()),
-    )
-    yield Family(
-        "sandhost_llm_tokens",
-        COUNTER,
-        "Tokens that providers charged; those of caches are part of the prompt, those of"
-        " reasoning of the completion",
-        ("model", "kind"),
-        tuple(metrics.llm_tokens.items()),
-    )
-    yield Family(
-        "sandhost_llm_dropped",
-        COUNTER,
-        "Members left out of requests that were translated: they change nothing",
-        ("api", "field"),
-        tuple(metrics.llm_dropped.items()),
-    )
+def _counted(metrics: Metrics) -> Iterator[Family]:
+    for one in COUNTED:
+        values = tuple(metrics.counts[one.name].items())
+        yield Family(one.name, COUNTER, one.about, one.labels, values)
+
+
+def _quotas(metrics: Metrics) -> Iterator[Family]:
     accounts = [
         account
         for service in metrics.host.services
@@ -281,36 +216,6 @@ def _models(metrics: Metrics) -> Iterator[Family]:
             if (value := getattr(account, word)) is not None
         ),
     )
-    yield _labelled(
-        COUNTER,
-        "sandhost_quota_denials",
-        "Calls that a quota did not allow",
-        "model",
-        metrics.quota_denied,
-    )
-
-
-def _executions(metrics: Metrics) -> Iterator[Family]:
-    yield _one(
-        COUNTER,
-        "sandhost_executions_started",
-        "Tool executions that began",
-        metrics.executions,
-    )
-    yield _labelled(
-        COUNTER,
-        "sandhost_executions_ended",
-        "Tool executions that ended",
-        "outcome",
-        metrics.executions_ended,
-    )
-    yield _labelled(
-        COUNTER,
-        "sandhost_sidecar_restarts",
-        "Starts of sidecars after an end or a failure",
-        "sidecar",
-        metrics.sidecar_restarts,
-    )
 
 
 def _workspaces(metrics: Metrics) -> Iterator[Family]:
@@ -323,29 +228,13 @@ def _workspaces(metrics: Metrics) -> Iterator[Family]:
         "state",
         {state: sizes.states[state] for state in STATES},
     )
-    yield _one(
-        GAUGE,
+    yield _gauge(
         "sandhost_workspace_changed_files",
         "Files that are changed in the workspaces of children that run",
         total.changed,
     )
-    yield _one(
-        GAUGE,
-        "sandhost_workspace_bytes",
-        "Bytes that their layers hold",
-        total.size_bytes,
-    )
-    yield _one(
-        COUNTER,
-        "sandhost_workspace_commits",
-        "Commits that were ordered and applied",
-        metrics.commits,
-    )
-    yield _one(
-        COUNTER,
-        "sandhost_workspace_conflicts",
-        "Paths that such commits could not take, for the base had changed",
-        metrics.conflicts,
+    yield _gauge(
+        "sandhost_workspace_bytes", "Bytes that their layers hold", total.size_bytes
     )
 
 
@@ -379,7 +268,7 @@ def _process(metrics: Metrics) -> Iterator[Family]:
     yield Family(
         "sandhost_loop_lag_seconds",
         HISTOGRAM,
-        "How late the event loop was, looked at once a second",
+        "How late the event loop was, looked at twice a second",
         (),
         (),
         (((), _copy(metrics.lag)),),
@@ -391,38 +280,36 @@ def _process(metrics: Metrics) -> Iterator[Family]:
         ("version", "python"),
         ((find_build(), 1),),
     )
-    yield _one(
-        GAUGE,
+    yield _gauge(
         "process_start_time_seconds",
         "When the host's process was started, seconds since the epoch",
         metrics.started_s,
     )
-    yield _one(
-        COUNTER,
-        "process_cpu_seconds",
-        "User and kernel time of the host",
-        time.process_time(),
+    yield _counter(
+        "process_cpu_seconds", "User and kernel time of the host", time.process_time()
     )
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    yield _one(
-        GAUGE,
+    yield _gauge(
         "process_resident_memory_bytes",
         "Resident memory of the host",
         pages * resource.getpagesize(),
     )
     descriptors = descriptors_open()
     if descriptors is not None:
-        yield _one(GAUGE, "process_open_fds", "Descriptors of the host", descriptors)
-    yield _one(
-        GAUGE,
+        yield _gauge("process_open_fds", "Descriptors of the host", descriptors)
+    yield _gauge(
         "process_max_fds",
         "Descriptors that the host may have",
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )
 
 
-def _one(kind: str, name: str, about: str, value: float) -> Family:
-    return Family(name, kind, about, (), (((), value),))
+def _gauge(name: str, about: str, value: float) -> Family:
+    return Family(name, GAUGE, about, (), (((), value),))
+
+
+def _counter(name: str, about: str, value: float) -> Family:
+    return Family(name, COUNTER, about, (), (((), value),))
 
 
 def _labelled(

@@ -1,4 +1,4 @@
-"""Tasks that watch: the loop's lag, the watchdog, children's states and limits.
+"""Tasks that watch: the watchdog, children's states and limits.
 
 Rules of this file.
 
@@ -11,7 +11,6 @@ Rules of this file.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import trio
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
     from supervisor.host import Host
     from supervisor.usage.samples import ProcessIdentity, Samples
 
-LAG_INTERVAL_S = 0.5
-"""Time between two looks at the lag; wakes an idle host twice a second."""
-
-LAG_WARNING_S = 0.25
-"""Lag from which clients notice."""
-
 CONDITIONS = {
     "stopped": "stopped",
     "tracing-stop": "stopped",
@@ -37,47 +30,6 @@ CONDITIONS = {
     "zombie": "zombie",
 }
 """psutil's word -> the host's; other states are not reported."""
-
-
-class Lag:
-    """How late the loop is.
-
-    Attributes:
-        last_s: at the last look, seconds.
-        worst_s: since the start.
-        warnings: how often it was over ``LAG_WARNING_S``.
-    """
-
-    def __init__(self, host: Host) -> None:
-        self.last_s = 0.0
-        self.worst_s = 0.0
-        self.warnings = 0
-        self._host = host
-
-    def row(self) -> dict[str, object]:
-        """Return it as part of ``stats``."""
-        return {
-            "loop_lag_s": round(self.last_s, 6),
-            "loop_lag_worst_s": round(self.worst_s, 6),
-            "loop_lag_warnings": self.warnings,
-        }
-
-    async def run(self) -> None:
-        """Measure until cancelled."""
-        while True:
-            # The monotonic clock: a jump of the wall clock is no lag.
-            due = time.monotonic() + LAG_INTERVAL_S
-            await trio.sleep(LAG_INTERVAL_S)
-            self.last_s = max(0.0, time.monotonic() - due)
-            self.worst_s = max(self.worst_s, self.last_s)
-            if self._host.metrics is not None:
-                self._host.metrics.note_lag(self.last_s)
-            if self.last_s > LAG_WARNING_S:
-                self.warnings += 1
-                lag_s = round(self.last_s, 3)
-                self._host.journal.write("host.lagged", lag_s=lag_s)
-                text = f"The loop was {lag_s} s late"
-                self._host.log.write("WARNING", text, lag_s=lag_s)
 
 
 async def feed_watchdog(notifier: Notifier, interval_s: float) -> None:

@@ -28,10 +28,12 @@ import trio
 from supervisor.fsproxy.counts import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from supervisor.host import Host
+
+Labels = tuple[str, ...]
 
 MAX_NAMES = 64
 """Models with figures of their own; further ones are ``other``."""
@@ -39,8 +41,11 @@ MAX_NAMES = 64
 RECENT_EVENTS = 50
 """Events that the status page shows."""
 
-LAG_INTERVAL_S = 1.0
-"""Time between two looks at the loop; only a scraped host wakes up for it."""
+LAG_INTERVAL_S = 0.5
+"""Time between two looks at the lag; wakes an idle host twice a second."""
+
+LAG_WARNING_S = 0.25
+"""Lag from which clients notice."""
 
 
 class RecentEvent(NamedTuple):
@@ -124,23 +129,11 @@ class Metrics:
 
     Attributes:
         host: has the figures.
-        spawned: children that were started.
-        exits: children that ended, by reason.
-        auto_closed: files closed for clients that were gone, by what ended them.
-        denied: requests for what a client may not reach, by command.
-        llm_calls: by (model, outcome).
-        llm_tokens: by (model, kind).
-        llm_dropped: members left out of requests, by (API, name).
-        quota_denied: by model.
-        limits: that children came near to or reached, by (limit, level).
-        executions: tool executions that began.
-        executions_ended: those that ended, by outcome.
-        sidecar_restarts: starts after an end or a failure, by sidecar.
-        commits: of workspaces that were applied.
-        conflicts: paths that commits could not take.
+        counts: of each family of ``COUNTED``, by the values of its labels.
         lag: how late the loop was, looked at every ``LAG_INTERVAL_S``.
         lag_last_s: the lag at the last look; None before the first.
         lag_worst_s: the worst lag.
+        lag_warnings: how often it was over ``LAG_WARNING_S``.
         started_s: when this process was started, seconds since the epoch.
         tokens: by child that is there.
         recent: the newest events.
@@ -149,23 +142,16 @@ class Metrics:
     """
 
     host: Host
-    spawned: int = 0
-    exits: Counter[str] = field(default_factory=Counter)
-    auto_closed: Counter[str] = field(default_factory=Counter)
-    denied: Counter[str] = field(default_factory=Counter)
-    llm_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    llm_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
-    llm_dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
-    quota_denied: Counter[str] = field(default_factory=Counter)
-    limits: Counter[tuple[str, str]] = field(default_factory=Counter)
-    executions: int = 0
-    executions_ended: Counter[str] = field(default_factory=Counter)
-    sidecar_restarts: Counter[str] = field(default_factory=Counter)
-    commits: int = 0
-    conflicts: int = 0
+    counts: dict[str, Counter[Labels]] = field(
+        # One without labels is 0 from the start.
+        default_factory=lambda: {
+            one.name: Counter() if one.labels else Counter({(): 0}) for one in COUNTED
+        }
+    )
     lag: Histogram = field(default_factory=Histogram)
     lag_last_s: float | None = None
     lag_worst_s: float = 0.0
+    lag_warnings: int = 0
     started_s: float = field(default_factory=process_start_s)
     tokens: dict[str, ChildTokens] = field(default_factory=dict)
     recent: deque[RecentEvent] = field(
@@ -179,38 +165,65 @@ class Metrics:
         """Count an event of the journal."""
         self.changed += 1
         self.recent.append(RecentEvent(time.time(), event, fields))
-        count = _EVENTS.get(event)
-        if count is not None:
-            count(self, fields)
+        for counted in _BY_EVENT.get(event, ()):
+            counts = self.counts[counted.name]
+            for values, number in counted.values_of(fields):
+                counts[self._bounded(counted.labels, values)] += number
+        self._take_tokens(event, fields)
 
-    def model(self, name: object) -> str:
-        """Return a model's name in figures (rule 2)."""
-        text = str(name)
-        if text not in self._models:
+    def _bounded(self, labels: Labels, values: Labels) -> Labels:
+        """Return values of labels, the model's as it is in figures (rule 2)."""
+        if labels[:1] != ("model",):
+            return values
+        model, *rest = values
+        if model not in self._models:
             if len(self._models) >= MAX_NAMES:
-                return "other"
-            self._models.add(text)
-        return text
+                return ("other", *rest)
+            self._models.add(model)
+        return values
 
-    def tokens_of(self, fields: dict[str, Any]) -> ChildTokens:
-        """Return the sums of the child of an event."""
+    def _take_tokens(self, event: str, fields: dict[str, Any]) -> None:
+        """Add an event to the sums of its child."""
         child_id = str(fields.get("child_id"))
-        if child_id not in self.host.children:
-            return ChildTokens()  # an answer after its end
-        return self.tokens.setdefault(child_id, ChildTokens())
+        if event == "child.gone":
+            self.tokens.pop(child_id, None)
+        elif event in {"llm.called", "quota.denied"} and child_id in self.host.children:
+            own = self.tokens.setdefault(child_id, ChildTokens())
+            if event == "quota.denied":
+                own.denials += 1
+            else:
+                own.calls += 1
+                for kind in ("prompt", "completion"):  # the other kinds are parts
+                    own.tokens += int(fields.get(f"{kind}_tokens") or 0)
 
     async def watch_lag(self) -> None:
-        """Measure how late the loop is until cancelled."""
+        """Measure how late the loop is until cancelled; tell what clients notice."""
         while True:
+            # The monotonic clock: a jump of the wall clock is no lag.
             due_s = time.monotonic() + LAG_INTERVAL_S
             await trio.sleep(LAG_INTERVAL_S)
-            self.note_lag(max(0.0, time.monotonic() - due_s))
+            late_s = max(0.0, time.monotonic() - due_s)
+            self.note_lag(late_s)
+            if late_s > LAG_WARNING_S:
+                self.lag_warnings += 1
+                lag_s = round(late_s, 3)
+                self.host.journal.write("host.lagged", lag_s=lag_s)
+                text = f"The loop was {lag_s} s late"
+                self.host.log.write("WARNING", text, lag_s=lag_s)
 
     def note_lag(self, late_s: float) -> None:
         """Record how late the loop was, seconds."""
         self.lag.add(late_s)
         self.lag_last_s = late_s
         self.lag_worst_s = max(self.lag_worst_s, late_s)
+
+    def lag_row(self) -> dict[str, object]:
+        """Return the lag as part of ``stats``."""
+        return {
+            "loop_lag_s": round(self.lag_last_s or 0.0, 6),
+            "loop_lag_worst_s": round(self.lag_worst_s, 6),
+            "loop_lag_warnings": self.lag_warnings,
+        }
 
 
 def attach_metrics(host: Host) -> Metrics:
@@ -246,97 +259,159 @@ def descriptors_open() -> int | None:
     return Path("/proc/self/fd").stat().st_size or None
 
 
-# Events
+# Counted events
 
 
-def _spawned(metrics: Metrics, _fields: dict[str, Any]) -> None:
-    metrics.spawned += 1
+class Counted(NamedTuple):
+    """A counter of events of the journal.
+
+    Attributes:
+        name: of its family, without ``_total``.
+        about: one line.
+        labels: their names; those of the fields that hold them, unless ``more`` says.
+        events: the counted ones.
+        more: yields (values of the labels, number) of an event; None for 1 of each.
+    """
+
+    name: str
+    about: str
+    labels: Labels
+    events: tuple[str, ...]
+    more: Callable[[dict[str, Any]], Iterator[tuple[Labels, int]]] | None = None
+
+    def values_of(self, fields: dict[str, Any]) -> Iterator[tuple[Labels, int]]:
+        """Yield (values of the labels, number) of an event."""
+        if self.more is not None:
+            yield from self.more(fields)
+        else:
+            yield tuple(str(fields.get(label)) for label in self.labels), 1
 
 
-def _exited(metrics: Metrics, fields: dict[str, Any]) -> None:
-    metrics.exits[exit_reason(fields)] += 1
+def _exits(fields: dict[str, Any]) -> Iterator[tuple[Labels, int]]:
+    if "failure" not in fields:  # the end of a process, and not of a child
+        yield (exit_reason(fields),), 1
+    elif fields.get("failure") is not None:
+        yield ("not started",), 1
 
 
-def _child_gone(metrics: Metrics, fields: dict[str, Any]) -> None:
-    if fields.get("failure") is not None:
-        metrics.exits["not started"] += 1
-    metrics.tokens.pop(str(fields.get("child_id")), None)
+def _auto_closed(fields: dict[str, Any]) -> Iterator[tuple[Labels, int]]:
+    if closed := fields.get("closed_files"):
+        yield (str(fields.get("reason")),), len(closed)
 
 
-def _client_gone(metrics: Metrics, fields: dict[str, Any]) -> None:
-    closed = len(fields.get("closed_files") or ())
-    if closed:
-        metrics.auto_closed[str(fields.get("reason"))] += closed
-
-
-def _denied(metrics: Metrics, fields: dict[str, Any]) -> None:
-    metrics.denied[str(fields.get("command"))] += 1
-
-
-def _llm_called(metrics: Metrics, fields: dict[str, Any]) -> None:
-    model = metrics.model(fields.get("model"))
-    metrics.llm_calls[model, str(fields.get("outcome"))] += 1
-    own = metrics.tokens_of(fields)
-    own.calls += 1
+def _llm_tokens(fields: dict[str, Any]) -> Iterator[tuple[Labels, int]]:
     for kind in ("prompt", "cached", "cache_write", "completion", "reasoning"):
-        tokens = int(fields.get(f"{kind}_tokens") or 0)
-        metrics.llm_tokens[model, kind] += tokens
-        if kind in ("prompt", "completion"):  # the other kinds are parts of these
-            own.tokens += tokens
+        number = int(fields.get(f"{kind}_tokens") or 0)
+        yield (str(fields.get("model")), kind), number
 
 
-def _llm_dropped(metrics: Metrics, fields: dict[str, Any]) -> None:
+def _llm_dropped(fields: dict[str, Any]) -> Iterator[tuple[Labels, int]]:
     for name in fields.get("fields") or ():
-        metrics.llm_dropped[str(fields.get("api")), str(name)] += 1
+        yield (str(fields.get("api")), str(name)), 1
 
 
-def _quota_denied(metrics: Metrics, fields: dict[str, Any]) -> None:
-    metrics.quota_denied[metrics.model(fields.get("model"))] += 1
-    metrics.tokens_of(fields).denials += 1
-
-
-def _exec_started(metrics: Metrics, _fields: dict[str, Any]) -> None:
-    metrics.executions += 1
-
-
-def _exec_ended(metrics: Metrics, fields: dict[str, Any]) -> None:
+def _exec_ended(fields: dict[str, Any]) -> Iterator[tuple[Labels, int]]:
     outcome = "timeout" if fields.get("timed_out") else "failed"
-    if fields.get("code") == 0:
-        outcome = "ok"
-    metrics.executions_ended[outcome] += 1
+    yield ("ok" if fields.get("code") == 0 else outcome,), 1
 
 
-def _sidecar_restarting(metrics: Metrics, fields: dict[str, Any]) -> None:
-    metrics.sidecar_restarts[str(fields.get("sidecar"))] += 1
+def _conflicts(fields: dict[str, Any]) -> Iterator[tuple[Labels, int]]:
+    yield (), fields["conflicts"]
 
 
-def _committed(metrics: Metrics, fields: dict[str, Any]) -> None:
-    metrics.commits += 1
-    metrics.conflicts += fields["conflicts"]
+COUNTED: tuple[Counted, ...] = (
+    Counted(
+        "sandhost_children_spawned",
+        "Children that were started",
+        (),
+        ("child.spawned",),
+    ),
+    Counted(
+        "sandhost_child_exits",
+        "Children that ended, by reason",
+        ("reason",),
+        ("child.exited", "child.gone"),
+        _exits,
+    ),
+    Counted(
+        "sandhost_auto_closed_files",
+        "Files closed for clients that were gone",
+        ("reason",),
+        ("client.gone",),
+        _auto_closed,
+    ),
+    Counted(
+        "sandhost_security_denials",
+        "Requests for what a client may not reach",
+        ("command",),
+        ("security.denied",),
+    ),
+    Counted(
+        "sandhost_child_limits",
+        "Limits that children came near to or reached",
+        ("limit", "level"),
+        ("child.limit",),
+    ),
+    Counted(
+        "sandhost_llm_calls", "Calls of models", ("model", "outcome"), ("llm.called",)
+    ),
+    Counted(
+        "sandhost_llm_tokens",
+        "Tokens that providers charged; those of caches are part of the prompt, those of"
+        " reasoning of the completion",
+        ("model", "kind"),
+        ("llm.called",),
+        _llm_tokens,
+    ),
+    Counted(
+        "sandhost_llm_dropped",
+        "Members left out of requests that were translated: they change nothing",
+        ("api", "field"),
+        ("llm.dropped",),
+        _llm_dropped,
+    ),
+    Counted(
+        "sandhost_quota_denials",
+        "Calls that a quota did not allow",
+        ("model",),
+        ("quota.denied",),
+    ),
+    Counted(
+        "sandhost_executions_started",
+        "Tool executions that began",
+        (),
+        ("exec.started",),
+    ),
+    Counted(
+        "sandhost_executions_ended",
+        "Tool executions that ended",
+        ("outcome",),
+        ("exec.ended",),
+        _exec_ended,
+    ),
+    Counted(
+        "sandhost_sidecar_restarts",
+        "Starts of sidecars after an end or a failure",
+        ("sidecar",),
+        ("sidecar.restarting",),
+    ),
+    Counted(
+        "sandhost_workspace_commits",
+        "Commits that were ordered and applied",
+        (),
+        ("workspace.committed",),
+    ),
+    Counted(
+        "sandhost_workspace_conflicts",
+        "Paths that such commits could not take, for the base had changed",
+        (),
+        ("workspace.committed", "workspace.conflict"),
+        _conflicts,
+    ),
+)
+"""The families that are counted from the journal."""
 
-
-def _conflict(metrics: Metrics, fields: dict[str, Any]) -> None:
-    metrics.conflicts += fields["conflicts"]
-
-
-def _limit(metrics: Metrics, fields: dict[str, Any]) -> None:
-    metrics.limits[str(fields.get("limit")), str(fields.get("level"))] += 1
-
-
-_EVENTS: Mapping[str, Callable[[Metrics, dict[str, Any]], None]] = {
-    "child.spawned": _spawned,
-    "child.exited": _exited,
-    "child.gone": _child_gone,
-    "client.gone": _client_gone,
-    "security.denied": _denied,
-    "workspace.committed": _committed,
-    "workspace.conflict": _conflict,
-    "llm.called": _llm_called,
-    "llm.dropped": _llm_dropped,
-    "quota.denied": _quota_denied,
-    "child.limit": _limit,
-    "exec.started": _exec_started,
-    "exec.ended": _exec_ended,
-    "sidecar.restarting": _sidecar_restarting,
-}
-"""The counter of each counted event; others are only shown."""
+_BY_EVENT: dict[str, list[Counted]] = {}
+for _one in COUNTED:
+    for _event in _one.events:
+        _BY_EVENT.setdefault(_event, []).append(_one)

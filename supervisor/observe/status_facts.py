@@ -218,6 +218,7 @@ class Watch:
         self._total_before = (requests, now_s)
         rate = (requests - before) / (now_s - then_s) if then_s else None
         errors = sum(host.pump.counts.errors.values())
+        denials = self.metrics.counts["sandhost_security_denials"].total()
         return (
             ("children", f"{len(host.children):,}"),
             ("down", f"{len(host.absent_rows()):,}"),
@@ -228,7 +229,7 @@ class Watch:
             ("loop lag", _late(self.metrics.lag_last_s)),
             ("worst lag", _late(self.metrics.lag_worst_s)),
             ("errors", f"{errors:,}"),
-            ("denials", f"{sum(self.metrics.denied.values()):,}"),
+            ("denials", f"{denials:,}"),
         )
 
     def _bars(self) -> list[Bar]:

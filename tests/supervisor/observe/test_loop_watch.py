@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from hostlib.sd_notify import Notifier, watchdog_interval_s
-from supervisor.observe.loop import LAG_WARNING_S, Conditions, Lag
+from supervisor.observe.loop import Conditions
+from supervisor.observe.registry import LAG_WARNING_S, attach_metrics
 from supervisor.usage.samples import Sample, Samples, Watcher
 from tests.helpers.stage import Stage, eventually, stage
 
@@ -46,15 +47,15 @@ def test_a_process_that_is_gone_is_no_news() -> None:
 
 @pytest.mark.slow
 async def test_a_loop_that_was_held_is_told(stage: Stage) -> None:
-    lag = Lag(stage.host)
+    metrics = attach_metrics(stage.host)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lag.run)
+        nursery.start_soon(metrics.watch_lag)
         await trio.testing.wait_all_tasks_blocked()
         # Clients of a host suffer from code that does not await.
         select.select([], [], [], 0.5 + 2 * LAG_WARNING_S)
-        await eventually(lambda: lag.warnings)
+        await eventually(lambda: metrics.lag_warnings)
         nursery.cancel_scope.cancel()
-    assert lag.worst_s > LAG_WARNING_S
+    assert metrics.lag_worst_s > LAG_WARNING_S
     assert stage.events("host.lagged")
 
 

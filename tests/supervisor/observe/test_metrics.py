@@ -51,9 +51,10 @@ async def test_a_scrape_tells_children_requests_errors_and_bytes(stage: Stage) -
         assert figures["process_open_fds"] > 10
         assert figures["process_resident_memory_bytes"] > 10_000_000
         await puppet.leave()
-    assert listener.metrics.exits == {"status 0": 1}
-    (closed,) = listener.metrics.auto_closed.items()
-    assert closed in {("process exit", 2), ("pipe EOF", 2)}
+    counts = listener.metrics.counts
+    assert counts["sandhost_child_exits"] == {("status 0",): 1}
+    (closed,) = counts["sandhost_auto_closed_files"].items()
+    assert closed in {(("process exit",), 2), (("pipe EOF",), 2)}
 
 
 async def test_versions_and_the_start_of_the_process_are_told(stage: Stage) -> None:
@@ -99,15 +100,15 @@ async def test_exits_are_counted_by_reason(
     timeout_s = 2.0 if reason == "timeout" else None
     child = await stage.sh(script, timeout_s=timeout_s)
     await child.wait_gone()
-    assert metrics.exits == {reason: 1}
+    assert metrics.counts["sandhost_child_exits"] == {(reason,): 1}
 
 
 async def test_a_child_that_cannot_be_started_is_counted(stage: Stage) -> None:
     metrics = attach_metrics(stage.host)
     child = await stage.host.spawn(stage.spec(("/nonexistent/program",)))
     await child.wait_gone()
-    assert metrics.exits == {"not started": 1}
-    assert metrics.spawned == 0
+    assert metrics.counts["sandhost_child_exits"] == {("not started",): 1}
+    assert metrics.counts["sandhost_children_spawned"] == {(): 0}
 
 
 async def test_denials_are_counted_by_command(stage: Stage) -> None:
@@ -178,8 +179,9 @@ async def test_names_that_children_choose_cannot_make_figures_grow(
     metrics = attach_metrics(stage.host)
     for number in range(MAX_NAMES + 100):
         stage.host.journal.write("quota.denied", model=f"m{number}", child_id="x")
-    assert len(metrics.quota_denied) == MAX_NAMES + 1
-    assert metrics.quota_denied["other"] == 100
+    denied = metrics.counts["sandhost_quota_denials"]
+    assert len(denied) == MAX_NAMES + 1
+    assert denied["other",] == 100
     assert not metrics.tokens
 
 
@@ -189,8 +191,8 @@ async def test_the_lag_of_the_loop_is_measured_where_figures_are_told(
     monkeypatch.setattr("supervisor.observe.registry.LAG_INTERVAL_S", 0.01)
     section = MetricsSection(listen="tcp://127.0.0.1:0")
     async with trio.open_nursery() as nursery:
-        await open_metrics(stage.host, section, nursery)
-        metrics = attach_metrics(stage.host)
+        metrics = await open_metrics(stage.host, section, nursery)
+        nursery.start_soon(metrics.watch_lag)
         await eventually(lambda: metrics.lag.total > 2)
         (told,) = [f for f in families(metrics) if f.name.endswith("loop_lag_seconds")]
         assert told.histograms[0][1].total > 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hostlib.linux.cgroup_files import refusals as group_refusals
 from hostlib.user_values import Limits
 from supervisor.observe.families import families
-from supervisor.observe.loop import Conditions, Lag
+from supervisor.observe.loop import Conditions
 from supervisor.observe.registry import Metrics, attach_metrics
 from supervisor.sandbox.groups import hierarchies
 from supervisor.sandbox.plan import PROFILES
@@ -295,15 +295,15 @@ async def test_a_clock_that_jumps_ends_nobody_and_is_no_lag(
     real = time.time
     child = await stage.puppet(timeout_s=60.0)
     await child.do("1")
-    lag = Lag(stage.host)
+    metrics = attach_metrics(stage.host)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lag.run)
+        nursery.start_soon(metrics.watch_lag)
         nursery.start_soon(Conditions(stage.host).run, 0.01)
         monkeypatch.setattr(time, "time", lambda: real() + jump_s)
-        await eventually(lambda: lag.last_s > 0)
+        await eventually(lambda: metrics.lag.total > 0)
         assert (await child.ask(b"OPEN a w false\n")).startswith(b"OK")
         nursery.cancel_scope.cancel()
-    assert lag.worst_s < 86_400
+    assert metrics.lag_worst_s < 86_400
     assert not child.child.gone.is_set()
     assert not child.child.timed_out
     # The journal says what the clock says, and goes on.
