@@ -53,6 +53,5 @@ def _table(kind: str, control: str | None, *, as_json: bool) -> int:
     if as_json:
         print_text(tables.to_json(rows))
         return 0
-    width = tables.terminal_width()
-    print_text(tables.render(kind, rows, terminal=width is not None, width=width))
+    print_text(tables.render_for_stdout(tables.TABLES[kind], rows))
     return 0

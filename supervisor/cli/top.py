@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.observe.tables import (
     Column,
+    cell,
     render_columns,
     workspace_names,
     workspace_sum,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 Row = dict[str, Any]
 
@@ -131,14 +132,6 @@ def _search_text(row: Row) -> str:
 # Columns
 
 
-def _cell(key: str, show: Callable[[Any], str] = str) -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
-        value = row.get(key)
-        return "-" if value is None else show(value)
-
-    return cell
-
-
 def _size(size_bytes: float) -> str:
     size = float(size_bytes)
     for unit in ("", "K", "M", "G"):
@@ -162,16 +155,16 @@ def _trouble(row: Row) -> str:
 
 COLUMNS = (
     Column("CHILD", lambda row: str(row["name"]), gives_way=True),
-    Column("NODE", _cell("node"), is_seldom=True),
+    Column("NODE", cell("node"), is_seldom=True),
     Column("STATE", lambda row: str(row["state"])),
-    Column("CPU%", _cell("cpu_percent", "{:.0f}".format), is_right=True),
-    Column("RSS", _cell("rss_bytes", _size), is_right=True),
-    Column("FDS", _cell("descriptors"), is_right=True, goes=3),
-    Column("FILES", _cell("open_files"), is_right=True, goes=2),
-    Column("REQ/S", _cell("requests_per_s", _count), is_right=True),
-    Column("IN", _cell("bytes_in", _size), is_right=True),
-    Column("OUT", _cell("bytes_out", _size), is_right=True),
-    Column("TOKENS", _cell("tokens", _count), is_right=True, goes=1),
+    Column("CPU%", cell("cpu_percent", "{:.0f}".format), is_right=True),
+    Column("RSS", cell("rss_bytes", _size), is_right=True),
+    Column("FDS", cell("descriptors"), is_right=True, goes=3),
+    Column("FILES", cell("open_files"), is_right=True, goes=2),
+    Column("REQ/S", cell("requests_per_s", _count), is_right=True),
+    Column("IN", cell("bytes_in", _size), is_right=True),
+    Column("OUT", cell("bytes_out", _size), is_right=True),
+    Column("TOKENS", cell("tokens", _count), is_right=True, goes=1),
     Column("WORKSPACE", workspace_names, gives_way=True, goes=4, is_seldom=True),
     Column("CHANGED", workspace_sum("changed"), is_right=True, goes=5, is_seldom=True),
     Column(

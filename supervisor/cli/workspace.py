@@ -133,9 +133,7 @@ def list_workspaces(
     if as_json:
         _print_json(rows)
     elif rows:
-        width = tables.terminal_width()
-        terminal = width is not None
-        print_text(tables.render("workspaces", rows, terminal=terminal, width=width))
+        print_text(tables.render_for_stdout(tables.TABLES["workspaces"], rows))
     return 0
 
 

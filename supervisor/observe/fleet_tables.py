@@ -5,35 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from supervisor.observe.tables import (
-    NOTHING,
-    Column,
-    render_columns,
-    terminal_width,
-)
+from supervisor.observe.tables import NOTHING, Column, cell, render_for_stdout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 Row = dict[str, Any]
 
 
-def _of(key: str) -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
-        value = row[key]
-        return NOTHING if value in (None, "") else str(value)
-
-    return cell
-
-
-def _amount_of(key: str) -> Callable[[Row], str]:
-    """Return a cell of tokens or dollars: cents where it is no whole number."""
-
-    def cell(row: Row) -> str:
-        value = float(row[key])
-        return f"{value:.0f}" if value.is_integer() else f"{value:.2f}"
-
-    return cell
+def _amount(value: float) -> str:
+    """Return tokens or dollars: with cents where it is no whole number."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
 
 
 def _state(row: Row) -> str:
@@ -45,45 +27,40 @@ def _state(row: Row) -> str:
 
 
 NODES = (
-    Column("NODE", _of("name")),
+    Column("NODE", cell("name")),
     Column("STATE", _state),
-    Column("CAPACITY", _of("capacity"), is_right=True),
+    Column("CAPACITY", cell("capacity"), is_right=True),
     Column("LABELS", lambda row: ",".join(row["labels"]) or NOTHING, gives_way=True),
-    Column("SESSION", _of("session"), gives_way=True, goes=2),
-    Column("REASON", _of("reason"), gives_way=True, goes=1, is_seldom=True),
+    Column("SESSION", cell("session"), gives_way=True, goes=2),
+    Column("REASON", cell("reason"), gives_way=True, goes=1, is_seldom=True),
 )
 CHILDREN = (
-    Column("CHILD", _of("name")),
-    Column("NODE", _of("node")),
-    Column("STATE", _of("state")),
-    Column("LIFE", _of("incarnation"), is_right=True, goes=3),
-    Column("PID", _of("pid"), is_right=True, goes=2),
-    Column("STATUS", _of("status"), is_right=True, is_seldom=True),
-    Column("RESTART", _of("restart"), goes=1),
-    Column("REASON", _of("reason"), gives_way=True, is_seldom=True),
+    Column("CHILD", cell("name")),
+    Column("NODE", cell("node")),
+    Column("STATE", cell("state")),
+    Column("LIFE", cell("incarnation"), is_right=True, goes=3),
+    Column("PID", cell("pid"), is_right=True, goes=2),
+    Column("STATUS", cell("status"), is_right=True, is_seldom=True),
+    Column("RESTART", cell("restart"), goes=1),
+    Column("REASON", cell("reason"), gives_way=True, is_seldom=True),
 )
 
 
 ACCOUNTS = (
-    Column("ACCOUNT", _of("name")),
-    Column("LIMIT", _amount_of("limit"), is_right=True),
-    Column("SPENT", _amount_of("spent"), is_right=True),
-    Column("FREE", _amount_of("free"), is_right=True),
-    Column("WINDOW", _of("window")),
+    Column("ACCOUNT", cell("name")),
+    Column("LIMIT", cell("limit", _amount), is_right=True),
+    Column("SPENT", cell("spent", _amount), is_right=True),
+    Column("FREE", cell("free", _amount), is_right=True),
+    Column("WINDOW", cell("window")),
     Column("SLICES", lambda row: str(len(row["slices"])), is_right=True),
 )
 
 
 def render_quota(accounts: Sequence[Row]) -> str:
     """Return the table of accounts as text, with a last LF."""
-    return _render(ACCOUNTS, accounts)
-
-
-def _render(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    width = terminal_width()
-    return render_columns(columns, rows, terminal=width is not None, width=width)
+    return render_for_stdout(ACCOUNTS, accounts)
 
 
 def render(nodes: Sequence[Row], children: Sequence[Row]) -> str:
     """Return both tables as text, with a last LF."""
-    return f"{_render(NODES, nodes)}\n{_render(CHILDREN, children)}"
+    return f"{render_for_stdout(NODES, nodes)}\n{render_for_stdout(CHILDREN, children)}"

@@ -80,21 +80,21 @@ class ChildFacts:
     """
 
     name: str
-    pid: int | None
     program: str
     state: str
-    cpu_percent: float | None
-    rss_bytes: int | None
-    descriptors: int | None
-    requests: int
-    requests_per_s: float | None
-    bytes_in: int | None
-    bytes_out: int | None
-    tokens: int | None
-    isolation: str
-    last_error: str | None
-    files: Bar | None
-    growth: Bar | None
+    pid: int | None = None
+    cpu_percent: float | None = None
+    rss_bytes: int | None = None
+    descriptors: int | None = None
+    requests: int = 0
+    requests_per_s: float | None = None
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    tokens: int | None = None
+    isolation: str = "-"
+    last_error: str | None = None
+    files: Bar | None = None
+    growth: Bar | None = None
     workspace: str | None = None
     changed: int | None = None
     changed_bytes: int | None = None
@@ -264,9 +264,9 @@ class Watch:
         files, growth = _bars(child)
         return ChildFacts(
             name,
-            child.process.pid if child.process else None,
             _program(child.spec.command[0]),
             child.state.value,
+            child.process.pid if child.process else None,
             sample.cpu_percent if sample else None,
             sample.rss_bytes if sample else None,
             sample.descriptors if sample else None,
@@ -303,21 +303,9 @@ def _down_row(row: Mapping[str, object]) -> ChildFacts:
     program = str(command[0]) if isinstance(command, list) and command else ""
     return ChildFacts(
         name=str(row["name"]),
-        pid=None,
         program=_program(program),
         state=str(row["state"]),
-        cpu_percent=None,
-        rss_bytes=None,
-        descriptors=None,
-        requests=0,
-        requests_per_s=None,
-        bytes_in=None,
-        bytes_out=None,
-        tokens=None,
-        isolation="-",
         last_error=None if reason is None else str(reason),
-        files=None,
-        growth=None,
     )
 
 

@@ -20,14 +20,14 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from hostlib.messages import printable
 from supervisor.observe.status_style import SCRIPT, STYLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from supervisor.observe.registry import RecentEvent
     from supervisor.observe.status_facts import Bar, ChildFacts, Facts
@@ -124,11 +124,9 @@ def live_part(facts: Facts, view: View = View()) -> str:
     return (
         f'<main><dl class="totals">{totals}</dl>'
         f'<section><h2>Bounds</h2><div class="bars">{bars}</div></section>'
-        + _section(
-            "Children", _CHILD_HEADS, map(_child, facts.children), children, view
-        )
-        + _section("Clients", _CLIENT_HEADS, map(_client, facts.clients), clients, view)
-        + _section("Open files", _FILE_HEADS, map(_file, facts.files), files, view)
+        + _section("Children", _CHILD, facts.children, children, view)
+        + _section("Clients", _CLIENT, facts.clients, clients, view)
+        + _section("Open files", _FILE, facts.files, files, view)
         + _names(facts, view)
         + f"</main><aside>{_events(facts.events)}</aside>"
     )
@@ -139,11 +137,9 @@ def _names(facts: Facts, view: View) -> str:
     reached, refused = facts.more_names
     found = ""
     if facts.reached:
-        rows = map(_reached, facts.reached)
-        found += _section("Names reached", _REACHED_HEADS, rows, reached, view)
+        found += _section("Names reached", _REACHED, facts.reached, reached, view)
     if facts.refused:
-        rows = map(_refused, facts.refused)
-        found += _section("Names refused", _REFUSED_HEADS, rows, refused, view)
+        found += _section("Names refused", _REFUSED, facts.refused, refused, view)
     return found
 
 
@@ -214,22 +210,6 @@ def _quota(bar: Bar) -> str:
 # Tables
 
 
-class Head(NamedTuple):
-    """A column.
-
-    Attributes:
-        title: with its unit, where cells do not have theirs.
-        key: of sorting, in an address.
-        is_number: whether it holds figures.
-        is_long: whether it holds sentences, which are wrapped.
-    """
-
-    title: str
-    key: str
-    is_number: bool = False
-    is_long: bool = False
-
-
 class Cell(NamedTuple):
     """One cell of a row.
 
@@ -242,76 +222,32 @@ class Cell(NamedTuple):
     value: float | str | None
 
 
-_CHILD_HEADS = (
-    Head("Child", "child"),
-    Head("State", "state"),
-    Head("Last error", "error", is_long=True),
-    Head("CPU %", "cpu", is_number=True),
-    Head("Memory", "memory", is_number=True),
-    Head("Requests/s", "requests", is_number=True),
-    Head("Received", "received", is_number=True),
-    Head("Sent", "sent", is_number=True),
-    Head("Files", "files", is_number=True),
-    Head("Growth", "growth", is_number=True),
-    Head("Tokens", "tokens", is_number=True),
-    Head("Workspace", "workspace"),
-    Head("Changed", "changed", is_number=True),
-    Head("Changed bytes", "changed-bytes", is_number=True),
-    Head("Network", "network"),
-    Head("Isolation", "isolation"),
-)
-_CLIENT_HEADS = (
-    Head("Client", "client"),
-    Head("Parent", "parent"),
-    Head("Pid", "pid", is_number=True),
-    Head("Pipe", "pipe"),
-    Head("Open files", "open", is_number=True),
-    Head("Connected (UTC)", "connected"),
-)
-_FILE_HEADS = (
-    Head("Fileno", "fileno", is_number=True),
-    Head("Mode", "mode"),
-    Head("Client", "of"),
-    Head("Offset", "offset", is_number=True),
-    Head("Top level", "top"),
-    Head("Name", "name", is_long=True),
-)
-_REACHED_HEADS = (
-    Head("Child", "reaching"),
-    Head("Name", "reached"),
-    Head("Port", "reached-port", is_number=True),
-    Head("Connections", "connections", is_number=True),
-    Head("Open", "open-now", is_number=True),
-    Head("Received", "net-in", is_number=True),
-    Head("Sent", "net-out", is_number=True),
-)
-_REFUSED_HEADS = (
-    Head("Child", "missing"),
-    Head("Name", "refused"),
-    Head("Port", "refused-port", is_number=True),
-    Head("Reason", "reason"),
-    Head("Rule", "rule"),
-    Head("Times", "times", is_number=True),
-    Head("Last (UTC)", "last"),
-)
-_HEADS = (
-    *(*_CHILD_HEADS, *_CLIENT_HEADS, *_FILE_HEADS),
-    *(*_REACHED_HEADS, *_REFUSED_HEADS),
-)
-_KEYS = frozenset(head.key for head in _HEADS)
+class Column(NamedTuple):
+    """A column.
+
+    Attributes:
+        title: with its unit, where cells do not have theirs.
+        key: of sorting, in an address.
+        cell: returns its cell of a row.
+        is_number: whether it holds figures.
+        is_long: whether it holds sentences, which are wrapped.
+    """
+
+    title: str
+    key: str
+    cell: Callable[[Any], Cell]
+    is_number: bool = False
+    is_long: bool = False
 
 
 def _section(
-    title: str,
-    heads: Sequence[Head],
-    rows: Iterable[Sequence[Cell]],
-    more: int,
-    view: View,
+    title: str, columns: Sequence[Column], rows: Iterable[object], more: int, view: View
 ) -> str:
-    body = "".join(_row(heads, cells) for cells in _arrange(heads, rows, view))
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    body = "".join(_row(columns, row) for row in _arrange(columns, cells, view))
     if not body:
         return f'<section><h2>{title}</h2><p class="none">none</p></section>'
-    head = "".join(_head(head, view) for head in heads)
+    head = "".join(_head(column, view) for column in columns)
     rest = f'<p class="none">and {more:,} more</p>' if more else ""
     return (
         f'<section><h2>{title}</h2><div class="wide"><table><thead><tr>{head}</tr>'
@@ -320,12 +256,12 @@ def _section(
 
 
 def _arrange(
-    heads: Sequence[Head], rows: Iterable[Sequence[Cell]], view: View
+    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], view: View
 ) -> list[Sequence[Cell]]:
     """Return the rows of a view, in its order."""
     words = escape(view.words).casefold()
     shown = [row for row in rows if words in _plain(row)]
-    keys = [head.key for head in heads]
+    keys = [column.key for column in columns]
     if view.key not in keys:
         return shown
     at = keys.index(view.key)
@@ -347,23 +283,23 @@ def _order(cell: Cell) -> tuple[float, str]:
     return (0.0, value.casefold()) if isinstance(value, str) else (value or 0.0, "")
 
 
-def _head(head: Head, view: View) -> str:
+def _head(column: Column, view: View) -> str:
     sorted_so = ""
-    if view.key == head.key:
+    if view.key == column.key:
         way = "descending" if view.sort.startswith("-") else "ascending"
         sorted_so = f' aria-sort="{way}"'
-    link = escape(view.toggle_query(head.key, is_number=head.is_number))
+    link = escape(view.toggle_query(column.key, is_number=column.is_number))
     return (
-        f'<th scope="col" data-sort="{head.key}"{_class(head)}{sorted_so}>'
-        f'<a href="?{link}">{head.title}</a></th>'
+        f'<th scope="col" data-sort="{column.key}"{_class(column)}{sorted_so}>'
+        f'<a href="?{link}">{column.title}</a></th>'
     )
 
 
-def _row(heads: Sequence[Head], cells: Sequence[Cell]) -> str:
+def _row(columns: Sequence[Column], cells: Sequence[Cell]) -> str:
     made = "".join(
-        f'<td data-head="{head.title}"{_value(cell)}{_class(head)}>'
+        f'<td data-head="{column.title}"{_value(cell)}{_class(column)}>'
         f"<div>{cell.html}</div></td>"
-        for head, cell in zip(heads, cells, strict=True)
+        for column, cell in zip(columns, cells, strict=True)
     )
     return f"<tr>{made}</tr>"
 
@@ -375,10 +311,10 @@ def _value(cell: Cell) -> str:
     return f' data-value="{"" if cell.value is None else cell.value}"'
 
 
-def _class(head: Head) -> str:
-    if head.is_number:
+def _class(column: Column) -> str:
+    if column.is_number:
         return ' class="number"'
-    return ' class="long"' if head.is_long else ""
+    return ' class="long"' if column.is_long else ""
 
 
 _NOTHING = "\N{EN DASH}"
@@ -413,81 +349,27 @@ _AT_REST = frozenset({"waiting", "ended", "stopped"})
 """States in which the reason is no error."""
 
 
-def _child(child: ChildFacts) -> tuple[Cell, ...]:
+def _child_name(child: ChildFacts) -> Cell:
     pid = "" if child.pid is None else f" {child.pid}"
-    error = _word(child.last_error)
-    if error.value is not None and child.state not in _AT_REST:
-        error = Cell(f'<span class="error">{error.html}</span>', error.value)
-    kind = _text(child.state.replace(" ", "-"))
     name = f"<b>{_text(child.name)}</b> <small>{_text(child.program)}{pid}</small>"
-    return (
-        Cell(name, child.name),
-        Cell(f'<span class="state {kind}">{_text(child.state)}</span>', child.state),
-        error,
-        _figures(child.cpu_percent, 1),
-        _bytes(child.rss_bytes),
-        _figures(child.requests_per_s),
-        _bytes(child.bytes_in),
-        _bytes(child.bytes_out),
-        _small(child.files),
-        _small(child.growth),
-        _figures(child.tokens),
-        _word(child.workspace),
-        _figures(child.changed),
-        _bytes(child.changed_bytes),
-        _word(child.network),
-        _word(child.isolation),
-    )
+    return Cell(name, child.name)
 
 
-def _client(row: Mapping[str, object]) -> tuple[Cell, ...]:
-    files = row["open_files"]
-    pid = row["pid"]
-    connected = str(row["connected_at"]).partition(".")[0].replace("T", " ")
-    return (
-        Cell(f"<b>{_text(row['id'])}</b>", str(row["id"])),
-        _word(row["parent_id"]),
-        Cell(_text(pid or _NOTHING), pid if isinstance(pid, int) else None),
-        _word(row["pipe_id"]),
-        _figures(len(files) if isinstance(files, list) else None),
-        _word(connected),
-    )
+def _child_state(child: ChildFacts) -> Cell:
+    kind = _text(child.state.replace(" ", "-"))
+    shown = f'<span class="state {kind}">{_text(child.state)}</span>'
+    return Cell(shown, child.state)
 
 
-def _file(row: Mapping[str, object]) -> tuple[Cell, ...]:
-    fileno, offset = row["fileno"], row["offset"]
-    return (
-        Cell(_text(fileno), fileno if isinstance(fileno, int) else None),
-        _word(row["mode"]),
-        _word(row["client_id"]),
-        _bytes(offset if isinstance(offset, int) else None),
-        _word("yes" if row["is_top_level"] else "no"),
-        Cell(f"<code>{_text(row['filename'])}</code>", str(row["filename"])),
-    )
+def _last_error(child: ChildFacts) -> Cell:
+    error = _word(child.last_error)
+    if error.value is None or child.state in _AT_REST:
+        return error
+    return Cell(f'<span class="error">{error.html}</span>', error.value)
 
 
-def _reached(row: Mapping[str, object]) -> tuple[Cell, ...]:
-    return (
-        Cell(f"<b>{_text(row['child'])}</b>", str(row["child"])),
-        _word(row["name"]),
-        _whole(row["port"]),
-        _whole(row["connections"]),
-        _whole(row["open"]),
-        _bytes(_known(row["bytes_in"])),
-        _bytes(_known(row["bytes_out"])),
-    )
-
-
-def _refused(row: Mapping[str, object]) -> tuple[Cell, ...]:
-    return (
-        Cell(f"<b>{_text(row['child'])}</b>", str(row["child"])),
-        _word(row["name"]),
-        _whole(row["port"]),
-        _word(row["reason"]),
-        _word(row["rule"]),
-        _whole(row["count"]),
-        _word(str(row["time"]).partition(".")[0].replace("T", " ")),
-    )
+def _strong(value: object) -> Cell:
+    return Cell(f"<b>{_text(value)}</b>", str(value))
 
 
 def _known(value: object) -> int | None:
@@ -498,6 +380,105 @@ def _whole(value: object) -> Cell:
     """Return the cell of a number that has no unit, such as a port."""
     number = _known(value)
     return Cell(_NOTHING if number is None else str(number), number)
+
+
+def _instant(value: object) -> Cell:
+    """Return the cell of an RFC 3339 instant, to the second."""
+    return _word(str(value).partition(".")[0].replace("T", " "))
+
+
+_CHILD = (
+    Column("Child", "child", _child_name),
+    Column("State", "state", _child_state),
+    Column("Last error", "error", _last_error, is_long=True),
+    Column("CPU %", "cpu", lambda c: _figures(c.cpu_percent, 1), is_number=True),
+    Column("Memory", "memory", lambda c: _bytes(c.rss_bytes), is_number=True),
+    Column(
+        "Requests/s", "requests", lambda c: _figures(c.requests_per_s), is_number=True
+    ),
+    Column("Received", "received", lambda c: _bytes(c.bytes_in), is_number=True),
+    Column("Sent", "sent", lambda c: _bytes(c.bytes_out), is_number=True),
+    Column("Files", "files", lambda c: _small(c.files), is_number=True),
+    Column("Growth", "growth", lambda c: _small(c.growth), is_number=True),
+    Column("Tokens", "tokens", lambda c: _figures(c.tokens), is_number=True),
+    Column("Workspace", "workspace", lambda c: _word(c.workspace)),
+    Column("Changed", "changed", lambda c: _figures(c.changed), is_number=True),
+    Column(
+        "Changed bytes",
+        "changed-bytes",
+        lambda c: _bytes(c.changed_bytes),
+        is_number=True,
+    ),
+    Column("Network", "network", lambda c: _word(c.network)),
+    Column("Isolation", "isolation", lambda c: _word(c.isolation)),
+)
+_CLIENT = (
+    Column("Client", "client", lambda row: _strong(row["id"])),
+    Column("Parent", "parent", lambda row: _word(row["parent_id"])),
+    Column("Pid", "pid", lambda row: _whole(row["pid"]), is_number=True),
+    Column("Pipe", "pipe", lambda row: _word(row["pipe_id"])),
+    Column(
+        "Open files",
+        "open",
+        lambda row: _figures(len(row["open_files"])),
+        is_number=True,
+    ),
+    Column("Connected (UTC)", "connected", lambda row: _instant(row["connected_at"])),
+)
+_FILE = (
+    Column("Fileno", "fileno", lambda row: _whole(row["fileno"]), is_number=True),
+    Column("Mode", "mode", lambda row: _word(row["mode"])),
+    Column("Client", "of", lambda row: _word(row["client_id"])),
+    Column(
+        "Offset", "offset", lambda row: _bytes(_known(row["offset"])), is_number=True
+    ),
+    Column(
+        "Top level", "top", lambda row: _word("yes" if row["is_top_level"] else "no")
+    ),
+    Column(
+        "Name",
+        "name",
+        lambda row: Cell(
+            f"<code>{_text(row['filename'])}</code>", str(row["filename"])
+        ),
+        is_long=True,
+    ),
+)
+_REACHED = (
+    Column("Child", "reaching", lambda row: _strong(row["child"])),
+    Column("Name", "reached", lambda row: _word(row["name"])),
+    Column("Port", "reached-port", lambda row: _whole(row["port"]), is_number=True),
+    Column(
+        "Connections",
+        "connections",
+        lambda row: _whole(row["connections"]),
+        is_number=True,
+    ),
+    Column("Open", "open-now", lambda row: _whole(row["open"]), is_number=True),
+    Column(
+        "Received",
+        "net-in",
+        lambda row: _bytes(_known(row["bytes_in"])),
+        is_number=True,
+    ),
+    Column(
+        "Sent", "net-out", lambda row: _bytes(_known(row["bytes_out"])), is_number=True
+    ),
+)
+_REFUSED = (
+    Column("Child", "missing", lambda row: _strong(row["child"])),
+    Column("Name", "refused", lambda row: _word(row["name"])),
+    Column("Port", "refused-port", lambda row: _whole(row["port"]), is_number=True),
+    Column("Reason", "reason", lambda row: _word(row["reason"])),
+    Column("Rule", "rule", lambda row: _word(row["rule"])),
+    Column("Times", "times", lambda row: _whole(row["count"]), is_number=True),
+    Column("Last (UTC)", "last", lambda row: _instant(row["time"])),
+)
+_KEYS = frozenset(
+    column.key
+    for columns in (_CHILD, _CLIENT, _FILE, _REACHED, _REFUSED)
+    for column in columns
+)
 
 
 # Events

@@ -120,6 +120,12 @@ def render_columns(
     return "".join(_line(columns, line, widths, width) + "\n" for line in lines)
 
 
+def render_for_stdout(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """Return a table of any columns, for the terminal on stdout if it is one."""
+    width = terminal_width()
+    return render_columns(columns, rows, terminal=width is not None, width=width)
+
+
 def to_json(result: object) -> str:
     """Return a host's answer as JSON in ASCII, with a last LF."""
     return json.dumps(result, indent=2) + "\n"
@@ -225,20 +231,19 @@ def _draw(
 # Cells
 
 
-def _plain(key: str) -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
-        value = row.get(key)
-        return "-" if value is None else str(value)
+def cell(key: str, show: Callable[[Any], str] = str) -> Callable[[Row], str]:
+    """Return a cell that shows a value of a row, or ``NOTHING``."""
 
-    return cell
+    def text(row: Row) -> str:
+        value = row.get(key)
+        return NOTHING if value in (None, "") else show(value)
+
+    return text
 
 
 def _usage(key: str, show: Callable[[Any], str] = str) -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
-        value = (row.get("usage") or {}).get(key)
-        return "-" if value is None else show(value)
-
-    return cell
+    of_usage = cell(key, show)
+    return lambda row: of_usage(row.get("usage") or {})
 
 
 def _size(size_bytes: int) -> str:
@@ -258,24 +263,9 @@ def _seconds(time_s: float) -> str:
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{seconds:02}s"
 
 
-def _instant(key: str) -> Callable[[Row], str]:
-    """Return a cell that shows an RFC 3339 instant to the second."""
-
-    def cell(row: Row) -> str:
-        text = str(row.get(key) or "-")
-        return text.partition(".")[0] + "Z" if "." in text else text
-
-    return cell
-
-
-def _tokens(key: str) -> Callable[[Row], str]:
-    """Return a cell that shows weighted tokens."""
-
-    def cell(row: Row) -> str:
-        value = row.get(key)
-        return "-" if value is None else f"{value:.1f}"
-
-    return cell
+def _instant(text: str) -> str:
+    """Return an RFC 3339 instant to the second."""
+    return text.partition(".")[0] + "Z" if "." in text else text
 
 
 def _flag(key: str) -> Callable[[Row], str]:
@@ -305,13 +295,13 @@ def workspace_names(row: Row) -> str:
 def workspace_sum(key: str, show: Callable[[Any], str] = str) -> Callable[[Row], str]:
     """Return a cell with the sum of a figure of a child's workspaces."""
 
-    def cell(row: Row) -> str:
+    def text(row: Row) -> str:
         known = [
             one[key] for one in row.get("workspaces") or () if one[key] is not None
         ]
-        return show(sum(known)) if known else "-"
+        return show(sum(known)) if known else NOTHING
 
-    return cell
+    return text
 
 
 def _isolation(row: Row) -> str:
@@ -345,13 +335,13 @@ def network_word(network: Mapping[str, object]) -> str | None:
 
 TABLES: dict[str, tuple[Column, ...]] = {
     "workspaces": (
-        Column("WORKSPACE", _plain("name"), gives_way=True),
+        Column("WORKSPACE", cell("name"), gives_way=True),
         Column("STATE", _state_of_workspace, gives_way=True),
-        Column("MODE", _plain("mode"), goes=2),
-        Column("CHANGED", _plain("changed"), is_right=True),
+        Column("MODE", cell("mode"), goes=2),
+        Column("CHANGED", cell("changed"), is_right=True),
         Column("BYTES", lambda row: _size(row.get("bytes") or 0), is_right=True),
-        Column("SINCE", _instant("created_at"), goes=1),
-        Column("BASE", _plain("base"), gives_way=True),
+        Column("SINCE", cell("created_at", _instant), goes=1),
+        Column("BASE", cell("base"), gives_way=True),
     ),
     "ps": (
         Column(
@@ -359,7 +349,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
             lambda row: str(row.get("name") or row["id"]),
             gives_way=True,
         ),
-        Column("PID", _plain("pid"), is_right=True),
+        Column("PID", cell("pid"), is_right=True),
         Column("STATE", _state),
         Column("RESTARTS", lambda row: str(row.get("restarts", 0)), is_right=True),
         Column("UPTIME", _uptime, is_right=True),
@@ -386,12 +376,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("REASON", lambda row: row.get("reason") or "-", gives_way=True),
     ),
     "clients": (
-        Column("CLIENT", _plain("id")),
-        Column("CHILD", _plain("child"), gives_way=True),
-        Column("PARENT", _plain("parent_id")),
-        Column("PID", _plain("pid"), is_right=True),
-        Column("PIPE", _plain("pipe_id"), goes=2),
-        Column("CONNECTED", _instant("connected_at"), goes=1),
+        Column("CLIENT", cell("id")),
+        Column("CHILD", cell("child"), gives_way=True),
+        Column("PARENT", cell("parent_id")),
+        Column("PID", cell("pid"), is_right=True),
+        Column("PIPE", cell("pipe_id"), goes=2),
+        Column("CONNECTED", cell("connected_at", _instant), goes=1),
         Column(
             "OPEN FILES",
             lambda row: ",".join(map(str, row["open_files"])) or "-",
@@ -399,25 +389,25 @@ TABLES: dict[str, tuple[Column, ...]] = {
         ),
     ),
     "files": (
-        Column("FILENO", _plain("fileno"), is_right=True),
-        Column("MODE", _plain("mode")),
-        Column("CLIENT", _plain("client_id")),
-        Column("CHILD", _plain("child"), gives_way=True),
+        Column("FILENO", cell("fileno"), is_right=True),
+        Column("MODE", cell("mode")),
+        Column("CLIENT", cell("client_id")),
+        Column("CHILD", cell("child"), gives_way=True),
         Column("TOP", _flag("is_top_level"), goes=2),
-        Column("OFFSET", _plain("offset"), is_right=True),
-        Column("OPENED", _instant("opened_at"), goes=1),
-        Column("FILENAME", _plain("filename"), gives_way=True),
+        Column("OFFSET", cell("offset"), is_right=True),
+        Column("OPENED", cell("opened_at", _instant), goes=1),
+        Column("FILENAME", cell("filename"), gives_way=True),
     ),
     "quota": (
         Column("CLIENT", lambda row: row.get("client_id") or "(host)"),
-        Column("CHILD", _plain("child"), gives_way=True),
-        Column("PARENT", _plain("parent_id"), goes=1),
-        Column("SPENT", _tokens("spent"), is_right=True),
-        Column("RESERVED", _tokens("reserved"), is_right=True),
-        Column("LIMIT", _tokens("limit"), is_right=True),
-        Column("CALLS", _plain("calls"), is_right=True),
-        Column("NOW", _plain("under_way"), is_right=True, goes=2),
-        Column("MAX", _plain("max_calls"), is_right=True),
+        Column("CHILD", cell("child"), gives_way=True),
+        Column("PARENT", cell("parent_id"), goes=1),
+        Column("SPENT", cell("spent", "{:.1f}".format), is_right=True),
+        Column("RESERVED", cell("reserved", "{:.1f}".format), is_right=True),
+        Column("LIMIT", cell("limit", "{:.1f}".format), is_right=True),
+        Column("CALLS", cell("calls"), is_right=True),
+        Column("NOW", cell("under_way"), is_right=True, goes=2),
+        Column("MAX", cell("max_calls"), is_right=True),
     ),
 }
 """The columns of each table."""

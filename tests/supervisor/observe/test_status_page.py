@@ -33,7 +33,7 @@ def facts(text: str = "x") -> Facts:
     """Facts in which everything that a child chooses is one text."""
     bar = Bar("Files", 3, 10)
     child = ChildFacts(
-        text, 7, text, "running", 1.5, 10_000, 5, 9, 2.0, 1, 2, 3, text, text, bar, bar
+        text, text, "running", 7, 1.5, 10_000, 5, 9, 2.0, 1, 2, 3, text, text, bar, bar
     )
     client = {
         "id": "c1",
