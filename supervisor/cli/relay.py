@@ -106,8 +106,8 @@ def _read_rules(rules: tuple[str, ...]) -> NetworkSettings | None:
     """
     if not rules:
         return None
-    from supervisor.network.nested import nested_settings  # noqa: PLC0415 - with one
     from supervisor.network.rule import RuleError  # noqa: PLC0415 - as above
+    from supervisor.network.settings import nested_settings  # noqa: PLC0415 - with one
 
     try:
         return nested_settings(rules, _own_network())

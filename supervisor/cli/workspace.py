@@ -172,7 +172,7 @@ def diff(name: str, patterns: Sequence[str], state_dir: str | None, **how: Any) 
             return print_diff(rows, daemon.patch(words), how)
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(_open(state_dir, name))
-        stack.enter_context(_frozen(found, is_asked=how["is_frozen"]))
+        _stop(found, stack, is_asked=how["is_frozen"])
         if len(patterns) == 1 and _is_workspace(state_dir, patterns[0]):
             other = stack.enter_context(_open(state_dir, patterns[0]))
             rows = _call(found.compare_with, other)
@@ -427,7 +427,7 @@ def export(
             return 0
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(_open(state_dir, name))
-        stack.enter_context(_frozen(found, is_asked=False))
+        _stop(found, stack, is_asked=False)
         _call(lambda: found.export(file, replaces=force))
     return 0
 
@@ -435,48 +435,33 @@ def export(
 def _open(state_dir: str | None, name: str) -> Workspace:
     from supervisor.cli.workspace_options import find_state_dir  # noqa: PLC0415
     from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
-    from supervisor.workspace.verbs import (  # noqa: PLC0415
-        cut_off_note,
-        restore_note,
-        undone_note,
-    )
+    from supervisor.workspace.verbs import end_cut  # noqa: PLC0415
     from supervisor.workspace.workspace import Workspace  # noqa: PLC0415
 
     found: Workspace = _call(lambda: Workspace(find_state_dir(state_dir), name))
-    if _call(found.finish_commit) is False:
-        show_notes([undone_note(found)])
-    if _call(found.is_cut_off):
-        show_notes([cut_off_note(name)])
-    if found.state.goes_back_to:
-        show_notes([restore_note(found)])
+    show_notes(_call(end_cut, found))
     return found
 
 
-@contextlib.contextmanager
-def _frozen(found: Workspace, *, is_asked: bool) -> Iterator[None]:
-    """Stop the child of a workspace if asked for; else warn that it runs."""
-    with contextlib.ExitStack() as stack:
-        if is_asked:
-            _call(stack.enter_context, found.stopped())
-        elif child := found.directory.user():
-            text = f"child {child} is at work, so this may be torn; see --freeze"
-            print(f"sandhost workspace: {found.name}: {text}", file=sys.stderr)
-        yield
+def _stop(found: Workspace, stack: contextlib.ExitStack, *, is_asked: bool) -> None:
+    """Stop the child of a workspace until a stack ends, if asked; else warn."""
+    from supervisor.cli.workspace_target import show_notes  # noqa: PLC0415
+    from supervisor.workspace.verbs import stop_or_note  # noqa: PLC0415
+
+    notes: list[str] = []
+    _call(stack.enter_context, stop_or_note(found, notes, is_asked=is_asked))
+    show_notes(notes)
 
 
 def _call(call: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function; its failure is one line for a user."""
-    from supervisor.workspace.directory import WorkspaceError  # noqa: PLC0415
-    from supervisor.workspace.verbs import word_error  # noqa: PLC0415
+    from supervisor.workspace.verbs import VerbError, word_errors  # noqa: PLC0415
 
     try:
-        return call(*arguments)
-    except WorkspaceError as why:
+        with word_errors():
+            return call(*arguments)
+    except VerbError as why:
         raise CommandError(str(why)) from None
-    except ValueError as why:  # a wrong pattern
-        raise CommandError(f"cannot use a pattern: {why}; see gitignore(5)") from None
-    except OSError as why:
-        raise CommandError(word_error(why)) from None
 
 
 def _is_workspace(state_dir: str | None, text: str) -> bool:

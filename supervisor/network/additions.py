@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hostlib.linux.net_namespace import (
     is_own_user_namespace,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from supervisor.network.addresses import Network
+    from supervisor.spawn.launcher import Launcher
     from supervisor.spawn.launchpad.layers.loopback import (
         LoopbackOrder,
         Networks,
@@ -39,16 +40,6 @@ ADDRESSES: Networks = (
 """Those of each namespace, with the prefix that is local (spec NET4)."""
 
 
-class Furnisher(Protocol):
-    """Makes additions; a `Launcher` does."""
-
-    async def furnish(
-        self, listener: InnerListener, net: int, users: tuple[int, ...]
-    ) -> None:
-        """Have what a listener wants made in a net namespace; raise OSError if not."""
-        ...
-
-
 class Additions:
     """Adds to the namespace of one child.
 
@@ -57,7 +48,7 @@ class Additions:
         inside: a socket of the namespace; the caller's, open as long as this is used.
     """
 
-    def __init__(self, launcher: Furnisher, inside: socket.socket) -> None:
+    def __init__(self, launcher: Launcher, inside: socket.socket) -> None:
         self._launcher = launcher
         self._inside = inside
 

@@ -20,7 +20,7 @@ from supervisor.network.access import DeniedError
 from supervisor.network.addresses import PRIVATE, closed_ranges
 from supervisor.network.clienthello import HelloError, HelloReader
 from supervisor.network.connections import UnreachableError
-from supervisor.network.dialer import dial
+from supervisor.network.dialer import dial, dial_through
 from supervisor.network.learned import Learned
 from supervisor.network.reasons import Reason, Refused
 from supervisor.network.resolver import THREADS_PER_CHILD, ResolverError
@@ -28,7 +28,6 @@ from supervisor.network.rule import TLS_PORT
 from supervisor.network.rules import Grant
 from supervisor.network.sockets import receive, reset_socket
 from supervisor.network.tunnel import READ_BYTES, Tunnel
-from supervisor.network.upstream import dial_through
 
 if TYPE_CHECKING:
     import socket
@@ -82,7 +81,8 @@ class Outbound:
         """Tell whether a connection that was made would be made now."""
         try:
             grant = self._access.decide(connection.host, connection.port)
-            self._judge(connection, grant)
+            self._judge_addresses(connection, grant)
+            self._check_hello(connection, grant)
         except (DeniedError, UnreachableError):
             return False
         return True
@@ -225,10 +225,6 @@ class Outbound:
         host = upstream.host
         addresses = await self._resolve(host) if isinstance(host, str) else (host,)
         return await dial_through(addresses, upstream.port, asked, connection.outer)
-
-    def _judge(self, connection: Connection, grant: Grant) -> None:
-        self._judge_addresses(connection, grant)
-        self._check_hello(connection, grant)
 
     def _judge_addresses(self, connection: Connection, grant: Grant) -> None:
         asked = connection.target

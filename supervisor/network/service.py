@@ -78,9 +78,8 @@ if TYPE_CHECKING:
     from vfs.clients import Client
     from vfs.filesystem import Filesystem
 
-NO_CREDENTIALS: Mapping[str, Credential] = MappingProxyType({})
 NO_SECTIONS: Mapping[str, CredentialSection] = MappingProxyType({})
-"""Those of a host that has none."""
+"""The credentials of a host that has none."""
 
 STOCK = 2
 """Unbound sockets of each family, for ports that are allowed later; the launchpad makes
@@ -128,7 +127,7 @@ class NetworkService:
         self,
         host: NetworkHost,
         nursery: trio.Nursery,
-        credentials: Mapping[str, Credential] = NO_CREDENTIALS,
+        credentials: Mapping[str, Credential],
     ) -> None:
         self._host = host
         self._terms = {name: one.terms for name, one in credentials.items()}
@@ -276,7 +275,7 @@ class NetworkService:
         identity = Identity(child.id, child.spec.name)
         additions = Additions(self._host.launcher, sockets.dns_datagram)
         sockets.make = partial(self._make_more, additions, stack)
-        bounds = bounds_of(child.spec, additions)
+        bounds = _bounds_of(child.spec, additions)
         network = ChildNetwork(
             identity, settings, sockets, self._outside, bounds, state
         )
@@ -395,7 +394,7 @@ async def open_network(
             service.close()
 
 
-def bounds_of(spec: ChildSpec, additions: Additions | None = None) -> Bounds:
+def _bounds_of(spec: ChildSpec, additions: Additions) -> Bounds:
     """Return what a child's network is bounded by (spec NET14).
 
     Connections of a nested child come to the host as its parent's, and count there.
@@ -405,7 +404,7 @@ def bounds_of(spec: ChildSpec, additions: Additions | None = None) -> Bounds:
     return Bounds(
         connections=None if connections is None else Account(limit=connections),
         net_bytes=None if size is None else Account(limit=size),
-        add_routes=None if additions is None else additions.add_routes,
+        add_routes=additions.add_routes,
     )
 
 

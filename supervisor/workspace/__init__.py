@@ -5,7 +5,7 @@
  - Changes: ``layers``, ``changes``, ``selection``, ``patch``, ``export``.
  - Conflicts with the base: ``judge``, by ``record`` and ``origins``.
  - To the base: ``commit``, its ``commit_*``, ``merge``; ``upper`` has what stays behind.
- - Branches: ``branches``, ``seal``, ``layer_writer``.
+ - Branches: ``branches``, ``seal``.
  - A child's run: ``use``, ``run``, ``view``, ``hiding``, ``bounds``, ``audit``, ``outcome``;
    ``freeze`` stops it for a look.
 """

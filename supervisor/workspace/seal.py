@@ -4,35 +4,49 @@ Rules:
  1. A sealed layer has no redirects: with one, or while a child runs, one new layer is
     written that shows what all the layers did.
  2. The files of a sealed layer may be another layer's as well, so nothing writes to them.
+    Its directories are made anew, so entries and marks can be taken from it alone.
+ 3. The base's content of a renamed directory is copied, but for hidden paths.
+ 4. A whiteout stands only where the base has something, for overlayfs lists those that
+    hide nothing.
 
 Spec WS12a, WS15.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hostlib.linux.files import DIRECTORY, closing_fd
+from hostlib.linux.files import DIRECTORY, closing_fd, open_directory
+from supervisor.workspace.attributes import attribute_names, is_escaped
 from supervisor.workspace.changes import Change, Row, compare
+from supervisor.workspace.copier import Copier
 from supervisor.workspace.directory import WorkspaceError, read_top
+from supervisor.workspace.hiding import shows_hidden
 from supervisor.workspace.layer_store import new_layer_id
-from supervisor.workspace.layer_writer import LostOriginError, write_layer
-from supervisor.workspace.layers import LayeredTree, is_beneath
+from supervisor.workspace.layers import LayeredTree, Node, Part, is_beneath, split
+from supervisor.workspace.linux import has_entry
 from supervisor.workspace.record import Record, Seen, look_at_base
+from supervisor.workspace.selection import Patterns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from supervisor.workspace.held_workspace import HeldWorkspace
+    from supervisor.workspace.layers import DirectoryReader
 
 MAX_LAYERS = 64
 LAYERS_AFTER_MERGE = 32
 _UNKNOWN = Seen(stat.S_IFDIR, inside=b"unknown")
 """Seen of a directory in which something is in conflict: it equals none."""
+
+_KEPT = ("user.", "system.posix_acl_", "security.capability")
+_NOT_KEPT = frozenset({errno.EOPNOTSUPP, errno.ENODATA, errno.EPERM})
+_NOTHING_HIDDEN = Patterns(())
 
 
 @dataclass(slots=True)
@@ -102,8 +116,9 @@ def write_united(
         layer = new_layer_id()
         with closing_fd(_make_layer(store, layer)) as fd:
             try:
-                copied_bytes = write_layer(trees.merged, fd, copied, held.hide)
-            except LostOriginError as why:
+                writer = _LayerWriter(trees.merged, fd, copied, held.hide)
+                copied_bytes = writer.write()
+            except _LostOriginError as why:
                 raise _cannot_copy(held, why.path, "it was there") from None
         sealed = SealedLayers((layer,), copied_bytes=copied_bytes)
         if moved:
@@ -129,7 +144,7 @@ def _bounded(held: HeldWorkspace, store: int) -> tuple[str, ...]:
         held.store.open_layers(older) as tops,
         closing_fd(_make_layer(store, layer)) as fd,
     ):
-        write_layer(LayeredTree((*tops, base), held.state.marks), fd)
+        _LayerWriter(LayeredTree((*tops, base), held.state.marks), fd).write()
     return (*newer, layer)
 
 
@@ -181,3 +196,133 @@ def _record_of_copies(
 
 def _is_within(path: bytes, directory: bytes) -> bool:
     return path == directory or is_beneath(path, directory)
+
+
+class _LostOriginError(Exception):
+    """A renamed directory points to one that is not there any more: its path."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__(os.fsdecode(path))
+        self.path = path
+
+
+class _LayerWriter:
+    """Writes into an empty directory what a tree shows above its base.
+
+    Args:
+        tree: the layers, the base the last of them.
+        target: a descriptor of the directory.
+        copied: numbers of layers whose files are copied, because they may be written to;
+            those of sealed layers are linked.
+        hide: patterns of what no child sees of the base; it is not copied.
+    """
+
+    def __init__(
+        self,
+        tree: LayeredTree,
+        target: int,
+        copied: Collection[int] = (),
+        hide: Patterns = _NOTHING_HIDDEN,
+    ) -> None:
+        self._hide = hide
+        self._tree = tree
+        self._target = target
+        self._copied = frozenset((*copied, tree.base_layer))
+        self._mark = os.fsdecode(tree.marks)
+        self._copier = Copier(tree, target, self._copy_xattrs)
+
+    def write(self) -> int:
+        """Write it; return how many bytes were copied, by data or by reference.
+
+        Raises:
+            _LostOriginError: something cannot be shown any more.
+            OSError: something cannot be read or written.
+        """
+        directories = [self._tree.top()]
+        for directory in directories:  # which grow
+            with closing_fd(open_directory(directory.path, self._target)) as fd:
+                directories += self._fill(directory, fd)
+        for directory in reversed(directories):
+            with closing_fd(open_directory(directory.path, self._target)) as fd:
+                self._finish(directory, fd)
+        return self._copier.size_bytes
+
+    def _is_over_base(self, node: Node) -> bool:
+        """Tell whether a directory shows what the base has at its own path."""
+        return self._tree.base_path(node) == node.path
+
+    def _fill(self, directory: Node, fd: int) -> list[Node]:
+        """Write what is in a directory; return the directories in it."""
+        is_over_base = self._is_over_base(directory)
+        inner = []
+        with self._tree.read(directory) as reader:
+            names = reader.names_above_base() if is_over_base else reader.names()
+            oldest = reader.descriptor(directory.parts[-1])
+            for name in sorted(names):
+                node = reader.look_up(name)
+                if node is None:
+                    if is_over_base and has_entry(oldest, name):
+                        os.mknod(name, stat.S_IFCHR, dir_fd=fd)
+                elif shows_hidden(node, self._hide, self._tree.base_layer):
+                    continue
+                elif node.is_directory:
+                    os.mkdir(name, 0o700, dir_fd=fd)
+                    inner.append(node)
+                    hides = is_over_base and has_entry(oldest, name)
+                    if hides and not self._is_over_base(node):
+                        self._set_opaque(fd, name)
+                    self._check_origin(node)
+                else:
+                    self._put(node, reader, fd, name)
+        return inner
+
+    def _set_opaque(self, directory: int, name: bytes) -> None:
+        with closing_fd(os.open(name, DIRECTORY, dir_fd=directory)) as fd:
+            os.setxattr(fd, f"{self._mark}opaque", b"y")
+
+    def _check_origin(self, node: Node) -> None:
+        """Raise ``_LostOriginError`` for a directory whose redirect leads nowhere."""
+        _, redirect = self._tree.directory_marks(node.parts[0])
+        if redirect is not None and len(node.parts) == 1:
+            raise _LostOriginError(node.path)
+
+    def _put(self, node: Node, reader: DirectoryReader, fd: int, name: bytes) -> None:
+        part = node.parts[0]
+        if part.layer not in self._copied:
+            source = reader.descriptor(Part(part.layer, split(part.path)[0]))
+            os.link(
+                split(part.path)[1], name,
+                src_dir_fd=source, dst_dir_fd=fd, follow_symlinks=False,
+            )  # fmt: skip
+            return
+        self._copier.copy(node, fd, node.path)
+
+    def _finish(self, directory: Node, fd: int) -> None:
+        """Give a directory what its object has, and the mark of its origin."""
+        self._copy_origin(directory, fd)
+        self._copier.finish_directory(directory, fd)
+
+    def _copy_origin(self, directory: Node, fd: int) -> None:
+        """Keep which directory of the base one was copied from."""
+        if len(directory.parts) == 1 or not self._is_over_base(directory):
+            return
+        origin = self._tree.read_mark(directory.parts[-2], b"origin")
+        if origin is not None:
+            os.setxattr(fd, f"{self._mark}origin", origin)
+
+    def _copy_xattrs(self, source: int, target: int) -> None:
+        is_file = stat.S_ISREG(os.fstat(source).st_mode)
+        for name in attribute_names(source):
+            if not self._is_kept(name, is_file=is_file):
+                continue
+            try:
+                os.setxattr(target, name, os.getxattr(source, name))
+            except OSError as why:
+                if why.errno not in _NOT_KEPT:
+                    raise
+
+    def _is_kept(self, name: str, *, is_file: bool) -> bool:
+        """Tell whether an attribute goes along; of overlayfs's a file's origin does."""
+        if not name.startswith(self._mark) or is_escaped(name, self._mark):
+            return name.startswith(_KEPT)
+        return is_file and name == f"{self._mark}origin"

@@ -210,7 +210,7 @@ def _row(state_dir: str, name: str, notes: list[str]) -> dict[str, Any]:
         row |= _find_known(read_state(state_dir, name))
     try:
         with Workspace(state_dir, name) as found:
-            _tell_cut(found, notes)
+            notes += end_cut(found)
             child = found.directory.user()
             row |= _find_known(found.state)
             row |= {"state": "in use" if child else found.idle_state(), "child": child}
@@ -243,7 +243,7 @@ def _find_known(state: State) -> dict[str, Any]:
 
 def _diff(state_dir: str, args: DiffArguments) -> Done:
     with _open_workspace(state_dir, args.name) as (found, notes):
-        with _stop_or_note(found, notes, is_asked=args.freeze):
+        with stop_or_note(found, notes, is_asked=args.freeze):
             with _other(state_dir, args) as other:
                 if other is None:
                     rows = found.changes(Patterns(args.patterns))
@@ -270,7 +270,7 @@ def write_patch(state_dir: str, args: DiffArguments, file: int) -> list[str]:
         VerbError: it cannot be made.
     """
     with word_errors(), _open_workspace(state_dir, args.name) as (found, notes):
-        with _stop_or_note(found, notes, is_asked=args.freeze):
+        with stop_or_note(found, notes, is_asked=args.freeze):
             with _other(state_dir, args) as other:
                 if other is None:
                     pieces = found.patch(Patterns(args.patterns), binary=args.binary)
@@ -289,7 +289,7 @@ def write_export(state_dir: str, args: ExportArguments, file: int) -> list[str]:
     """
     with word_errors(), _open_workspace(state_dir, args.name) as (found, notes):
         with (
-            _stop_or_note(found, notes, is_asked=False),
+            stop_or_note(found, notes, is_asked=False),
             open(file, "wb", closefd=False) as target,
         ):
             found.write_export(args.form, target)
@@ -388,38 +388,27 @@ VERBS: dict[str, Verb] = {
 
 @contextlib.contextmanager
 def _open_workspace(state_dir: str, name: str) -> Iterator[tuple[Workspace, list[str]]]:
-    notes: list[str] = []
     with Workspace(state_dir, name) as found:
-        _tell_cut(found, notes)
-        yield found, notes
+        yield found, end_cut(found)
 
 
-def _tell_cut(found: Workspace, notes: list[str]) -> None:
-    """End a commit that was interrupted; note that, and what its last run has left."""
+def end_cut(found: Workspace) -> list[str]:
+    """End a commit that was interrupted; return what a person is to be told.
+
+    Of that commit where it was undone, and of what the last run has left.
+    """
+    texts = []
     if found.finish_commit() is False:
-        notes.append(undone_note(found))
+        text = "a commit that was interrupted was undone"
+        texts.append(f"{text}: {found.text_of_undone()}")
     if found.is_cut_off():
-        notes.append(cut_off_note(found.name))
-    if found.state.goes_back_to:
-        notes.append(restore_note(found))
-
-
-def undone_note(found: Workspace) -> str:
-    """Return what a person is to be told of a commit that was interrupted and undone."""
-    text = "a commit that was interrupted was undone"
-    return f"{found.name}: {text}: {found.text_of_undone()}"
-
-
-def restore_note(found: Workspace) -> str:
-    """Return what a person is to be told of a workspace that is to go back."""
-    text = f"{found.name}: its child has asked for snapshot {found.state.goes_back_to}"
-    return f"{text}; the workspace goes back to it before the next run"
-
-
-def cut_off_note(name: str) -> str:
-    """Return what a person is to be told of a workspace whose last run was cut off."""
-    text = f"{name}: its last run (durable = false) was cut off before it was synced"
-    return f"{text}; if the machine went down, what was written may be damaged"
+        text = "its last run (durable = false) was cut off before it was synced"
+        how = "if the machine went down, what was written may be damaged"
+        texts.append(f"{text}; {how}")
+    if label := found.state.goes_back_to:
+        text = f"its child has asked for snapshot {label}"
+        texts.append(f"{text}; the workspace goes back to it before the next run")
+    return [f"{found.name}: {text}" for text in texts]
 
 
 @contextlib.contextmanager
@@ -433,7 +422,7 @@ def _other(state_dir: str, args: DiffArguments) -> Iterator[Workspace | None]:
         yield other
 
 
-def _stop_or_note(
+def stop_or_note(
     found: Workspace, notes: list[str], *, is_asked: bool
 ) -> contextlib.AbstractContextManager[None]:
     """Stop the child that has a workspace, if that is asked; else note that it runs."""

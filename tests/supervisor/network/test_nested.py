@@ -2,8 +2,8 @@
 
 import pytest
 
-from supervisor.network.nested import nested_settings
 from supervisor.network.rule import RuleError
+from supervisor.network.settings import nested_settings
 
 PARENT = "a.example:80,443 *.b.example:443@private !x.b.example:443"
 

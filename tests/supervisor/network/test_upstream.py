@@ -7,9 +7,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from supervisor.network.dialer import MAX_HEAD_BYTES
 from supervisor.network.outbound import CONNECT_TIMEOUT_S
 from supervisor.network.section import NetworkSection
-from supervisor.network.upstream import MAX_HEAD_BYTES
 from tests.supervisor.network.scene import Scene, is_reset, read_all, reset, scene
 
 PROXY = ("10.1.0.9", 8080)

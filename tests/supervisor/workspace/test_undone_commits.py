@@ -11,7 +11,7 @@ import pytest
 from supervisor.workspace import commit_steps as steps_module
 from supervisor.workspace.commit import CommitResult
 from supervisor.workspace.linux import rename
-from supervisor.workspace.verbs import undone_note
+from supervisor.workspace.verbs import end_cut
 from tests.supervisor.workspace.scene import Scene, selection, tree_of, write
 
 pytestmark = pytest.mark.slow
@@ -110,8 +110,8 @@ def test_a_commit_that_is_undone_after_a_crash_says_what_could_not_go_back(
         commit_and_undo(changed, monkeypatch, make_file, is_cut=True)
     assert tree_of(changed.base)[b"d/a"][2] == b"operator's\n"
     with changed.open() as workspace:
-        assert workspace.finish_commit() is False
-        note = undone_note(workspace)
+        [note] = end_cut(workspace)
+    assert "a commit that was interrupted was undone" in note
     [aside] = changed.base.rglob("*.undone-*")
     assert aside.read_text() == "old\n"
     assert str(aside.relative_to(changed.base)) in note
