@@ -30,7 +30,7 @@ from supervisor.spawn.launcher import Launcher
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable
 
     from supervisor.config.document import Config
     from supervisor.spawn.launcher import RecordState
@@ -63,23 +63,6 @@ class LeftState(Protocol):
     records: list[RecordState]
 
 
-class Figures(Protocol):
-    """Counts the events of a host."""
-
-    @property
-    def tokens(self) -> Mapping[str, Tokens]:
-        """The use of models by each present child, by its id."""
-        ...
-
-
-class Tokens(Protocol):
-    """The use of models by one child."""
-
-    def row(self) -> dict[str, object]:
-        """Return it as a JSON object."""
-        ...
-
-
 class Host(Parts):
     """A host and its children; see ``open_host``.
 
@@ -96,7 +79,7 @@ class Host(Parts):
     Attributes:
         children: those that are there, by id.
         next_child: the number of the next one.
-        metrics: counts events; None where nobody wants to know.
+        metrics: what ``attach_metrics`` has attached; None where nothing counts events.
         on_overdue: told of each child that a stop's grace period did not end.
     """
 
@@ -105,7 +88,7 @@ class Host(Parts):
     ) -> None:
         super().__init__(launcher, settings, journal, log)
         self.children: dict[str, Child] = {}
-        self.metrics: Figures | None = None
+        self.metrics: object = None
         self.on_overdue: Callable[[Child], None] = lambda _child: None
         self.next_child = 1
 

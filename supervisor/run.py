@@ -272,10 +272,9 @@ async def _run_in(
             NetworkOrders(host).add_to(orders)
             await nursery.start(serve_control, host, options.control, orders)
         section = options.config.metrics if options.config is not None else None
-        if options.control is not None or section is not None:
+        if section is not None:
             metrics = await open_metrics(host, section, nursery)
-            if section is not None:
-                nursery.start_soon(metrics.watch_lag)
+            nursery.start_soon(metrics.watch_lag)
         statuses = await _run_all(host, command, options, starting)
         nursery.cancel_scope.cancel()
     if stopped_by:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor.observe.tables import (
     Column,
     cell,
-    render_columns,
+    render,
     workspace_names,
     workspace_sum,
 )
@@ -177,7 +177,7 @@ COLUMNS = (
 
 def table(rows: Sequence[Row], width: int | None) -> list[str]:
     """Return the head and a line for each row, at most ``width`` wide if given."""
-    return render_columns(COLUMNS, rows, width=width).splitlines()
+    return render(COLUMNS, rows, width=width).splitlines()
 
 
 # The screen

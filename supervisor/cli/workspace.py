@@ -207,15 +207,7 @@ def print_diff(
 @state_dir_option
 @control_option
 @json_option
-def commit(
-    name: str,
-    state_dir: str | None,
-    control: str | None,
-    journal: str | None,
-    *,
-    as_json: bool,
-    **how: Any,
-) -> int:
+def commit(name: str, *, as_json: bool, **how: Any) -> int:
     """Bring changes to the base: all that is chosen, or nothing.
 
     Changes of a running child need --freeze and no snapshot below: commit a fork then.
@@ -223,8 +215,7 @@ def commit(
     Exit status: 0 applied; 1 refused, for conflicts or guarded paths; 2 a fault.
     """
     asked = {"name": name, **commit_words(how)}
-    result = _do(state_dir, control, "commit", asked, journal)
-    return print_commit(result, as_json=as_json)
+    return print_commit(_do(how, "commit", asked), as_json=as_json)
 
 
 @workspace.command(cls=Command, epilog="Example: sandhost workspace discard x --yes")
@@ -233,23 +224,16 @@ def commit(
 @journal_option
 @state_dir_option
 @control_option
-def discard(
-    name: str,
-    state_dir: str | None,
-    control: str | None,
-    journal: str | None,
-    *,
-    yes: bool,
-) -> int:
+def discard(name: str, *, yes: bool, **where: Any) -> int:
     """Remove a workspace and all that was changed in it."""
     if not yes:
         try:
-            changed = len(_do(state_dir, control, "diff", {"name": name}))
+            changed = len(_do({**where, "journal": None}, "diff", {"name": name}))
         except CommandError:
             changed = -1  # its base cannot be read
         if not _is_confirmed(name, changed):
             return 1
-    _do(state_dir, control, "discard", {"name": name}, journal)
+    _do(where, "discard", {"name": name})
     return 0
 
 
@@ -270,19 +254,13 @@ def _is_confirmed(name: str, changed: int) -> bool:
 @journal_option
 @state_dir_option
 @control_option
-def snapshot(
-    name: str,
-    label: str | None,
-    state_dir: str | None,
-    control: str | None,
-    journal: str | None,
-) -> int:
+def snapshot(name: str, label: str | None, **where: Any) -> int:
     """Keep what was changed so far under a label, and print that.
 
     A child's processes are stopped for the time of a copy.
     """
     words = {"name": name} if label is None else {"name": name, "label": label}
-    done = _do(state_dir, control, "snapshot", words, journal)
+    done = _do(where, "snapshot", words)
     if done["copied_bytes"] or done["stopped_ns"]:
         text = f"{done['copied_bytes']} bytes copied"
         if done["stopped_ns"]:
@@ -301,23 +279,16 @@ def snapshot(
 @journal_option
 @state_dir_option
 @control_option
-def restore(
-    name: str,
-    label: str,
-    state_dir: str | None,
-    control: str | None,
-    journal: str | None,
-    *,
-    yes: bool,
-) -> int:
+def restore(name: str, label: str, *, yes: bool, **where: Any) -> int:
     """Go back to a snapshot; what was changed since is dropped."""
     words = {"name": name, "label": label}
     if not yes and sys.stdin is not None and sys.stdin.isatty():
-        asked = _do(state_dir, control, "restore", {**words, "dry_run": True})
+        trial = {**words, "dry_run": True}
+        asked = _do({**where, "journal": None}, "restore", trial)
         question = f"drop {asked['lost']} changes of workspace {name} since {label}?"
         if asked["lost"] and not click.confirm(question, err=True):
             return 1
-    lost = _do(state_dir, control, "restore", words, journal)["lost"]
+    lost = _do(where, "restore", words)["lost"]
     if lost:
         text = f"{lost} changes since {label} were dropped"
         print(f"sandhost workspace: {name}: {text}", file=sys.stderr)
@@ -332,11 +303,9 @@ def restore(
 @state_dir_option
 @control_option
 @json_option
-def fork(
-    name: str, count: int, state_dir: str | None, control: str | None, *, as_json: bool
-) -> int:
+def fork(name: str, count: int, *, as_json: bool, **where: Any) -> int:
     """Make workspaces that begin as this one is now, and print their names."""
-    names = _do(state_dir, control, "fork", {"name": name, "count": count})
+    names = _do(where, "fork", {"name": name, "count": count})
     if as_json:
         _print_json(names)
         return 0
@@ -345,16 +314,14 @@ def fork(
     return 0
 
 
-def _do(
-    state_dir: str | None,
-    control: str | None,
-    verb: str,
-    words: dict[str, Any],
-    journal: str | None = None,
-) -> Any:
+def _do(where: dict[str, Any], verb: str, words: dict[str, Any]) -> Any:
     """Do a verb on a daemon's workspace, or a state directory's; return its result.
 
-    A daemon writes its own journal.
+    Args:
+        where: the options ``state_dir`` and ``control``, and ``journal`` if the verb has
+            that; a daemon writes its own.
+        verb: of ``supervisor.workspace.verbs``.
+        words: its arguments.
     """
     from supervisor.cli.workspace_options import find_state_dir  # noqa: PLC0415
     from supervisor.cli.workspace_target import (  # noqa: PLC0415
@@ -364,7 +331,8 @@ def _do(
     )
     from supervisor.workspace.verbs import VerbError, do_verb  # noqa: PLC0415
 
-    daemon = find_daemon(state_dir, control)
+    journal = where.get("journal")
+    daemon = find_daemon(where["state_dir"], where["control"])
     if daemon is not None and daemon.is_named and journal is not None:
         why = "the daemon has a journal of its own ('sandhost events'); leave it out"
         raise UsageFault(f"--journal: {why}")
@@ -376,7 +344,7 @@ def _do(
             return result
     with _open_journal(journal) as events:  # refused before anything is done
         try:
-            done = do_verb(find_state_dir(state_dir), verb, words)
+            done = do_verb(find_state_dir(where["state_dir"]), verb, words)
         except VerbError as why:
             raise CommandError(str(why)) from None
         if done.event is not None:

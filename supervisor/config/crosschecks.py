@@ -1,7 +1,7 @@
 """Checks of one section of the configuration against another.
 
-A check yields (key, reason). It gets the document beside the ``Config``: a section with
-faults of its own is missing there.
+A check yields (key, reason). One of names gets the document beside the ``Config``, where a
+section with faults of its own is missing.
 """
 
 from __future__ import annotations
@@ -50,19 +50,13 @@ def check_after(
                 yield f"child.{joined(name)}.after", f"there is no child {other!r}"
 
 
-def check_fd_tools(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_fd_tools(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) of contradictions between the sections of LLM fds."""
-    del document
     yield from check_tools(config.tools, config.file_descriptor)
 
 
-def check_preset_tools(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_preset_tools(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) of presets with tools in a host without tools."""
-    del document
     if config.llm is None or is_enabled(config.tools, config.file_descriptor):
         return
     for name, preset in config.llm.presets.items():
@@ -86,11 +80,8 @@ def check_uses(
                 yield key, f"{name!r} is named twice; leave one out"
 
 
-def check_credential_uses(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_credential_uses(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each credential that a policy cannot use."""
-    del document
     for name, policy in config.policy.items():
         if policy.credentials:
             from supervisor.network.credential import (  # noqa: PLC0415 - with one

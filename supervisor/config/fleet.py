@@ -74,7 +74,7 @@ def check_fleet(section: FleetSection) -> Iterator[tuple[str, str]]:
         yield "address", f"write IP:PORT as in 10.0.0.1:6379, not {section.address!r}"
     yield from _check_store(section.store)
     yield from _check_words(section)
-    yield from _check_lease(section.lease)
+    yield from named("lease", _lease, section.lease, OptionError)
     yield from named("base_size", parse_size, str(section.base_size), OptionError)
     if not 0 <= section.bases_kept <= MOST_BASES:
         yield "bases_kept", f"at least 0, at most {MOST_BASES}"
@@ -117,17 +117,10 @@ def _check_quota(quota: FleetQuotaSection) -> Iterator[tuple[str, str]]:
         yield "quota.window", "day or never"
 
 
-def _check_lease(text: str) -> Iterator[tuple[str, str]]:
-    try:
-        lease_s = parse_duration(text)
-    except OptionError as why:
-        yield "lease", str(why)
-        return
-    if not LEAST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
-        yield (
-            "lease",
-            f"from {LEAST_LEASE_S:g}s, which is a beat and three attempts, to an hour",
-        )
+def _lease(text: str) -> None:
+    if not LEAST_LEASE_S <= parse_duration(text) <= LONGEST_LEASE_S:
+        least = f"{LEAST_LEASE_S:g}s, which is a beat and three attempts"
+        raise OptionError(f"from {least}, to an hour")
 
 
 def is_address(text: str) -> bool:

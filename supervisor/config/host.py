@@ -77,12 +77,13 @@ def check_limits(section: LimitsSection) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each value that ``[limits]`` cannot have."""
     for key in ("write", "payload_budget"):
         yield from named(key, parse_size, getattr(section, key), OptionError)
-    try:
-        if parse_size(section.line) != 65_536:
-            yield "line", "only 64K, the wire's own limit"
-    except OptionError as why:
-        yield "line", str(why)
+    yield from named("line", _line, section.line, OptionError)
     yield from named("deadline", parse_period, section.deadline, OptionError)
     for key in ("open_files_per_client", "clients_per_child"):
         if getattr(section, key) < 1:
             yield key, "at least 1"
+
+
+def _line(text: str) -> None:
+    if parse_size(text) != 65_536:
+        raise OptionError("only 64K, the wire's own limit")

@@ -84,12 +84,12 @@ _CHECKS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
 }
 """Section -> check of its values; called if the section is there."""
 
-_CROSS_CHECKS: tuple[
+_NAME_CHECKS: tuple[
     Callable[[Config, Mapping[str, Any]], Iterator[tuple[str, str]]], ...
-] = (
-    check_policy_names,
-    check_after,
-    check_walls,
+] = (check_policy_names, check_after, check_walls, check_uses)
+"""Checks of two sections that need the document, too: the names in it."""
+
+_CROSS_CHECKS: tuple[Callable[[Config], Iterator[tuple[str, str]]], ...] = (
     check_walls_of_sidecars,
     check_ways,
     check_fd_tools,
@@ -98,11 +98,10 @@ _CROSS_CHECKS: tuple[
     check_exposed,
     check_roots,
     check_workspaces,
-    check_uses,
     check_credential_uses,
     check_bases,
 )
-"""Checks of two sections; they get the document as well."""
+"""Checks of two sections, or of what is on the disk."""
 
 
 class ConfigError(Exception):
@@ -197,8 +196,10 @@ def load_config(
         value = getattr(config, section)
         if value is not None:
             found += ((f"{section}.{key}", why) for key, why in check(value))
+    for name_check in _NAME_CHECKS:
+        found += name_check(config, document)
     for cross_check in _CROSS_CHECKS:
-        found += cross_check(config, document)
+        found += cross_check(config)
     if for_daemon is None:
         host = config.host
         for_daemon = bool(config.child or host.state_dir or host.runtime_dir)

@@ -18,7 +18,7 @@ import errno
 import os
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hostlib.messages import remedy
 from hostlib.paths import absolute
@@ -129,11 +129,8 @@ def _grant_fault(path: str, *, is_written: bool) -> str:
     return f"there is no {what}{path!r}; make it first"
 
 
-def check_grants(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_grants(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each grant that cannot be held."""
-    del document
     for name, policy in config.policy.items():
         where = f"policy.{joined(name)}"
         for key in GRANTS:
@@ -143,11 +140,8 @@ def check_grants(
                     yield f"{where}.{key}", why
 
 
-def check_exposed(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_exposed(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each path that cannot be shown to a child."""
-    del document
     for name, policy in config.policy.items():
         if not policy.expose:
             continue
@@ -162,11 +156,8 @@ def _is_possible(path: str) -> bool:
     return bool(path) and "\0" not in path  # else it is reported as no path
 
 
-def check_workspaces(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_workspaces(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each workspace that is no directory."""
-    del document
     for name, sidecar in config.sidecar.items():
         path = sidecar.workspace
         if path is None or not path.startswith("/") or "\0" in path:
@@ -175,11 +166,8 @@ def check_workspaces(
             yield f"sidecar.{joined(name)}.workspace", why
 
 
-def check_roots(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_roots(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each root that is no directory, or lies in another one."""
-    del document
     roots: list[tuple[str, Place]] = []
     for name, policy in config.policy.items():
         if policy.root is None:
@@ -202,11 +190,8 @@ def check_roots(
         roots.append((name, root))
 
 
-def check_bases(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_bases(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each base that is unusable, or lies in another one."""
-    del document
     seen: list[tuple[str, Place]] = []
     for name, section in config.workspace.items():
         key = f"workspace.{joined(name)}.base"

@@ -68,22 +68,16 @@ def _check_network(
             yield key, why
 
 
-def check_walls_of_sidecars(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_walls_of_sidecars(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each sidecar whose profile this kernel lacks."""
-    del document
     for name, sidecar in config.sidecar.items():
         # An unknown one is reported elsewhere.
         for why in check_kernel(PROFILES.get(sidecar.sandbox, PROFILES[NONE])):
             yield f"sidecar.{joined(name)}.sandbox", why
 
 
-def check_ways(
-    config: Config, document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+def check_ways(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each policy whose children cannot reach their tools."""
-    del document
     for name, policy in config.policy.items():
         profile = profile_named(policy.sandbox, config.sandbox)
         if profile is None or config.toolexec is None or policy.tools == []:

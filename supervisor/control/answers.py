@@ -16,6 +16,7 @@ from hostlib.clock import timestamp
 from hostlib.linux.holdings import process_facts
 from supervisor.doctor.leaks import check_host
 from supervisor.network.statistics import NetworkRow, NetworkStatistics
+from supervisor.observe.registry import attach_metrics
 from supervisor.usage.samples import Watcher
 from vfs.filesystem import file_row
 
@@ -49,6 +50,7 @@ class Answers:
         self, host: Host, stats_of: Sequence[Callable[[], dict[str, object]]]
     ) -> None:
         self._host = host
+        self._metrics = attach_metrics(host)
         self._stats_of = stats_of
         self.watcher = Watcher()
         self._own = Watcher()
@@ -63,7 +65,7 @@ class Answers:
         }
 
     async def _ps(self) -> list[msgspec.Raw]:
-        roster, metrics = self._host.roster, self._host.metrics
+        roster, tokens = self._host.roster, self._metrics.tokens
         specs = [child.spec for child in self._host.children.values()]
         await self._host.sizes.look(specs)
         children = tuple(self._host.children.values())
@@ -81,7 +83,7 @@ class Answers:
             sample = None if name is None else samples.get(name)
             more = {} if roster is None else roster.extra_fields_of(child)
             usage = None if sample is None else sample.row()
-            own = None if metrics is None else metrics.tokens.get(child.id)
+            own = tokens.get(child.id)
             llm = None if own is None else own.row()
             network = _network_row(self._host, child)
             figures = {"usage": usage, "llm": llm, "network": network}

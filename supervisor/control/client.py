@@ -83,9 +83,9 @@ def control_path(given: str | None) -> str | None:
     Returns:
         None if none is named and no usual path has a socket.
     """
-    name_child = given or os.environ.get(CONTROL_VARIABLE)
-    if name_child:
-        return name_child
+    named = given or os.environ.get(CONTROL_VARIABLE)
+    if named:
+        return named
     found = [path for path in usual_control_paths() if not _reason_against(path)]
     listening = (path for path in found if not is_deaf(path))
     return next(listening, found[0]) if len(found) > 1 else next(iter(found), None)

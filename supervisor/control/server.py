@@ -422,10 +422,8 @@ class ControlServer:
         self._host.journal.write(event, order=do, name=name, uid=uid, pid=pid)
         what = do if name is None else f"{do} {name}"
         text = f"{said} {what} of uid {uid}, pid {pid}"
-        name_child = {} if name is None else {"child": name}
-        self._host.log.write(
-            level, text, order=do, **name_child, by_uid=uid, by_pid=pid
-        )
+        more = {} if name is None else {"child": name}
+        self._host.log.write(level, text, order=do, **more, by_uid=uid, by_pid=pid)
         return is_there
 
     async def _attempt(self, sender: _Sender, question: Question) -> str | None:

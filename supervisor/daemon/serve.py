@@ -197,11 +197,12 @@ class Opened(NamedTuple):
 class Daemon:
     """One daemon's life within its host.
 
-        serve nursery |- on_signals            TERM, INT: stop; HUP: reload; USR2: next
-        program |- feed_watchdog         proves that the loop turns |- Lag, Conditions
-        how late the loop is, who is stopped or stuck |- serve_control         answers,
-        orders, streams |- kept children         one task a name: turn, process,
-        restarts (``kept_child``) and the host's own nursery beneath (``host``)
+        serve nursery             with the host's own nursery beneath (``host``)
+        |- on_signals             TERM, INT: stop; HUP: reload; USR2: next program
+        |- feed_watchdog          proves that the loop turns
+        |- watch_lag, Conditions  how late the loop is; children that are stopped or stuck
+        |- serve_control          answers, orders, streams
+        |- kept children          one task a name: turn, process, restarts
 
     Args:
         options: those of the command line.

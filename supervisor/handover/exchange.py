@@ -300,7 +300,7 @@ async def _rest(host: Host, around: DaemonSurroundings | None) -> None:
     begun = time.monotonic()
     while True:
         waited_s = time.monotonic() - begun
-        if (why := _first(busy(host, around, waited_s))) is None:
+        if (why := next(busy(host, around, waited_s), None)) is None:
             return
         if waited_s > REST_S:
             raise HandoverError(f"{why} for longer than {REST_S:g} s; try again")
@@ -316,10 +316,6 @@ def _interrupt(host: Host) -> None:
     for service in host.services:
         if isinstance(service, Portable):
             service.interrupt()
-
-
-def _first(reasons: Iterator[str]) -> str | None:
-    return next(reasons, None)
 
 
 def busy(

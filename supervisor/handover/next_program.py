@@ -108,7 +108,7 @@ def take_inherited() -> LaunchpadProcess | None:
     """Return the launchpad of the program before, with its state; None without one.
 
     All descriptors but 0, 1 and 2 close at exec then. Signals stay blocked until
-    until ``hear_signals``.
+    ``hear_signals``.
 
     Raises:
         HandoverError: the state cannot be read.

@@ -75,7 +75,7 @@ def terminal_width() -> int | None:
 
 
 def render(
-    kind: str,
+    columns: Sequence[Column],
     rows: Sequence[Row],
     *,
     terminal: bool = False,
@@ -84,22 +84,11 @@ def render(
     """Return a table as text, with a last LF.
 
     Args:
-        kind: ``ps``, ``clients``, ``files``, ``quota`` or ``workspaces``.
+        columns: of ``TABLES``, or any.
         rows: from the control socket.
         terminal: whether the text goes to one, so that it may be coloured.
         width: columns of the terminal; None for as many as needed.
     """
-    return render_columns(TABLES[kind], rows, terminal=terminal, width=width)
-
-
-def render_columns(
-    columns: Sequence[Column],
-    rows: Sequence[Row],
-    *,
-    terminal: bool = False,
-    width: int | None = None,
-) -> str:
-    """Return a table of any columns; see ``render``."""
     columns = [
         column
         for column in columns
@@ -121,9 +110,9 @@ def render_columns(
 
 
 def render_for_stdout(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """Return a table of any columns, for the terminal on stdout if it is one."""
+    """Return a table for the terminal on stdout, if it is one."""
     width = terminal_width()
-    return render_columns(columns, rows, terminal=width is not None, width=width)
+    return render(columns, rows, terminal=width is not None, width=width)
 
 
 def to_json(result: object) -> str:

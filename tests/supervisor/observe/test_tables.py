@@ -15,7 +15,6 @@ from supervisor.observe.tables import (
     WIDTH,
     Column,
     render,
-    render_columns,
     to_json,
 )
 from tests.helpers.spawning import ROOT
@@ -149,9 +148,9 @@ def cells(text: str) -> int:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_every_line_fits_whatever_the_rows_hold(kind: str, terminal: bool) -> None:
     rows = [WORST[kind], ROWS[kind], {**ROWS[kind], "usage": None}]
-    text = render(kind, rows, width=WIDTH)
+    text = render(TABLES[kind], rows, width=WIDTH)
     if terminal:
-        drawn = render(kind, [WORST[kind]], terminal=True, width=WIDTH)
+        drawn = render(TABLES[kind], [WORST[kind]], terminal=True, width=WIDTH)
         text = drawn.replace("\x1b[1m", "").replace("\x1b[36m", "")
         text = text.replace("\x1b[0m", "")
     lines = text.splitlines()
@@ -164,16 +163,16 @@ def test_every_line_fits_whatever_the_rows_hold(kind: str, terminal: bool) -> No
 def test_workspaces_are_shown_where_a_child_has_one() -> None:
     plain = {**CHILD, "workspaces": []}
     row = {**CHILD, "workspaces": [{"name": "repo", "changed": 3, "bytes": 4096}]}
-    head, _, second = render("ps", [plain, row]).splitlines()
+    head, _, second = render(TABLES["ps"], [plain, row]).splitlines()
     shown = ["WORKSPACE", "CHANGED", "BYTES"]
     at = head.split().index("WORKSPACE")
     assert head.split()[at : at + 3] == shown
     assert second.split()[at : at + 3] == ["repo", "3", "4K"]
-    assert "WORKSPACE" not in render("ps", [plain])
+    assert "WORKSPACE" not in render(TABLES["ps"], [plain])
 
 
 def test_an_ordinary_table_is_complete() -> None:
-    head, row = render("ps", [CHILD]).splitlines()
+    head, row = render(TABLES["ps"], [CHILD]).splitlines()
     assert head.split() == [
         "CHILD", "PID", "STATE", "RESTARTS", "UPTIME", "ISOLATION", "CPU%", "TIME",
         "RSS", "FDS", "THR", "SUB", "COMMAND", "REASON",
@@ -186,14 +185,14 @@ def test_an_ordinary_table_is_complete() -> None:
 
 def test_what_is_not_known_is_a_dash() -> None:
     row = {**CHILD, "pid": None, "state": "starting", "usage": None, "isolation": None}
-    words = render("ps", [row]).splitlines()[1].split()
+    words = render(TABLES["ps"], [row]).splitlines()[1].split()
     assert words[:12] == ["child-1", "-", "starting", "2", *["-"] * 8]
 
 
 def test_how_long_a_process_has_been_there_is_told() -> None:
     began = datetime.now(UTC) - timedelta(hours=3, minutes=2)
     row = {**CHILD, "started_at": began.isoformat().replace("+00:00", "Z")}
-    assert render("ps", [row]).splitlines()[1].split()[4] == "3h02m"
+    assert render(TABLES["ps"], [row]).splitlines()[1].split()[4] == "3h02m"
 
 
 # A name or a reason is the child's own word, or a sentence: figures stand beside it.
@@ -202,7 +201,7 @@ def test_how_long_a_process_has_been_there_is_told() -> None:
 def test_a_long_word_cuts_nothing_that_follows(key: str, width: int) -> None:
     long = ["a" * 300] if key == "command" else "a" * 300
     row = {**CHILD, "name": "web", "reason": "exited with 3", key: long}
-    head, line = render("ps", [row], width=width).splitlines()
+    head, line = render(TABLES["ps"], [row], width=width).splitlines()
     words = line.split()
     assert words[1:6] == ["4711", "running", "2", "-", "auto-1"]
     assert words[0].startswith("web" if key != "name" else "aaaaaaa")
@@ -214,17 +213,21 @@ def test_a_long_word_cuts_nothing_that_follows(key: str, width: int) -> None:
 
 
 def test_figures_that_matter_less_go_before_names_are_cut() -> None:
-    assert "COMMAND" in (head := render("ps", [CHILD], width=80).splitlines()[0])
+    assert "COMMAND" in (
+        head := render(TABLES["ps"], [CHILD], width=80).splitlines()[0]
+    )
     assert "RSS" in head
     assert "SUB" not in head
-    assert "SUB" in render("ps", [CHILD], width=140).splitlines()[0]
+    assert "SUB" in render(TABLES["ps"], [CHILD], width=140).splitlines()[0]
 
 
 def test_clients_files_and_accounts_name_the_child() -> None:
-    assert render("clients", [CLIENT]).splitlines()[1].split()[1] == "web"
-    assert render("files", [FILE]).splitlines()[1].split()[3] == "web"
+    assert render(TABLES["clients"], [CLIENT]).splitlines()[1].split()[1] == "web"
+    assert render(TABLES["files"], [FILE]).splitlines()[1].split()[3] == "web"
     assert (
-        render("quota", [{**ACCOUNT, "child": "web"}]).splitlines()[1].split()[1]
+        render(TABLES["quota"], [{**ACCOUNT, "child": "web"}])
+        .splitlines()[1]
+        .split()[1]
         == "web"
     )
 
@@ -232,26 +235,28 @@ def test_clients_files_and_accounts_name_the_child() -> None:
 @pytest.mark.parametrize("state", ["zombie", "stopped"])
 def test_a_process_that_does_not_run_is_said_not_to(state: str) -> None:
     row = {**CHILD, "usage": {**CHILD["usage"], "state": state}}
-    assert render("ps", [row]).splitlines()[1].split()[2] == state
+    assert render(TABLES["ps"], [row]).splitlines()[1].split()[2] == state
 
 
 def test_what_was_cut_says_so() -> None:
     row = {**FILE, "filename": "a" * 200}
-    long = render("files", [row], width=WIDTH).splitlines()[1]
+    long = render(TABLES["files"], [row], width=WIDTH).splitlines()[1]
     assert long.endswith("a" + CUT)
     assert len(long) == WIDTH
-    short = render("files", [FILE]).splitlines()[1]
+    short = render(TABLES["files"], [FILE]).splitlines()[1]
     assert short.endswith(" report.txt")
 
 
 @pytest.mark.parametrize("width", [300, None])
 def test_what_there_is_room_for_is_not_cut(width: int | None) -> None:
     row = {**FILE, "filename": "a" * 150}
-    assert render("files", [row], width=width).splitlines()[1].endswith("a" * 150)
+    assert (
+        render(TABLES["files"], [row], width=width).splitlines()[1].endswith("a" * 150)
+    )
 
 
 def test_an_empty_table_is_its_head() -> None:
-    assert len(render("clients", []).splitlines()) == 1
+    assert len(render(TABLES["clients"], []).splitlines()) == 1
 
 
 def test_numbers_stand_right_and_words_left() -> None:
@@ -260,14 +265,14 @@ def test_numbers_stand_right_and_words_left() -> None:
         Column("W", lambda row: row["w"]),
     )
     rows = [{"n": 5, "w": "a"}, {"n": 500, "w": "bcd"}]
-    assert render_columns(columns, rows) == "  N W\n  5 a\n500 bcd\n"
+    assert render(columns, rows) == "  N W\n  5 a\n500 bcd\n"
 
 
 # attack 13
 def test_what_a_child_chose_reaches_no_terminal_as_an_order() -> None:
     name = "\x1b]0;x\x07\x9b2J\r\n\u202e[red]\x7f"
     for terminal in (False, True):
-        text = render("files", [{**FILE, "filename": name}], terminal=terminal)
+        text = render(TABLES["files"], [{**FILE, "filename": name}], terminal=terminal)
         assert "?]0;x??2J???[red]?" in text
     assert printable(name) == "?]0;x??2J???[red]?"
 
@@ -275,7 +280,7 @@ def test_what_a_child_chose_reaches_no_terminal_as_an_order() -> None:
 def test_on_a_terminal_the_head_stands_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    head, row = render("ps", [CHILD], terminal=True).splitlines()
+    head, row = render(TABLES["ps"], [CHILD], terminal=True).splitlines()
     assert head.startswith("\x1b[1mCHILD")
     assert row.startswith("\x1b[36mchild-1\x1b[0m")
 
@@ -291,9 +296,9 @@ def test_json_is_the_rows_and_nothing_else() -> None:
 
 def test_rich_is_imported_for_a_terminal_only() -> None:
     code = (
-        "import sys; from supervisor.observe.tables import render;"
-        " render('ps', []); print('rich' in sys.modules);"
-        " render('ps', [], terminal=True); print('rich' in sys.modules)"
+        "import sys; from supervisor.observe.tables import TABLES, render;"
+        " render(TABLES['ps'], []); print('rich' in sys.modules);"
+        " render(TABLES['ps'], [], terminal=True); print('rich' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True
