@@ -31,7 +31,11 @@ async def test_a_child_that_comes_back_meanwhile_is_in_the_table(
 ) -> None:
     roster = Roster()
     host = SimpleNamespace(
-        sizes=WorkspaceSizes(), roster=roster, metrics=None, children={}
+        sizes=WorkspaceSizes(),
+        roster=roster,
+        metrics=None,
+        journal=SimpleNamespace(taps=[]),
+        children={},
     )
     answers = Answers(cast("Host", host), ())
 
