@@ -213,8 +213,10 @@ def _token(path: str) -> str:
 def _enter(control: str | None, options: Options) -> Entered:
     from supervisor.cluster.admission import enter, find_place  # noqa: PLC0415
     from supervisor.cluster.ray_processes import RayError  # noqa: PLC0415
+    from supervisor.cluster.signals import exit_at_signals  # noqa: PLC0415
     from supervisor.control.client import ControlError  # noqa: PLC0415
 
+    exit_at_signals()
     try:
         entered = enter(find_place(control), options)
     except (ControlError, RayError) as why:
@@ -442,11 +444,7 @@ def run(control: str | None, **given: Any) -> int:
 
     It reads this command's standard input. If its node is lost the exit status is 125.
     """
-    from supervisor.cluster.signals import (  # noqa: PLC0415 - its own
-        exit_at_signals,
-        ignore_signals,
-    )
-    from supervisor.control.client import ControlError  # noqa: PLC0415
+    from supervisor.cluster.signals import exit_at_signals  # noqa: PLC0415 - its own
 
     exit_at_signals()
     if sys.stdin is None:  # 0 is free, and would be the next socket's
@@ -455,23 +453,11 @@ def run(control: str | None, **given: Any) -> int:
     request = _request(name, takes_input=True, **given)
 
     def use(client: FleetClient) -> int:
-        is_begun = False
         try:
-            status = _start(client, request, given["workspace"])
-            if status is not None:
-                return status
-            is_begun = True
-            status = _follow(client, name)
-        except BaseException as why:
-            # A fleet that has not answered `spawn` is not asked, and waited for, again.
-            if is_begun or not isinstance(why, ControlError):
-                ignore_signals()
-                with contextlib.suppress(ControlError):  # it is over
-                    client.ask("kill", {"name": name, "signal": "KILL"})
+            return _run_child(client, request, given["workspace"])
+        except BaseException:
+            _end(client, name)
             raise
-        if given["workspace"] is not None:
-            _tell_changes(client, name)
-        return status
 
     try:
         return int(_with_client(control, use))
@@ -480,22 +466,61 @@ def run(control: str | None, **given: Any) -> int:
         raise
 
 
-def _start(
+def _run_child(
     client: FleetClient, request: dict[str, Any], workspace: str | None
-) -> int | None:
-    """Start a child; return the exit status of `run` where its program cannot start."""
-    from supervisor.control.client import ControlError, RefusedError  # noqa: PLC0415
+) -> int:
+    """Start a child and pass its input and output; return the exit status of `run`."""
+    from supervisor.control.client import ControlError  # noqa: PLC0415 - for this alone
 
+    name = request["name"]
     try:
-        _spawn(client, request, workspace)
-    except RefusedError as why:
+        (child,) = _spawn(client, request, workspace)
+    except ControlError as why:
         print_stderr("sandhost fleet run", str(why))
         try:
-            child = client.ask("find", {"name": request["name"]})
+            # An order that was not answered may be done, or under way.
+            child = _decided(client, name)
         except ControlError:
-            return NOT_RUN  # nothing was started anywhere
+            _end(client, name)
+            return NOT_RUN
+    if child["state"] == "ended" and child["pid"] is None:
         return int(child["status"] or NOT_RUN)
-    return None
+    try:
+        status = _follow(client, name)
+    except ControlError as why:
+        print_stderr("sandhost fleet run", str(why))
+        _end(client, name)
+        return NOT_RUN
+    if workspace is not None:
+        _tell_changes(client, name)
+    return status
+
+
+def _decided(client: FleetClient, name: str) -> dict[str, Any]:
+    """Return a child once it has begun, or never will."""
+    while True:
+        child: dict[str, Any] = _find(client, name)
+        if child["state"] not in {"waiting", "placing"}:
+            return child
+        select.select((), (), (), FULL_S)
+
+
+def _find(client: FleetClient, name: str) -> Any:
+    """Return a child, also where the node actor here is being started again."""
+    from supervisor.cluster.commands import ask_again  # noqa: PLC0415 - of `run` alone
+
+    return ask_again(client, "find", {"name": name})
+
+
+def _end(client: FleetClient, name: str) -> None:
+    """End a child for good, also one whose order is still under way."""
+    from supervisor.cluster.commands import ask_again  # noqa: PLC0415 - of `run` alone
+    from supervisor.cluster.signals import ignore_signals  # noqa: PLC0415 - as above
+    from supervisor.control.client import ControlError  # noqa: PLC0415 - as above
+
+    ignore_signals()
+    with contextlib.suppress(ControlError):  # it is over, or was never begun
+        ask_again(client, "kill", {"name": name, "signal": "KILL"})
 
 
 def _tell_changes(client: FleetClient, name: str) -> None:
@@ -512,21 +537,24 @@ def _tell_changes(client: FleetClient, name: str) -> None:
 
 def _follow(client: FleetClient, name: str) -> int:
     """Pass stdin on and print a child's log until it is over; return its exit status."""
-    from supervisor.control.client import ControlError  # noqa: PLC0415
+    from supervisor.cluster.commands import ask_again  # noqa: PLC0415 - of `run` alone
+    from supervisor.control.client import ControlError  # noqa: PLC0415 - as above
 
-    given, offset, is_over = _Stdin(client, name), 0, False
-    while not is_over:
+    given, offset, is_whole = _Stdin(client, name), 0, False
+    while not is_whole:
+        state = _find(client, name)["state"]
+        if state == "lost":
+            break
+        is_whole = state == "ended"  # all that it said is there
         words = {"follow": True, "offset": offset}
-        try:
+        with contextlib.suppress(ControlError):  # cut off
             for entry in client.logs(name, words, out_fd(), beside=given.pass_on):
                 _print_entry(entry)
                 offset = entry.offset + len(entry.data)
-            is_over = True
-        except ControlError:  # cut off; what was said is still there
-            state = client.ask("find", {"name": name})["state"]
-            is_over = state not in {"placing", "running", "unknown"}
+            is_whole = True
+        if not is_whole:
             select.select((), (), (), FULL_S)
-    child = client.ask("wait", {"name": name})
+    child = ask_again(client, "wait", {"name": name})
     if child["status"] is None:
         raise FleetRefusal(f"{name} on node {child['node']}: {child['reason']}")
     return int(child["status"])

@@ -26,6 +26,7 @@ from supervisor.cluster.orders import (
     SetupOutcome,
 )
 from supervisor.cluster.ray_processes import RayError
+from supervisor.cluster.signals import signals_ignored
 from supervisor.config.fleet import (
     MOST_WORDS,
     WORD_RULE,
@@ -209,8 +210,9 @@ def enter(place: Place, options: Options) -> Entered:
             return _set_up(order, lock)
         except BaseException:
             # The start ends what it has made, unless it was killed.
-            ray_processes.end(place.directory)
-            ray_processes.remove_deaf(door)
+            with signals_ignored():
+                ray_processes.end(place.directory)
+                ray_processes.remove_deaf(door)
             raise
 
 

@@ -25,6 +25,11 @@ NO_FLEET = (
     " one by `sandhost fleet join --address A`"
 )
 
+ACTOR_ENDED = (
+    "cannot ask the fleet: the node actor here has ended; Ray starts it again within 2 s,"
+    " else `sandhost fleet leave`, and join again"
+)
+
 
 class FleetClient:
     """The fleet, as this node's door has it.
@@ -92,9 +97,13 @@ class FleetClient:
             ControlError: it is refused, or nobody answers in time.
         """
         try:
-            yield from control.stream(self.door, "items", args, reader, **more)
+            is_whole = yield from control.stream(
+                self.door, "items", args, reader, **more
+            )
         except ControlError as why:
             raise ControlError(refusal(str(why))) from None
+        if not is_whole:
+            raise ControlError(ACTOR_ENDED)
 
     def logs(
         self, name: str, args: dict[str, Any], reader: int | None = None, **more: Any
@@ -198,10 +207,7 @@ class FleetClient:
     def _fault(self, why: ControlError) -> ControlError:
         """Return why there is no answer, of a door that has ended or is silent plainer."""
         if is_deaf(self.door):
-            return ControlError(
-                "cannot ask the fleet: the node actor here has ended; Ray starts it"
-                " again within 2 s, else `sandhost fleet leave`, and join again"
-            )
+            return ControlError(ACTOR_ENDED)
         if not isinstance(why, SilentError):
             return why
         return ControlError(

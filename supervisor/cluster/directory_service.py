@@ -239,6 +239,8 @@ class DirectoryService:
 
     async def _kill(self, args: bytes) -> None:
         kill = read(args, KillChild)
+        # Behind the `spawn` that came before: Trio begins tasks in any order.
+        await trio.lowlevel.checkpoint()
         await self._finish(self._directory.kill(kill.name, kill.signal, read_clocks()))
 
     async def _forget(self, args: bytes) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import msgspec
 import ray
 import trio
-from ray._private import services
+from ray._private import services, utils
 from ray._raylet import GcsClient
 from ray.exceptions import GetTimeoutError
 from ray.exceptions import RayError as RayFault
@@ -573,6 +573,8 @@ class Driver:
 
     def __enter__(self) -> Self:
         keep_loopback()
+        # Its own would let a second SIGTERM cut the end of what was begun.
+        utils.set_sigterm_handler = lambda _: None
         ray.init(
             address=self._address,
             namespace=NAMESPACE,

@@ -249,15 +249,29 @@ def run(
         data: its standard input.
         fds: descriptors that it has too, by the same numbers.
     """
-    done = subprocess.run(
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
         words,
         env=environment(token_file),
-        input=data,
-        capture_output=True,
-        check=False,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
         pass_fds=fds,
-    )
-    return done.stdout, done.stderr.decode(errors="replace")
+    ) as program:
+        try:
+            out, errors = program.communicate(data)
+        except BaseException:
+            _end_program(program)
+            raise
+    return out, errors.decode(errors="replace")
+
+
+def _end_program(program: Program) -> None:
+    """End a program that ends what it has begun, unless Ray holds it up for long."""
+    program.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(LOCK_S)
+    program.kill()
 
 
 def is_socket(path: str) -> bool:

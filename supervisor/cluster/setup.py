@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hostlib.linux.syscalls import PR_SET_PDEATHSIG, prctl
+from hostlib.threads import in_daemon_thread
 from supervisor.cluster import ray_processes
 from supervisor.cluster.names import LOOPBACK, OWN_PORTS, WORKER_PORTS
 from supervisor.cluster.orders import (
@@ -54,6 +56,9 @@ OBJECTS_BYTES = 80 * 1024 * 1024
 
 REACH_S = 5.0
 """For the head's machine to take a connection: Ray itself tries for 40 s."""
+
+PATIENCE_S = 1.0
+"""For a start to end by its signal: one that waits for Ray's head gets none for 40 s."""
 
 RESOURCE = "sandhost"
 """Ray's resource of a node, for others to see: as many as children may run there."""
@@ -315,6 +320,19 @@ def _probe(address: str) -> int:
     return 0
 
 
+def _end_with(command: int, directory: str) -> None:
+    """End this start with its command, also while Ray lets no signal through.
+
+    Args:
+        command: a pidfd.
+        directory: of the node.
+    """
+    select.select([command], [], [])
+    ray_processes.pause(PATIENCE_S)
+    ray_processes.end(directory)
+    os._exit(1)
+
+
 def main() -> int:
     """Do what the command line or the order says; return the exit status."""
     if sys.argv[1:2] == ["ray"]:
@@ -323,11 +341,13 @@ def main() -> int:
         return _probe(sys.argv[2])
     exit_at_signals()
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # its command may be killed
+    command = os.pidfd_open(os.getppid())
     if os.getppid() != int(sys.argv[1]):  # it was, before the kernel could tell
         return 1
     out = os.dup(1)
     os.dup2(2, 1)  # lines that Ray prints are no outcome
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=SetupOrder)
+    in_daemon_thread(_end_with, command, order.node.directory)
     try:
         outcome = set_up(order)
     except (AdapterError, ray_processes.RayError) as why:

@@ -27,7 +27,7 @@ from hostlib.paths import CONTROL_VARIABLE, usual_control_paths
 from hostlib.unix_names import is_deaf, short_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 VERSION = 1
 """Version of the questions; a host refuses any other."""
@@ -238,7 +238,7 @@ def stream(
     args: dict[str, Any] | None = None,
     reader: int | None = None,
     beside: Callable[[], tuple[int, float]] = lambda: (-1, TIMEOUT_S),
-) -> Iterator[Any]:
+) -> Generator[Any, None, bool]:
     """Yield the items of a stream until it ends, the host ends or the reader is gone.
 
     Args:
@@ -248,6 +248,9 @@ def stream(
         reader: the descriptor to which the caller writes the items; None for none.
         beside: called before each wait: does other work, and returns the descriptor to
             wait for, too, or -1, and the longest wait in seconds.
+
+    Returns:
+        False if the host has ended, and with it the stream.
 
     Raises:
         ControlError: the host is silent or refuses.
@@ -263,26 +266,28 @@ def stream(
                     text = answer.get("error")
                     raise RefusedError(f"the host at {path!r} refused: {text}")
                 if answer.get("end"):
-                    return
+                    break
                 yield answer["item"]
         except TimeoutError:
             raise _silence(path, TIMEOUT_S) from None
         except ConnectionError:
-            return  # the host has ended
+            return False
         except (ValueError, KeyError, AttributeError):
             raise ControlError(
                 f"what answers at {path!r} is not a sandhost of this version; name its"
                 " control socket"
             ) from None
+    return True
 
 
 def _lines(
     line: socket.socket, reader: int | None, beside: Callable[[], tuple[int, float]]
 ) -> Iterator[bytes]:
-    """Yield the received lines until the host ends or the reader is gone.
+    """Yield the received lines until the reader is gone.
 
     Raises:
         TimeoutError: not even a heart-beat was received.
+        ConnectionError: the host has ended.
     """
     rest = b""
     until_s = time.monotonic() + TIMEOUT_S
@@ -293,14 +298,14 @@ def _lines(
             *lines, rest = (rest + data).split(b"\n")
             yield from lines
             if not data:
-                break
+                if rest:
+                    yield rest
+                raise ConnectionResetError
             until_s = time.monotonic() + TIMEOUT_S
         elif reader in found:
             return
         elif time.monotonic() >= until_s:
             raise TimeoutError
-    if rest:
-        yield rest
 
 
 def _wait(

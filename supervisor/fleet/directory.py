@@ -649,7 +649,7 @@ class Directory:
             return
         row = replace(
             row,
-            pid=report.pid if is_running else row.pid,
+            pid=row.pid if report.pid is None else report.pid,
             status=report.status,
             reason=report.reason or row.reason,
         )

@@ -478,6 +478,8 @@ class Node:
         known = self._children.get(report.child)
         is_current = known is not None and known.incarnation == report.incarnation
         if known is not None and is_current and known.state in (STARTING, RUNNING):
+            # That it began may not have been heard.
+            report = replace(report, pid=known.pid)
             self._note_over(report)
             if self.is_member(now):
                 self._send_report(report, step)

@@ -43,11 +43,15 @@ class Others:
     Attributes:
         is_killed: the actor is gone; nothing that it says on its way arrives.
         meanwhile: done once, before the next answer of the directory to what it names.
+        failing: requests of which the directory's next answer is lost.
+        may_arrive: requests reach the directory once it is set; None: at once.
     """
 
     scene: "Doors"
     is_killed: bool = False
     meanwhile: tuple[str, Callable[[], Awaitable[object]]] | None = None
+    failing: set[str] = field(default_factory=set)
+    may_arrive: trio.Event | None = None
 
     def send(self, messages: list[bytes]) -> None:
         """Pass what the node sends to the directory."""
@@ -57,11 +61,26 @@ class Others:
     async def ask_directory(self, do: str, args: bytes) -> bytes:
         """Ask the directory."""
         self._check()
-        answer = await self.scene.directory.answer(VERSION, do, args)
+        answer = await self._directory_answers(do, args)
+        if do in self.failing:
+            self.failing.remove(do)
+            raise RequestError("the fleet's directory does not answer within 8 s")
         if self.meanwhile is not None and self.meanwhile[0] == do:
             (_, happen), self.meanwhile = self.meanwhile, None
             await happen()
         return done(answer)
+
+    async def _directory_answers(self, do: str, args: bytes) -> tuple[bool, bytes]:
+        """Return its answer; the request arrives also where nobody waits any more."""
+        send, answers = trio.open_memory_channel[tuple[bool, bytes]](1)
+
+        async def arrive() -> None:
+            if self.may_arrive is not None:
+                await self.may_arrive.wait()
+            send.send_nowait(await self.scene.directory.answer(VERSION, do, args))
+
+        self.scene.nursery.start_soon(arrive)
+        return await answers.receive()
 
     async def ask_node(self, node: str, do: str, args: bytes) -> bytes:
         """Ask another node."""
@@ -111,6 +130,15 @@ class Doors:
     ) -> None:
         """Have something happen before a node has the next answer of the directory."""
         self._others[node].meanwhile = do, happen
+
+    def lose_answer(self, node: str, do: str) -> None:
+        """Have a node not get the next answer of the directory to a request."""
+        self._others[node].failing.add(do)
+
+    def hold_requests(self, node: str) -> trio.Event:
+        """Have a node's requests reach the directory only when the event is set."""
+        self._others[node].may_arrive = may_arrive = trio.Event()
+        return may_arrive
 
     # Node actors
 

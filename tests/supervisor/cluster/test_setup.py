@@ -1,6 +1,7 @@
 """Places at which Ray cannot be, told before any of it is started."""
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -87,3 +88,27 @@ def test_a_start_keeps_the_lock_of_its_node(tmp_path: Path) -> None:
     with ray_processes.locked(str(tmp_path)) as lock:
         words = (sys.executable, "-c", script, str(lock))
         assert ray_processes.run(words, None, b"", (lock,)) == (b"", "")
+
+
+# spec FL8: Ray waits 40 s for a head that is stopped, and lets no signal through.
+@pytest.mark.slow
+def test_a_start_that_ray_holds_up_ends_with_its_command(tmp_path: Path) -> None:
+    with socket.socket() as head:
+        head.bind((LOOPBACK, 0))
+        head.listen()
+        address = f"{LOOPBACK}:{head.getsockname()[1]}"
+        asked = msgspec.json.encode(order(tmp_path, 9, address=address))
+        (tmp_path / "order").write_bytes(asked)
+        script = f'"$@" $$ < {tmp_path}/order & echo $!; wait'
+        words = ("sh", "-c", script, "sh", sys.executable, "-m")
+        with subprocess.Popen(
+            (*words, "supervisor.cluster.setup"), stdout=subprocess.PIPE, text=True
+        ) as command:
+            assert command.stdout is not None
+            start = os.pidfd_open(int(command.stdout.readline()))
+            for _ in range(2):  # the first one is no Ray
+                head.accept()[0].close()
+            command.kill()
+            ended, _, _ = select.select([start], [], [], 20.0)
+            os.close(start)
+    assert ended

@@ -185,6 +185,15 @@ def test_a_child_is_ordered_once_and_runs_when_its_node_says_so(scene: Scene) ->
     assert (scene.child().state, scene.child().pid) == ("running", 7)
 
 
+# spec FL3, FL11
+def test_a_child_of_which_only_the_end_was_heard_had_begun(scene: Scene) -> None:
+    scene.spawn()
+    over = ChildReport("c1", 1, "ended", pid=7, status=0)
+    scene.tell(ChildNews("a", scene.sessions["a"], over))
+    shown = scene.child()
+    assert (shown.state, shown.pid, shown.status) == ("ended", 7, 0)
+
+
 # spec FL4
 def test_an_order_without_an_answer_is_sent_again_to_the_same_node(
     scene: Scene,

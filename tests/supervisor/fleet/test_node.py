@@ -262,6 +262,15 @@ def test_an_end_is_told_with_each_beat_until_it_is_confirmed(scene: Scene) -> No
     assert news not in messages(scene.node.daemon_answered(1, 0))
 
 
+# spec FL3, FL11: the message that it began may have been lost.
+def test_an_end_tells_that_the_child_had_begun(scene: Scene) -> None:
+    scene.start()
+    scene.node.child_started("c1", 1, 7)
+    over = ChildReport("c1", 1, "ended", status=0)
+    (news,) = messages(scene.node.child_over(over, scene.now))
+    assert news == ChildNews("a", scene.session, replace(over, pid=7))
+
+
 # spec FL4: a session lasts for months. No order is under way for so long.
 def test_an_end_that_was_confirmed_is_known_for_a_time(scene: Scene) -> None:
     for child in ("c1", "c2", "c3"):
@@ -325,7 +334,7 @@ def test_an_end_while_no_lease_is_held_is_told_if_the_session_goes_on(
     assert messages(scene.node.child_over(over, scene.now)) == []
     scene.arm(renewed)
     assert scene.node.is_member(scene.now)
-    news = ChildNews("a", scene.session, over)
+    news = ChildNews("a", scene.session, replace(over, pid=7))
     assert news in messages(scene.node.daemon_answered(1, 0))
 
 

@@ -253,6 +253,12 @@ def test_an_account_takes_another_kind_of_window_with_what_is_spent(
     out = granted(ask(root, number=2)).size
     root.set_rule(160.0, kind, "one", NOW, step)
     assert (root.row.kind, root.row.window) == (kind, window)
+    # A slice without a window stays one: its holder knows no other.
+    tables = {"accounts", "slices"} if kind == NEVER else {"accounts"}
+    assert {change.table for change in step.changes} == tables
+    stored = [change.row for change in step.changes if change.table == "slices"]
+    assert stored == (list(root.slices()) if kind == NEVER else [])
+    assert {one.window for one in root.slices()} == {NEVER}
     assert root.free == 160.0 - 5.0 - out
     root.begin_window(Moment(0.0, 86_400.0), Step())
     # The holder of a slice without a window takes calls in it on the next day, too.

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,7 +18,7 @@ import trio
 
 from hostlib.threads import in_thread
 from sandhost import fleet
-from supervisor.cluster import ray_processes
+from supervisor.cluster import door, ray_processes
 from supervisor.cluster.client import FleetClient
 from supervisor.fleet.messages import VERSION
 from tests.helpers.command import ENVIRONMENT, Outcome, outcome, sandhost
@@ -373,6 +374,59 @@ async def test_run_that_is_ended_ends_its_child(
                 scene.client("a").ask, "wait", {"name": row["name"]}
             )
             assert over["state"] == "ended"
+
+
+# spec FL3, FL4, FL11: the directory takes an order that its command has given up.
+async def test_run_leaves_no_child_of_an_order_that_is_done_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with node(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            monkeypatch.setattr(door, "ANSWER_S", 0.2)
+            may_arrive = scene.hold_requests("a")
+            done = await run(scene, "--", "sleep", "600")
+            assert (done.status, done.said("directory does not answer")) == (125, True)
+            may_arrive.set()
+            monkeypatch.undo()
+            children: list[dict[str, str]] = []
+            while [row["state"] for row in children] != ["ended"]:
+                children = (await scene.call(scene.client("a").ask, "ps"))["children"]
+
+
+# spec FL3, FL4
+async def test_run_waits_for_a_child_whose_start_was_not_told(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+        async with fleet_of(tmp_path, a=one, b=other) as scene:
+            await scene.kill("b")
+
+            async def look_again() -> None:
+                scene.meanwhile("a", "find", partial(scene.begin, "b"))
+
+            scene.meanwhile("a", "find", look_again)
+            scene.lose_answer("a", "wait")
+            done = await run(scene, "--node", "b", "--", "cat", data=b"hello")
+            assert (done.status, done.out) == (0, b"hello")
+            assert done.said("directory does not answer")
+
+
+# spec FL1, FL3
+async def test_run_outlives_the_node_actor_that_it_asks(tmp_path: Path) -> None:
+    with node(tmp_path / "a") as one, node(tmp_path / "b") as other:
+        async with fleet_of(tmp_path, a=one, b=other) as scene:
+            async with trio.open_nursery() as nursery:
+
+                async def restart() -> None:
+                    await scene.started("b")
+                    await scene.kill("a")
+                    await scene.begin("a")
+                    (tmp_path / "b" / "repo" / "go").touch()
+
+                nursery.start_soon(restart)
+                script = (
+                    f"until [ -e {tmp_path}/b/repo/go ]; do sleep 0.1; done; echo on"
+                )
+                done = await run(scene, "--node", "b", "--", "sh", "-c", script)
+            assert (done.status, done.out, done.err) == (0, b"on\n", b"")
 
 
 # spec FL3
