@@ -681,11 +681,7 @@ def trace(name: str, control: str | None, *, follow: bool, as_json: bool) -> int
 
     def use(client: FleetClient) -> None:
         child = client.ask("find", {"name": name})
-        if child["node"] is None:
-            raise FleetRefusal(
-                f"cannot trace {name!r}: it is {child['state']} on no node; see `sandhost"
-                " fleet ps`"
-            )
+        _check_traced(child)
         words = {"follow": follow, "lines": 0 if follow else None}
         args = {"node": child["node"], "do": "events", "args": words}
         items = client.items(args, out_fd())
@@ -702,6 +698,24 @@ def trace(name: str, control: str | None, *, follow: bool, as_json: bool) -> int
 
     _with_client(control, use)
     return 0
+
+
+def _check_traced(child: dict[str, Any]) -> None:
+    """Refuse a child that did nothing anywhere.
+
+    Raises:
+        FleetRefusal: it is on no node, or was never started.
+    """
+    name = child["name"]
+    if child["node"] is None:
+        raise FleetRefusal(
+            f"cannot trace {name!r}: it is {child['state']} on no node; see `sandhost"
+            " fleet ps`"
+        )
+    if child["state"] == "ended" and child["pid"] is None:
+        raise FleetRefusal(
+            f"cannot trace {name!r}: it was never started: {child['reason']}"
+        )
 
 
 @fleet.command(cls=Command, epilog="Example: sandhost fleet top --once --sort rss")

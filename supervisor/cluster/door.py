@@ -511,6 +511,10 @@ class Door:
             raise RequestError(
                 f"cannot ask for {args.child!r}: it is {child.state} on no node"
             )
+        if child.state == "ended" and child.pid is None:
+            raise RequestError(
+                f"cannot ask for {args.child!r}: it was never started: {child.reason}"
+            )
         words = {**args.args, "name": child.name}
         return _Target(child.node, ControlRequest(args.do, words))
 

@@ -77,6 +77,9 @@ MOST_MESSAGES = 10_000
 MOST_CALLS = 1000
 """Under way to one actor: one that is stopped answers none."""
 
+MOST_ACTORS = 2000
+"""That are known at once: names of nodes come and go."""
+
 _NODE_PREFIX = "sandhost"
 _OTHER_TOKEN = "InvalidAuthToken"  # noqa: S105 - a word of Ray's refusal
 _CONCURRENCY = 4096  # requests to one actor at once; further ones wait
@@ -182,10 +185,17 @@ def _node_actor(node: str) -> str:
     return f"node/{node}"
 
 
-class _Actors:
-    """The other actors, as one of them reaches them."""
+class Actors:
+    """The other actors, as one of them reaches them.
 
-    def __init__(self) -> None:
+    Args:
+        find: returns the actor of a name; it blocks, and raises where there is none.
+        most: are kept once they were found; the oldest go, and are looked up anew.
+    """
+
+    def __init__(self, find: Callable[[str], Any], most: int = MOST_ACTORS) -> None:
+        self._look_up = find
+        self._most = most
         self._found: dict[str, Any] = {}
         self._limiter = trio.CapacityLimiter(8)
 
@@ -200,6 +210,8 @@ class _Actors:
             if actor is None:
                 actor = await self._find(name, what)
                 self._found[name] = actor
+                if len(self._found) > self._most:
+                    del self._found[next(iter(self._found))]
             is_done, data = await answered(actor, what, *words)
         except (RayFault, ValueError, OSError) as why:
             self._found.pop(name, None)
@@ -211,7 +223,9 @@ class _Actors:
 
     async def _find(self, name: str, what: str) -> Any:
         with trio.move_on_after(LOOK_UP_S):
-            return await in_abandonable_thread(_find_actor, name, limiter=self._limiter)
+            return await in_abandonable_thread(
+                self._look_up, name, limiter=self._limiter
+            )
         raise RequestError(
             f"cannot reach {what}: Ray's head does not answer within {LOOK_UP_S:g} s;"
             " try again, or look at the head's machine"
@@ -244,7 +258,7 @@ class _RayOthers:
     """`node_service.Others` on Ray."""
 
     def __init__(self) -> None:
-        self._actors = _Actors()
+        self._actors = Actors(_find_actor)
         self.mailbox = Mailbox(lambda: _find_actor(DIRECTORY))
 
     def send(self, messages: list[bytes]) -> None:

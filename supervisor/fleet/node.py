@@ -44,12 +44,13 @@ from supervisor.fleet.messages import (
     Start,
 )
 from supervisor.fleet.ray_places import RayPlaces
+from supervisor.fleet.slices import fleet_of
 from supervisor.fleet.states import PHASES, Phase, PhaseAction, PhaseEvent
 from supervisor.fleet.step import Step
 
 if TYPE_CHECKING:
     from supervisor.fleet.held_slices import HeldSlices, Reserved
-    from supervisor.fleet.messages import FromDirectory, RayPlace
+    from supervisor.fleet.messages import FromDirectory, RayPlace, SliceReport
     from supervisor.fleet.step import Moment
 
 KNOWN_S = 3600.0
@@ -576,6 +577,10 @@ class Node:
             step.actions.append(CallsDecided(message.account, asked.worst))
 
     def _tell_slices(self, step: NodeStep) -> None:
-        reports = self.held.reports()
+        # Those of another fleet stay in the ledger, for that one to settle.
+        reports = tuple(one for one in self.held.reports() if self._is_own(one))
         if reports:
             step.send(self.name, SliceNews(self.name, self.held.ledger.id, reports))
+
+    def _is_own(self, report: SliceReport) -> bool:
+        return self._fleet == "" or fleet_of(report.slice) in ("", self._fleet)

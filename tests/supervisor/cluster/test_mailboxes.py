@@ -10,7 +10,7 @@ import trio.testing
 pytest.importorskip("ray")
 
 from supervisor.cluster import ray_adapter
-from supervisor.cluster.ray_adapter import Mailbox, answered
+from supervisor.cluster.ray_adapter import Actors, Mailbox, answered
 from supervisor.cluster.requests import RequestError
 
 
@@ -161,6 +161,16 @@ class LastingActor:
         return answer
 
 
+class AnsweringActor(LastingActor):
+    """An actor whose requests are done at once."""
+
+    def remote(self, *words: object) -> Answer:
+        """Return the answer to a call."""
+        answer = Answer(words)
+        answer.end()
+        return answer
+
+
 # spec FL11
 @pytest.mark.slow
 async def test_a_request_may_last_while_its_actor_is_alive(
@@ -172,3 +182,17 @@ async def test_a_request_may_last_while_its_actor_is_alive(
     actor = LastingActor(is_alive=False)
     with pytest.raises(RequestError, match="node 'b': its actor does not answer"):
         await answered(actor, "node 'b'", "fleet-2", "leave")
+
+
+# spec FL8: nodes with names of their own come and go.
+async def test_actors_that_are_known_are_bounded() -> None:
+    found: list[str] = []
+
+    def find(name: str) -> LastingActor:
+        found.append(name)
+        return AnsweringActor(is_alive=True)
+
+    actors = Actors(find, most=2)
+    for name in ("a", "b", "a", "c", "b", "a"):
+        assert await actors.ask(name, f"node {name!r}") == b"done"
+    assert found == ["a", "b", "c", "a"]

@@ -4,7 +4,13 @@ import pytest
 from msgspec.structs import replace
 
 from supervisor.fleet.fence import FencedError
-from supervisor.fleet.held_slices import HeldSlices, LedgerRow, Reserved
+from supervisor.fleet.held_slices import (
+    HeldRow,
+    HeldSlices,
+    HeldState,
+    LedgerRow,
+    Reserved,
+)
 from supervisor.fleet.lease import LEASE_S, MARGIN_S
 from supervisor.fleet.messages import (
     Beat,
@@ -22,6 +28,7 @@ from supervisor.fleet.messages import (
     Renewed,
     Session,
     SliceGranted,
+    SliceNews,
     SliceRefused,
     Start,
 )
@@ -439,3 +446,24 @@ def test_a_node_of_which_nothing_runs_may_join_another_fleet(how: str) -> None:
     joined = Joined(1, scene.session, join.number, LEASE_S, fleet="two")
     scene.arm(scene.hear(joined))
     assert len(scene.start()) == 1
+
+
+# spec FL7: a fleet may never come back that has not confirmed them.
+def test_slices_of_another_fleet_are_told_at_a_join_alone() -> None:
+    scene = Scene()
+    before = Session("L1", 1)
+    rows = [
+        HeldRow(name, "t", before, 1.0, "never", state=HeldState.CLOSED)
+        for name in ("t/one.1", "t/two.1")
+    ]
+    scene.node = Node("a", (), 2, HeldSlices("a", LedgerRow("L1"), rows))
+    (join,) = messages(scene.node.join(scene.now))
+    assert isinstance(join, Join)
+    assert [report.slice for report in join.slices] == ["t/one.1", "t/two.1"]
+    scene.hear(Joined(1, scene.session, join.number, LEASE_S, fleet="two"))
+    (news,) = (
+        one
+        for one in messages(scene.node.tick(scene.now))
+        if isinstance(one, SliceNews)
+    )
+    assert [report.slice for report in news.slices] == ["t/two.1"]

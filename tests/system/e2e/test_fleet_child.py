@@ -165,6 +165,23 @@ async def test_a_child_without_a_node_has_no_trace(tmp_path: Path) -> None:
             assert done.said("cannot trace 'w': it is waiting on no node")
 
 
+# spec FL3, FL11
+async def test_a_child_that_was_never_started_has_no_log_and_no_trace(
+    tmp_path: Path,
+) -> None:
+    with node(tmp_path / "a") as one:
+        async with fleet_of(tmp_path, a=one) as scene:
+            client, control = scene.client("a"), scene.control("a")
+            request = {"name": "w", "program": {"command": ["/no/such"]}}
+            with pytest.raises(fleet.ControlError, match="cannot spawn 'w'"):
+                await scene.call(client.ask, "spawn", request)
+            for do, verb in (("logs", "ask for"), ("trace", "trace")):
+                words = ("fleet", do, "--control", control, "w")
+                done = await scene.call(sandhost, *words)
+                assert (done.status, done.out) == (1, b"")
+                assert done.said(f"cannot {verb} 'w': it was never started: ")
+
+
 # spec FL4, FL6
 async def test_a_signal_is_for_one_life_of_a_child(tmp_path: Path) -> None:
     with node(tmp_path / "a") as one:
