@@ -1,4 +1,4 @@
-"""Signals that end a command: the first one does, and what it has begun ends before."""
+"""Signals that end a command: the first counts, and what it began ends before."""
 
 from __future__ import annotations
 

@@ -9,8 +9,13 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from supervisor.fleet.directory import RESEND_S, Directory
-from supervisor.fleet.held_slices import HeldRow, HeldSlices, HeldState
-from supervisor.fleet.messages import Session, SliceGranted, SliceReport
+from supervisor.fleet.held_slices import HeldRow, HeldSlices, HeldState, Reserved
+from supervisor.fleet.messages import (
+    Session,
+    SliceGranted,
+    SliceReport,
+    SlicesSettled,
+)
 from supervisor.fleet.slices import RootAccount, SliceRow
 from supervisor.fleet.states import ChildEvent, ChildState
 from supervisor.fleet.step import Moment, Step
@@ -85,6 +90,40 @@ class _TakenTwice(HeldSlices):
         return grant.session == session
 
 
+class _NoEndOfWindows(HeldSlices):
+    """A slice takes calls after the end of its window."""
+
+    def reserve(
+        self,
+        account: str,
+        call: str,
+        worst: float,
+        session: Session,
+        wall_s: float,
+        step: Step,
+    ) -> Reserved:
+        """Reserve as at the beginning of time."""
+        return super().reserve(account, call, worst, session, 0.0, step)
+
+
+class _SpentInTheNextWindow(RootAccount):
+    """Slices of a window that has ended count in the next one."""
+
+    def _is_on(self, one: SliceRow) -> bool:
+        return True
+
+
+class _SettlesForOthers(Directory):
+    """Slices of another fleet are confirmed, too."""
+
+    def _slice_news(
+        self, node: str, ledger: str, reports: tuple[SliceReport, ...], step: Step
+    ) -> None:
+        super()._slice_news(node, ledger, reports, step)
+        ended = tuple(report.slice for report in reports if report.is_last)
+        step.send(node, SlicesSettled(self.epoch, ledger, ended))
+
+
 class _TriesElsewhere(Directory):
     """An order without an answer is tried on another node."""
 
@@ -118,6 +157,9 @@ BROKEN: Mapping[str, Rules] = MappingProxyType(
         "differences instead of totals": Rules(_Differences, _TellsDifferences),
         "a grant taken twice": Rules(held=_TakenTwice),
         "no inventory": Rules(account=_NoInventory),
+        "calls after the end of a window": Rules(held=_NoEndOfWindows),
+        "spending of the next window": Rules(account=_SpentInTheNextWindow),
+        "slices of another fleet settled": Rules(directory=_SettlesForOthers),
     }
 )
 """Rules of FL7: what is left out, and what decides instead."""

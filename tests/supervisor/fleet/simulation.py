@@ -5,13 +5,15 @@ Machines, clocks, a network and faults, all from one seed.
 The product's `Directory` and `Node` decide; here is what surrounds them. Messages are
 lost, doubled and delayed up to 30 s. Processes crash, or stop and wake later; machines
 stop whole, or are paused with their clocks. Clocks drift by 2 %. A ledger can be lost.
-In a part of the seeds a directory comes back with another length of leases.
+In a part of the seeds a directory comes back with another length of leases; in another
+part a day ends, and a node's ledger has a slice of another fleet.
 
 `run` returns what was broken: nothing, if the rules hold. `Rules` leaves one of them out.
 """
 
 import heapq
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -33,9 +35,10 @@ from supervisor.fleet.messages import (
     ChildReport,
     Message,
     Program,
+    Session,
 )
 from supervisor.fleet.node import Node, NodeStep
-from supervisor.fleet.slices import LOST, NEVER, RootAccount
+from supervisor.fleet.slices import DAY, LOST, NEVER, RootAccount, window_at
 from supervisor.fleet.states import Phase
 from supervisor.fleet.step import Moment, Step
 
@@ -51,6 +54,8 @@ DRIFT = 0.02
 LONGEST_DELAY_S = 30.0
 LEASES_S = (LEAST_LEASE_S, 2 * LEASE_S)
 ACCOUNT = "tokens"
+FOREIGN = f"{ACCOUNT}/other.1"
+DAY_S = 86_400.0
 EPSILON = 1e-6
 
 Rows = dict[tuple[str, str], bytes]
@@ -175,9 +180,13 @@ class Simulation:
         self._limit = 100.0
         self._ledgers = 0
         self._calls = 0
-        self._charged = 0.0
+        days = random.Random(seed)
+        self._has_days = seed % 3 == 0
+        self._wall_s = DAY_S - (5 + 33 * days.random()) if self._has_days else 0.0
+        self._charged: dict[str, float] = defaultdict(float)
+        self._windows: dict[str, str] = {}
         self._costs: dict[str, float] = {}
-        self._forgiven = 0.0
+        self._forgiven: dict[str, float] = defaultdict(float)
         self._has_lost_ledger = False
         self._accepted: dict[str, int] = {}
         self._store: Rows = {}
@@ -186,6 +195,9 @@ class Simulation:
         self._directory_process = Process(is_alive=False)
         self._directory_clock = Clock(1 + DRIFT * (2 * draw() - 1), 1000 * draw())
         self.machines = {name: self._machine(name) for name in "abc"}
+        self._machine_of_another = self.machines["a"] if self._has_days else None
+        if self._machine_of_another is not None:
+            _put(self._machine_of_another.ledger, _rows_of_another_fleet())
 
     # Time
 
@@ -217,7 +229,7 @@ class Simulation:
         self._check_end()
 
     def _moment(self, clock: Clock) -> Moment:
-        return Moment(clock.read(self.real_s), self.real_s)
+        return Moment(clock.read(self.real_s), self._wall_s + self.real_s)
 
     def _to(self, process: Process, call: Callable[..., None], *args: Any) -> None:
         """Call something within a process: not if it is dead, later if it is stopped."""
@@ -262,7 +274,9 @@ class Simulation:
         self.directory = directory
         if self._epoch == 1:
             now = self._moment(self._directory_clock)
-            self._carry_out(directory.open_account(ACCOUNT, self._limit, NEVER, now))
+            kind = DAY if self._has_days else NEVER
+            self._carry_out(directory.name_fleet("own"))
+            self._carry_out(directory.open_account(ACCOUNT, self._limit, kind, now))
         self._to(process, self._tick_directory, process)
 
     def _tick_directory(self, process: Process) -> None:
@@ -551,18 +565,27 @@ class Simulation:
             self._do(machine, step)
             if outcome is Reserved.ASKED:
                 return
+            self._note_window(machine, call, now)
             machine.unsent.remove(worst)
             machine.worsts[call] = worst
             self.after(
                 2 * STORE_S, self._to, machine.process, self._send_call, machine, call
             )
 
+    def _note_window(self, machine: Machine, call: str, now: Moment) -> None:
+        """FL7.6: of a window that has ended, no call but a slice's first is taken."""
+        (row,) = (one for one in machine.node.held.rows() if call in one.reserved)
+        self._windows[call] = row.window
+        is_over = row.window not in (NEVER, window_at(DAY, now.wall_s))
+        if is_over and (row.settled or len(row.reserved) > 1):
+            raise Violation(f"FL7.6 a call is taken in {row}, at {now.wall_s}")
+
     def _send_call(self, machine: Machine, call: str) -> None:
         """Send a call whose reservation is stored; the provider charges it."""
         cost = machine.worsts[call] * self.random.random()
         machine.calls[call] = cost
         self._costs[call] = cost
-        self._charged += cost
+        self._charged[self._windows[call]] += cost
         self._check_quota()
         ends_s = self.random.random() * self.random.choice([0.1, 1.0, 15.0])
         self.after(ends_s, self._to, machine.process, self._end_call, machine, call)
@@ -574,17 +597,17 @@ class Simulation:
 
     def _check_quota(self) -> None:
         """I1 of FL7: what was charged and what may still be is within the limit."""
-        usable = sum(
-            row.left
-            for machine in self.machines.values()
-            if machine.process.is_alive
-            for row in machine.node.held.rows()
-        )
-        if self._charged + usable > self._limit + EPSILON:
-            raise Violation(
-                f"FL7 {self._charged:.3f} charged and {usable:.3f} in slices, of"
-                f" {self._limit}"
-            )
+        usable: dict[str, float] = defaultdict(float)
+        for machine in self.machines.values():
+            if machine.process.is_alive:
+                for row in machine.node.held.rows():
+                    usable[row.window] += row.left
+        for window, left in usable.items():
+            if self._charged[window] + left > self._limit + EPSILON:
+                raise Violation(
+                    f"FL7 {self._charged[window]:.3f} charged and {left:.3f} in slices,"
+                    f" of {self._limit} of {window!r}"
+                )
 
     # Load and faults
 
@@ -655,7 +678,7 @@ class Simulation:
             if table == "held":
                 row = msgspec.msgpack.decode(data, type=HeldRow)
                 for call, worst in row.reserved.items():
-                    self._forgiven += worst - self._costs.get(call, 0.0)
+                    self._forgiven[row.window] += worst - self._costs.get(call, 0.0)
         machine.calls.clear()
         if self.random.random() < 0.7:  # the launchpad sees it, unless it is stopped
             self.after(0.05, self._kill_all, machine)
@@ -668,6 +691,8 @@ class Simulation:
             self._crash_node(machine)
             machine.ledger.clear()
             self._has_lost_ledger = True
+            if machine is self._machine_of_another:
+                self._machine_of_another = None
 
     def _stop_node(self, machine: Machine) -> None:
         """SIGSTOP of daemon and node actor; the children go on until the timer fires."""
@@ -747,6 +772,8 @@ class Simulation:
             for machine in self.machines.values()
             for row in machine.node.held.rows()
         }
+        if (held.pop(FOREIGN, None) is None) is not (self._machine_of_another is None):
+            raise Violation(f"FL7.5 {FOREIGN} is its own fleet's to settle")
         is_open = [row for row in held.values() if row.state is HeldState.OPEN]
         if any(row.state is not HeldState.OPEN for row in held.values()):
             raise Violation(f"returned: {held} are not settled")
@@ -755,17 +782,28 @@ class Simulation:
         orphans = [one for one in account.slices if one.id not in held]
         if orphans:
             raise Violation(f"returned: nobody has {orphans}")
-        idle = sum(row.left for row in is_open)
-        missing = self._limit - self._charged - idle - account.free
-        if account.free + idle + self._charged > self._limit + EPSILON:
+        window = account.window
+        idle = sum(row.left for row in is_open if row.window == window)
+        charged = self._charged[window]
+        missing = self._limit - charged - idle - account.free
+        if account.free + idle + charged > self._limit + EPSILON:
             raise Violation(f"FL7 {-missing:.3f} more than there was is free")
-        if not self._has_lost_ledger and missing > self._forgiven + EPSILON:
+        if not self._has_lost_ledger and missing > self._forgiven[window] + EPSILON:
             raise Violation(f"returned: {missing:.3f} is missing")
 
 
 def _directory_type(rules: Rules) -> type[Directory]:
     members = {"account_type": rules.account}
     return cast("type[Directory]", type("Chosen", (rules.directory,), members))
+
+
+def _rows_of_another_fleet() -> list[tuple[str, str, bytes | None]]:
+    """Return a ledger that has a slice of another fleet, with a call under way."""
+    row = HeldRow(FOREIGN, ACCOUNT, Session("L0", 1), 50.0, NEVER, reserved={"x": 9.0})
+    return [
+        ("ledger", "", _encoded(LedgerRow("L0", sessions=1, requests=1))),
+        ("held", FOREIGN, _encoded(row)),
+    ]
 
 
 def _encoded(row: msgspec.Struct) -> bytes:
