@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hostlib.extras import missing_package
+from hostlib.paths import absolute
 from hostlib.unix_names import is_deaf
 from supervisor.cluster import ray_processes
 from supervisor.cluster.client import NO_FLEET, FleetClient, door_of, is_there
@@ -129,7 +130,8 @@ def find_place(control: str | None) -> Place:
             " it again with this one"
         ) from None
     directory = ray_processes.directory_of(figures.state_dir)
-    return Place(path, directory, figures.max_children, figures.fleet)
+    # A node actor has another working directory.
+    return Place(absolute(path), directory, figures.max_children, figures.fleet)
 
 
 def find_left_place(control: str | None) -> Place:

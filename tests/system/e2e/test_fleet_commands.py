@@ -12,6 +12,7 @@ import pytest
 
 from supervisor.cli.app import COMMANDS
 from supervisor.cli.fleet import fleet
+from supervisor.cluster.admission import find_place
 from tests.helpers.command import ENVIRONMENT, Outcome, finished, running
 from tests.helpers.daemon import daemon
 
@@ -148,6 +149,14 @@ def test_a_command_that_joins_has_another_process_import_ray(
     assert done.said(f"cannot reach {address}: Connection refused")
     assert "ray" not in found
     assert len(commands.with_ray()) == 1
+
+
+# spec FL1: a node actor has another working directory than its command.
+def test_a_relative_control_socket_is_found_by_a_node_actor(
+    control: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(control).parent)
+    assert find_place(Path(control).name).control == control
 
 
 # spec FL1
