@@ -430,6 +430,57 @@ def check_off(one: Place) -> None:
         assert not pids_of(one.directory, name), name
 
 
+SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+}
+"""Variables of all programs of Ray on a node, beside the token's path."""
+
+SWITCHES = {
+    "--include-dashboard=false",
+    "--include-log-monitor=false",
+    "--disable-usage-stats",
+    "--no-monitor",
+}
+"""Words with which the head's Ray is started."""
+
+PROGRAMS = ("gcs_server", "raylet/raylet", "ray::DirectoryActor", "ray::NodeActor")
+"""Some programs of the head, by words of their command lines."""
+
+
+# spec FL1, FL9
+@pytest.mark.chaos
+def test_all_of_ray_is_started_with_a_token_and_without_what_is_not_used() -> None:
+    with place("a") as a:
+        # The user's own settings for Ray do not count.
+        users = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "1"}
+        words = ("fleet", "up", "--control", a.control, "--port", str(free_port()))
+        done = sandhost(*words, env={**ENVIRONMENT, **users})
+        assert (done.status, done.err) == (0, b"")
+        token = f"{a.directory}/{ray_processes.TOKEN}"
+        found = [pid for name in PROGRAMS for pid in pids_of(a.directory, name)]
+        assert len(found) >= len(PROGRAMS)
+        for pid in found:
+            settings = variables(pid)
+            assert (
+                settings.items() >= (SETTINGS | {"RAY_AUTH_TOKEN_PATH": token}).items()
+            )
+        (start,) = pids_of(a.directory, "supervisor.cluster.setup")
+        words_of_start = Path(f"/proc/{start}/cmdline").read_text().split("\0")
+        assert set(words_of_start) >= SWITCHES
+        check_off(a)
+        done = a.fleet("down")
+        assert (done.status, done.err) == (0, b"")
+        assert_nothing_left(a)
+
+
+def variables(pid: int) -> dict[str, str]:
+    """Return the environment of a process, as it was started."""
+    lines = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
 def check_children(a: Place, b: Place) -> None:
     """Start children on both nodes, look at them and end them, from either."""
     script = "echo on $SANDHOST_FLEET_NODE; exec sleep 600"
