@@ -58,9 +58,6 @@ class Access:
     """The rules of one child in force, and the names that it has addresses for.
 
     Args:
-        settings: the settings of the child's start.
-        own_addresses: reads those of the host.
-        names: of the pool of a child that is taken over.
         is_kept_from: tells of an address without a zone, a port and the host's addresses
             whether the child may not reach it whatever its rules say.
 
@@ -94,11 +91,7 @@ class Access:
         return change(self.rules, allow, deny)
 
     def _check_allowed(self, allow: Sequence[Rule]) -> None:
-        """Refuse what `check-config` refuses of a child's rules.
-
-        Raises:
-            RuleError: with the rule.
-        """
+        """Refuse what `check-config` refuses of a child's rules."""
         for fault in contradictions(allow, self._credentials):
             raise RuleError(fault)
         for rule in allow:

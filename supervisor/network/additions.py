@@ -44,7 +44,6 @@ class Additions:
     """Adds to the namespace of one child.
 
     Args:
-        launcher: asks the launchpad.
         inside: a socket of the namespace; the caller's, open as long as this is used.
     """
 
@@ -62,9 +61,6 @@ class Additions:
 
     async def make_sockets(self, families: Iterable[int]) -> list[socket.socket]:
         """Return unbound sockets of the namespace, non-blocking; the caller's.
-
-        Args:
-            families: that of each.
 
         Raises:
             OSError: they cannot be made.

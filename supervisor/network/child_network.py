@@ -139,11 +139,8 @@ class ChildNetwork:
     """Serves what one child sends to the sockets in its namespace.
 
     Args:
-        identity: of the child.
         settings: of mode `rules` or `learn`.
         sockets: of its namespace; owned.
-        outside: of the host.
-        bounds: of the child.
         state: of a child that is taken over, with its sockets.
 
     Raises:

@@ -59,10 +59,7 @@ class Connection:
     """A connection that a child has made, or one to a port that it publishes.
 
     Args:
-        inner: as the host accepted it.
         host: it is for; the address that it came to, before more is known.
-        port: of that.
-        is_inbound: it is to the child.
 
     Attributes:
         scope: ends it, by reset.
@@ -138,10 +135,6 @@ class Connections:
     """The table of those that are open.
 
     Args:
-        traffic: the child's figures.
-        notices: told of what is refused, and of what fails.
-        log: told of faults of this program.
-        pace: of the host.
         places: the account of connections.
         size: the account of bytes; None for no bound.
 
@@ -197,12 +190,7 @@ class Connections:
         connection: Connection,
         handle: Callable[[Connection], Awaitable[None]],
     ) -> None:
-        """Serve a connection until it has ended; it is closed then.
-
-        Args:
-            connection: was just accepted.
-            handle: does it; what it leaves open is reset.
-        """
+        """Serve a connection until it has ended; what ``handle`` leaves open is reset."""
         try:
             self.check_effect()
         except FencedError as why:

@@ -55,13 +55,7 @@ MAX_LEFT_BYTES = 1024 * 1024
 
 
 class CredentialServer:
-    """Serves one child.
-
-    Args:
-        connections: the table of those that are open.
-        outbound: makes its connections.
-        credentials: that the child was started with.
-    """
+    """Serves one child."""
 
     def __init__(
         self,
@@ -168,12 +162,7 @@ class ServerError(UnreachableError):
 
 
 class _Server:
-    """The connection to the server of a credential.
-
-    Args:
-        stream: encrypted.
-        meter: counts.
-    """
+    """The connection to the server of a credential."""
 
     def __init__(
         self, stream: trio.SSLStream[trio.SocketStream], meter: ConnectionMeter
@@ -304,11 +293,7 @@ class _Exchange:
 async def _open_server(
     outer: socket.socket, credential: Credential, meter: ConnectionMeter
 ) -> _Server:
-    """Return a connection over which TLS is spoken, and the certificate was checked.
-
-    Raises:
-        ServerError: it is not to be had.
-    """
+    """Return a connection over which TLS is spoken, and the certificate was checked."""
     raw = trio.SocketStream(trio.socket.from_stdlib_socket(outer))
     stream = trio.SSLStream(
         raw,

@@ -120,12 +120,7 @@ class Answer:
 
 
 class NameServer:
-    """The DNS server of one child.
-
-    Args:
-        pool: the child's names.
-        has_v6: names have v6 addresses as well.
-    """
+    """The DNS server of one child."""
 
     def __init__(self, pool: Pool, *, has_v6: bool = True) -> None:
         self._pool = pool
@@ -133,13 +128,7 @@ class NameServer:
         self._rate = EventRate(QUESTIONS_AT_ONCE, QUESTIONS_PER_S)
 
     def answer(self, packet: bytes, rules: Rules, now_s: float) -> Answer:
-        """Return what is sent for a packet, over UDP as over TCP.
-
-        Args:
-            packet: the bytes of a child, of any form.
-            rules: the child's present rules.
-            now_s: of a clock that does not go back.
-        """
+        """Return what is sent for a packet, over UDP as over TCP."""
         if not self._rate.take(now_s) or not _is_request(packet):
             return Answer(None)
         if packet[2] & (_OPCODE >> 8):

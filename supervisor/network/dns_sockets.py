@@ -49,15 +49,7 @@ class DnsConnection:
 
 
 class DnsSockets:
-    """Answers one child.
-
-    Args:
-        access: the child's present rules.
-        notices: told of refused names.
-        log: told of faults of this program.
-        pace: of the host.
-        has_v6: names have v6 addresses as well.
-    """
+    """Answers one child."""
 
     def __init__(
         self,
@@ -95,11 +87,7 @@ class DnsSockets:
                     break
 
     async def serve_connection(self, sock: socket.socket) -> None:
-        """Answer questions of one connection, and close it.
-
-        Args:
-            sock: non-blocking.
-        """
+        """Answer questions of one connection, and close it."""
         is_full = len(self._connections) >= dns.MAX_CONNECTIONS
         if is_full and make_room(self._connections) is None:
             close_socket(sock)

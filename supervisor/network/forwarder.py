@@ -27,15 +27,7 @@ LOOPBACK = IPv4Address("127.0.0.1")
 
 
 class Forwarder:
-    """Serves what one child connects to.
-
-    Args:
-        access: its present rules.
-        connections: the table of those that are open.
-        outbound: makes its connections.
-        dns: answers on port 53 of 127.0.0.1.
-        credentials: answers at the names of credentials.
-    """
+    """Serves what one child connects to."""
 
     def __init__(
         self,

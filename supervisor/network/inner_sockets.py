@@ -125,9 +125,6 @@ class InnerSockets:
     def take(self, family: int) -> socket.socket:
         """Return an unbound TCP socket of the namespace; the caller's.
 
-        Args:
-            family: AF_INET or AF_INET6.
-
         Raises:
             OSError: EMFILE, none of that family is left.
         """

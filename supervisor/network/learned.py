@@ -26,9 +26,6 @@ class LearnedState(msgspec.Struct):
 class Learned:
     """The hosts and ports that one child has asked for, and was allowed.
 
-    Args:
-        state: of a child that is taken over.
-
     Attributes:
         left_out: uses that were not noted, for there were too many.
     """

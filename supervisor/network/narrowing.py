@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 def narrow(parent: Rules, asked: Iterable[Rule]) -> Rules:
     """Return the rules of a nested child.
 
-    Args:
-        parent: the rules of its parent.
-        asked: the requested rules.
-
     Raises:
         RuleError: the parent lacks one of them, or an option of it.
     """
@@ -65,11 +61,7 @@ def change(rules: Rules, allow: Sequence[Rule], deny: Sequence[Rule]) -> Rules:
 
 
 def _cut(parent: Rules, rule: Rule) -> Iterator[Rule]:
-    """Yield a rule in the parts that a parent covers by different networks.
-
-    Raises:
-        RuleError: the parent does not cover it.
-    """
+    """Yield a rule in the parts that a parent covers by different networks."""
     if rule.is_refusal:
         yield rule
         return

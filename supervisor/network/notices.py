@@ -27,13 +27,7 @@ class NoticesState(msgspec.Struct):
 
 
 class Notices:
-    """Tells of one child.
-
-    Args:
-        journal: where events go.
-        child_id: the child's.
-        state: refusals and failures of a child from a hand-over.
-    """
+    """Tells of one child."""
 
     def __init__(
         self, journal: Journal, child_id: str, state: NoticesState | None = None
@@ -77,13 +71,7 @@ class Notices:
             )
 
     def tell_failed(self, host: str | Address, port: int, reason: str) -> None:
-        """Tell that a host cannot be reached, if it is time.
-
-        Args:
-            host: the allowed host.
-            port: of the connection.
-            reason: the symbol of an error.
-        """
+        """Tell that a host cannot be reached, if it is time."""
         row = self._add(self._failures, host, port, Failure(reason))
         if row is not None:
             self._journal.write(

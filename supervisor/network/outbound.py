@@ -48,14 +48,6 @@ CONNECT_TIMEOUT_S = 30.0
 class Outbound:
     """Makes the connections of one child.
 
-    Args:
-        settings: the settings of the child's start.
-        access: its present rules.
-        connections: the table of those that are open.
-        resolver: the host's.
-        pipes: the host's.
-        used: uses of a child from a hand-over.
-
     Attributes:
         learned: the uses in the mode `learn`; else None.
     """

@@ -36,9 +36,6 @@ class Ports:
     """Listens for one child.
 
     Args:
-        sockets: of its namespace.
-        forwarder: serves.
-        listeners: the host's.
         closed: ports that refuse connections, of a child that is taken over.
     """
 

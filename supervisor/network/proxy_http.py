@@ -170,9 +170,6 @@ class _Request:
     """The request in absolute form of a connection, and its body.
 
     Args:
-        asked: the host of its URL.
-        path: the rest of its URL.
-        head: of it.
         http: has read the head, and reads the body.
     """
 

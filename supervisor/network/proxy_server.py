@@ -40,10 +40,6 @@ _SOCKS4_REJECTED = b"\0\x5b" + bytes(6)
 class ProxyServer:
     """Serves one child.
 
-    Args:
-        access: its present rules.
-        outbound: makes its connections.
-
     Attributes:
         port: where it listens.
     """
@@ -112,11 +108,7 @@ class ProxyServer:
         return dialogue
 
     def _decide(self, connection: Connection) -> Grant:
-        """Return what allows a connection, to a name where its address stands for one.
-
-        Raises:
-            DeniedError: nothing does.
-        """
+        """Return what allows a connection, to a name where its address stands for one."""
         if not isinstance(connection.host, str):
             host = self._access.host_at(connection.host, connection.port)
             connection.host = host

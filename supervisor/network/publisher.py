@@ -110,11 +110,6 @@ class Publisher:
     """Listens for one child on the host.
 
     Args:
-        publications: ports of the child.
-        sockets: of its namespace.
-        connections: the table of those that are open.
-        pipes: the host's.
-        listeners: the host's.
         taken_over: listeners as `snapshot` returned them, in the place of publications.
 
     Raises:
@@ -216,11 +211,7 @@ class Publisher:
         address: Address,
         port: int,
     ) -> None:
-        """Use a socket of the stock for one connection.
-
-        Raises:
-            OSError: there is no connection.
-        """
+        """Use a socket of the stock for one connection."""
         inner = line.dup()  # the tunnel closes it
         try:
             send_at_once(inner)

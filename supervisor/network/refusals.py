@@ -72,7 +72,6 @@ class Refusals:
     """The refusals of one child, or its failures.
 
     Args:
-        state: those of a child that is taken over.
         now_s: of the clock of `add`.
     """
 

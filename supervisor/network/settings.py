@@ -118,10 +118,6 @@ def settings_from(
 ) -> NetworkSettings:
     """Return what a section sets that has no faults.
 
-    Args:
-        section: of a policy.
-        known: the host's credentials.
-
     Raises:
         SettingError: the host does not have one of the section's credentials.
     """

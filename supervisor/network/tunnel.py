@@ -150,14 +150,7 @@ class Pipes:
 
 
 class Tunnel:
-    """Joins two connected sockets, and closes both.
-
-    Args:
-        inner: of the child.
-        outer: of its peer.
-        meter: counts.
-        pipes: the host's.
-    """
+    """Joins two connected sockets, and closes both."""
 
     def __init__(
         self,

@@ -115,9 +115,6 @@ class WorkspaceAudit:
     """Tells the journal which files of one workspace a child opens and has changed.
 
     Args:
-        journal: where events go.
-        child_id: whose they are.
-        use: the workspace.
         watch: a descriptor of ``watch_mount``, somebody else's; -1 if there is none.
     """
 
@@ -232,9 +229,6 @@ class Batch(NamedTuple):
 def watch_mount(mount: int) -> int:
     """Return a descriptor that tells of each open in the file system of a mount.
 
-    Args:
-        mount: a descriptor of the mount.
-
     Raises:
         OSError: EPERM: this process has no CAP_SYS_ADMIN; ENOSYS: no such call.
     """
@@ -263,9 +257,6 @@ def read_opened(fd: int) -> Batch:
 
     Files that this process opened itself are left out: the door's files have events of
     their own.
-
-    Args:
-        fd: of ``watch_mount``.
     """
     try:
         data = os.read(fd, MOST_EVENTS * _EVENT.size)

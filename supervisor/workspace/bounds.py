@@ -57,11 +57,7 @@ class Passed(NamedTuple):
 
 
 class LayerBounds:
-    """Looks at the layer of one workspace while a child writes to it.
-
-    Args:
-        use: the workspace.
-    """
+    """Looks at the layer of one workspace while a child writes to it."""
 
     def __init__(self, use: WorkspaceUse) -> None:
         self._path = os.path.join(path_of(use.state_dir, use.name), "upper")

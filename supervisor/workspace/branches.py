@@ -263,11 +263,7 @@ def _records_for_fork(held: HeldWorkspace, sealed: SealedLayers) -> dict[str, st
 
 
 def _find_snapshot(held: HeldWorkspace, label: str) -> Snapshot:
-    """Return a snapshot.
-
-    Raises:
-        WorkspaceError: there is no such one.
-    """
+    """Return a snapshot; a label that is unknown raises ``WorkspaceError``."""
     found = held.state.snapshot(label)
     if found is None:
         labels = ", ".join(held.state.labels()) or "none"

@@ -83,11 +83,7 @@ class CommitResult:
 
 
 class Commits:
-    """Commits one workspace, and ends a commit that a crash has cut.
-
-    Args:
-        held: the workspace.
-    """
+    """Commits one workspace, and ends a commit that a crash has cut."""
 
     def __init__(self, held: HeldWorkspace) -> None:
         self._held = held
@@ -99,10 +95,6 @@ class Commits:
 
         Precondition: no commit is cut, and unless this is dry, what is sealed is one layer
         of the workspace's own.
-
-        Args:
-            selection: what is chosen.
-            is_dry: only say what would be done.
 
         Raises:
             NoMatchError: a pattern names nothing.
@@ -137,7 +129,8 @@ class Commits:
             self._held.record_if_room(trees, rows)
             if plan.chosen:
                 try:
-                    self._committer(trees).commit(rows, plan, planner)
+                    committer = Committer(self._held, trees, self._aside)
+                    committer.commit(rows, plan, planner)
                 except (BaseChangedError, GoneError) as why:
                     conflicts = [*conflicts, Conflict(why.path, why.reason)]
                     conflicts += self._conflicts_aside()
@@ -184,7 +177,7 @@ class Commits:
         journal = msgspec.msgpack.decode(data, type=CommitJournal)
         with self._held.trees(for_commit=True) as trees:
             try:
-                return self._committer(trees).end_cut(journal)
+                return Committer(self._held, trees, self._aside).end_cut(journal)
             except BaseChangedError:
                 return False
 
@@ -195,9 +188,6 @@ class Commits:
             for one in self._conflicts_aside()
         ]
         return "; ".join(texts) or _AS_IT_WAS
-
-    def _committer(self, trees: Trees) -> Committer:
-        return Committer(self._held, trees, self._aside)
 
 
 class UnfinishedCommitError(WorkspaceError):
@@ -222,8 +212,6 @@ class Committer:
         moved counts on the move, and comes after a sync.
 
     Args:
-        held: the workspace.
-        trees: its layers.
         aside: is filled when a commit is undone: path of what could not go back to its
             place -> path where it is.
     """
@@ -239,11 +227,6 @@ class Committer:
 
     def commit(self, rows: Sequence[Row], plan: CommitPlan, planner: Planner) -> None:
         """Apply a plan to the base.
-
-        Args:
-            rows: all that was changed.
-            plan: what is to be done.
-            planner: that made it; judges again when each step knows what it expects.
 
         Raises:
             BaseChangedError: the base was changed meanwhile; it is as it was.
@@ -378,16 +361,12 @@ class Committer:
         """Remove the staging directory, settle, then remove the journal."""
         self.remove_staging(journal)
         if journal.state in {"applied", "undone"}:
-            # Only now: what is removed there may have other links in the base.
-            self._settle(journal)
-        self._save(None)
-
-    def _settle(self, journal: CommitJournal) -> None:
-        """Settle what was applied or undone; after a crash it is done again."""
-        if journal.state == "undone":
+            # Only now: what is removed there may have other links in the base. After a
+            # crash it is done again.
             self._aside.clear()
             self._aside.update(journal.aside)
-        settle(self._held, self._trees, journal)
+            settle(self._held, self._trees, journal)
+        self._save(None)
 
     def _save(self, journal: CommitJournal | None) -> None:
         """Write the journal and sync it; None removes it."""

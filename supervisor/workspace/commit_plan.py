@@ -70,13 +70,7 @@ class CommitPlan:
 
 
 class Planner:
-    """Decides what a commit takes.
-
-    Args:
-        held: the workspace.
-        trees: its layers.
-        selection: what is chosen.
-    """
+    """Decides what a commit takes."""
 
     def __init__(self, held: HeldWorkspace, trees: Trees, selection: Selection) -> None:
         self._held = held
@@ -85,9 +79,6 @@ class Planner:
 
     def plan(self, rows: Sequence[Row]) -> CommitPlan:
         """Return what is to be done.
-
-        Args:
-            rows: all that was changed.
 
         Raises:
             NoMatchError: a pattern names nothing.
@@ -149,11 +140,7 @@ class Planner:
         rows: Sequence[Row],
         conflicts: Sequence[Conflict],
     ) -> tuple[dict[bytes, MergedFile], list[Conflict]]:
-        """Merge what is in conflict; return what was merged, and what was not.
-
-        Raises:
-            NoGitError: there is no git.
-        """
+        """Merge what is in conflict; return what was merged, and what was not."""
         by_path = {row.path: row for row in rows}
         merges: dict[bytes, MergedFile] = {}
         left = []
@@ -169,11 +156,7 @@ class Planner:
         return merges, left
 
     def _find_begun(self, judge: Judge, row: Row) -> tuple[bytes, int]:
-        """Return the text that both sides of a row began from, and its mode.
-
-        Raises:
-            CannotMergeError: it is not kept.
-        """
+        """Return the text that both sides of a row began from, and its mode."""
         seen = judge.seen_text(row)
         if seen is not None:
             with self._held.open_texts() as texts:
@@ -197,11 +180,7 @@ class Planner:
         return [path for row in rows for path in guarded_paths(row, guard, both, top)]
 
     def _check_allowed(self, rows: Sequence[Row]) -> None:
-        """Refuse a pattern of --allow that names nothing that has changed.
-
-        Raises:
-            NoMatchError: there is one.
-        """
+        """Refuse a pattern of --allow that names nothing that has changed."""
         if not rows:
             return  # nothing to commit is no fault
         allow = self._selection.allow
@@ -216,11 +195,7 @@ class Planner:
     def _check_layer_stays(
         self, chosen: Sequence[Row], dropped: Sequence[Row], merged: Iterable[bytes]
     ) -> None:
-        """Refuse what changes the layer, if a child has it.
-
-        Raises:
-            InUseError: there is such a thing.
-        """
+        """Refuse what changes the layer, if a child has it."""
         works = [("drop", row.path) for row in dropped]
         works += [("merge", path) for path in merged]
         works += [("move", row.path) for row in chosen if row.origin is not None]
@@ -231,11 +206,7 @@ class Planner:
 
 
 def _check_shows(trees: Trees, dropped: Sequence[Row]) -> None:
-    """Refuse to drop what would hide the base's side instead of showing it.
-
-    Raises:
-        WorkspaceError: there is such a thing, in a directory that was made anew or removed.
-    """
+    """Refuse to drop what would hide the base's side instead of showing it."""
     for row in dropped:
         if row.old is None or row.origin is not None:
             continue

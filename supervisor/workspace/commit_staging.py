@@ -66,8 +66,6 @@ class Staging:
 
     Args:
         staging: a descriptor of the directory.
-        merged: the workspace's layers.
-        base: the base alone.
         merges: by path, what takes the place of the workspace's file.
     """
 

@@ -392,13 +392,7 @@ class Steps:
 
 @contextlib.contextmanager
 def _base_changed(path: bytes, reason: str, *more: int) -> Iterator[None]:
-    """Turn errors which say that something is gone into a change of the base.
-
-    Args:
-        path: of a step.
-        reason: what is wrong there.
-        more: other errors that say so.
-    """
+    """Turn errors which say that something is gone into a change of the base."""
     try:
         yield
     except OSError as why:
@@ -408,12 +402,7 @@ def _base_changed(path: bytes, reason: str, *more: int) -> Iterator[None]:
 
 
 def _find_directories(top: int, handles: Collection[bytes]) -> dict[bytes, bytes]:
-    """Return where directories are beneath a top by now: handle -> path.
-
-    Args:
-        top: a descriptor of it.
-        handles: of the directories, as ``read_file_handle`` returns them.
-    """
+    """Return where directories are beneath a top by now: handle -> path."""
     wanted, found = set(handles), dict[bytes, bytes]()
     pending = [b""]
     while pending and wanted:

@@ -32,7 +32,6 @@ class Copier:
     """Copies objects of a tree beneath a directory.
 
     Args:
-        tree: that has them.
         top: a descriptor of the directory.
         copy_attributes: gives a copy extended attributes of its object: a descriptor
             of the object, one of the copy.
@@ -106,13 +105,8 @@ class Copier:
     def _finish(self, node: Node, copy: int, source: int | None) -> None:
         """Give a copy the owner, extended attributes, mode and times of its object.
 
-        In this order: chown(2) takes away capabilities and set-user-ID.
-
-        Args:
-            node: the object.
-            copy: a descriptor of its copy.
-            source: a descriptor of the object; None for a link, device, pipe or socket,
-                which cannot be opened for its attributes.
+        In this order: chown(2) takes away capabilities and set-user-ID. ``source`` is None
+        for a link, device, pipe or socket, which cannot be opened for its attributes.
         """
         status = node.status
         set_owner(copy, status.st_uid, status.st_gid)

@@ -172,8 +172,6 @@ class WorkspaceDirectory:
     """One workspace on the disk; it holds a descriptor and a lock until ``close``.
 
     Args:
-        path: of its directory.
-        name: of the workspace.
         patience_s: how long to wait for another command's end.
 
     Raises:
@@ -311,9 +309,6 @@ class WorkspaceDirectory:
     def lock_for(self, child: str) -> int:
         """Take the lock of a mount; return its descriptor, which the caller closes.
 
-        Args:
-            child: the child that has it, for ``list``.
-
         Raises:
             InUseError: another child has it.
         """
@@ -383,22 +378,12 @@ class WorkspaceDirectory:
 
 
 def add_process(lock: int, process: ProcessIdentity) -> None:
-    """Write into a lock which process its child is, so that a command can stop it.
-
-    Args:
-        lock: of ``lock_for``.
-        process: the first of the child's.
-    """
+    """Write into a lock which process its child is, so that a command can stop it."""
     os.write(lock, b"%d %d\n" % process)
 
 
 def add_mount(lock: int, mount: int) -> None:
-    """Write into a lock which mount its child has; a child cannot be asked.
-
-    Args:
-        lock: of ``lock_for``.
-        mount: a descriptor of the mount.
-    """
+    """Write into a lock which mount its child has; a child cannot be asked."""
     device = os.fstat(mount).st_dev
     os.write(lock, b"%s %d:%d\n" % (_MOUNT, os.major(device), os.minor(device)))
 

@@ -73,10 +73,6 @@ def writer_of(form: Form) -> Writer:
 def write_whole(path: str, *, replaces: bool) -> Iterator[IO[bytes]]:
     """Give a file that takes its place when the block has ended well.
 
-    Args:
-        path: of the file.
-        replaces: what is there is replaced.
-
     Raises:
         WorkspaceError: something is there already, or the directory is not.
     """

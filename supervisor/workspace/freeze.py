@@ -157,11 +157,7 @@ class StoppedProcesses:
                 self._spaces.add(space)
 
     def _check_kept(self, seen: Sighting) -> None:
-        """Refuse a child of which a process could go where no look finds it.
-
-        Raises:
-            FreezeError: it has neither a pid namespace nor a cgroup of its own.
-        """
+        """Refuse a child of which a process could go where no look finds it."""
         for pid, space in seen.spaces.items():
             group = self._group_of(pid)
             is_grouped = group in self._groups or self._is_own_group(group, seen)
@@ -210,10 +206,6 @@ class StoppedProcesses:
 def _stop_inside(pid: int, space: str) -> bool:
     """Send SIGSTOP to all in another pid namespace at once.
 
-    Args:
-        pid: of a process in it.
-        space: the namespace, as ``pid_space`` returns it.
-
     Returns:
         Whether that was done; its first process is not among them.
     """
@@ -243,11 +235,7 @@ def _enter_and_stop(pid: int, space: str) -> bool:
 
 
 def _enter_space_of(pid: int) -> None:
-    """Have what this process forks next in the pid namespace of another.
-
-    Raises:
-        OSError: this user may not.
-    """
+    """Have what this process forks next in the pid namespace of another."""
     space = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     users = open_user_namespace(space)
     if not is_own_user_namespace(users):
@@ -267,11 +255,7 @@ def guarded_stop(
 ) -> Iterator[None]:
     """Stop the processes that see a mount, until the block or this process ends.
 
-    For a process of one thread: it forks.
-
-    Args:
-        device: as of ``StoppedProcesses``.
-        firsts: as of ``StoppedProcesses``.
+    For a process of one thread: it forks. Arguments are those of ``StoppedProcesses``.
 
     Raises:
         FreezeError: one does not stop.

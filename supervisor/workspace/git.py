@@ -38,12 +38,6 @@ def run_git(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command of git.
 
-    Args:
-        git: of ``find_git``.
-        words: of the command.
-        top: the directory that has the copies.
-        timeout_s: how long it may take; None for any time.
-
     Raises:
         TimeoutError: it took longer, and was ended.
     """

@@ -61,8 +61,6 @@ class HeldWorkspace:
     """One workspace, which no other command works on until ``close``.
 
     Args:
-        state_dir: where workspaces live.
-        name: of this one.
         patience_s: how long to wait for another command's end.
 
     Attributes:
@@ -175,12 +173,7 @@ class HeldWorkspace:
             yield Trees(alone, merged, base, tops[0], is_sealed)
 
     def top_below(self, store: int, layers: Sequence[str]) -> Top:
-        """Return the top of what an upper lies on.
-
-        Args:
-            store: a descriptor of the layers' store.
-            layers: the sealed layers below it, newest first.
-        """
+        """Return the top of what an upper lies on."""
         if layers:
             below = os.open(layers[0], DIRECTORY, dir_fd=store)
         else:

@@ -177,11 +177,6 @@ def _entries(base: int, directory: bytes) -> list[tuple[bytes, bool]]:
 def hide_paths(directory: WorkspaceDirectory, base: int, paths: list[bytes]) -> None:
     """Make the layer hide some paths and nothing else.
 
-    Args:
-        directory: of the workspace.
-        base: a descriptor of the base's top.
-        paths: of ``find_hidden``.
-
     Raises:
         OSError: it cannot be made; EPERM: this user may not make directories that look
             like those of the base.
@@ -322,12 +317,6 @@ def visible_rows(
     """Return rows without what is missing in a workspace only because it is hidden.
 
     Of a deleted directory in which something is hidden, the rest is deleted.
-
-    Args:
-        rows: of ``compare``.
-        hide: patterns of what is hidden.
-        base: the base alone.
-        base_layer: the number of the base in the workspace's layers.
     """
     if not hide:
         return list(rows)
@@ -371,13 +360,7 @@ def is_hidden(hide: Patterns, node: Node) -> bool:
 
 
 def hidden_paths(row: Row, hide: Patterns, base: LayeredTree) -> list[bytes]:
-    """Return what is hidden in the base and a row would write over, move or remove.
-
-    Args:
-        row: of ``visible_rows``.
-        hide: patterns of what is hidden.
-        base: the base alone.
-    """
+    """Return what is hidden in the base and a row would write over, move or remove."""
     found = []
     for node in (row.old, row.replaced):
         if node is None or not hide:

@@ -48,11 +48,7 @@ class Judge:
     """Decides whether the base has changed where a workspace has changed it.
 
     Args:
-        base: the base alone.
-        merged: the workspace's layers.
-        record: what was seen.
         started_ns: when the run began of which there is no record yet.
-        origins: of the workspace's objects.
         is_running: a child has the workspace, and may still see what the base had.
     """
 
@@ -104,11 +100,7 @@ class Judge:
         return seen.is_still(seen_of(self._base, node, is_whole=bool(seen.inside)))
 
     def update(self, rows: Sequence[Row]) -> Record:
-        """Return the record with what it lacks, and without what is settled.
-
-        Args:
-            rows: all that was changed.
-        """
+        """Return the record with what it lacks, and without what is settled."""
         record = dict(self._record)
         for row in rows:
             if _lacks(row, record.get(row.path)):
@@ -157,12 +149,7 @@ class Judge:
     def update_by_commit(
         self, chosen: Sequence[Row], rows: Sequence[Row]
     ) -> RecordUpdate:
-        """Return what of the record changes with a commit.
-
-        Args:
-            chosen: what is committed.
-            rows: all that was changed.
-        """
+        """Return what of the record changes with a commit."""
         return RecordUpdate(
             self._linked_paths(chosen, rows),
             [row.path for row in chosen if self.conflict(row)],

@@ -33,11 +33,7 @@ def new_layer_id() -> str:
 
 
 class LayerStore:
-    """The layers of a state directory.
-
-    Args:
-        state_dir: where workspaces live.
-    """
+    """The layers of a state directory."""
 
     def __init__(self, state_dir: str) -> None:
         self._state_dir = state_dir

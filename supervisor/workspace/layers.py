@@ -277,13 +277,7 @@ class LayeredTree:
     def merged_parts(
         self, name: bytes, around: tuple[Part, ...], fds: Mapping[Part, int]
     ) -> Iterator[tuple[Part, os.stat_result]]:
-        """Yield the parts of one entry, newest first, until one hides what is older.
-
-        Args:
-            name: of the entry.
-            around: the parts of its directory.
-            fds: a descriptor of each of them.
-        """
+        """Yield the parts of one entry, newest first, until one hides what is older."""
         is_directory = False
         for index, part in enumerate(around):
             try:

@@ -54,13 +54,6 @@ def rename(
 ) -> None:
     """Rename an entry of a directory: renameat2(2).
 
-    Args:
-        from_fd: a descriptor of the directory that it is in.
-        from_name: the entry.
-        to_fd: a descriptor of the directory that it goes to.
-        to_name: its name there.
-        flags: ``RENAME_NOREPLACE`` or ``RENAME_EXCHANGE``.
-
     Raises:
         OSError: EEXIST with NOREPLACE: there is one; ENOENT with EXCHANGE: there is none.
     """
@@ -205,10 +198,6 @@ def copy_content(source: int, target: int) -> None:
     """Copy a file's content into an empty one: by reference if possible, else by data.
 
     Holes stay holes.
-
-    Args:
-        source: opened for reading.
-        target: opened for writing, empty.
     """
     try:
         fcntl.ioctl(target, FICLONE, source)

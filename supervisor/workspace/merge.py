@@ -60,13 +60,7 @@ class CannotMergeError(Exception):
 
 
 class Merger:
-    """Merges files that both sides have changed.
-
-    Args:
-        base: the base alone.
-        merged: the workspace's layers.
-        rows: all that was changed.
-    """
+    """Merges files that both sides have changed."""
 
     def __init__(
         self, base: LayeredTree, merged: LayeredTree, rows: Sequence[Row]

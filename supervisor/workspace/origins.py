@@ -39,8 +39,6 @@ class Origins:
     """The origins of a workspace's objects in its base.
 
     Args:
-        base: the base alone.
-        merged: the workspace's layers.
         started_ns: when the run began of which there is no record yet.
         stand_ins: handles of directories that stand for the base's, as of ``hidden``.
     """

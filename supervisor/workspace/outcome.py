@@ -81,14 +81,7 @@ def _drop(workspace: Workspace, use: WorkspaceUse) -> None:
 
 
 class _Outcome:
-    """The outcome of one workspace, told to a person and to the journal.
-
-    Args:
-        workspace: it.
-        use: the run's use of it.
-        tell: says one line.
-        write_event: writes an event of the journal.
-    """
+    """The outcome of one workspace, told to a person and to the journal."""
 
     def __init__(
         self,

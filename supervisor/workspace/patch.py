@@ -343,11 +343,7 @@ def _is_to_quote(path: bytes) -> bool:
 
 
 class _Hunks:
-    """The hunks of numbered copies, in a file that git wrote.
-
-    Args:
-        patch: the file.
-    """
+    """The hunks of numbered copies, in a file that git wrote."""
 
     def __init__(self, patch: IO[bytes]) -> None:
         self._patch = patch

@@ -100,13 +100,7 @@ class RecordUpdate(msgspec.Struct, frozen=True):
 def look_at_base(
     base: LayeredTree, row: Row, left_out: frozenset[bytes] = frozenset()
 ) -> Seen:
-    """Return what the base has where a row's object comes from.
-
-    Args:
-        base: that has it.
-        row: of a changed path.
-        left_out: as of ``digest_inside``.
-    """
+    """Return what the base has where a row's object comes from."""
     # A new object may stand where a directory was that was renamed: the base has it still.
     old = base.find(row.path) if row.change is Change.ADDED else row.old
     seen = seen_of(base, old, is_whole=takes_all(row), left_out=left_out)
@@ -197,11 +191,7 @@ def takes_all(row: Row) -> bool:
 
 
 class RecordFiles:
-    """The records of one workspace.
-
-    Args:
-        directory: of the workspace.
-    """
+    """The records of one workspace."""
 
     def __init__(self, directory: WorkspaceDirectory) -> None:
         self._directory = directory

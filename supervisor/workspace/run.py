@@ -158,11 +158,7 @@ def _make_if_new(
 
 
 def _check_apart(state_dir: str, base: str) -> None:
-    """Refuse a base that lies in another workspace's, or holds it.
-
-    Raises:
-        WorkspaceError: that is so.
-    """
+    """Refuse a base that lies in another workspace's, or holds it."""
     status = os.stat(base)
     for other in map(os.fsdecode, read_bases(state_dir)):
         try:
@@ -325,17 +321,16 @@ def _hold_base(use: WorkspaceUse, owners: int) -> HeldMount:
 def _tell_mounter(workspace: Workspace, use: WorkspaceUse) -> None:
     """Write how the mount is to be made, for the host or the child that makes it."""
     layers = workspace.state.layers
-    paths = _lines(workspace.store.paths(layers)) if layers else None
+    paths = None
+    if layers:
+        found = workspace.store.paths(layers)
+        paths = b"".join(os.fsencode(path) + b"\0" for path in found)
     workspace.directory.write(SEALED_FILE, paths)
     workspace.directory.write(VOLATILE_FILE, None if use.settings.durable else b"")
 
 
 def _hold_layers(workspace: Workspace, use: WorkspaceUse, owners: int) -> HeldMount:
-    """Make the overlay of a workspace.
-
-    Raises:
-        WorkspaceError: its base is gone, or it cannot be mounted.
-    """
+    """Make the overlay of a workspace."""
     with closing_fd(workspace.open_base()) as base:
         try:
             with workspace.store.open_layers(workspace.state.layers) as sealed:
@@ -380,17 +375,8 @@ def drop_ended(use: WorkspaceUse) -> int | None:
         return changed
 
 
-def _lines(paths: Sequence[str]) -> bytes:
-    return b"".join(os.fsencode(path) + b"\0" for path in paths)
-
-
 def _hold_overlay(use: WorkspaceUse, layers: Layers, owners: int) -> HeldMount:
-    """Make the overlay; if that fails only for the owners, say so.
-
-    Raises:
-        WorkspaceError: their numbers cannot be mapped here.
-        OSError: it cannot be made.
-    """
+    """Make the overlay; if that fails only for the owners, say so."""
     try:
         return hold_overlay(layers, owners, is_volatile=not use.settings.durable)
     except OSError as why:

@@ -165,14 +165,7 @@ def _is_upper_empty(held: HeldWorkspace, store: int) -> bool:
 def _record_of_copies(
     held: HeldWorkspace, layer: str, moved: Sequence[Row], conflicts: set[bytes]
 ) -> Record:
-    """Return what was seen of the base where renamed directories are copies now.
-
-    Args:
-        held: its record is not changed.
-        layer: that shows what the workspace does.
-        moved: the rows of the renamed directories.
-        conflicts: the paths in conflict.
-    """
+    """Return what was seen of the base where renamed directories are copies now."""
     record = held.records.load()
     places = [place for row in moved for place in (row.path, row.origin or b"")]
     torn = [
@@ -210,8 +203,6 @@ class _LayerWriter:
     """Writes into an empty directory what a tree shows above its base.
 
     Args:
-        tree: the layers, the base the last of them.
-        target: a descriptor of the directory.
         copied: numbers of layers whose files are copied, because they may be written to;
             those of sealed layers are linked.
         hide: patterns of what no child sees of the base; it is not copied.

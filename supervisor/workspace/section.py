@@ -134,13 +134,7 @@ def settings_from(section: WorkspaceSection) -> WorkspaceSettings:
 def uses_of(
     names: Iterable[str], sections: Mapping[str, WorkspaceSection], state_dir: str
 ) -> tuple[WorkspaceUse, ...]:
-    """Return the workspaces of a policy's children, before a look at the disk.
-
-    Args:
-        names: of the workspaces.
-        sections: of a checked configuration.
-        state_dir: has the workspaces.
-    """
+    """Return the workspaces of a policy's children, before a look at the disk."""
     uses = []
     for name in names:
         section = sections[name]

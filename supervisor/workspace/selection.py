@@ -58,9 +58,6 @@ class Guard:
 
     A link guards as what it stands for does: in place of ``.github`` it could lead to
     workflows under another name. A directory itself holds nothing that is run.
-
-    Args:
-        patterns: in gitignore's form.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:

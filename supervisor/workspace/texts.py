@@ -56,14 +56,7 @@ def rows_to_keep(rows: Sequence[Row], record: Record) -> list[Row]:
 def keep_texts(
     directory: int, base: LayeredTree, rows: Sequence[Row], record: Record
 ) -> None:
-    """Keep the texts of some rows, and name them in the record.
-
-    Args:
-        directory: a descriptor of where they are kept.
-        base: the base alone.
-        rows: of ``rows_to_keep``.
-        record: is changed.
-    """
+    """Keep the texts of some rows, and name them in the record."""
     free, kept = disk_room(directory)
     room_bytes = free - kept
     for row in rows:

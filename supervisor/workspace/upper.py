@@ -101,13 +101,7 @@ def _directories_in(tree: LayeredTree, paths: Iterable[bytes]) -> set[bytes]:
 def _unneeded_opaque(
     base: LayeredTree, merged: LayeredTree, directories: Iterable[bytes]
 ) -> set[bytes]:
-    """Return opaque directories of the layer that hide no removed path.
-
-    Args:
-        base: the base alone.
-        merged: the layer over it.
-        directories: of the base, to look at.
-    """
+    """Return opaque directories of the layer that hide no removed path."""
     opaque: set[bytes] = set()
     for path in directories:
         node = merged.find(path)
@@ -132,11 +126,6 @@ def detach(upper: int, marks: bytes, paths: Collection[bytes]) -> None:
     Of objects whose base object was moved or replaced: the kernel would take the path where
     that one is now for the same file, or show a directory twice. The layer must not be
     mounted.
-
-    Args:
-        upper: a descriptor of its top.
-        marks: how the names of overlayfs's attributes begin.
-        paths: of the objects.
     """
     for path in paths:
         with closing_fd(
@@ -184,12 +173,7 @@ def has_pointer(merged: LayeredTree, node: Node | None) -> bool:
 
 
 def remove_merged(upper: int, paths: Sequence[bytes]) -> None:
-    """Remove files from the upper layer of which the base has another version now.
-
-    Args:
-        upper: a descriptor of its top.
-        paths: of what a commit has merged; some may be gone already.
-    """
+    """Remove files from the upper layer of which the base has another version now."""
     for path in paths:
         try:
             with _directory_of(upper, path) as (fd, name):
@@ -203,11 +187,6 @@ def mark_opaque(upper: int, marks: bytes, paths: Sequence[bytes]) -> None:
     """Mark directories that are new, so that nothing that the base has there shows.
 
     A mount that is in use looks at that mark alone, when it finds a directory anew.
-
-    Args:
-        upper: a descriptor of the layer's top.
-        marks: how the names of overlayfs's attributes begin.
-        paths: of what may be there; directories are marked.
     """
     for path in paths:
         with _directory_at(upper, path) as fd:
