@@ -25,7 +25,7 @@ from vfs.clients import Client, OpenFile, Tables, file_row
 from vfs.errors import AccessDeniedError
 from vfs.ledger import turn_of
 from vfs.names import credit
-from vfs.opening import open_in, open_restricted, open_staged, truncate_inline
+from vfs.opening import open_in, open_restricted, truncate_inline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,16 +153,10 @@ class Filesystem:
         for nested in tuple(client.nested):
             closed += self.disconnect(nested, why)
         for file in tuple(client.files.values()):
-            self._forget(file)
+            self._give_up(file)
             closed.append(file.fileno)
-            reason = why
-            file.give_back_staged(file.staged_growth)
-            try:
+            with self._tell_end(file, why):
                 file.abandon()
-            except OSError as failure:
-                reason = f"{why}; close failed: {failure.strerror}"
-            if self.observer is not None:
-                self.observer.file_closed(file, why=reason)
         del self.tables.clients[client.id]
         self.hold(client, -client.held)
         client.ledger.clients.charge(-1)
@@ -182,16 +176,9 @@ class Filesystem:
         """
         distant = [f for f in client.files.values() if f.handle.mount.is_distant]
         for file in distant:
-            self._forget(file)
-            file.give_back_staged(file.staged_growth)
-            reason = why
-            try:
-                with trio.CancelScope(shield=True):
-                    await self._end(file, file.abandon)
-            except OSError as failure:
-                reason = f"{why}; close failed: {failure.strerror}"
-            if self.observer is not None:
-                self.observer.file_closed(file, why=reason)
+            self._give_up(file)
+            with self._tell_end(file, why), trio.CancelScope(shield=True):
+                await self._end(file, file.abandon)
         return [file.fileno for file in distant]
 
     # Files
@@ -222,9 +209,7 @@ class Filesystem:
         policy = client.policy
         ledger = client.ledger
         top_level = policy.is_claimed(policy.top_level if claim is None else claim)
-        full = len(tables.files) >= self.max_host_files
-        if full or not ledger.open_files.charge(1):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self._charge_open(ledger)
         handle: Handle
         place: Place | None = None
         staged, entry = False, None
@@ -290,21 +275,25 @@ class Filesystem:
             AccessDeniedError: the client has no right to write the name.
             OSError: the open failed.
         """
-        policy, ledger, tables = client.policy, client.ledger, self.tables
+        mode, policy, ledger = MODES[b"w"], client.policy, client.ledger
         if not claim:
             policy.check_available()
-        full = len(tables.files) >= self.max_host_files
-        if full or not ledger.open_files.charge(1):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self._charge_open(ledger)
+        place: Place | None = None
         try:
-            handle, place, entry = open_staged(policy, name, ledger, top_level=claim)
+            if claim:
+                handle, entry = open_in(policy.host, name, mode, ledger, staged=True)
+            else:
+                handle, place, _, entry = open_restricted(
+                    policy, name, mode, ledger, replaces=True
+                )
         except BaseException:
             ledger.open_files.charge(-1)
             raise
         file = OpenFile(
-            next(tables.filenos),
+            next(self.tables.filenos),
             name,
-            MODES[b"w"],
+            mode,
             client,
             handle,
             claim,
@@ -316,6 +305,16 @@ class Filesystem:
         file.entry = entry
         self._enter(file)
         return file
+
+    def _charge_open(self, ledger: Ledger) -> None:
+        """Charge an open file.
+
+        Raises:
+            OSError: ``EMFILE``: the host or the child has its limit of them.
+        """
+        full = len(self.tables.files) >= self.max_host_files
+        if full or not ledger.open_files.charge(1):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _enter(self, file: OpenFile) -> None:
         client = file.client
@@ -498,8 +497,7 @@ class Filesystem:
 
         Many pages are freed in a thread (``close_file``).
         """
-        self._forget(file)
-        file.give_back_staged(file.staged_growth)
+        self._give_up(file)
         file.abandon()
         if self.observer is not None:
             self.observer.file_closed(file, why=None)
@@ -509,14 +507,28 @@ class Filesystem:
 
         Cancellation: not while it closes (I1).
         """
-        self._forget(file)
-        file.give_back_staged(file.staged_growth)
+        self._give_up(file)
         try:
             with trio.CancelScope(shield=True):
                 await self._end(file, file.abandon)
         finally:
             if self.observer is not None:
                 self.observer.file_closed(file, why=None)
+
+    def _give_up(self, file: OpenFile) -> None:
+        """Remove a file that will not be published from the tables."""
+        self._forget(file)
+        file.give_back_staged(file.staged_growth)
+
+    @contextmanager
+    def _tell_end(self, file: OpenFile, why: str) -> Iterator[None]:
+        """Report a file that the block closes for its client, closed or not."""
+        try:
+            yield
+        except OSError as failure:
+            why = f"{why}; close failed: {failure.strerror}"
+        if self.observer is not None:
+            self.observer.file_closed(file, why=why)
 
     def _forget(self, file: OpenFile) -> None:
         client = file.client

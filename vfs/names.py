@@ -65,18 +65,8 @@ async def list_waiting(
     return await in_thread(list_it, share=client.ledger.threads)
 
 
-def make_directory(client: Client, name: bytes, *, claim: bool) -> None:
-    """Make a directory, and charge it as a file (spec X1).
-
-    Precondition: no task has the turn (``ledger.must_wait``).
-    """
-    places = _places(client, name, claim=claim, write=True)
-    with _charge_file(client.ledger):
-        _ask(places, lambda backend, rest: backend.make_directory(rest))
-
-
 async def make_directory_waiting(client: Client, name: bytes, *, claim: bool) -> None:
-    """Make a directory like ``make_directory``, in a worker thread."""
+    """Make a directory in a worker thread, and charge it as a file (spec X1)."""
     find = partial(_places, client, name, claim=claim, write=True)
     ledger = client.ledger
     async with turn_of(ledger):

@@ -15,7 +15,6 @@ import os
 from typing import TYPE_CHECKING
 
 from hostlib.file_closing import INLINE_TRUNCATE_BYTES
-from vfs.backends import MODES
 from vfs.errors import AccessDeniedError
 from vfs.places import PUBLISH_ON_CLOSE
 
@@ -28,9 +27,16 @@ if TYPE_CHECKING:
 
 
 def open_restricted(
-    policy: Policy, name: bytes, mode: Mode, ledger: Ledger
+    policy: Policy, name: bytes, mode: Mode, ledger: Ledger, *, replaces: bool = False
 ) -> tuple[Handle, Place, bool, Reservation[int] | None]:
     """Open a name in the restricted view (spec A3).
+
+    Args:
+        policy: has the places.
+        name: as on the wire.
+        mode: how to open it.
+        ledger: charged for a new file.
+        replaces: stage the file in any place, not only in those that publish on close.
 
     Returns:
         (the handle, its place, whether it is staged, the entry reserved for it).
@@ -40,37 +46,12 @@ def open_restricted(
         OSError: the open failed.
     """
     for place, rest in policy.candidates(name, read=mode.reads, write=mode.writes):
-        staged = mode.empties and place.publish == PUBLISH_ON_CLOSE
+        staged = replaces or (mode.empties and place.publish == PUBLISH_ON_CLOSE)
         try:
             handle, entry = open_in(place.backend, rest, mode, ledger, staged=staged)
         except AccessDeniedError:
             continue  # it leads out of this place; another one may hold it
         return handle, place, staged, entry
-    raise AccessDeniedError
-
-
-def open_staged(
-    policy: Policy, name: bytes, ledger: Ledger, *, top_level: bool
-) -> tuple[Handle, Place | None, Reservation[int] | None]:
-    """Open a staged file, in any place that may be written.
-
-    Returns:
-        (the handle, its place, the entry reserved for it).
-
-    Raises:
-        AccessDeniedError: no place that may be written holds the name.
-        OSError: the open failed.
-    """
-    mode = MODES[b"w"]
-    if top_level:
-        handle, entry = open_in(policy.host, name, mode, ledger, staged=True)
-        return handle, None, entry
-    for place, rest in policy.candidates(name, read=False, write=True):
-        try:
-            handle, entry = open_in(place.backend, rest, mode, ledger, staged=True)
-        except AccessDeniedError:
-            continue  # it leads out of this place; another one may hold it
-        return handle, place, entry
     raise AccessDeniedError
 
 

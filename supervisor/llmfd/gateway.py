@@ -1,22 +1,20 @@
-"""The host's gateway as the tool loop's model: one paid call each.
-
-It depends on ``Asker`` alone; ``connect`` joins it with the gateway.
-"""
+"""The host's gateway as the tool loop's model: one paid call each."""
 
 from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from hostlib.threads import in_thread
 from supervisor.llmfd.toolloop import ModelError, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from supervisor.llm import gateway
     from supervisor.llm.conversations import Turn
+    from supervisor.llm.gateway import Completion
     from supervisor.llm.models import Models
     from supervisor.llm.service import LlmService
     from supervisor.llmfd import Json
@@ -24,44 +22,32 @@ if TYPE_CHECKING:
     from supervisor.llmfd.service import FdService
     from vfs.filesystem import Client
 
-
-class Completion(Protocol):
-    """An answer of the gateway, checked and redacted."""
-
-    @property
-    def object(self) -> Mapping[str, Json]:
-        """Return a ``chat.completion`` as plain values."""
-
-
-class Asker(Protocol):
-    """The gateway's service, as far as it is used here."""
-
-    @property
-    def presets(self) -> Mapping[str, str]:
-        """System prompts by name."""
-
-    async def ask(
-        self, client: Client, body: Mapping[str, object], *, claim: bool
-    ) -> Completion:
-        """Make one call for a client under its rules, and pay for it."""
+    Ask = Callable[[Client, Mapping[str, object], bool], Awaitable[Completion]]
 
 
 class GatewayModel:
     """See ``toolloop.Model``.
 
     Args:
-        asker: makes the calls.
+        presets: system prompts by name.
+        ask: makes one call for a client, in a view.
         failures: its exceptions for a failed call or a spent quota; their texts are one
             line each.
     """
 
-    def __init__(self, asker: Asker, failures: tuple[type[Exception], ...]) -> None:
-        self._asker = asker
+    def __init__(
+        self,
+        presets: Mapping[str, str],
+        ask: Ask,
+        failures: tuple[type[Exception], ...],
+    ) -> None:
+        self._presets = presets
+        self._ask = ask
         self._failures = failures
 
     def system(self, program: str) -> str | None:
         """Return the system prompt of a preset; None if there is no such preset."""
-        return self._asker.presets.get(program)
+        return self._presets.get(program)
 
     async def complete(
         self,
@@ -77,7 +63,7 @@ class GatewayModel:
         if tools:
             body["tools"] = list(tools)
         try:
-            completion = await self._asker.ask(client, body, claim=claim)
+            completion = await self._ask(client, body, claim)
         except OSError as why:  # not asked: no thread can be started
             raise ModelError(os.strerror(why.errno or errno.EIO)) from None
         except self._failures as why:
@@ -104,13 +90,38 @@ def _plain(message: dict[str, Json]) -> dict[str, Json]:
     return kept
 
 
+async def ask(
+    models: Models, client: Client, body: Mapping[str, object], claim: bool
+) -> Completion:
+    """Make one call for a client under its rules, and pay for it."""
+    from supervisor.llm.prompt_size import size_of_body  # noqa: PLC0415 - with a model
+
+    section = models.section
+    # Encoded once more than it is sent: all of a prompt is paid for.
+    size = await in_thread(size_of_body, body, share=client.ledger.threads)
+    if section.temperature is not None:
+        body = {**body, "temperature": section.temperature}
+    call = models.call_for_body(
+        client,
+        models.model_name(client, claim=claim and client.policy.top_level),
+        body,
+        size=size,
+        max_tokens=section.max_tokens,
+    )
+    # The body that is sent, and the one that was measured.
+    with models.budget.reservation(client.ledger, 2 * size.size_bytes):
+        return await models.gateway.complete(call)
+
+
 def connect(fds: FdService, llm: LlmService) -> Conversations:
     """Connect a host's LLM fds with its model: fork, spawn, summaries, conversations."""
     from supervisor.llm.gateway import FailedCallError  # noqa: PLC0415 - with a model
     from supervisor.llm.quota import QuotaError  # noqa: PLC0415 - as above
-    from supervisor.llmfd.conversations import Conversations  # noqa: PLC0415 - with a model
+    from supervisor.llmfd.conversations import Conversations  # noqa: PLC0415 - as above
 
-    model = GatewayModel(_LlmAsker(llm.models), (FailedCallError, QuotaError))
+    model = GatewayModel(
+        llm.models.presets, partial(ask, llm.models), (FailedCallError, QuotaError)
+    )
     conversations = Conversations(fds, model)
     llm.dialogues = _Dialogues(conversations, FailedCallError)
     return conversations
@@ -126,48 +137,11 @@ class _Dialogues:
         self._failure = failure
         self.client_gone = conversations.client_gone
 
-    async def answer(self, turn: Turn) -> gateway.Completion:
+    async def answer(self, turn: Turn) -> Completion:
         """See ``Dialogues``."""
         try:
             reply = await self._conversations.answer(turn)
         except ModelError as why:
             # The gateway's own error; else the loop's.
             raise why.__cause__ or self._failure(str(why)) from None
-        return cast("gateway.Completion", reply.whole)
-
-
-class _LlmAsker:
-    """The gateway's service as an ``Asker``."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    @property
-    def presets(self) -> Mapping[str, str]:
-        """See ``Asker``."""
-        return self._models.presets
-
-    async def ask(
-        self, client: Client, body: Mapping[str, object], *, claim: bool
-    ) -> Completion:
-        """See ``Asker``."""
-        from supervisor.llm.prompt_size import (  # noqa: PLC0415 - with a model
-            size_of_body,
-        )
-
-        models = self._models
-        section = models.section
-        # Encoded once more than it is sent: all of a prompt is paid for.
-        size = await in_thread(size_of_body, body, share=client.ledger.threads)
-        if section.temperature is not None:
-            body = {**body, "temperature": section.temperature}
-        call = models.call_for_body(
-            client,
-            models.model_name(client, claim=claim and client.policy.top_level),
-            body,
-            size=size,
-            max_tokens=section.max_tokens,
-        )
-        # The body that is sent, and the one that was measured.
-        with models.budget.reservation(client.ledger, 2 * size.size_bytes):
-            return await models.gateway.complete(call)
+        return cast("Completion", reply.whole)

@@ -39,10 +39,6 @@ BLOCK_BYTES = 32 * 1024
 DENSE_LINES = BLOCK_BYTES // 32
 """LFs in a block from which counting them one by one is quicker."""
 
-NEAR_LINES = 64
-NEAR_BYTES = 8 * 1024
-"""So few lines in so few bytes are walked: a third of the index's time."""
-
 _UNUSUAL = FORBIDDEN_CONTROLS + bytes(range(0x80, 0x100))
 _find = stringzilla.find_first_of
 _NON_CHARACTERS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
@@ -131,26 +127,6 @@ class TextIndex:
         offset = block * BLOCK_BYTES
         piece = text[offset : offset + BLOCK_BYTES]
         return offset + _after_newline(piece, wanted - counts[block])
-
-    def lines_end(self, text: Text, start: int, line: int, count: int) -> int:
-        """Return the byte offset where lines end.
-
-        Args:
-            text: all of it.
-            start: offset of the first line.
-            line: the number of that line.
-            count: number of lines.
-        """
-        if count <= NEAR_LINES:
-            piece = text[start : start + NEAR_BYTES]
-            end = 0
-            for _ in range(count):
-                end = piece.find(b"\n", end) + 1
-                if not end:
-                    break
-            else:
-                return start + end
-        return self.line_start(text, line + count)
 
     def chars_before(self, text: Text, offset: int) -> int:
         """Return the number of characters that begin before a byte offset."""
@@ -416,7 +392,7 @@ def _cut_characters(
         end_char = char + page_size
         if end_char >= index.chars:
             return
-        end = _skip(text, start, index, end_char, page_size)
+        end = _skip(text, start, page_size)
         cut = text.rfind(b"\n", start, end) + 1
         if cut:
             char = end_char - len(text[cut:end].decode())
@@ -426,16 +402,8 @@ def _cut_characters(
             start = end
 
 
-NEAR_CHARS = 32 * 1024
-"""Pages up to this size are measured by decoding them; longer ones by the index."""
-
-
-def _skip(
-    text: Buffer, start: int, index: TextIndex, end_char: int, page_size: int
-) -> int:
-    """Return the byte offset of ``end_char``, which is a page behind ``start``."""
-    if page_size > NEAR_CHARS:
-        return index.char_offset(text, end_char)
+def _skip(text: Buffer, start: int, page_size: int) -> int:
+    """Return the byte offset of the character a page behind ``start``."""
     piece = text[start : start + page_size]
     if piece.isascii():
         return start + page_size

@@ -140,14 +140,14 @@ class Shared:
     enabled: frozenset[str] | None = None
     settings: Settings = field(default_factory=Settings)
     allowance: Allowance | None = None
-    temps: TempFiles = field(default_factory=TempFiles)
+    temps: TempFiles = field(init=False)
     checkpoints: Checkpoints | None = None
     owner: str = ""
     summarizer: Summarizer | None = None
     workspaces: Workspaces | None = None
 
     def __post_init__(self) -> None:
-        self.temps.belong_to(self.store, self.allowance)
+        self.temps = TempFiles(self.store, self.allowance)
 
     def snapshot(self) -> SharedState:
         """Return it as ``FdService.take_over`` restores it."""

@@ -131,10 +131,9 @@ def line_span(fd: LlmFd, start: int | None, end: int | None) -> Span:
         else:
             words = "Invalid line range: the content has no lines"
         raise FdError(INVALID_RANGE, words, fd=fd.id)
-    last = min(last, total)
     index = text.index
-    begin = index.line_start(text, first)
-    return Span(begin, index.lines_end(text, begin, first, last - first + 1))
+    end_of_last = index.line_start(text, min(last, total) + 1)
+    return Span(index.line_start(text, first), end_of_last)
 
 
 def part_span(fd: LlmFd, part: Mapping[str, Json]) -> Span | None:

@@ -329,7 +329,7 @@ class FdService:
         shared = []
         for one in left.shared:
             shared.append(made := self.make_shared(one.owner))
-            made.temps.restore(one.temps, self.store)
+            made.temps.restore(one.temps)
         self._restoring = _Restoring(left, memory, held, shared)
 
     async def child_entered(self, child: ChildView, stack: AsyncExitStack) -> None:

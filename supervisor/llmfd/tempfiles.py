@@ -47,19 +47,19 @@ class TempFilesState(msgspec.Struct):
 
 
 class TempFiles:
-    """The temporary files of one child."""
+    """The temporary files of one child.
 
-    def __init__(self) -> None:
+    Args:
+        store: keeps the contents.
+        allowance: charged for them; None if there is no bound.
+    """
+
+    def __init__(self, store: Store, allowance: Allowance | None) -> None:
         self._files: dict[str, TempFile] = {}
         self._made = 0
-        self._store: Store | None = None
-        self._allowance: Allowance | None = None
-        self._lock = ThreadLock()
-
-    def belong_to(self, store: Store, allowance: Allowance | None) -> None:
-        """Set the store of the contents and the allowance that is charged."""
         self._store = store
         self._allowance = allowance
+        self._lock = ThreadLock()
 
     def create(self, content: Content) -> TempFile:
         """Make a file of a content that the caller holds.
@@ -72,23 +72,12 @@ class TempFiles:
                 self._check_count()
                 self._admit(content)
             except FdError:
-                self._drop(content)
+                self._store.drop(content)
                 raise
             self._made += 1
             file = TempFile(f"temp:{self._made}", 1, content)
             self._files[file.id] = file
             return file
-
-    def read(self, file_id: str) -> TempFile:
-        """Return a file.
-
-        Raises:
-            FdError: ``not_found``.
-        """
-        found = self._files.get(file_id)
-        if found is None:
-            raise FdError(NOT_FOUND, f"Temporary file {file_id} not found")
-        return found
 
     def hold(self, file_id: str) -> tuple[TempFile, Content]:
         """Return a file and its content, held against other processes' writes.
@@ -97,11 +86,7 @@ class TempFiles:
             FdError: ``not_found``.
         """
         with self._lock:
-            file = self.read(file_id)
-            if self._store is None:
-                raise RuntimeError(
-                    "temporary files that belong to no store hold nothing"
-                )
+            file = self._find(file_id)
             found = replace(file)  # the version of this content
             return found, self._store.hold(file.content)
 
@@ -121,7 +106,7 @@ class TempFiles:
                 file = self._file_at(file_id, version)
                 self._admit(content)
             except FdError:
-                self._drop(content)
+                self._store.drop(content)
                 raise
             self._give_up(file.content)
             file.content = content
@@ -133,8 +118,14 @@ class TempFiles:
             text = f"Cannot create: {MOST_FILES} temporary files are there"
             raise FdError(FILE_OPERATION, text)
 
+    def _find(self, file_id: str) -> TempFile:
+        found = self._files.get(file_id)
+        if found is None:
+            raise FdError(NOT_FOUND, f"Temporary file {file_id} not found")
+        return found
+
     def _file_at(self, file_id: str, version: int | None) -> TempFile:
-        file = self.read(file_id)
+        file = self._find(file_id)
         if version is not None and version != file.version:
             text = f"Temporary file {file_id} has changed"
             details = f"Expected version: {version}, current: {file.version}"
@@ -148,7 +139,7 @@ class TempFiles:
             FdError: ``not_found``.
         """
         with self._lock:
-            file = self.read(file_id)
+            file = self._find(file_id)
             del self._files[file_id]
             self._give_up(file.content)
 
@@ -157,8 +148,7 @@ class TempFiles:
         with self._lock:
             contents = [file.content for file in self._files.values()]
             self._files = {}
-        if self._store is not None:
-            give_back(self._store, self._allowance, contents)
+        give_back(self._store, self._allowance, contents)
 
     def snapshot(self) -> TempFilesState:
         """Return them as ``restore`` takes them."""
@@ -167,11 +157,11 @@ class TempFiles:
         ]
         return TempFilesState(self._made, files)
 
-    def restore(self, state: TempFilesState, store: Store) -> None:
+    def restore(self, state: TempFilesState) -> None:
         """Take over the files of the program before."""
         self._made = state.made
         for file_id, version, keys in state.files:
-            content = store.content(keys)
+            content = self._store.content(keys)
             self._files[file_id] = TempFile(file_id, version, content)
             if self._allowance is not None:
                 self._allowance.hold_again((content,))
@@ -183,8 +173,4 @@ class TempFiles:
     def _give_up(self, content: Content) -> None:
         if self._allowance is not None:
             self._allowance.drop((content,))
-        self._drop(content)
-
-    def _drop(self, content: Content) -> None:
-        if self._store is not None:
-            self._store.drop(content)
+        self._store.drop(content)

@@ -17,7 +17,7 @@ import signal
 import sys
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -34,7 +34,7 @@ from vfs.filesystem import Filesystem
 from vfs.policy import Ledger, Policy, close_places, open_place
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from mcp import types
     from mcp.server.lowlevel import Server
@@ -45,6 +45,14 @@ if TYPE_CHECKING:
     from supervisor.spawn.launchpad.start import LaunchpadProcess
     from vfs.policy import Place
 
+    Call = Callable[[str, dict[str, object]], Awaitable[str]]
+    """Calls an LLM fd tool by name; the answer may be an ``fd_error``.
+
+    Raises:
+        UnknownCallError: there is no such tool.
+        OSError: the host refused or is gone.
+    """
+
 OK, FAILED, USAGE, NO_READER = 0, 1, 2, 141
 """Exit statuses; the last one is 128 + the number of SIGPIPE, as with `sandhost fd`."""
 
@@ -52,38 +60,22 @@ PROGRAM_TOOLS = ("wrap_output", "wrap_input")
 """The tool beside a model's tools by which an MCP client puts content in."""
 
 
-class Tools(Protocol):
-    """The receiver of calls."""
+def own_call(process: Process) -> Call:
+    """Return the calls of a process of this program."""
 
-    async def call(self, name: str, arguments: dict[str, object]) -> str:
-        """Return the answer of a call; it may be an ``fd_error``.
+    async def call(name: str, arguments: dict[str, object]) -> str:
+        return (await process.call(name, **arguments)).decode()
 
-        Raises:
-            UnknownCallError: there is no such tool.
-            OSError: the host refused or is gone.
-        """
+    return call
 
 
-class HostTools:
-    """Tools of the host of the child in which this program runs."""
+def _host_call(client: AsyncClient) -> Call:
+    """Return the calls of the host of the child in which this program runs."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    async def call(name: str, arguments: dict[str, object]) -> str:
+        return await client.fd_call(name, **arguments)
 
-    async def call(self, name: str, arguments: dict[str, object]) -> str:
-        """See ``Tools``."""
-        return await self._client.fd_call(name, **arguments)
-
-
-class OwnTools:
-    """Tools on a process of this program."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    async def call(self, name: str, arguments: dict[str, object]) -> str:
-        """See ``Tools``."""
-        return (await self._process.call(name, **arguments)).decode()
+    return call
 
 
 def serve(
@@ -137,12 +129,12 @@ async def _serve(
 
     with trio.CancelScope() as scope, _stopping(scope) as came:
         streams = Streams(scope)
-        async with _tools(config, root) as tools:
+        async with _fd_calls(config, root) as call:
             if launchpad is None:
-                await streams.serve(await make_server(tools))
+                await streams.serve(await make_server(call))
             else:
                 async with _agent_tools(launchpad) as agent:
-                    await streams.serve(await make_server(tools, agent))
+                    await streams.serve(await make_server(call, agent))
     if came:
         return 128 + came[0]
     if streams.fault:
@@ -188,12 +180,12 @@ def _stopping(scope: trio.CancelScope) -> Iterator[list[int]]:
 
 
 async def make_server(
-    tools: Tools, agent: AgentTools | None = None
+    call: Call, agent: AgentTools | None = None
 ) -> Server[dict[str, object]]:
     """Return an MCP server with the available tools.
 
     Args:
-        tools: on LLM fds; a host without them is a fault only if there are no others.
+        call: of LLM fds; a host without them is a fault only if there are no others.
         agent: on files and commands; None for none.
     """
     from mcp import types  # noqa: PLC0415 - an extra
@@ -206,7 +198,7 @@ async def make_server(
             for name, about, schema in agent.describe()
         ]
     try:
-        listed += await _fd_tools(tools)
+        listed += await _fd_tools(call)
     except FsProxyError:
         if agent is None:
             raise
@@ -222,7 +214,7 @@ async def make_server(
             if agent is not None and agent.has(params.name):
                 text, failed = await _agent_answer(agent, params.name, arguments)
             else:
-                text = await tools.call(params.name, arguments)
+                text = await call(params.name, arguments)
                 failed = text.startswith("<fd_error ")
         except (UnknownCallError, OSError) as why:
             text, failed = f"invalid fd call: {why}", True
@@ -238,7 +230,7 @@ async def make_server(
     )
 
 
-async def _fd_tools(tools: Tools) -> list[types.Tool]:
+async def _fd_tools(call: Call) -> list[types.Tool]:
     """Return the tools on LLM fds.
 
     Raises:
@@ -246,7 +238,7 @@ async def _fd_tools(tools: Tools) -> list[types.Tool]:
     """
     from mcp import types  # noqa: PLC0415 - an extra
 
-    schemas = json.loads(await tools.call("tool_schemas", {}))
+    schemas = json.loads(await call("tool_schemas", {}))
     listed = [
         types.Tool(
             name=schema["function"]["name"],
@@ -298,13 +290,13 @@ def _program_tool(name: str) -> types.Tool:
 
 
 @asynccontextmanager
-async def _tools(config: Config | None, root: str | None) -> AsyncIterator[Tools]:
+async def _fd_calls(config: Config | None, root: str | None) -> AsyncIterator[Call]:
     if is_child():
         async with AsyncClient() as client:
-            yield HostTools(client)
+            yield _host_call(client)
         return
     with open_own_process(config, root) as process:
-        yield OwnTools(process)
+        yield own_call(process)
 
 
 def is_child() -> bool:

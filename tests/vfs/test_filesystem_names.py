@@ -38,14 +38,14 @@ async def test_names_take_the_rights_of_files(world: World) -> None:
             names.stat(client, name, claim=False)
     for name in (readable, world.name("in/d"), world.name("else/d"), b"../d"):
         with pytest.raises(AccessDeniedError):
-            names.make_directory(client, name, claim=False)
+            await names.make_directory_waiting(client, name, claim=False)
         with pytest.raises(AccessDeniedError):
             await names.remove_waiting(client, name, claim=False)
         with pytest.raises(AccessDeniedError):
             await names.rename_waiting(client, b"file", name, claim=False)
         with pytest.raises(AccessDeniedError):
             await names.rename_waiting(client, name, b"new", claim=False)
-    names.make_directory(client, world.name("out/d"), claim=False)
+    await names.make_directory_waiting(client, world.name("out/d"), claim=False)
     # To move a file is to read it, so what can only be written stays where it is.
     with pytest.raises(AccessDeniedError):
         await names.rename_waiting(client, writable, b"new", claim=False)
@@ -128,7 +128,7 @@ async def test_every_place_is_asked_for_a_name(world: World) -> None:
     fs = world.fs
     link = world.name("out/sub/link")
     assert names.stat(client, link, claim=False).kind == "directory"
-    names.make_directory(client, link + b"/a", claim=False)
+    await names.make_directory_waiting(client, link + b"/a", claim=False)
     await names.make_directory_waiting(client, link + b"/b", claim=False)
     listed = await names.list_waiting(client, link, claim=False, limit=9)
     assert listed == [(b"a", "directory"), (b"b", "directory")]
@@ -149,7 +149,7 @@ async def test_every_place_is_asked_for_a_name(world: World) -> None:
         with pytest.raises(AccessDeniedError):
             await call(claim=False)
     with pytest.raises(AccessDeniedError):
-        names.make_directory(client, away, claim=False)
+        await names.make_directory_waiting(client, away, claim=False)
     assert os.listdir(outer / "other") == ["b"]
     assert (world.where / "else" / "file").read_text() == "else"
     fs.disconnect(client, "test")

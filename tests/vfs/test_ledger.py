@@ -73,6 +73,13 @@ def refused(call: Callable[[], object], code: int) -> None:
     assert raised.value.errno == code
 
 
+async def make_refused(room: Room, name: bytes, code: int) -> None:
+    """Make sure that a directory is not made, for a reason."""
+    with pytest.raises(OSError, match=r".") as raised:
+        await names.make_directory_waiting(room.client, name, claim=False)
+    assert raised.value.errno == code
+
+
 # attack 18, spec S7
 def test_open_files_are_bounded(world: World) -> None:
     room = Room(world, open_files=3)
@@ -249,12 +256,12 @@ async def test_files_are_bounded(world: World) -> None:
     room = Room(world, files=2)
     room.fs.close(room.open(b"file", b"w"))  # was there
     room.fs.close(room.open(b"a", b"w"))
-    names.make_directory(room.client, b"d", claim=False)
+    await names.make_directory_waiting(room.client, b"d", claim=False)
     for mode in (b"w", b"a", b"w+", b"a+"):
         refused(lambda m=mode: room.open(b"b", m), errno.EDQUOT)  # type: ignore[misc]
-    refused(lambda: names.make_directory(room.client, b"e", claim=False), errno.EDQUOT)
+    await make_refused(room, b"e", errno.EDQUOT)
     assert sorted(os.listdir(world.where / "root")) == ["a", "d", "file"]
-    refused(lambda: names.make_directory(room.client, b"d", claim=False), errno.EDQUOT)
+    await make_refused(room, b"d", errno.EDQUOT)
     # A request that fails for another reason costs nothing.
     await names.remove_waiting(room.client, b"a", claim=False)
     for name, code in ((b"a/", errno.EISDIR), (b"no/a", errno.ENOENT)):
@@ -262,7 +269,7 @@ async def test_files_are_bounded(world: World) -> None:
     assert room.used["files"] == 1
     room.fs.close(room.open(b"a", b"w"))
     await names.remove_waiting(room.client, b"d", claim=False)
-    refused(lambda: names.make_directory(room.client, b"a", claim=False), errno.EEXIST)
+    await make_refused(room, b"a", errno.EEXIST)
     room.fs.close(room.open(b"b", b"a+"))
     assert room.used["files"] == 2
     room.fs.disconnect(room.client, "test")
@@ -278,7 +285,7 @@ async def test_a_file_that_a_renaming_replaces_counts_no_more(world: World) -> N
     for name in (b"d", b"e"):
         if name == b"e":
             await names.remove_waiting(room.client, b"saved", claim=False)
-        names.make_directory(room.client, name, claim=False)
+        await names.make_directory_waiting(room.client, name, claim=False)
     await names.rename_waiting(room.client, b"d", b"e", claim=False)
     assert room.used["files"] == 1
     # A file from before was not charged, and gives nothing back.
@@ -354,9 +361,7 @@ async def test_the_entry_of_what_was_staged_and_dropped_is_free_again(
         client = room.connect(room.client)
         file = room.fs.open(client, b"new", b"w", False)
         refused(lambda: room.open(b"other", b"w"), errno.EDQUOT)
-        refused(
-            lambda: names.make_directory(room.client, b"d", claim=False), errno.EDQUOT
-        )
+        await make_refused(room, b"d", errno.EDQUOT)
         if end == "abandoned":
             room.fs.abandon(file)
         elif end == "distant":

@@ -299,7 +299,7 @@ async def test_a_root_that_is_gone_or_another(world: World, how: str) -> None:
     with pytest.raises(UnavailableError):
         names.stat(client, b"file", claim=False)
     with pytest.raises(UnavailableError):
-        names.make_directory(client, b"d", claim=False)
+        await names.make_directory_waiting(client, b"d", claim=False)
     with pytest.raises(UnavailableError):
         await names.remove_waiting(client, b"file", claim=False)
     with pytest.raises(UnavailableError):

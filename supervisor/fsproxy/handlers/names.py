@@ -25,13 +25,13 @@ from supervisor.fsproxy.replies import (
 )
 from vfs import names
 from vfs.errors import AccessDeniedError, TargetDeniedError, UnavailableError
-from vfs.policy import must_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from protocol import messages as m
     from supervisor.fsproxy.session import Handler, Session
+    from vfs.backends import FileStatus
 
 
 LISTED_BYTES = 500
@@ -40,20 +40,6 @@ LISTED_BYTES = 500
 
 
 def name_handler(
-    word: str, verb: str, call: Callable[[Session, m.NameRequest], bytes]
-) -> Handler:
-    """Return the handler of a command about one name, with its errors."""
-
-    def handler(session: Session, request: m.NameRequest) -> bytes | None:
-        try:
-            return call(session, request)
-        except (AccessDeniedError, UnavailableError, OSError) as why:
-            return _failure(session, (word, verb, request.name, request.flag), why)
-
-    return handler
-
-
-def waiting_name_handler(
     word: str, verb: str, call: Callable[[Session, m.NameRequest], Awaitable[bytes]]
 ) -> Handler:
     """Return the handler of a command about one name that is a job."""
@@ -96,32 +82,24 @@ def body(document: object) -> bytes:
     return b"OK %d\n%b" % (len(data), data)
 
 
-def placed_name_handler(now: Handler, waiting: Handler) -> Handler:
-    """Return the handler of a command that is a job only where it has to wait.
-
-    It waits on a distant place, or for its turn (``hostlib.fairness``).
-    """
-
-    def handler(session: Session, request: m.NameRequest) -> bytes | None:
-        client = session.client
-        waits = client.policy.is_distant or must_wait(client.ledger)
-        return (waiting if waits else now)(session, request)
-
-    return handler
+def do_stat(session: Session, request: m.Stat) -> bytes | None:
+    """STAT (spec X1); a job only where a place is distant."""
+    if session.client.policy.is_distant:
+        return _stat_waiting(session, request)
+    try:
+        status = names.stat(session.client, request.name, claim=request.flag)
+    except (AccessDeniedError, UnavailableError, OSError) as why:
+        return _failure(session, ("STAT", "stat", request.name, request.flag), why)
+    return _status(status)
 
 
-def _stat(session: Session, request: m.NameRequest) -> bytes:
-    status = names.stat(session.client, request.name, claim=request.flag)
-    return _status(status.size, status.mtime_ns, status.kind)
-
-
-async def _stat_waiting(session: Session, request: m.NameRequest) -> bytes:
+async def _stat(session: Session, request: m.NameRequest) -> bytes:
     status = await names.stat_waiting(session.client, request.name, claim=request.flag)
-    return _status(status.size, status.mtime_ns, status.kind)
+    return _status(status)
 
 
-def _status(size: int, mtime_ns: int, kind: str) -> bytes:
-    return body({"size": size, "mtime_ns": mtime_ns, "kind": kind})
+def _status(status: FileStatus) -> bytes:
+    return body(status._asdict())
 
 
 async def _list(session: Session, request: m.NameRequest) -> bytes:
@@ -149,15 +127,7 @@ def name_field(name: bytes) -> dict[str, str]:
         return {"name_b64": b64encode(name).decode()}
 
 
-def _make(session: Session, request: m.NameRequest) -> bytes:
-    refusal = refuse_fenced(session.check_effect)
-    if refusal is not None:
-        return refusal
-    names.make_directory(session.client, request.name, claim=request.flag)
-    return OK
-
-
-async def _make_waiting(session: Session, request: m.NameRequest) -> bytes:
+async def _make(session: Session, request: m.NameRequest) -> bytes:
     refusal = refuse_fenced(session.check_effect)
     if refusal is not None:
         return refusal
@@ -208,13 +178,7 @@ async def _rename_waiting(
     return OK
 
 
-do_stat = placed_name_handler(
-    name_handler("STAT", "stat", _stat),
-    waiting_name_handler("STAT", "stat", _stat_waiting),
-)
-do_list = waiting_name_handler("LIST", "list", _list)
-do_make = placed_name_handler(
-    name_handler("MKDIR", "make", _make),
-    waiting_name_handler("MKDIR", "make", _make_waiting),
-)
-do_remove = waiting_name_handler("REMOVE", "remove", _remove)
+_stat_waiting = name_handler("STAT", "stat", _stat)
+do_list = name_handler("LIST", "list", _list)
+do_make = name_handler("MKDIR", "make", _make)
+do_remove = name_handler("REMOVE", "remove", _remove)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from supervisor.llm.gateway import Completion
 from supervisor.llmfd import Json
 from supervisor.llmfd.gateway import GatewayModel
 from supervisor.llmfd.toolloop import ModelError, size_of
@@ -20,30 +21,23 @@ class QuotaError(Exception):
 
 
 @dataclass
-class Completion:
-    """An answer."""
-
-    object: Mapping[str, Json]
-
-
-@dataclass
 class Asker:
     """A gateway that gives one answer."""
 
-    answer: Mapping[str, Json] | Exception
-    presets: Mapping[str, str] = field(default_factory=lambda: {"general": "Be good."})
+    answer: dict[str, Json] | Exception
     asked: list[Mapping[str, object]] = field(default_factory=list)
 
     async def ask(
-        self, client: Client, body: Mapping[str, object], *, claim: bool
+        self, client: Client, body: Mapping[str, object], claim: bool
     ) -> Completion:
         del client, claim
         self.asked.append(body)
         if isinstance(self.answer, Exception):
             raise self.answer
-        return Completion(self.answer)
+        return Completion(b"", self.answer)
 
 
+PRESETS = {"general": "Be good."}
 CALLS: list[Json] = [{"id": "1", "type": "function", "function": {"name": "list_fds"}}]
 
 
@@ -58,7 +52,7 @@ async def test_a_message_comes_back_as_a_provider_takes_it(
         "refusal": None,
     }
     asker = Asker({"choices": [{"message": message}]})
-    model = GatewayModel(asker, (QuotaError,))
+    model = GatewayModel(PRESETS, asker.ask, (QuotaError,))
     client = hall.connect().client
     reply = await model.complete(client, "general", [{"role": "user"}], CALLS, True)
     expected: dict[str, Json] = {"role": "assistant", "content": "hi"}
@@ -84,10 +78,10 @@ async def test_a_message_comes_back_as_a_provider_takes_it(
     ],
 )
 async def test_what_fails_is_a_fault_of_the_model(
-    hall: Hall, answer: Mapping[str, Json] | Exception, said: str
+    hall: Hall, answer: dict[str, Json] | Exception, said: str
 ) -> None:
     asker = Asker(answer)
-    model = GatewayModel(asker, (QuotaError,))
+    model = GatewayModel(PRESETS, asker.ask, (QuotaError,))
     with pytest.raises(ModelError, match=said):
         await model.complete(hall.connect().client, "general", [], [], True)
     assert asker.asked == [{"messages": []}]

@@ -268,7 +268,7 @@ async def test_the_server_runs_in_trio(tmp_path: Path) -> None:
     from supervisor.mcp import server as module  # noqa: PLC0415 - needs the extra
 
     with module.open_own_process(None, None) as process:
-        server = await module.make_server(module.OwnTools(process))
+        server = await module.make_server(module.own_call(process))
     assert (server.name, server.version) == ("sandhost", metadata.version("sandhost"))
     await trio.lowlevel.checkpoint()
 
