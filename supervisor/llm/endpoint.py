@@ -184,7 +184,7 @@ class Endpoint:
         self._strangers: dict[_Connection, None] = {}
         self._connections: set[_Connection] = set()
         self._port: int = listener.socket.getsockname()[1]
-        self.base_url = f"http://127.0.0.1:{self._port}/v1"
+        nursery.start_soon(self._listen, listener, trio.CancelScope())
 
     async def admit(
         self, child: ChildView, client: Client, stack: AsyncExitStack
@@ -243,7 +243,9 @@ class Endpoint:
     def _take(
         self, account: Account, stack: AsyncExitStack, listener: socket.socket
     ) -> None:
-        self.listen_within(account, listener_on(listener.detach()), stack)
+        """Serve a listener in a child's net namespace until the stack is closed."""
+        account.inner = listener_on(listener.detach())
+        self._listen_until(account.inner, stack)
 
     def open_account(
         self, token: str, client: Client, stack: AsyncExitStack
@@ -264,13 +266,6 @@ class Endpoint:
         """Serve a child's own socket until the stack is closed."""
         account.listener, account.path = listener, f"{spec.run_dir}/{SOCKET_NAME}"
         stack.callback(unlink_socket, spec)
-        self._listen_until(listener, stack)
-
-    def listen_within(
-        self, account: Account, listener: trio.SocketListener, stack: AsyncExitStack
-    ) -> None:
-        """Serve a listener in a child's net namespace until the stack is closed."""
-        account.inner = listener
         self._listen_until(listener, stack)
 
     def _listen_until(
@@ -334,7 +329,8 @@ class Endpoint:
             listener = listener_on(door.listener_fd)
             self.listen_for(account, listener, child.spec, stack)
         if door.inner_fd >= 0:
-            self.listen_within(account, listener_on(door.inner_fd), stack)
+            account.inner = listener_on(door.inner_fd)
+            self._listen_until(account.inner, stack)
 
     def restore_connections(self) -> None:
         """Restore the connections."""
@@ -378,10 +374,6 @@ class Endpoint:
         with trio.CancelScope(shield=True):  # bounded: a cancelled call ends at once
             for connection in tuple(account.connections):
                 await connection.over.wait()
-
-    async def run(self, listener: trio.SocketListener) -> None:
-        """Serve the shared listener until cancelled."""
-        await self._listen(listener, trio.CancelScope())
 
     async def _listen_own(
         self, listener: trio.SocketListener, scope: trio.CancelScope
@@ -565,7 +557,6 @@ async def open_endpoint(
         endpoint.left = left
         if left is not None:
             endpoint.gate.shut()  # until all children are entered, with their tokens
-        nursery.start_soon(endpoint.run, listener)
         try:
             yield endpoint
         finally:

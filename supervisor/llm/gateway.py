@@ -285,11 +285,8 @@ class Gateway:
         with self._budget.reservation(call.ledger) as memory:
             try:
                 with trio.fail_after(self._timeout_s):
-                    found, is_large = await self._exchange(
+                    completion = await self._exchange(
                         paid, request, answer, memory, on_event
-                    )
-                    completion = await in_thread_if(
-                        is_large, self.redact_completion, found
                     )
             except FencedError as why:
                 failed.append(FailedCallError(str(why)))
@@ -370,8 +367,8 @@ class Gateway:
         answer: AnswerReader,
         memory: MemoryReservation,
         on_event: OnEvent | None,
-    ) -> tuple[Object, bool]:
-        """Send a call, and return its answer and whether it is large."""
+    ) -> Completion:
+        """Send a call, and return its completion."""
         call, bound = paid.call, paid.reserved.max_tokens
         if call.max_tokens is None and bound is not None and bound > MAX_SENT_TOKENS:
             bound = None
@@ -381,7 +378,7 @@ class Gateway:
         asking = ask(call.api, data, request, call.headers, call.max_retries)
         received = await _receive(asking, request, answer, memory, on_event)
         is_large = received > LARGE_BYTES
-        return await in_thread_if(is_large, answer.finish), is_large
+        return await in_thread_if(is_large, self._finish, answer)
 
     def _settle(
         self, paid: _Paid, request: Request, answer: AnswerReader, outcome: str
@@ -418,6 +415,10 @@ class Gateway:
             asked=call.asked,
             latency_ms=round(1000 * (time.monotonic() - paid.began_s), 3),
         )
+
+    def _finish(self, answer: AnswerReader) -> Completion:
+        """Return the completion of an answer that has ended."""
+        return self.redact_completion(answer.finish())
 
     def redact_completion(self, found: Object) -> Completion:
         """Return the completion of an answer, without secrets."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hostlib.accounts import Account, Reservation
@@ -183,45 +182,44 @@ class Node:
             HeldQuotaError: present calls hold the rest of the quota.
         """
         accounts: tuple[Account[Any], ...] = *self.calls.path(), *self.tokens.path()
-        for account in accounts:
-            if account.is_used_up:  # by ended calls alone
-                self.refusals += 1
-                raise QuotaError
+        if any(account.is_used_up for account in accounts):  # by ended calls alone
+            self.refusals += 1
+            raise QuotaError
+        lefts = self.tokens.lefts()
+        if min(lefts) <= 0.0 or min(self.calls.lefts()) < 1:
+            raise HeldQuotaError
         likely = prompt_tokens if likely_tokens is None else likely_tokens
-        prompt = (prompt_tokens, min(likely, prompt_tokens))
-        reserved = self._reserve_left(prompt, max_tokens, weights)
+        least_tokens = min(likely, prompt_tokens)
+        cost, bound = self._worst_case(
+            prompt_tokens, least_tokens, max_tokens, weights, lefts
+        )
         self.refusals = 0
-        return reserved
+        return ReservedCall(self, lefts, weights, cost, bound)
 
-    def _reserve_left(
-        self, prompt: tuple[int, int], max_tokens: int | None, weights: Weights
-    ) -> ReservedCall:
-        """Reserve a call if no node is used up.
-
-        Args:
-            prompt: tokens of the prompt: the most, and an estimate.
-            max_tokens: see ``reserve``.
-            weights: the model's weights.
+    def _worst_case(
+        self,
+        prompt_tokens: int,
+        likely_tokens: int,
+        max_tokens: int | None,
+        weights: Weights,
+        lefts: list[float],
+    ) -> tuple[float, int | None]:
+        """Return the weighted tokens to reserve, and the bound on the output.
 
         Raises:
             HeldQuotaError: present calls hold the rest of the quota.
         """
-        lefts = self.tokens.lefts()
         left = min(lefts)
-        if left <= 0.0 or min(self.calls.lefts()) < 1:
-            raise HeldQuotaError
-        prompt_tokens, likely_tokens = prompt
         prompt_cost = prompt_tokens * weights.prompt
-        reserve = partial(ReservedCall, self, lefts, prompt_tokens, weights)
         room = _output_room(left - prompt_cost, weights)
         if room >= 1:
             granted = room if max_tokens is None else min(max_tokens, room)
             if granted == math.inf:  # no limit in the path, or output costs nothing
-                return reserve(prompt_cost, None)
+                return prompt_cost, None
             tokens = int(granted)
             # Without a maximum reserve all that is left, with fractions of a token.
             cost = left if max_tokens is None else prompt_cost + tokens * weights.output
-            return reserve(cost, tokens)
+            return cost, tokens
         # The worst case does not fit: the call runs alone at the nodes where it does not,
         # which admit no other call until it is settled (spec MD5).
         wanted = prompt_cost + weights.output
@@ -231,7 +229,7 @@ class Node:
         room = _output_room(left - likely_tokens * weights.input, weights)
         granted = min(room if max_tokens is None else max_tokens, room)
         tokens = int(max(1, min(granted, MOST_ALONE)))
-        return reserve(prompt_cost + tokens * weights.output, tokens)
+        return prompt_cost + tokens * weights.output, tokens
 
 
 def _output_room(left: float, weights: Weights) -> float:
@@ -252,7 +250,6 @@ class ReservedCall:
         node: the node that pays, with its ancestors; a node with less left than the worst
             case reserves its rest.
         lefts: the weighted tokens that are left at each of them.
-        prompt_tokens: tokens reserved for the prompt.
         weights: the model's weights.
         worst_cost: weighted tokens.
         max_tokens: the bound on the output; None for no bound.
@@ -260,30 +257,13 @@ class ReservedCall:
     Attributes:
         amounts: each node that pays, with its reserved amount.
         reserved: the largest of these amounts.
-        worst_cost: as above.
-        max_tokens: as above.
-        prompt_tokens: as above.
-        weights: as above.
         cost: charged weighted tokens; None before the end.
     """
-
-    __slots__ = (
-        "_call",
-        "_tokens",
-        "amounts",
-        "cost",
-        "max_tokens",
-        "prompt_tokens",
-        "reserved",
-        "weights",
-        "worst_cost",
-    )
 
     def __init__(
         self,
         node: Node,
         lefts: list[float],
-        prompt_tokens: int,
         weights: Weights,
         worst_cost: float,
         max_tokens: int | None,
@@ -296,8 +276,7 @@ class ReservedCall:
         self._tokens, self._call = Reservation(tokens), Reservation(calls)
         self.worst_cost = worst_cost
         self.max_tokens = max_tokens
-        self.prompt_tokens = prompt_tokens
-        self.weights = weights
+        self._weights = weights
         self.cost: float | None = None
 
     def settle(self, usage: Usage, least: float = 0.0) -> float:
@@ -307,7 +286,7 @@ class ReservedCall:
             usage: the reported or estimated use.
             least: weighted tokens that are charged in any case.
         """
-        return self._end(max(least, usage.cost(self.weights)), counts=True)
+        return self._end(max(least, usage.cost(self._weights)), counts=True)
 
     def release(self) -> None:
         """End without a charge: the call was not made, or refused."""

@@ -42,7 +42,7 @@ class Tree(RuleBasedStateMachine):
         super().__init__()
         self.nodes: list[Node] = []
         self.gone: list[Node] = []
-        self.calls: list[tuple[Node, ReservedCall]] = []
+        self.calls: list[tuple[Node, ReservedCall, int, Weights]] = []
         self.overshoot: dict[Node, float] = {}
 
     @initialize(limit=LIMITS, max_calls=st.none() | st.integers(0, 20))
@@ -102,9 +102,11 @@ class Tree(RuleBasedStateMachine):
             n.tokens.limit is None or n.tokens.used < n.tokens.limit
             for n in node.path()
         )
-        self.calls.append((node, found))
+        self.calls.append((node, found, prompt, weights))
 
-    def _end(self, data: st.DataObject) -> tuple[Node, ReservedCall] | None:
+    def _end(
+        self, data: st.DataObject
+    ) -> tuple[Node, ReservedCall, int, Weights] | None:
         if not self.calls:
             return None
         return self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
@@ -115,12 +117,12 @@ class Tree(RuleBasedStateMachine):
         ended = self._end(data)
         if ended is None:
             return
-        _, call = ended
+        _, call, prompt, weights = ended
         most = 100 if call.max_tokens is None else call.max_tokens
-        usage = Usage(call.prompt_tokens, int(most * part))
+        usage = Usage(prompt, int(most * part))
         least = call.reserved if is_hidden else 0.0
         cost = call.settle(usage, least)
-        assert cost == max(least, usage.cost(call.weights))
+        assert cost == max(least, usage.cost(weights))
         assert call.settle(Usage(10**9, 10**9)) == cost  # once and no more
         call.release()
 
@@ -129,7 +131,7 @@ class Tree(RuleBasedStateMachine):
         """A call fails and costs nothing."""
         ended = self._end(data)
         if ended is not None:
-            node, call = ended
+            node, call, *_ = ended
             spent = [one.tokens.used for one in node.path()]
             call.release()
             assert spent == [one.tokens.used for one in node.path()]
@@ -175,7 +177,7 @@ class Tree(RuleBasedStateMachine):
     def nothing_is_promised_without_a_call(self) -> None:
         """Reservations that ended have given back their amounts."""
         for node in self.nodes:
-            mine = [call for payer, call in self.calls if node in payer.path()]
+            mine = [call for payer, call, *_ in self.calls if node in payer.path()]
             assert node.calls.reservations == len(mine)
             if not mine:
                 assert node.tokens.promised == 0.0
@@ -199,17 +201,17 @@ def test_the_overshoot_is_one_calls(
 ) -> None:
     root = Node(None, float(limit))
     clients = [Node(root) for _ in range(4)]
-    under_way: list[ReservedCall] = []
+    under_way: list[tuple[ReservedCall, int]] = []
     last = 0.0
     for number, (prompt, most, keep) in enumerate(calls):
         with contextlib.suppress(QuotaError):
-            under_way.append(clients[number % 4].reserve(prompt, most, Weights()))
+            call = clients[number % 4].reserve(prompt, most, Weights())
+            under_way.append((call, prompt))
         while len(under_way) > keep:
-            call = under_way.pop(0)
-            tokens = call.max_tokens or 0
-            last = max(last, call.settle(Usage(call.prompt_tokens, tokens)))
-    for call in under_way:
-        last = max(last, call.settle(Usage(call.prompt_tokens, call.max_tokens or 0)))
+            call, sent = under_way.pop(0)
+            last = max(last, call.settle(Usage(sent, call.max_tokens or 0)))
+    for call, sent in under_way:
+        last = max(last, call.settle(Usage(sent, call.max_tokens or 0)))
     assert root.tokens.used <= limit + last + SLACK
     assert root.tokens.used == pytest.approx(
         sum(client.tokens.used for client in clients)
