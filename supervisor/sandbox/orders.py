@@ -16,7 +16,6 @@ from supervisor.sandbox import visible as sandbox_paths
 from supervisor.sandbox.command import command_of
 from supervisor.sandbox.etc_files import files_of, resolver_files
 from supervisor.sandbox.groups import as_pair
-from supervisor.sandbox.plan import NAMESPACES
 from supervisor.spawn.launchpad.layers.fresh_root import HIDE
 from supervisor.spawn.launchpad.words import HELD, JOINED, NET, OVERLAY, USERS, VIEW
 from supervisor.spawn.request import SpawnError
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from supervisor.sandbox.shown_files import ShownFiles
     from supervisor.sandbox.view import View
     from supervisor.spawn.launchpad.layers.fresh_root import Tree
-
-_NO_WORDS = {"no_new_privs", "capabilities", "rlimits", *NAMESPACES} - {"mountns"}
-"""Layers that need no more than their name."""
 
 
 def layers_on_the_wire(
@@ -49,7 +45,7 @@ def layers_on_the_wire(
     Raises:
         SpawnError: its working directory is none that it may be in.
     """
-    found: dict[str, object] = dict.fromkeys(layers & _NO_WORDS)
+    found: dict[str, object] = dict.fromkeys(layers)  # the name alone, or more below
     no_internet = wanted.network == "none" and "netns" not in layers
     found.update(_choose_namespaces(layers, wanted))
     if layers & {"landlock", "mountns"}:

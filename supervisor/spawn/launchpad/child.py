@@ -47,7 +47,14 @@ from supervisor.spawn.launchpad.order import (
     GROUP_TO_FORK_INTO,
     frame,
 )
-from supervisor.spawn.launchpad.words import JOINED, NET, OVERLAY, USERS, VIEW
+from supervisor.spawn.launchpad.words import (
+    JOINED,
+    NET,
+    NO_LAYERS,
+    OVERLAY,
+    USERS,
+    VIEW,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -371,6 +378,9 @@ def _filter_calls(_order: Order, code: bytes) -> str:
 
 
 def _report(order: Order, _launchpad: int) -> None:
+    for name in order.layers.keys() - NO_LAYERS - dict(order.applied).keys():
+        # No step has put it on: no program runs without a wall that was asked for.
+        raise PartError(name, errno.EBADMSG, b"")
     order.applied.append(("descriptors", f"exactly {sorted(order.targets)}"))
     _tell(order, APPLIED, tuple(order.applied))
 

@@ -21,3 +21,6 @@ USERS, VIEW, NET = "users", "view", "net"
 SENT = "sent"
 """A word of an order, and no layer: the child sends the host its overlays, and its user
 and mount namespaces."""
+
+NO_LAYERS = frozenset({LOCKS, JOINS, SENT})
+"""The words of an order that no step puts on."""

@@ -312,6 +312,19 @@ def test_a_killed_launchpad_takes_its_children_along(
     os.close(pidfd)
 
 
+# security: a child runs in all that its order names, or not at all.
+def test_a_layer_that_no_step_puts_on_keeps_the_program_from_running(
+    pad: Pad, tmp_path: Path
+) -> None:
+    made = str(tmp_path / "made").encode()
+    layers: dict[str, object] = {"no_new_privs": None, "forgotten": None}
+    pad.spawn(1, b"/usr/bin/touch", made, layers=layers)
+    (kind, _, *why), _ = pad.answer()
+    assert kind == wire.FAILED
+    assert why[:2] == [errno.EBADMSG, "forgotten"]
+    assert os.listdir(tmp_path) == []
+
+
 def test_it_holds_nothing_of_its_host(pad: Pad) -> None:
     pad.spawn(1, b"/bin/true")
     os.close(pad.born()[1])
