@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from hostlib.linux.net_namespace import open_net_namespace, open_user_namespace
 from supervisor.fsproxy.ports import is_withheld
 from supervisor.sandbox import start
+from supervisor.sandbox.plan import LAYERS
 from supervisor.spawn.launchpad.words import NET, USERS
 from supervisor.spawn.request import SpawnRequest
 
@@ -149,7 +150,7 @@ async def launch(
         from supervisor.workspace.view import unmounted  # noqa: PLC0415 - with one
 
         kept, unwritten = unmounted(child.spec, wanted)
-    layers = frozenset(name for name, _ in child.walls.applied)
+    layers = frozenset(name for name, _ in child.walls.applied if name in LAYERS)
     files = replace(
         wanted.files,
         cwd=plan.cwd,
