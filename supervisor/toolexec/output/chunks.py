@@ -22,10 +22,7 @@ from hostlib.readiness import wait_writable
 from supervisor.toolexec.output.log import PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from supervisor.toolexec.output.log import OutputLog
-    from supervisor.toolexec.output.splice import Tap
 
 
 class ChunkedReader:
@@ -81,35 +78,12 @@ class ChunkedReader:
 
     async def take(self, piece: memoryview) -> bool:
         """Send the next piece; return False if the client is too slow."""
-
-        def push() -> None:
-            nonlocal piece
-            piece = self._send(piece)
-
         self._begin(len(piece))
-        return await self._push(push)
-
-    def frame(self, size: int) -> tuple[bytes, bytes]:
-        """Begin a piece; see ``log.Reader``."""
-        self._begin(size)
-        return self._head, self._tail
-
-    async def take_from(self, tap: Tap) -> bool:
-        """Send that piece from the pipe aside; see ``log.Reader``."""
-
-        def push() -> None:
-            owed = len(self._head) + self._left + len(self._tail)
-            self._count_sent(tap.send(self._sock, owed))
-
-        return await self._push(push)
-
-    async def _push(self, push: Callable[[], None]) -> bool:
-        """Send the present chunk; return False if the client is too slow."""
         deadline_s = 0.0
         try:
             while self._is_open():
                 try:
-                    push()
+                    piece = self._send(piece)
                 except BlockingIOError:
                     now_s = time.monotonic()
                     deadline_s = deadline_s or now_s + self._log.patience_s
@@ -180,17 +154,13 @@ class ChunkedReader:
         tail = self._tail if len(view) == self._left else b""
         parts: tuple[bytes | memoryview, ...] = (self._head, view, tail)
         sent = self._sock.sendmsg(parts, (), socket.MSG_NOSIGNAL)
-        return view[self._count_sent(sent) :]
-
-    def _count_sent(self, size: int) -> int:
-        """Count sent bytes; return how many of them were output."""
-        of_head = min(size, len(self._head))
+        of_head = min(sent, len(self._head))
         self._head = self._head[of_head:]
-        of_output = min(size - of_head, self._left)
+        of_output = min(sent - of_head, self._left)
         self.offset += of_output
         self._left -= of_output
-        self._tail = self._tail[size - of_head - of_output :]
-        return of_output
+        self._tail = self._tail[sent - of_head - of_output :]
+        return view[of_output:]
 
     async def _wait(self) -> None:
         """Wait for more, as the live reader if there is none."""

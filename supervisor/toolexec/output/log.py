@@ -1,14 +1,14 @@
 r"""The output of an execution: by offset, up to a limit, for any number of readers.
 
     tool -> pipe -> pump -> log: head (memory) | file (disk) | window (memory)
-                        \-> the live reader, from the pump's buffer or the pipe
+                        \-> the live reader
 
 1. Bytes that an attached reader needs stay. Beyond the limit, the oldest bytes make
    room, and the slowest reader slows the tool.
 2. ``HEAD_BYTES`` stay in memory; an unnamed file, or a ring, has the rest.
 3. A *live* reader has taken all: the pump hands it each piece, and waits ``patience_s``.
    One that is behind reads the file; an only reader is waited for (ADR 25).
-4. Pieces are spliced if there is a file. Cancellation loses nothing that was kept.
+4. Cancellation loses nothing that was kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.toolexec.output.quota import Quota
-    from supervisor.toolexec.output.splice import Tap
 
 
 PIECE_BYTES = 131_072
@@ -56,9 +55,6 @@ slower than the tool should hold it up little."""
 FILE_WAIT_S = 2.0
 """How long a tool whose output must be kept whole waits for a descriptor of the host:
 others may give one back."""
-
-_UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""Errors of a file system that splice(2) cannot write to."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -195,75 +191,12 @@ class OutputLog:
         if self.live is None:
             self._waits_from = reader.offset + CATCH_UP_BYTES
 
-    async def append_from(self, tap: Tap, size: int) -> int | None:
-        """Keep bytes of a pipe, at most ``size``, without copying them here.
-
-        Returns:
-            Their number; 0 at the end of the pipe; None if they have to be copied.
-
-        Raises:
-            BlockingIOError: the pipe is empty.
-        """
-        store = self._stores[-1]
-        if not isinstance(store, File) or not store.is_spliceable:
-            return None
-        size = store.fitting(self.end, min(size, store.room(self._low(), self.end)))
-        if size <= 0:
-            return None
-        try:
-            taken = tap.take(size)
-        except BlockingIOError:
-            raise
-        except OSError as why:
-            self._cannot_splice(store, why)
-            return None
-        if taken:
-            await self._keep_and_hand_on(store, tap, taken, self.live)
-        return taken
-
-    async def _keep_and_hand_on(
-        self, store: File, tap: Tap, size: int, live: Reader | None
-    ) -> None:
-        """Keep a piece that was taken; the live reader sends it from aside."""
-        is_aside = live is not None and tap.set_aside(size, *live.frame(size))
-        has_sent = False
-        refusal: OSError | None = None
-        try:
-            self._keep(store, tap, size)
-            if live is not None and is_aside:
-                has_sent = await live.take_from(tap)
-        except OSError as why:  # an error of the file: readers keep their own
-            refusal = why
-        finally:
-            if live is not None and not has_sent:
-                tap.empty_aside()
-                self._leave_behind(live)
-        if refusal is not None:
-            rest = tap.rest()
-            self._cannot_splice(store, refusal)
-            await self.append(rest)
-
-    def _keep(self, store: File, tap: Tap, size: int) -> None:
-        while size:
-            kept = store.keep(self.end, size, tap.keep)
-            self.end += kept
-            self._drop_old(store)
-            size -= kept
-        if self._grown:
-            self._grown.unpark_all()
-
     def _leave_behind(self, live: Reader) -> None:
         """Let a live reader continue from the log."""
         live.wake()
         self._waits_from = live.offset + 1  # it was waited for
         if self.live is live:
             self.live = None
-
-    def _cannot_splice(self, store: File, why: OSError) -> None:
-        if why.errno in _UNKNOWN:
-            store.is_spliceable = False
-        elif not self._keep_all:  # else ``append`` handles it
-            self._give_way(store, why)
 
     def finish(self, note: bytes = b"") -> None:
         """Mark the log as complete; ``note`` is the host's text behind it."""
@@ -451,17 +384,6 @@ class Reader(Follower, Protocol):
 
         Called only while it is live, with the piece at ``offset``.
         """
-        ...
-
-    def frame(self, size: int) -> tuple[bytes, bytes]:
-        """Begin the next piece of ``size`` bytes; return its prefix and suffix.
-
-        Called only while it is live, with the piece at ``offset``.
-        """
-        ...
-
-    async def take_from(self, tap: Tap) -> bool:
-        """Take that piece from the pipe aside, or return False as ``take``."""
         ...
 
     def wake(self) -> None:
