@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import socket
+import time
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
 
 from hostlib.listener import ACCEPT_PAUSE_S, OUT_OF_RESOURCES
+from hostlib.readiness import wait_writable
 from supervisor.toolexec.output.stores import (
     File,
     Head,
@@ -103,7 +106,7 @@ class OutputLog:
         self.is_finished = False
         self.note_at = -1
         self.readers: set[Follower] = set()
-        self.live: Reader | None = None
+        self.live: ChunkedReader | None = None
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._quota = quota
@@ -191,7 +194,7 @@ class OutputLog:
         if self.live is None:
             self._waits_from = reader.offset + CATCH_UP_BYTES
 
-    def _leave_behind(self, live: Reader) -> None:
+    def _leave_behind(self, live: ChunkedReader) -> None:
         """Let a live reader continue from the log."""
         live.wake()
         self._waits_from = live.offset + 1  # it was waited for
@@ -302,7 +305,7 @@ class OutputLog:
                 self._close()
 
     @contextlib.contextmanager
-    def handing_on_to(self, reader: Reader) -> Iterator[None]:
+    def handing_on_to(self, reader: ChunkedReader) -> Iterator[None]:
         """Make a reader that has taken all live, until it is too slow."""
         self.live = reader
         self._settled.unpark_all()
@@ -363,7 +366,7 @@ class OutputLog:
         return tuple(store.fd for store in self._stores if isinstance(store, File))
 
 
-# Followers of a log: the live one, and those that only hold it.
+# Followers of a log: those that send it, and those that only hold it.
 
 
 class Follower(Protocol):
@@ -376,22 +379,166 @@ class Follower(Protocol):
     offset: int
 
 
-class Reader(Follower, Protocol):
-    """A follower that sends a log, and may be live."""
-
-    async def take(self, piece: memoryview) -> bool:
-        """Take the next piece from memory; return False to leave the rest to the log.
-
-        Called only while it is live, with the piece at ``offset``.
-        """
-        ...
-
-    def wake(self) -> None:
-        """Look at the log: called while it is live and the log is finished."""
-        ...
-
-
 class Holder:
     """Holds a log from its beginning."""
 
     offset = 0
+
+
+class ChunkedReader:
+    """Sends one log to one client, in HTTP chunks.
+
+    A chunk is a piece of output as it came, or as much as is sent at once. The rest of
+    one is remembered, so that the stream stays whole where a live reader is too slow and
+    continues from the log. Sending has no time-out.
+
+    Args:
+        log: the output.
+        sock: a non-blocking stream socket; the caller closes it.
+        offset: the beginning.
+        before: sent first: the head of the reply.
+
+    Attributes:
+        offset: all bytes before it are in the kernel.
+    """
+
+    def __init__(
+        self, log: OutputLog, sock: socket.socket, offset: int = 0, before: bytes = b""
+    ) -> None:
+        self.offset = offset
+        self._log = log
+        self._sock = sock
+        # The rest of the present chunk: size line, output, end.
+        self._head = before
+        self._left = 0
+        self._tail = b""
+        self._failure: OSError | None = None
+        self._woken = trio.Event()
+
+    async def run(self) -> None:
+        """Send all output until the log is finished.
+
+        Raises:
+            OSError: the client is gone, or the log cannot be read.
+
+        Cancellation: at once; a part may have been sent.
+        """
+        log = self._log
+        # Else it continues a chunk of another program of this host.
+        if not (self._left or self._tail) and self.offset < self._next_end():
+            self._begin(min(self._next_end() - self.offset, PIECE_BYTES))
+        while True:
+            if self._is_open():
+                await self._send_from_log()
+            elif self.offset < log.end:
+                await trio.lowlevel.checkpoint()
+                self._begin(min(self._next_end() - self.offset, PIECE_BYTES))
+            elif log.is_finished:
+                return
+            else:
+                await self._wait()
+            if self._failure is not None:
+                raise self._failure
+
+    async def take(self, piece: memoryview) -> bool:
+        """Send the next piece; return False if the client is too slow."""
+        self._begin(len(piece))
+        deadline_s = 0.0
+        try:
+            while self._is_open():
+                try:
+                    piece = self._send(piece)
+                except BlockingIOError:
+                    now_s = time.monotonic()
+                    deadline_s = deadline_s or now_s + self._log.patience_s
+                    if not await self._is_writable(deadline_s - now_s):
+                        break
+        except (OSError, trio.ClosedResourceError) as why:
+            self._failure = why if isinstance(why, OSError) else BrokenPipeError()
+        self._log.record_progress()
+        if self._is_open() or self._failure is not None:
+            self.wake()
+            return False
+        return True
+
+    def wake(self) -> None:
+        """Look at the log again: it is finished, or this reader is not live any more."""
+        self._woken.set()
+
+    def held(self) -> tuple[int, bytes, int, bytes]:
+        """Return its position: (offset, head, left, tail), for ``at``."""
+        return self.offset, self._head, self._left, self._tail
+
+    @classmethod
+    def at(
+        cls, log: OutputLog, sock: socket.socket, held: tuple[int, bytes, int, bytes]
+    ) -> ChunkedReader:
+        """Return a reader that continues at another one's position."""
+        offset, head, left, tail = held
+        reader = cls(log, sock, offset, before=head)
+        reader._left, reader._tail = left, tail
+        return reader
+
+    def _next_end(self) -> int:
+        """Return the latest end of the next chunk: the note has its own."""
+        log = self._log
+        return log.note_at if self.offset < log.note_at else log.end
+
+    def _is_open(self) -> bool:
+        return bool(self._head or self._left or self._tail)
+
+    def _begin(self, size: int) -> None:
+        self._head += b"%x\r\n" % size
+        self._left, self._tail = size, b"\r\n"
+
+    async def _send_from_log(self) -> None:
+        data = b""
+        if self._left:
+            await self._log.wait_beyond(self.offset)  # a chunk that was begun early
+            data = await self._log.read(self.offset, min(self._left, PIECE_BYTES))
+            if not data:
+                raise OSError(errno.EIO, "the log has lost output")
+        view = memoryview(data)
+        while view or (self._is_open() and not self._left):
+            try:
+                view = self._send(view)
+            except BlockingIOError:
+                await wait_writable(self._sock)
+        self._log.record_progress()
+
+    def _send(self, view: memoryview) -> memoryview:
+        """Send bytes of the chunk; ``view`` is its next output.
+
+        Returns:
+            The rest of ``view``.
+
+        Raises:
+            BlockingIOError: the client takes nothing now.
+        """
+        tail = self._tail if len(view) == self._left else b""
+        parts: tuple[bytes | memoryview, ...] = (self._head, view, tail)
+        sent = self._sock.sendmsg(parts, (), socket.MSG_NOSIGNAL)
+        of_head = min(sent, len(self._head))
+        self._head = self._head[of_head:]
+        of_output = min(sent - of_head, self._left)
+        self.offset += of_output
+        self._left -= of_output
+        self._tail = self._tail[sent - of_head - of_output :]
+        return view[of_output:]
+
+    async def _wait(self) -> None:
+        """Wait for more, as the live reader if there is none."""
+        log = self._log
+        if log.live is not None or self.offset != log.end:
+            await log.wait_beyond(self.offset)
+            return
+        self._woken = trio.Event()
+        with log.handing_on_to(self):
+            await self._woken.wait()
+
+    async def _is_writable(self, patience_s: float) -> bool:
+        if patience_s <= 0:
+            return False
+        with trio.move_on_after(patience_s) as patience:
+            await wait_writable(self._sock)
+        return not patience.cancelled_caught
