@@ -469,6 +469,9 @@ def test_all_of_ray_is_started_with_a_token_and_without_what_is_not_used() -> No
         (start,) = pids_of(a.directory, "supervisor.cluster.setup")
         words_of_start = Path(f"/proc/{start}/cmdline").read_text().split("\0")
         assert set(words_of_start) >= SWITCHES
+        # As many as children may run here, for others to see.
+        (node,) = a.shown()["nodes"]
+        assert f'--resources={{"sandhost":{node["capacity"]}}}' in words_of_start
         check_off(a)
         done = a.fleet("down")
         assert (done.status, done.err) == (0, b"")
