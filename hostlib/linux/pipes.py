@@ -1,13 +1,18 @@
-"""Pipes for splice(2), larger than the default if the kernel allows it."""
+"""Pipes for splice(2) and tee(2), larger than the default if the kernel allows it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import sys
 import termios
 from typing import NamedTuple
+
+_tee = ctypes.CDLL(None, use_errno=True).tee
+_tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
+_tee.restype = ctypes.c_ssize_t
 
 
 class Pipe(NamedTuple):
@@ -48,3 +53,16 @@ def bytes_waiting(fd: int) -> int:
     count = bytearray(4)
     fcntl.ioctl(fd, termios.FIONREAD, count)
     return int.from_bytes(count, sys.byteorder)
+
+
+def copy_pipe(source: int, target: int, size_bytes: int) -> int:
+    """Copy what a pipe holds into another, by tee(2); return the number of bytes.
+
+    Raises:
+        OSError: nothing could be copied.
+    """
+    count: int = _tee(source, target, size_bytes, 0)
+    if count < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return count

@@ -2,7 +2,7 @@
 
     POST /exec -> connection -> protocol.toolexec.requests (checks) -> routes (which
                sidecar) -> executions (id, slot) -> execution (spawn, pump) -> output.log
-               -> its readers -> reply
+               -> chunks (one reader) -> reply
 
 ``service`` is the host's service; ``server`` listens; ``connection`` serves one
 request, with the shared parts in ``context``; ``executions``, ``execution`` and

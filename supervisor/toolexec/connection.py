@@ -36,7 +36,8 @@ from supervisor.toolexec import notification
 from supervisor.toolexec.ending import signal_group
 from supervisor.toolexec.executions import InUseError
 from supervisor.toolexec.http_heads import RefusedAtOnceError, chunked_head, trailer
-from supervisor.toolexec.output.log import PIECE_BYTES, ChunkedReader, Holder
+from supervisor.toolexec.output.chunks import ChunkedReader
+from supervisor.toolexec.output.log import PIECE_BYTES, Holder
 from supervisor.toolexec.reply_task import Kind, Moment, Task, TaskState
 from supervisor.toolexec.routes import RefusedError
 from supervisor.toolexec.slots import BusyError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from supervisor.toolexec.http_heads import chunked_head
-from supervisor.toolexec.output.log import ChunkedReader
+from supervisor.toolexec.output.chunks import ChunkedReader
 
 if TYPE_CHECKING:
     import socket

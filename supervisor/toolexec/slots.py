@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 OWN_PART = 8
 """One of so many descriptors of the process is for tools alone."""
 
-OF_EXECUTION = 3
-"""Descriptors of a running tool: its output, its process, its line of signals."""
+OF_EXECUTION = 7
+"""Descriptors of a running tool: its output, two pipes that move it, its process, its
+line of signals."""
+
 
 MAX_CONNECTIONS = 256
 """Connections of one listener: its executions, their readers, and signalling ones."""

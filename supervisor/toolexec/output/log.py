@@ -1,29 +1,26 @@
 r"""The output of an execution: by offset, up to a limit, for any number of readers.
 
     tool -> pipe -> pump -> log: head (memory) | file (disk) | window (memory)
-                        \-> the live reader
+                        \-> the live reader, from the pump's buffer or the pipe
 
 1. Bytes that an attached reader needs stay. Beyond the limit, the oldest bytes make
    room, and the slowest reader slows the tool.
 2. ``HEAD_BYTES`` stay in memory; an unnamed file, or a ring, has the rest.
 3. A *live* reader has taken all: the pump hands it each piece, and waits ``patience_s``.
    One that is behind reads the file; an only reader is waited for (ADR 25).
-4. Cancellation loses nothing that was kept.
+4. Pieces are spliced if there is a file. Cancellation loses nothing that was kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import socket
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import trio
 
 from hostlib.listener import ACCEPT_PAUSE_S, OUT_OF_RESOURCES
-from hostlib.readiness import wait_writable
 from supervisor.toolexec.output.stores import (
     File,
     Head,
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.toolexec.output.quota import Quota
+    from supervisor.toolexec.output.splice import Tap
 
 
 PIECE_BYTES = 131_072
@@ -58,6 +56,9 @@ slower than the tool should hold it up little."""
 FILE_WAIT_S = 2.0
 """How long a tool whose output must be kept whole waits for a descriptor of the host:
 others may give one back."""
+
+_UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Errors of a file system that splice(2) cannot write to."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -106,7 +107,7 @@ class OutputLog:
         self.is_finished = False
         self.note_at = -1
         self.readers: set[Follower] = set()
-        self.live: ChunkedReader | None = None
+        self.live: Reader | None = None
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._quota = quota
@@ -194,12 +195,75 @@ class OutputLog:
         if self.live is None:
             self._waits_from = reader.offset + CATCH_UP_BYTES
 
-    def _leave_behind(self, live: ChunkedReader) -> None:
+    async def append_from(self, tap: Tap, size: int) -> int | None:
+        """Keep bytes of a pipe, at most ``size``, without copying them here.
+
+        Returns:
+            Their number; 0 at the end of the pipe; None if they have to be copied.
+
+        Raises:
+            BlockingIOError: the pipe is empty.
+        """
+        store = self._stores[-1]
+        if not isinstance(store, File) or not store.is_spliceable:
+            return None
+        size = store.fitting(self.end, min(size, store.room(self._low(), self.end)))
+        if size <= 0:
+            return None
+        try:
+            taken = tap.take(size)
+        except BlockingIOError:
+            raise
+        except OSError as why:
+            self._cannot_splice(store, why)
+            return None
+        if taken:
+            await self._keep_and_hand_on(store, tap, taken, self.live)
+        return taken
+
+    async def _keep_and_hand_on(
+        self, store: File, tap: Tap, size: int, live: Reader | None
+    ) -> None:
+        """Keep a piece that was taken; the live reader sends it from aside."""
+        is_aside = live is not None and tap.set_aside(size, *live.frame(size))
+        has_sent = False
+        refusal: OSError | None = None
+        try:
+            self._keep(store, tap, size)
+            if live is not None and is_aside:
+                has_sent = await live.take_from(tap)
+        except OSError as why:  # an error of the file: readers keep their own
+            refusal = why
+        finally:
+            if live is not None and not has_sent:
+                tap.empty_aside()
+                self._leave_behind(live)
+        if refusal is not None:
+            rest = tap.rest()
+            self._cannot_splice(store, refusal)
+            await self.append(rest)
+
+    def _keep(self, store: File, tap: Tap, size: int) -> None:
+        while size:
+            kept = store.keep(self.end, size, tap.keep)
+            self.end += kept
+            self._drop_old(store)
+            size -= kept
+        if self._grown:
+            self._grown.unpark_all()
+
+    def _leave_behind(self, live: Reader) -> None:
         """Let a live reader continue from the log."""
         live.wake()
         self._waits_from = live.offset + 1  # it was waited for
         if self.live is live:
             self.live = None
+
+    def _cannot_splice(self, store: File, why: OSError) -> None:
+        if why.errno in _UNKNOWN:
+            store.is_spliceable = False
+        elif not self._keep_all:  # else ``append`` handles it
+            self._give_way(store, why)
 
     def finish(self, note: bytes = b"") -> None:
         """Mark the log as complete; ``note`` is the host's text behind it."""
@@ -305,7 +369,7 @@ class OutputLog:
                 self._close()
 
     @contextlib.contextmanager
-    def handing_on_to(self, reader: ChunkedReader) -> Iterator[None]:
+    def handing_on_to(self, reader: Reader) -> Iterator[None]:
         """Make a reader that has taken all live, until it is too slow."""
         self.live = reader
         self._settled.unpark_all()
@@ -366,7 +430,7 @@ class OutputLog:
         return tuple(store.fd for store in self._stores if isinstance(store, File))
 
 
-# Followers of a log: those that send it, and those that only hold it.
+# Followers of a log: the live one, and those that only hold it.
 
 
 class Follower(Protocol):
@@ -379,166 +443,33 @@ class Follower(Protocol):
     offset: int
 
 
+class Reader(Follower, Protocol):
+    """A follower that sends a log, and may be live."""
+
+    async def take(self, piece: memoryview) -> bool:
+        """Take the next piece from memory; return False to leave the rest to the log.
+
+        Called only while it is live, with the piece at ``offset``.
+        """
+        ...
+
+    def frame(self, size: int) -> tuple[bytes, bytes]:
+        """Begin the next piece of ``size`` bytes; return its prefix and suffix.
+
+        Called only while it is live, with the piece at ``offset``.
+        """
+        ...
+
+    async def take_from(self, tap: Tap) -> bool:
+        """Take that piece from the pipe aside, or return False as ``take``."""
+        ...
+
+    def wake(self) -> None:
+        """Look at the log: called while it is live and the log is finished."""
+        ...
+
+
 class Holder:
     """Holds a log from its beginning."""
 
     offset = 0
-
-
-class ChunkedReader:
-    """Sends one log to one client, in HTTP chunks.
-
-    A chunk is a piece of output as it came, or as much as is sent at once. The rest of
-    one is remembered, so that the stream stays whole where a live reader is too slow and
-    continues from the log. Sending has no time-out.
-
-    Args:
-        log: the output.
-        sock: a non-blocking stream socket; the caller closes it.
-        offset: the beginning.
-        before: sent first: the head of the reply.
-
-    Attributes:
-        offset: all bytes before it are in the kernel.
-    """
-
-    def __init__(
-        self, log: OutputLog, sock: socket.socket, offset: int = 0, before: bytes = b""
-    ) -> None:
-        self.offset = offset
-        self._log = log
-        self._sock = sock
-        # The rest of the present chunk: size line, output, end.
-        self._head = before
-        self._left = 0
-        self._tail = b""
-        self._failure: OSError | None = None
-        self._woken = trio.Event()
-
-    async def run(self) -> None:
-        """Send all output until the log is finished.
-
-        Raises:
-            OSError: the client is gone, or the log cannot be read.
-
-        Cancellation: at once; a part may have been sent.
-        """
-        log = self._log
-        # Else it continues a chunk of another program of this host.
-        if not (self._left or self._tail) and self.offset < self._next_end():
-            self._begin(min(self._next_end() - self.offset, PIECE_BYTES))
-        while True:
-            if self._is_open():
-                await self._send_from_log()
-            elif self.offset < log.end:
-                await trio.lowlevel.checkpoint()
-                self._begin(min(self._next_end() - self.offset, PIECE_BYTES))
-            elif log.is_finished:
-                return
-            else:
-                await self._wait()
-            if self._failure is not None:
-                raise self._failure
-
-    async def take(self, piece: memoryview) -> bool:
-        """Send the next piece; return False if the client is too slow."""
-        self._begin(len(piece))
-        deadline_s = 0.0
-        try:
-            while self._is_open():
-                try:
-                    piece = self._send(piece)
-                except BlockingIOError:
-                    now_s = time.monotonic()
-                    deadline_s = deadline_s or now_s + self._log.patience_s
-                    if not await self._is_writable(deadline_s - now_s):
-                        break
-        except (OSError, trio.ClosedResourceError) as why:
-            self._failure = why if isinstance(why, OSError) else BrokenPipeError()
-        self._log.record_progress()
-        if self._is_open() or self._failure is not None:
-            self.wake()
-            return False
-        return True
-
-    def wake(self) -> None:
-        """Look at the log again: it is finished, or this reader is not live any more."""
-        self._woken.set()
-
-    def held(self) -> tuple[int, bytes, int, bytes]:
-        """Return its position: (offset, head, left, tail), for ``at``."""
-        return self.offset, self._head, self._left, self._tail
-
-    @classmethod
-    def at(
-        cls, log: OutputLog, sock: socket.socket, held: tuple[int, bytes, int, bytes]
-    ) -> ChunkedReader:
-        """Return a reader that continues at another one's position."""
-        offset, head, left, tail = held
-        reader = cls(log, sock, offset, before=head)
-        reader._left, reader._tail = left, tail
-        return reader
-
-    def _next_end(self) -> int:
-        """Return the latest end of the next chunk: the note has its own."""
-        log = self._log
-        return log.note_at if self.offset < log.note_at else log.end
-
-    def _is_open(self) -> bool:
-        return bool(self._head or self._left or self._tail)
-
-    def _begin(self, size: int) -> None:
-        self._head += b"%x\r\n" % size
-        self._left, self._tail = size, b"\r\n"
-
-    async def _send_from_log(self) -> None:
-        data = b""
-        if self._left:
-            await self._log.wait_beyond(self.offset)  # a chunk that was begun early
-            data = await self._log.read(self.offset, min(self._left, PIECE_BYTES))
-            if not data:
-                raise OSError(errno.EIO, "the log has lost output")
-        view = memoryview(data)
-        while view or (self._is_open() and not self._left):
-            try:
-                view = self._send(view)
-            except BlockingIOError:
-                await wait_writable(self._sock)
-        self._log.record_progress()
-
-    def _send(self, view: memoryview) -> memoryview:
-        """Send bytes of the chunk; ``view`` is its next output.
-
-        Returns:
-            The rest of ``view``.
-
-        Raises:
-            BlockingIOError: the client takes nothing now.
-        """
-        tail = self._tail if len(view) == self._left else b""
-        parts: tuple[bytes | memoryview, ...] = (self._head, view, tail)
-        sent = self._sock.sendmsg(parts, (), socket.MSG_NOSIGNAL)
-        of_head = min(sent, len(self._head))
-        self._head = self._head[of_head:]
-        of_output = min(sent - of_head, self._left)
-        self.offset += of_output
-        self._left -= of_output
-        self._tail = self._tail[sent - of_head - of_output :]
-        return view[of_output:]
-
-    async def _wait(self) -> None:
-        """Wait for more, as the live reader if there is none."""
-        log = self._log
-        if log.live is not None or self.offset != log.end:
-            await log.wait_beyond(self.offset)
-            return
-        self._woken = trio.Event()
-        with log.handing_on_to(self):
-            await self._woken.wait()
-
-    async def _is_writable(self, patience_s: float) -> bool:
-        if patience_s <= 0:
-            return False
-        with trio.move_on_after(patience_s) as patience:
-            await wait_writable(self._sock)
-        return not patience.cancelled_caught

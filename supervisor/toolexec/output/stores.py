@@ -3,8 +3,8 @@
 Each store keeps all bytes from its own offset on, and says how many more it takes; the
 log (``log``) chooses the next store.
 
-Bytes are copied into the file and out of it: a page that waits in a socket must not
-change when the ring wraps.
+The kernel copies bytes into the file and the host copies them out: a page that waits in
+a socket must not change when the ring wraps.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from vfs.errors import HandoverError
 from vfs.mounts import mount_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from supervisor.toolexec.output.quota import Quota
 
 HEAD_BYTES = 65_536
@@ -169,6 +171,7 @@ class File:
     Attributes:
         fd: the descriptor, owned.
         ring_bytes: its size as a ring; 0 while it grows.
+        is_spliceable: whether its file system takes splice(2), as far as known.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class File:
         self.start = start
         self.fd, self._charged = file
         self.ring_bytes = 0
+        self.is_spliceable = True
         self._limit_bytes = limit_bytes
         self._least_bytes = min(limit_bytes, LEAST_FILE_BYTES)
         self._length = 0
@@ -216,12 +220,46 @@ class File:
         if not mount.inline:
             mount.try_again()
         if mount.inline:
-            slept, begun_s = count_sleeps(), time.monotonic()
-            written = os.pwrite(self.fd, data, at)
-            mount.note(time.monotonic() - begun_s, slept)
+            written = self._inline(lambda: os.pwrite(self.fd, data, at))
         else:
             written = await in_thread(os.pwrite, self.fd, data, at)
         self._length = max(self._length, at + written)
+        return written
+
+    def fitting(self, offset: int, size: int) -> int:
+        """Return how many of ``size`` bytes can be kept now without waiting.
+
+        None while the disk is slow: threads write then.
+        """
+        if not self._mount.inline:
+            return 0
+        if self.ring_bytes:
+            size = min(size, self.ring_bytes - (offset - self.start) % self.ring_bytes)
+        return size
+
+    def keep(self, offset: int, size: int, move: Callable[[int, int, int], int]) -> int:
+        """Move bytes into the file; return their number.
+
+        Args:
+            offset: in the output.
+            size: at most ``fitting``.
+            move: takes (descriptor, size, offset in the file).
+
+        Raises:
+            OSError: the file refused, or there were no bytes.
+        """
+        at = offset - self.start
+        if self.ring_bytes:
+            at %= self.ring_bytes
+        written = self._inline(lambda: move(self.fd, size, at))
+        self._length = max(self._length, at + written)
+        return written
+
+    def _inline(self, write: Callable[[], int]) -> int:
+        """Write in this thread, and record its duration."""
+        slept, begun_s = count_sleeps(), time.monotonic()
+        written = write()
+        self._mount.note(time.monotonic() - begun_s, slept)
         return written
 
     async def read(self, offset: int, size: int) -> bytes:

@@ -13,6 +13,7 @@ import trio
 
 from hostlib.unnamed_files import open_unnamed
 from supervisor.toolexec.output import quota as output_quota
+from supervisor.toolexec.output import splice as output_splice
 from supervisor.toolexec.output import stores
 from supervisor.toolexec.routes import SpawnPlan
 from tests.helpers.stage import eventually
@@ -277,12 +278,24 @@ class FullDisk:
     def __init__(self, room: int) -> None:
         self.room = room
         self.pwrite = os.pwrite
+        self.real_splice = os.splice
 
     def __call__(self, fd: int, data: memoryview, offset: int) -> int:
         """Write what fits; what is there already may be written again."""
         if offset >= self.room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self.pwrite(fd, data[: self.room - offset], offset)
+
+    def splice(
+        self, src: int, dst: int, count: int, offset_dst: int | None = None
+    ) -> int:
+        """Splice; into a file what fits."""
+        if offset_dst is None:
+            return self.real_splice(src, dst, count)
+        if offset_dst >= self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        count = min(count, self.room - offset_dst)
+        return self.real_splice(src, dst, count, offset_dst=offset_dst)
 
 
 # spec: a full disk for the log. The log goes round in what it has, or in memory.
@@ -293,6 +306,7 @@ async def test_on_a_full_disk_nothing_is_lost(
 ) -> None:
     disk = FullDisk(room)
     monkeypatch.setattr(os, "pwrite", disk)
+    monkeypatch.setattr(os, "splice", disk.splice)
     reply = await scene.say(scene.request(numbers(900_000)))
     assert (reply.body, reply.code) == (printed(900_000), 0)
     whole = await scene.say(scene.request(numbers(900_000), proto="1"))
@@ -315,6 +329,7 @@ async def test_on_a_full_disk_older_outputs_go_for_one_that_must_be_whole(
         return real(quota)
 
     monkeypatch.setattr(os, "pwrite", disk)
+    monkeypatch.setattr(os, "splice", disk.splice)
     monkeypatch.setattr(output_quota.Quota, "give_up", give_up)
     whole = await scene.say(scene.request(numbers(100_000), proto="1"))
     assert (whole.status, whole.body) == (200, printed(100_000))
@@ -371,7 +386,36 @@ async def test_a_file_system_without_o_tmpfile_does(
     assert set(os.listdir(scene.stage.where)) == before
 
 
-# A reader that is fast, then slow, then fast again: live, from the log.
+# Where nothing can be spliced or put aside, output is copied, and none of it is lost.
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOBUFS])
+async def test_what_cannot_be_spliced_is_copied(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    asked: list[int] = []
+
+    def refuse(*_args: object, **_more: object) -> int:
+        asked.append(number)
+        raise OSError(number, os.strerror(number))
+
+    if number == errno.EINVAL:
+        monkeypatch.setattr(os, "splice", refuse)
+    else:
+        real = output_splice.Tap.set_aside
+
+        def half(
+            tap: output_splice.Tap, size: int, before: bytes, after: bytes
+        ) -> bool:
+            asked.append(real(tap, size // 2, before, after))
+            return False
+
+        monkeypatch.setattr(output_splice.Tap, "set_aside", half)
+    for proto in ("2", "1"):
+        reply = await scene.say(scene.request(numbers(900_000), proto=proto))
+        assert (reply.body, reply.code) == (printed(900_000), 0)
+    assert asked
+
+
+# A reader that is fast, then slow, then fast again: from the pipe, from the log.
 async def test_a_reader_may_change_its_pace(scene: Scene) -> None:
     size = 24 * MIB
     form = b"tool=seq&arg=1000000&arg=%d" % (1_000_000 + size // 8 - 1)
