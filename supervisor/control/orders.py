@@ -203,6 +203,10 @@ class DaemonOrders:
             raise OrderError(f"cannot spawn {name}: it runs already")
         # Cleaning up after its last process comes first.
         await kept.ended.wait()
+        if self._children.is_changing(kept.name):
+            raise OrderError(
+                f"cannot spawn {kept.name}: its configuration is being reloaded; try again"
+            )
         self._children.start(kept)
         return kept
 

@@ -10,7 +10,6 @@ Rules of this file.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -100,10 +99,11 @@ class Children:
         self._shared = Shared(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
         self._nursery = nursery
         self.by_name: dict[str, KeptChild] = {}
-        self._adhoc_logs = deque(_adhoc_logs(places.logs))
+        self._adhoc_logs = dict.fromkeys(_adhoc_logs(places.logs))  # the oldest first
         self._names = count(1 + max(map(_number, self._adhoc_logs), default=0))
         self._stopping = False
         self._reloading = trio.Lock()
+        self._changing: frozenset[str] = frozenset()
         host.roster = self
         self.log_dropped_bytes = 0
         host.holders.add(self.descriptors)
@@ -138,6 +138,10 @@ class Children:
     def is_reloading(self) -> bool:
         """Whether the configuration is being reloaded."""
         return self._reloading.locked()
+
+    def is_changing(self, name: str) -> bool:
+        """Return whether a reload stops or starts the child of this name just now."""
+        return name in self._changing
 
     def restore(self, left: Iterable[KeptState], children: Iterable[Child]) -> None:
         """Put kept children back, each with its process or its next restart.
@@ -215,15 +219,22 @@ class Children:
         if not kept.configured and self.by_name.get(kept.name) is kept:
             del self.by_name[kept.name]
             kept.log.close()
-            self._adhoc_logs.append(kept.name)
-            while len(self._adhoc_logs) > ADHOC_LOGS:
-                name = self._adhoc_logs.popleft()
-                try:
-                    path = Path(self._log_dir) / name
-                    await in_thread(remove_tree, path, share=WRITERS)
-                except BlockingIOError:  # no thread: the next one removes the old logs
-                    self._adhoc_logs.appendleft(name)
-                    return
+            self._adhoc_logs.pop(kept.name, None)
+            self._adhoc_logs[kept.name] = None
+            await self._remove_old_logs()
+
+    async def _remove_old_logs(self) -> None:
+        while len(self._adhoc_logs) > ADHOC_LOGS:
+            name = next(iter(self._adhoc_logs))
+            del self._adhoc_logs[name]
+            if name in self.by_name:  # another child has the name, and its log
+                continue
+            try:
+                path = Path(self._log_dir) / name
+                await in_thread(remove_tree, path, share=WRITERS)
+            except BlockingIOError:  # no thread: the next end removes the old logs
+                self._adhoc_logs = {name: None, **self._adhoc_logs}
+                return
 
     def spawn(
         self,
@@ -239,14 +250,16 @@ class Children:
             placed: as for `KeptChild`.
 
         Raises:
-            ValueError: its name is taken, the host is stopping, or a child of a fleet
-                could outlive its lease.
+            ValueError: its name is taken or being reloaded, the host is stopping, or a
+                child of a fleet could outlive its lease.
         """
         if self._stopping:
             raise ValueError("the host is stopping")
         name = name or f"{ADHOC_PREFIX}{next(self._names)}"
         if name in self.by_name:
             raise ValueError(f"there is a child {name!r} already")
+        if self.is_changing(name):
+            raise ValueError(f"the configuration of {name!r} is being reloaded; try again")
         kept = self._add(name, section, placed)
         kept.configured = False
         self.start(kept)
@@ -344,16 +357,19 @@ class Children:
             host.settings = replace(host.settings, written=config.places_written())
             changes = self._compare(old, config)
             doomed = [self.by_name[n] for n in (*changes.stopped, *changes.restarted)]
-            async with trio.open_nursery() as nursery:
-                for kept in doomed:
-                    nursery.start_soon(self._stop_one, kept, (), None)
+            new = (*changes.started, *changes.restarted)
+            self._changing = frozenset((*changes.stopped, *new))
+            try:
+                async with trio.open_nursery() as nursery:
+                    for kept in doomed:
+                        nursery.start_soon(self._stop_one, kept, (), None)
+            finally:
+                self._changing = frozenset()
             for kept in doomed:
-                del self.by_name[kept.name]
-                kept.log.close()
-            for name in (*changes.started, *changes.restarted):
-                section = config.child[name]
-                self._add(name, section)
-            begun = [self.by_name[n] for n in (*changes.started, *changes.restarted)]
+                # One that was not configured before goes by itself.
+                if self.by_name.pop(kept.name, None) is not None:
+                    kept.log.close()
+            begun = [self._add(name, config.child[name]) for name in new]
             for kept in begun:
                 self.start(kept)
         # An exec can hang: the next reload may end that.

@@ -1,4 +1,4 @@
-"""The logs of children that had no name: the oldest go when others have ended."""
+"""The logs of children that no file configures: the oldest go first."""
 
 import os
 from pathlib import Path
@@ -44,3 +44,23 @@ async def test_a_log_that_no_thread_removes_goes_with_the_next(
         assert len(os.listdir(tmp_path)) == 3
         await end(children, "spawn-5")
     assert os.listdir(tmp_path) == []
+
+
+async def test_a_log_stays_while_a_child_has_its_name_or_had_it_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.kept_children.roster.ADHOC_LOGS", 2)
+    for name in ("old", "job", "web"):
+        (tmp_path / name).mkdir()
+    host: Any = SimpleNamespace(holders=set(), roster=None)
+    places: Any = SimpleNamespace(logs=str(tmp_path), scratch=None, state_dir="")
+    async with trio.open_nursery() as nursery:
+        children = Children(host, Config(), places, nursery)
+        for name in ("old", "web", "job", "job", "job"):
+            await end(children, name)
+        assert set(os.listdir(tmp_path)) == {"job", "web"}
+        configured: Any = SimpleNamespace(name="web", configured=True)
+        children.by_name["web"] = configured
+        for name in ("one", "two", "three"):
+            await end(children, name)
+    assert os.listdir(tmp_path) == ["web"]

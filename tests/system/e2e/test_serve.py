@@ -152,6 +152,26 @@ def test_a_reload_touches_what_changed_and_nothing_else(tmp_path: Path) -> None:
         assert running.client.reload().needs_restart == ["host"]
 
 
+def test_a_reload_takes_the_name_of_a_child_that_was_not_configured(
+    tmp_path: Path,
+) -> None:
+    slow = "command = ['sh', '-c', 'trap \"\" TERM; while :; do sleep 1; done']"
+    with daemon(tmp_path, f"[child.slow]\n{slow}\n", grace="3s") as running:
+        child = running.client.spawn(["sleep", "1000"], name="web")
+        file = tmp_path / "c.toml"
+        text = file.read_text().replace("[child.slow]", "[child.fresh]")
+        file.write_text(f"{text}\n[child.web]\ncommand = {SLEEPER}\n")
+        running.send(signal.SIGHUP)
+        running.wait(lambda: running.row("slow").state == "stopping", "slow's end")
+        # A child that the reload is about to start is not started beside it.
+        with pytest.raises(ControlError, match="is being reloaded; try again"):
+            running.client.spawn(["sleep", "1000"], name="fresh")
+        running.hear("READY=1")
+        assert {row.name for row in running.client.ps()} == {"fresh", "web"}
+        assert running.row("web").pid != child.pid
+        assert running.client.reload().unchanged == ["fresh", "web"]
+
+
 @pytest.mark.parametrize("alone", ["", "run", "state"])
 def test_two_daemons_cannot_have_the_same_directories(
     tmp_path: Path, alone: str
