@@ -259,7 +259,9 @@ class Children:
         if name in self.by_name:
             raise ValueError(f"there is a child {name!r} already")
         if self.is_changing(name):
-            raise ValueError(f"the configuration of {name!r} is being reloaded; try again")
+            raise ValueError(
+                f"the configuration of {name!r} is being reloaded; try again"
+            )
         kept = self._add(name, section, placed)
         kept.configured = False
         self.start(kept)

@@ -323,6 +323,7 @@ class _Asking:
         """
         body = self._request.body
         decoded_bytes = await _reserve_forms(self._request)
+        self._models.accounts.begin_window()  # not in a thread: it changes accounts
         found = await in_thread_if(not is_short(body), self._prepare)
         if found.size_bytes:
             # Texts of the translated request; it replaces the body unless it is longer.

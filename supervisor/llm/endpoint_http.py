@@ -152,6 +152,9 @@ class HttpConnection(http1.Connection):
         told = RequestHead(head)
         self.form = told.form
         self.failing = None
+        for name, value in told.headers.items():
+            if not value.isascii():  # it could not be passed on
+                raise _malformed(f"the header {name} has characters beyond ASCII", 400)
         declared = int(dict(head.headers).get(b"content-length", b"0"))
         _check_size(declared)
         if self.is_head and told.path == "/":

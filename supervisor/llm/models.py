@@ -227,8 +227,6 @@ class Models:
         """
         if node is None:
             node = self.accounts.node_of(client)
-        else:
-            self.accounts.begin_window()
         return Call(
             model=model,
             api=api,

@@ -476,6 +476,22 @@ async def test_a_beta_is_passed_on_or_told(
         assert dropped == ([] if way is NATIVE else [[name]])
 
 
+# Such a value is valid on the wire (RFC 9110 5.5), and no provider defines one.
+@WAYS
+async def test_a_beta_of_other_characters_is_refused(
+    tmp_path: Path, way: dict[str, Any]
+) -> None:
+    async with opened(tmp_path, **way) as (stage, door):
+        body = {"messages": SAID, "max_tokens": 9}
+        status, _, found = await told(
+            door, "POST", "/v1/messages", body, anthropic_beta="n\xe9w"
+        )
+        assert status == 400
+        why = "the header anthropic-beta has characters beyond ASCII"
+        assert found["error"]["message"] == why
+        assert stage.provider.served == []
+
+
 # spec MD2: an effort of reasoning goes to models that have one, and is dropped else.
 @pytest.mark.parametrize("has_reasoning", [True, False])
 async def test_an_effort_is_asked_of_models_that_have_one(
