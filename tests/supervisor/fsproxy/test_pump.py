@@ -97,9 +97,11 @@ def test_who_is_left_over_is_not_left_over_for_ever(tmp_path: Path) -> None:
     try:
         pump.add(dialogue.session)
         dialogue.ours.sendall(b"PING\n" * (PIPELINED + 2))
-        for left_over in (1, 0):
+        pump.serve_ready()
+        assert pump.statistics().left_over == 1
+        for _ in range(2):  # a turn ends early where the machine is busy
             pump.serve_ready()
-            assert pump.statistics().left_over == left_over
+        assert pump.statistics().left_over == 0
         assert dialogue.session.requests == PIPELINED + 2
     finally:
         pump.suspend(dialogue.session)
