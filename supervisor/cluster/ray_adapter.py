@@ -78,7 +78,7 @@ MOST_CALLS = 1000
 """Under way to one actor: one that is stopped answers none."""
 
 MOST_ACTORS = 2000
-"""That are known at once: names of nodes come and go."""
+"""Other actors that an actor knows at once; names of nodes come and go."""
 
 _NODE_PREFIX = "sandhost"
 _OTHER_TOKEN = "InvalidAuthToken"  # noqa: S105 - a word of Ray's refusal
@@ -587,7 +587,7 @@ class Driver:
 
     def __enter__(self) -> Self:
         keep_loopback()
-        # Its own would let a second SIGTERM cut the end of what was begun.
+        # Ray's own handler would let a second SIGTERM cut the clean-up of a start.
         utils.set_sigterm_handler = lambda _: None
         ray.init(
             address=self._address,

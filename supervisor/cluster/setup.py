@@ -58,7 +58,7 @@ REACH_S = 5.0
 """For the head's machine to take a connection: Ray itself tries for 40 s."""
 
 PATIENCE_S = 1.0
-"""For a start to end by its signal: one that waits for Ray's head gets none for 40 s."""
+"""For a start to end by its signal; while Ray waits for its head, none arrives for 40 s."""
 
 RESOURCE = "sandhost"
 """Ray's resource of a node, for others to see: as many as children may run there."""

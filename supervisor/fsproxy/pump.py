@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from hostlib.readiness import LOOK_PAUSE_S, note_unwatched
+from hostlib.readiness import LOOK_PAUSE_S, note_unwatched, wait_readable
 from supervisor.fsproxy.counts import SAMPLE_TURNS, Counts
 from supervisor.fsproxy.replies import EOF, SLOW
 from vfs.policy import SHARE
@@ -272,13 +272,7 @@ class Pump:
                     yield_core()
                     continue
                 else:
-                    try:
-                        await trio.lowlevel.wait_readable(self.epoll)
-                    except OSError as why:
-                        if why.errno != errno.ENOSPC:
-                            raise
-                        note_unwatched()  # it looks again soon (``readiness``)
-                        await trio.sleep(LOOK_PAUSE_S)
+                    await wait_readable(self.epoll)
                     misses = 0
                     slice_end = self._slice_end()
                     continue

@@ -237,7 +237,7 @@ async def test_a_node_needs_nothing_of_its_daemon_but_the_control_socket(
             asked = scene.client("a").ask
             program = {"command": ["sh", "-c", "echo said; exec sleep 600"]}
             await scene.call(asked, "spawn", {"name": "w", "program": program})
-            # The next actor is told of the end by the daemon: ps forgets it.
+            # `ps` of the daemon shows an ended child no more; its report tells the next actor.
             await scene.kill("a")
             await scene.call(one.client.kill, "w", "KILL")
             await eventually(lambda: "running" not in states(one))
