@@ -24,6 +24,10 @@ has."""
 PIPE_S = 60.0
 """Longest wait for a pipe: its writer may have to ask for a secret first."""
 
+_ONE_WAIT_S = 1.0
+"""Longest single poll(2): Python shows a signal that came just before it only after
+it, and Ctrl-C shall end the wait."""
+
 _NOTHING = os.makedev(1, 3)
 """/dev/null, which many users write for an empty file (null(4))."""
 
@@ -84,9 +88,11 @@ def _all_of(fd: int) -> bytes:
     text = bytearray()
     while len(text) <= MOST_BYTES:
         left_s = deadline - time.monotonic()
-        if left_s <= 0 or not poll.poll(left_s * 1000):
+        if left_s <= 0:
             why = f"it is a pipe that has not ended within {PIPE_S:g} s"
             raise OSError(errno.ETIMEDOUT, why)
+        if not poll.poll(min(left_s, _ONE_WAIT_S) * 1000):
+            continue
         try:
             piece = os.read(fd, MOST_BYTES + 1 - len(text))
         except BlockingIOError:  # another process reads it, too
