@@ -6,7 +6,9 @@ Rules:
  1. While a child is starting, a dead process is looked at before it is reaped.
  2. A process that ``Family`` does not know is a leftover, but not while a child is forking that
     has not told whom.
- 3. In turns, and not to the end of either: processes that fork and exit for ever die as
+ 3. A leftover that cannot die delays SWEPT of its own child alone, or where that has no pid
+    namespace, of others that have none.
+ 4. In turns, and not to the end of either: processes that fork and exit for ever die as
     fast as they are reaped, and only a kill stops them.
 """
 
@@ -66,8 +68,8 @@ class Ends:
         self._reply = reply
         self._children = processes.OwnChildren()
         self._killed: set[int] = set()  # leftovers that are dying, until reaped
-        self._unswept: list[Child] = []  # the dead since nothing was left
-        self._buried = 0  # leftovers reaped since nothing was left
+        self._unswept: list[Child] = []  # the dead of whom something may be left
+        self._buried = 0  # leftovers reaped since the last SWEPT
         self.has_more_to_do = False
         self.left_groups: list[bytes] = []
 
@@ -77,7 +79,7 @@ class Ends:
         self.has_more_to_do |= self.sweep()
 
     def ended(self, child: Child) -> None:
-        """Record a child whose exit was told: SWEPT follows when nothing is left."""
+        """Record a child whose exit was told: SWEPT follows when nothing of it is left."""
         self._unswept.append(child)
 
     def signal(self, child: Child | None, signal: int) -> None:
@@ -146,15 +148,29 @@ class Ends:
         fresh = [pid for pid in leftovers if pid not in self._killed]
         processes.kill_children(fresh)
         self._killed.update(fresh)
-        while self._unswept and not leftovers:
-            some = self._unswept[:_SWEPT_AT_ONCE]
-            del self._unswept[:_SWEPT_AT_ONCE]
+        self._tell_swept(set(leftovers))
+        return bool(fresh)
+
+    def _tell_swept(self, leftovers: set[int]) -> None:
+        """Tell the host of the ended children of which nothing is left.
+
+        The init of a pid namespace is the last of it (pid_namespaces(7)). Of a child
+        without one, anything may be left but the inits of others.
+        """
+        others = leftovers.difference([child.init for child in self._unswept])
+        swept: list[Child] = []
+        unswept: list[Child] = []
+        for child in self._unswept:
+            is_left = child.init in leftovers if child.init >= 0 else bool(others)
+            (unswept if is_left else swept).append(child)
+        self._unswept = unswept
+        for first in range(0, len(swept), _SWEPT_AT_ONCE):
+            some = swept[first : first + _SWEPT_AT_ONCE]
             for child in some:
                 child.unlock()
             idents = [child.ident for child in some]
             self._reply((wire.SWEPT, idents, self._buried))
             self._buried = 0
-        return bool(fresh)
 
     def end_everything(self, wait_for_a_death: Callable[[], None]) -> None:
         """Kill every process beneath this one, and return when none is left."""

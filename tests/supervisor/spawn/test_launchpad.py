@@ -5,6 +5,7 @@ Starts and ends of children are tested through the launcher, in
 order of messages, a host that does not read, requests that are none, and idleness.
 """
 
+import ctypes
 import errno
 import os
 import select
@@ -236,6 +237,44 @@ def test_a_host_that_does_not_read_stalls_no_child(pad: Pad) -> None:
         else:
             swept.update(ident)
     assert born == ended == swept == set(range(300))
+
+
+# <linux/ptrace.h>
+PTRACE_SEIZE = 0x4206
+
+
+def trace(pid: int) -> None:
+    """Trace a process: killed, it is not gone before this process has waited for it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = (ctypes.c_long,) * 4
+    assert libc.ptrace(PTRACE_SEIZE, pid, 0, 0) == 0, os.strerror(ctypes.get_errno())
+
+
+# spec S5: nothing of one child's delays the end of another.
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a pid namespace as root")
+def test_what_cannot_end_delays_the_end_of_its_own_child_alone(pad: Pad) -> None:
+    inits, pidfds = [], []
+    for ident in (1, 2):
+        pad.spawn(ident, b"/bin/sleep", b"600", layers={"pidns": None})
+        (kind, *_, init), (pidfd,) = pad.answer()
+        assert kind == wire.SPAWNED
+        inits.append(init)
+        pidfds.append(pidfd)
+    pad.spawn(3, b"/bin/sleep", b"600")
+    pidfds.append(pad.born()[1])
+    trace(inits[0])
+    told = []
+    for pidfd in pidfds:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        told.append(pad.answer()[0][:2])
+        os.close(pidfd)
+        if pidfd != pidfds[0]:
+            told.append(pad.answer()[0][:2])
+    ended = [(wire.EXITED, ident) for ident in (1, 2, 3)]
+    swept = [(wire.SWEPT, [ident]) for ident in (2, 3)]
+    assert told == [ended[0], ended[1], swept[0], ended[2], swept[1]]
+    os.waitpid(inits[0], 0)
+    assert pad.answer()[0][:2] == (wire.SWEPT, [1])
 
 
 @pytest.mark.parametrize(
