@@ -90,6 +90,9 @@ _OF_THE_MACHINE = frozenset(
 )
 """Errors of a kernel that has no such layer, or does not give it to this user."""
 
+_OF_ONE_GROUP = frozenset({errno.ENOENT, errno.ENODEV})
+"""Errors of a group that was removed before its child joined it (cgroups(7))."""
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -253,12 +256,14 @@ class Plan:
         network: ``none``, ``host``, ``rules`` or ``learn``.
         machine: what is known of the machine.
         missing: reason by layer that this child goes without.
+        vanished: of these, those made for it that were gone; the machine has them.
     """
 
     profile: Profile
     network: str
     machine: Machine
     missing: dict[str, str] = field(default_factory=dict)
+    vanished: dict[str, str] = field(default_factory=dict)
 
     def wanted(self) -> set[str]:
         """Return the layers to ask for.
@@ -269,7 +274,7 @@ class Plan:
         self.missing.clear()
         self.machine.look_again()
         layers = set(self.profile.layers)
-        for layer, why in self.machine.lacking.items():
+        for layer, why in (self.machine.lacking | self.vanished).items():
             self.leave(layers, layer, why)
         if os.geteuid() == 0:
             why = "the host is root and makes the other namespaces without one"
@@ -318,7 +323,7 @@ class Plan:
         """Record that a layer failed with nothing of any child's.
 
         Returns:
-            Whether the machine lacks it, so that it is to be tried without.
+            Whether the start is to be tried without it.
 
         Raises:
             SpawnError: it is required, or what keeps the child from being root (rule 4).
@@ -330,6 +335,9 @@ class Plan:
             raise missing_layer(layer, error.reason, error.errno)
         if layer == "uid":  # not noted: the next start asks again
             raise would_be_root(error.reason, error.errno)
+        if layer == "cgroup" and error.errno in _OF_ONE_GROUP:
+            self.vanished[layer] = error.reason
+            return True
         self.machine.lacking[layer] = error.reason
         if error.errno == errno.ENOSPC:
             self.machine.ungiven.add(layer)

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from supervisor.sandbox.shown_files import ShownFiles
 from supervisor.sandbox.view import Rule, View
 from supervisor.sandbox.visible import view_of
 from supervisor.spawn.request import SpawnError
+from tests.helpers.spawning import ROOT
 
 
 def kinds(view: View) -> dict[str, str]:
@@ -188,6 +190,22 @@ def test_what_is_used_up_weakens_no_sandbox(machine: Machine, number: int) -> No
     assert not machine.lacking
 
 
+# Another process of this user's may remove a group between two steps.
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
+def test_a_group_that_vanished_is_missing_at_one_start(
+    machine: Machine, number: int
+) -> None:
+    plan = Plan(PROFILES["auto"], "none", machine)
+    assert "cgroup" in plan.wanted()
+    assert plan.failed(failure("cgroup", number))
+    assert "cgroup" not in plan.wanted()
+    assert plan.missing["cgroup"] == os.strerror(number)
+    assert "cgroup" in Plan(PROFILES["auto"], "none", machine).wanted()
+    needed = Plan(named("mine", None, ["cgroup"]), "none", machine)
+    with pytest.raises(SpawnError, match="'cgroup' is required and missing"):
+        needed.failed(failure("cgroup", number))
+
+
 def test_a_program_that_cannot_be_executed_is_no_layer(machine: Machine) -> None:
     assert not Plan(PROFILES["auto"], "none", machine).failed(
         failure("exec", errno.EACCES)
@@ -259,6 +277,52 @@ def test_a_host_has_the_users_of_its_launchpad_too() -> None:
 
 def test_the_common_part_is_found_once() -> None:
     assert sandbox_paths.common_view() is sandbox_paths.common_view()
+
+
+# In a mount namespace of its own, with an /etc that is empty at first.
+ETC_PROGRAM = """
+import os, sys
+sys.path.insert(0, {source!r})
+from hostlib.linux import mount_calls
+from supervisor.spawn.launchpad.layers import namespaces
+from supervisor.sandbox.visible import common_view
+namespaces.enter("mountns")
+mount_calls.mount(b"none", b"/", b"", mount_calls.MS_REC_PRIVATE, b"")
+mount_calls.mount(b"tmpfs", b"/etc", b"tmpfs", 0, b"")
+def tell():
+    print(*sorted(r.path for r in common_view().rules if r.path.startswith("/etc/")))
+tell()
+for change in (
+    lambda: os.mkdir("/etc/ssl"),
+    lambda: open("/etc/ssl/openssl.cnf", "x").close(),
+    lambda: open("/etc/zone", "x").close(),
+    lambda: os.symlink("zone", "/etc/localtime"),
+    lambda: os.unlink("/etc/localtime"),
+):
+    change()
+    tell()
+"""
+
+
+# A daemon runs for months, and its machine's settings change meanwhile.
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts without a user")
+def test_what_comes_into_etc_later_is_seen_by_the_next_child() -> None:
+    program = ETC_PROGRAM.format(source=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert not done.stderr
+    assert done.stdout.splitlines() == [
+        "",
+        "",
+        "/etc/ssl/openssl.cnf",
+        "/etc/ssl/openssl.cnf",
+        "/etc/ssl/openssl.cnf /etc/zone",
+        "/etc/ssl/openssl.cnf",
+    ]
 
 
 @pytest.fixture
