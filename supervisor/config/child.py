@@ -34,6 +34,22 @@ MAX_LOGS_KEPT = 1000
 MOST_RINGS_TOLD = 100
 """Most reported rings: each takes a look at all children."""
 
+# signal(7): their default is to stop or continue a program, or nothing. So is SIGWINCH's,
+# by which servers end gracefully.
+_NOT_TO_END = frozenset(
+    {
+        signal.SIGCHLD,
+        signal.SIGCONT,
+        signal.SIGSTOP,
+        signal.SIGTSTP,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+        signal.SIGURG,
+    }
+)
+
+_TO_END = "TERM, INT, QUIT, HUP or USR1"
+
 # The directory of its log has the name.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
@@ -179,15 +195,15 @@ def longest_chain(after: Mapping[str, list[str]]) -> int:
 
 
 def stop_signal(name: str) -> int:
-    """Return a signal's number from ``TERM`` or ``SIGTERM``.
+    """Return the number of a signal that asks a program to end, from its name.
 
     Raises:
-        OptionError: there is no such signal, or programs cannot catch it to end.
+        OptionError: there is no such signal, or it does not end a program.
     """
-    number = getattr(signal, "SIG" + name.removeprefix("SIG"), None)
-    if not isinstance(number, signal.Signals):
-        raise OptionError(f"not a signal: {name!r}; write TERM, INT, QUIT, HUP or USR1")
-    return int(number)
+    number = _signal_named(name)
+    if number in _NOT_TO_END:
+        raise OptionError(f"does not end a program: {name!r}; write {_TO_END}")
+    return number
 
 
 def signal_number(text: str) -> int:
@@ -198,7 +214,15 @@ def signal_number(text: str) -> int:
     """
     if text.isascii() and text.isdigit() and 0 < int(text) < signal.NSIG:
         return int(text)
-    return stop_signal(text)
+    return _signal_named(text)
+
+
+def _signal_named(name: str) -> int:
+    """Return a signal's number from ``TERM`` or ``SIGTERM``."""
+    number = getattr(signal, "SIG" + name.removeprefix("SIG"), None)
+    if not isinstance(number, signal.Signals):
+        raise OptionError(f"not a signal: {name!r}; write {_TO_END}")
+    return int(number)
 
 
 def _check_command(child: ChildSection) -> Iterator[tuple[str, str]]:
