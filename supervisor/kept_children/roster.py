@@ -11,20 +11,17 @@ Rules of this file.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import trio
 
 from hostlib.segments import Segments
-from hostlib.threads import in_thread
 from hostlib.user_values import parse_size
+from supervisor.kept_children.adhoc_logs import AdhocLogs
 from supervisor.kept_children.kept_child import KeptChild, Shared, options_of
 from supervisor.kept_children.log_marks import Marks
-from supervisor.kept_children.logs import WRITERS, ChildLog
+from supervisor.kept_children.logs import ChildLog
 from supervisor.kept_children.placed import fenced
-from supervisor.sandbox.scratch import remove_tree
 from supervisor.spawn.launcher import SPAWNS_UNDER_WAY
 from supervisor.workspace.section import uses_of
 from supervisor.workspace.settings import USUAL
@@ -44,14 +41,6 @@ if TYPE_CHECKING:
     from supervisor.workspace.use import WorkspaceUse
 
 T = TypeVar("T")
-
-ADHOC_PREFIX = "spawn-"
-"""The prefix of the names of children that were spawned without a name."""
-
-
-ADHOC_LOGS = 100
-"""Logs of such children that are kept after their end: the newest ones."""
-
 
 PROGRESS_S = 1.0
 """Time between two reports of how many have begun: a thousand take some seconds."""
@@ -99,8 +88,7 @@ class Children:
         self._shared = Shared(places.scratch, trio.Semaphore(SPAWNS_UNDER_WAY))
         self._nursery = nursery
         self.by_name: dict[str, KeptChild] = {}
-        self._adhoc_logs = dict.fromkeys(_adhoc_logs(places.logs))  # the oldest first
-        self._names = count(1 + max(map(_number, self._adhoc_logs), default=0))
+        self._adhoc_logs = AdhocLogs(places.logs)
         self._stopping = False
         self._reloading = trio.Lock()
         self._changing: frozenset[str] = frozenset()
@@ -130,7 +118,7 @@ class Children:
     def start_configured(self) -> None:
         """Start all configured children, in their order."""
         for name, section in self.config.child.items():
-            self._add(name, section)
+            self._add_configured(name, section)
         for kept in self:
             self.start(kept)
 
@@ -219,22 +207,7 @@ class Children:
         if not kept.configured and self.by_name.get(kept.name) is kept:
             del self.by_name[kept.name]
             kept.log.close()
-            self._adhoc_logs.pop(kept.name, None)
-            self._adhoc_logs[kept.name] = None
-            await self._remove_old_logs()
-
-    async def _remove_old_logs(self) -> None:
-        while len(self._adhoc_logs) > ADHOC_LOGS:
-            name = next(iter(self._adhoc_logs))
-            del self._adhoc_logs[name]
-            if name in self.by_name:  # another child has the name, and its log
-                continue
-            try:
-                path = Path(self._log_dir) / name
-                await in_thread(remove_tree, path, share=WRITERS)
-            except BlockingIOError:  # no thread: the next end removes the old logs
-                self._adhoc_logs = {name: None, **self._adhoc_logs}
-                return
+            await self._adhoc_logs.end(kept.name, self.by_name)
 
     def spawn(
         self,
@@ -255,7 +228,7 @@ class Children:
         """
         if self._stopping:
             raise ValueError("the host is stopping")
-        name = name or f"{ADHOC_PREFIX}{next(self._names)}"
+        name = name or self._adhoc_logs.new_name()
         if name in self.by_name:
             raise ValueError(f"there is a child {name!r} already")
         if self.is_changing(name):
@@ -264,6 +237,7 @@ class Children:
             )
         kept = self._add(name, section, placed)
         kept.configured = False
+        self._adhoc_logs.begin(name)
         self.start(kept)
         return kept
 
@@ -282,6 +256,11 @@ class Children:
         segments = Segments(directory, max_bytes, keep)
         marks = Marks(directory, max_bytes, keep, segments.end)
         return ChildLog(name, segments, marks, self._host.log, self._count_dropped)
+
+    def _add_configured(self, name: str, section: ChildSection) -> KeptChild:
+        kept = self._add(name, section)
+        self._adhoc_logs.configure(name)
+        return kept
 
     def _add(
         self, name: str, section: ChildSection, placed: Placed | None = None
@@ -371,7 +350,7 @@ class Children:
                 # One that was not configured before goes by itself.
                 if self.by_name.pop(kept.name, None) is not None:
                     kept.log.close()
-            begun = [self._add(name, config.child[name]) for name in new]
+            begun = [self._add_configured(name, config.child[name]) for name in new]
             for kept in begun:
                 self.start(kept)
         # An exec can hang: the next reload may end that.
@@ -449,17 +428,3 @@ class Children:
 def _strip_settings(use: WorkspaceUse) -> WorkspaceUse:
     """Return a workspace without its settings."""
     return replace(use, settings=USUAL)
-
-
-def _adhoc_logs(log_dir: str) -> list[str]:
-    """Return the names of former children without a name, the oldest first."""
-    try:
-        names = [path.name for path in Path(log_dir).glob(f"{ADHOC_PREFIX}*")]
-    except OSError:
-        return []
-    return sorted((name for name in names if _number(name)), key=_number)
-
-
-def _number(name: str) -> int:
-    digits = name.removeprefix(ADHOC_PREFIX)
-    return int(digits) if digits.isascii() and digits.isdigit() else 0

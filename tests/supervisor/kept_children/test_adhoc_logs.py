@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from supervisor.config.document import Config
+from supervisor.kept_children.adhoc_logs import AdhocLogs
 from supervisor.kept_children.roster import Children
 
 
@@ -31,7 +32,7 @@ async def test_a_log_that_no_thread_removes_goes_with_the_next(
     def no_thread(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("supervisor.kept_children.roster.ADHOC_LOGS", 1)
+    monkeypatch.setattr("supervisor.kept_children.adhoc_logs.MOST_LOGS", 1)
     for number in range(1, 4):
         (tmp_path / f"spawn-{number}").mkdir()
     host: Any = SimpleNamespace(holders=set(), roster=None)
@@ -49,7 +50,7 @@ async def test_a_log_that_no_thread_removes_goes_with_the_next(
 async def test_a_log_stays_while_a_child_has_its_name_or_had_it_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.kept_children.roster.ADHOC_LOGS", 2)
+    monkeypatch.setattr("supervisor.kept_children.adhoc_logs.MOST_LOGS", 2)
     for name in ("old", "job", "web"):
         (tmp_path / name).mkdir()
     host: Any = SimpleNamespace(holders=set(), roster=None)
@@ -64,3 +65,37 @@ async def test_a_log_stays_while_a_child_has_its_name_or_had_it_last(
         for name in ("one", "two", "three"):
             await end(children, name)
     assert os.listdir(tmp_path) == ["web"]
+
+
+# A daemon that begins counts what those before it have left, named or not.
+async def test_logs_of_named_children_are_counted_by_the_next_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.kept_children.adhoc_logs.MOST_LOGS", 2)
+    (tmp_path / "configured").mkdir()
+    (tmp_path / "spawn-7").mkdir()  # of an older program: it has no mark
+    os.utime(tmp_path / "spawn-7", (0, 0))
+    for name in ("first", "second", "web"):
+        AdhocLogs(str(tmp_path)).begin(name)
+        (tmp_path / name / "x.log").write_text("said")
+    AdhocLogs(str(tmp_path)).configure("web")
+    logs = AdhocLogs(str(tmp_path))
+    assert logs.new_name() == "spawn-8"
+    assert len(os.listdir(tmp_path)) == 5
+    logs.begin("third")
+    await logs.end("third", set())
+    assert set(os.listdir(tmp_path)) == {"configured", "web", "second", "third"}
+    logs.begin("first")
+    await logs.end("first", {"second"})
+    assert set(os.listdir(tmp_path)) == {
+        *("configured", "web", "second", "third", "first"),
+    }
+
+
+# attack 49: a link in the operator's own log paths leads nowhere.
+def test_a_mark_of_a_log_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    target = tmp_path / "target"
+    (tmp_path / "job" / ".spawned").symlink_to(target)
+    AdhocLogs(str(tmp_path)).begin("job")
+    assert not target.exists()
