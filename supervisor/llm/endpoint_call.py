@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 import trio
@@ -155,7 +156,8 @@ async def answer(asker: Asker, http: HttpConnection, request: HttpRequest) -> No
         case "POST", _ if path == COUNT_TOKENS:
             await _count_tokens(http, request)
         case "GET" | "HEAD", _ if path == MODELS or path.startswith(f"{MODELS}/"):
-            await http.answer(200, _models(asker, path.removeprefix(MODELS)[1:]))
+            wanted = unquote(path.removeprefix(MODELS)[1:])
+            await http.answer(200, _models(asker, wanted))
         case _ if api is not None or path in (MODELS, COUNT_TOKENS):
             why = _invalid(f"{request.head.method} does nothing here", 405)
             allow = "GET, HEAD" if path == MODELS else "POST"

@@ -671,6 +671,23 @@ async def test_what_is_not_there_is_told(tmp_path: Path) -> None:
             assert (b"allow" in head) is (status == 405)
 
 
+# spec MD1: clients escape a name that is one part of a path (RFC 3986 2.1).
+async def test_a_model_with_a_slash_is_found(tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path, default_model="org/na me", restricted_model="org/na me") as (
+            _,
+            door,
+        ),
+        official(door) as client,
+    ):
+        assert (await client.models.retrieve("org/na me")).id == "org/na me"
+        for path in ("org/na%20me", "org%2fna%20me"):
+            status, _, answer = await told(door, "GET", f"/v1/models/{path}")
+            assert (status, answer["id"]) == (200, "org/na me")
+        for path in ("org%252Fna%20me", "org", "%FF"):
+            assert (await told(door, "GET", f"/v1/models/{path}"))[0] == 404
+
+
 # spec MD4: who may name which model; an alias counts after the names.
 async def test_a_model_is_named_by_rights_and_aliases(tmp_path: Path) -> None:
     models = {"big": {"model": "b"}, "cheap": {"model": "c"}, "gpt-own": {}}
